@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 import paceline
 from paceline.cli import app
-from paceline.cli.explain import parse_count
+from paceline.cli.console import parse_count
 from paceline.rules import describe
 from paceline.rules.recipes import RECIPES, rule_from_text
 from paceline.rules.traffic import bytes_formula

@@ -72,8 +72,8 @@ def test_who_dies_is_replaced_and_the_run_ends_well(script: Script, tmp_path: Pa
     lines = result.stdout.splitlines()
     assert sum(line.startswith("[1] worker ") and " at 1 False " in line for line in lines) == 2
     assert {"[0] finished", "[1] finished"} <= set(lines)
-    assert "[1] this worker is gone: killed by SIGKILL (9); a fresh one takes its place" in result.stderr
-    assert "lost on the way: [1] killed by SIGKILL (9)" in result.stderr and "2 workers finished" in result.stderr
+    assert "[1] this worker is lost: killed by SIGKILL (9); a new one replaces it" in result.stderr
+    assert "lost during the run: [1] killed by SIGKILL (9)" in result.stderr and "2 workers finished" in result.stderr
     log = tmp_path / "log"
     assert [event["worker"] for event in events(log, "joined")] == [0, 1, 2]
     assert len(events(log, "lost")) == 1 and len(events(log, "left")) == 2
@@ -94,7 +94,7 @@ def test_workers_of_another_launcher_join_and_are_replaced_there(script: Script,
         _, err_0 = first.communicate(timeout=DEADLINE_S)
     assert (first.returncode, second.returncode) == (0, 0), (err_0, err_1)
     assert f"paceline run --join {address} --workers N --job FILE" in err_0
-    assert "lost on the way: [0] killed by SIGKILL (9)" in err_1 and "1 worker finished" in err_1
+    assert "lost during the run: [0] killed by SIGKILL (9)" in err_1 and "1 worker finished" in err_1
     assert len(events(tmp_path / "lead", "lost")) == 1
 
 
@@ -109,18 +109,18 @@ def test_a_launcher_that_was_killed_is_followed_by_another(script: Script, tmp_p
         assert record["plan"]["control"][1] > 0 and "PACELINE_LOG" in record["plan"]["environment"]
         first.kill()
         first.communicate(timeout=DEADLINE_S)
-    notes = [json.loads((log / "output" / f"place-00{place}.json").read_text()) for place in (0, 1)]
-    os.kill(notes[1]["pid"], signal.SIGKILL)
+    status = [json.loads((log / "output" / f"place-00{place}.json").read_text()) for place in (0, 1)]
+    os.kill(status[1]["pid"], signal.SIGKILL)
     until(lambda: "code" in json.loads((log / "output" / "place-001.json").read_text()))
     with started("--again", log) as second:
         until(lambda: any(2 in [place[0] for place in one["members"]] for one in events(log, "generation")))
         (tmp_path / "enough").touch()  # not before the new one is a member, which the other may not wait for
         printed, errors = second.communicate(timeout=DEADLINE_S)
     assert second.returncode == 0, errors
-    assert "taken up again: 1 of 2 workers still run" in errors
-    assert "[1] this worker is gone: killed by SIGKILL (9)" in errors and "2 workers finished" in errors
+    assert "resumed: 1 of 2 workers still run" in errors
+    assert "[1] this worker is lost: killed by SIGKILL (9)" in errors and "2 workers finished" in errors
     assert {"[0] finished", "[1] finished"} <= set(printed.splitlines())
-    assert json.loads((log / "output" / "place-000.json").read_text()) == {**notes[0], "code": 0}
+    assert json.loads((log / "output" / "place-000.json").read_text()) == {**status[0], "code": 0}
     assert events(log, "back") and len(events(log, "joined")) == 3 and not events(log, "refused")
     assert not (log / "output" / "place-000.2.out").exists()
     assert run("--again", log).exit_code == 0  # it has ended: there is nothing left to do
@@ -154,7 +154,10 @@ GIVEN_UP_ONCE = """
 def test_who_was_given_up_is_replaced(script: Script) -> None:
     result = plain(script, GIVEN_UP_ONCE.strip())
     assert result.exit_code == 0, result.output
-    assert "[0] given up by the control plane" in result.stderr and "[1] given up by the control" in result.stderr
+    assert (
+        "[0] declared lost by the control plane" in result.stderr
+        and "[1] declared lost by the control" in result.stderr
+    )
 
 
 @pytest.mark.processes
@@ -165,7 +168,7 @@ def test_a_program_that_always_fails_is_not_started_for_ever(
     monkeypatch.setattr(supervisor, "PAUSES_S", (0.0,) * 5)
     result = plain(script, "raise ValueError('odd')")
     assert result.exit_code == 1
-    assert "5 in a row died here before an exchange of theirs counted, so no more are started" in result.stderr
+    assert "5 in a row died here without a committed exchange, so no more are started" in result.stderr
     assert "ValueError: odd" in result.stderr and "failed, the last of 10 here" in result.stderr
 
 
@@ -184,8 +187,8 @@ WAIT_FOR_0 = """
 def test_who_fails_when_others_have_ended_is_seen_in_the_code(script: Script, then: str, code: int) -> None:
     result = plain(script, WAIT_FOR_0.strip().format(then=then))
     assert result.exit_code == code, result.output
-    assert "the program is over, so nobody takes its place" in result.stderr
-    assert "failed after others had ended well" in result.stderr
+    assert "the program is over, so it is not replaced" in result.stderr
+    assert "failed after other workers had succeeded" in result.stderr
 
 
 @pytest.mark.processes
@@ -254,7 +257,7 @@ TAKEN = "127.0.0.1:1"
         (["--elastic", "2:8", "--listen", "node0"], "--listen must be HOST:PORT"),
         (["--elastic", "2:8", "--join", "a:1"], "give one of them"),
         (["--join", "a:1", "--listen", "b:1"], "--listen belongs to the launcher that is joined"),
-        (["--join", TAKEN, "--timeout", 1], f"nobody listens at {TAKEN} within 1 s"),
+        (["--join", TAKEN, "--timeout", 1], f"no launcher listens at {TAKEN} within 1 s"),
         (["--grace", 5], "--grace belongs to --elastic"),
         (["--restarts", -1], "--restarts must be at least 0"),
         (["--again", "nowhere"], "leave out script"),

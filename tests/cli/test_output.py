@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 import paceline
+from paceline.cli.launch import output_files
 from paceline.cli.launch.process import OutputFiles, Process
-from paceline.cli.run import disk_full, failure, output_files
-from paceline.cli.run import output as lines
+from paceline.cli.run import disk_full, failure, output
 from paceline.cli.run.status import RunStatus, describe
 from paceline.observe.reports.live import Live, LiveSnapshot
 
@@ -38,15 +38,15 @@ def shown() -> Shown:
 
 
 @pytest.fixture
-def tails(shown: Shown, tmp_path: Path) -> lines.Tails:
+def tails(shown: Shown, tmp_path: Path) -> output.Tails:
     (tmp_path / "out").touch()
     (tmp_path / "err").touch()
-    found = lines.Tails(lambda rank, line, is_error: shown.append((rank, line, is_error)))
+    found = output.Tails(lambda rank, line, is_error: shown.append((rank, line, is_error)))
     found.follow(3, tmp_path / "out", tmp_path / "err")
     return found
 
 
-def test_lines_are_shown_whole_and_once(tails: lines.Tails, shown: Shown, tmp_path: Path) -> None:
+def test_lines_are_shown_whole_and_once(tails: output.Tails, shown: Shown, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.write_bytes(b"one\ntw")
     tails.read()
@@ -60,15 +60,15 @@ def test_lines_are_shown_whole_and_once(tails: lines.Tails, shown: Shown, tmp_pa
 
 
 def test_a_long_output_is_finished_in_pieces(
-    tails: lines.Tails, shown: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tails: output.Tails, shown: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "CHUNK_BYTES", 7)
+    monkeypatch.setattr(output, "CHUNK_BYTES", 7)
     (tmp_path / "err").write_bytes(b"".join(b"line %d\n" % i for i in range(50)))
     tails.finish()
     assert shown == [(3, f"line {i}", True) for i in range(50)]
 
 
-def test_muted_errors_are_not_shown(tails: lines.Tails, shown: Shown, tmp_path: Path) -> None:
+def test_muted_errors_are_not_shown(tails: output.Tails, shown: Shown, tmp_path: Path) -> None:
     tails.mute_errors = True
     (tmp_path / "out").write_text("saved\n")
     (tmp_path / "err").write_text("KeyboardInterrupt\n")
@@ -77,23 +77,23 @@ def test_muted_errors_are_not_shown(tails: lines.Tails, shown: Shown, tmp_path: 
 
 
 def test_lines_are_made_readable() -> None:
-    assert lines.decode(b" 10%\r 50%\r100%", 0) == "100%"
-    assert lines.decode(b"windows\r", 0) == "windows"
-    assert lines.decode(b"[rank4]: ValueError", 4) == "ValueError"
-    assert lines.decode(b"[rank3]: of another", 4) == "[rank3]: of another"
-    assert lines.decode(b"\xff", 0) == "\ufffd"
+    assert output.decode(b" 10%\r 50%\r100%", 0) == "100%"
+    assert output.decode(b"windows\r", 0) == "windows"
+    assert output.decode(b"[rank4]: ValueError", 4) == "ValueError"
+    assert output.decode(b"[rank3]: of another", 4) == "[rank3]: of another"
+    assert output.decode(b"\xff", 0) == "\ufffd"
 
 
 def test_markup_in_a_workers_line_is_not_ours() -> None:
     sheet = StringIO()
-    lines.on_terminal(Console(file=sheet, width=20))(1, "loss [bold]1.5[/] " + "x" * 30, False)
+    output.prefixed_on_terminal(Console(file=sheet, width=20))(1, "loss [bold]1.5[/] " + "x" * 30, False)
     assert sheet.getvalue() == "[1] loss [bold]1.5[/] " + "x" * 30 + "\n"
 
 
 def test_the_exception_is_found_among_the_last_words(tmp_path: Path) -> None:
     path = tmp_path / "err"
     path.write_text(TRACEBACK)
-    headline, tail = failure.last_words(path, 2)
+    headline, tail = failure.error_lines(path, 2)
     assert headline == "ValueError: odd"
     assert tail[0] == "Traceback (most recent call last):"
     assert tail[-2:] == ["and so on", "a library's warning at exit"]
@@ -102,9 +102,9 @@ def test_the_exception_is_found_among_the_last_words(tmp_path: Path) -> None:
 def test_without_a_traceback_the_last_line_speaks(tmp_path: Path) -> None:
     path = tmp_path / "err"
     path.write_text("one\ntwo\n\n")
-    assert failure.last_words(path, 0) == ("two", ["one"])
+    assert failure.error_lines(path, 0) == ("two", ["one"])
     path.write_text("")
-    assert failure.last_words(path, 0) == ("", [])
+    assert failure.error_lines(path, 0) == ("", [])
 
 
 def test_the_cause_is_blamed_and_not_its_echo(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_exit_codes_are_those_of_a_shell(code: int, wanted: int) -> None:
 
 @pytest.mark.parametrize(
     ("code", "says"),
-    [(-9, "dmesg"), (-11, "PYTHONFAULTHANDLER"), (-15, "ask who sent it"), (1, "correct")],
+    [(-9, "dmesg"), (-11, "PYTHONFAULTHANDLER"), (-15, "find out which process sent it"), (1, "correct")],
 )
 def test_the_panel_says_what_to_do(tmp_path: Path, code: int, says: str) -> None:
     path = tmp_path / "err"
@@ -170,7 +170,7 @@ def test_the_status_reads_the_logs_now_and_then(tmp_path: Path) -> None:
 
 
 def test_output_whose_directory_was_removed_is_shown_to_its_end(
-    tails: lines.Tails, shown: Shown, tmp_path: Path
+    tails: output.Tails, shown: Shown, tmp_path: Path
 ) -> None:
     tails.finish()
     shown.clear()
@@ -196,7 +196,7 @@ def test_a_process_starts_where_its_output_finds_no_place(tmp_path: Path, caplog
     for _ in range(2):
         with output_files.output_files(place / "out", place / "err") as (out, err):
             assert out.write(b"x") == err.write(b"x") == 1
-    assert len(caplog.messages) == 1 and "what workers print is lost" in caplog.messages[0]
+    assert len(caplog.messages) == 1 and "the workers' output is lost" in caplog.messages[0]
 
 
 @pytest.mark.processes
@@ -212,9 +212,9 @@ def test_a_keeper_whose_notes_find_no_place_tells_by_its_own_end(tmp_path: Path)
 def test_a_full_disk_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(disk_full, "ROOM_BYTES", 1 << 80)
+    monkeypatch.setattr(disk_full, "MIN_FREE_BYTES", 1 << 80)
     times = iter(range(0, 100, 10))
-    look = disk_full.Room(tmp_path, lambda: float(next(times)))
+    look = disk_full.DiskWatcher(tmp_path, lambda: float(next(times)))
     for _ in range(3):
         look.look()
     assert capsys.readouterr().err.count("is on a full disk") == 1
@@ -234,7 +234,7 @@ def test_frames_that_are_not_the_users_are_folded(tmp_path: Path) -> None:
     path = tmp_path / "err"
     frames = ["<frozen runpy>", OURS, "/home/me/train.py", TORCH, TORCH, OURS, "/home/me/net.py", TORCH]
     path.write_text("\n".join(trace(*frames, end="ValueError: odd")))
-    words, tail = failure.last_words(path, 0)
+    words, tail = failure.error_lines(path, 0)
     assert words == "ValueError: odd"
     assert [line for line in tail if "File" in line or "..." in line] == [
         "  ... 2 frames of Python, paceline",
@@ -244,7 +244,7 @@ def test_frames_that_are_not_the_users_are_folded(tmp_path: Path) -> None:
         "  ... 1 frame of torch",
     ]
     path.write_text("\n".join(trace(OURS, TORCH, end="ValueError: ours")))  # nothing of the user's to show
-    assert sum("File" in line for line in failure.last_words(path, 0)[1]) == 2
+    assert sum("File" in line for line in failure.error_lines(path, 0)[1]) == 2
 
 
 def test_the_same_failure_of_all_ranks_is_one_box(tmp_path: Path) -> None:
@@ -252,13 +252,13 @@ def test_the_same_failure_of_all_ranks_is_one_box(tmp_path: Path) -> None:
     for rank, path in files.items():
         what = "odd" if rank != 3 else "even"
         path.write_text("\n".join(trace("/home/me/train.py", end=f"ValueError: {what} (rank {rank} on vm)")))
-    assert failure.alike(0, files) == [0, 1, 2, 4]
+    assert failure.same_error_ranks(0, files) == [0, 1, 2, 4]
     sheet = StringIO()
-    Console(file=sheet, width=100).print(failure.panel(0, 1, files[0], 1, ranks=failure.alike(0, files)))
+    Console(file=sheet, width=100).print(failure.panel(0, 1, files[0], 1, ranks=failure.same_error_ranks(0, files)))
     assert "workers 0-2, 4 on" in sheet.getvalue() and "the other 1 here was stopped" in sheet.getvalue()
 
 
-def test_the_same_traceback_is_shown_once(tails: lines.Tails, shown: Shown, tmp_path: Path) -> None:
+def test_the_same_traceback_is_shown_once(tails: output.Tails, shown: Shown, tmp_path: Path) -> None:
     tails.finish()
     shown.clear()
     same = trace("/home/me/train.py", end="ValueError: odd in rank {rank}")

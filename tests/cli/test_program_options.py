@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 import paceline
 from paceline.cli import app
-from paceline.cli.program_options import split
+from paceline.cli.console.program_options import split
 
 ROOT = Path(paceline.__file__).parents[2]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]

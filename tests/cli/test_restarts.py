@@ -10,7 +10,7 @@ import pytest
 
 from paceline.cli.launch.launch import Outcome
 from paceline.cli.launch.spawn import Command
-from paceline.cli.run.restarts import SUCCESS_S, started_again
+from paceline.cli.run.restarts import SUCCESS_S, launch_with_restarts
 
 FAILED, WELL = Outcome({1: 7}), Outcome()
 
@@ -25,7 +25,7 @@ def starts(most: int, story: list[tuple[Outcome, float]]) -> tuple[Outcome, list
         now[0] += seconds
         return outcome
 
-    return started_again(most, Command([], {}, Path()), launch, lambda outcome: None, lambda: now[0]), seen
+    return launch_with_restarts(most, Command([], {}, Path()), launch, lambda outcome: None, lambda: now[0]), seen
 
 
 @pytest.mark.parametrize(("most", "wanted"), [(0, [0]), (2, [0, 1, 2])])

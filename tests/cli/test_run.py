@@ -250,8 +250,8 @@ def test_under_an_asynchronous_rule_the_others_go_on(script: Script, fail: str, 
     path = script(ASYNCHRONOUS.format(victims={1}, fail=fail))
     result = run("--workers", 3, "--rule", "asgd", "--timeout", 30, "--log", "log", path)
     assert result.exit_code == 3, result.output
-    assert f"[1] this worker is lost: {how}; the others go on without it" in result.stderr
-    assert f"worker 1 on {socket.gethostname()} was lost; the others went on without it" in result.stderr
+    assert f"[1] this worker is lost: {how}; the other workers continue" in result.stderr
+    assert f"worker 1 on {socket.gethostname()} was lost; the other workers continued" in result.stderr
     assert "2 workers finished here" in result.stderr and "without 1" in result.stderr
     assert "[0] finished" in result.stdout and "[2] finished" in result.stdout
 
@@ -274,8 +274,8 @@ def test_certificates_of_the_launcher_are_the_workers(script: Script, tmp_path: 
 @pytest.mark.processes
 def test_who_fails_before_it_has_met_the_others_ends_the_run(script: Script) -> None:
     """There is nothing yet that they could go on with."""
-    early = "import os\nif os.environ['RANK'] == '1': raise ValueError('early')\n"
-    path = script(early + textwrap.dedent(ASYNCHRONOUS.format(victims={1}, fail="pass")))
+    failing = "import os\nif os.environ['RANK'] == '1': raise ValueError('early')\n"
+    path = script(failing + textwrap.dedent(ASYNCHRONOUS.format(victims={1}, fail="pass")))
     result = run("--workers", 3, "--rule", "asgd", "--timeout", 30, "--log", "log", path)
     assert result.exit_code == 1, result.output
     assert "ValueError: early" in result.stderr and "was lost" not in result.stderr
@@ -331,7 +331,7 @@ def test_all_workers_are_started_again_when_one_fails(script: Script, tmp_path: 
     for line in ("[0] start 1", "[1] start 0", "[1] start 1"):
         assert line in result.stdout.splitlines()
     assert f"worker 1 on {socket.gethostname()} failed" in result.stderr
-    assert "all workers are started again (1 of 1 times)" in result.stderr
+    assert "starting all workers again (1 of 1 restarts)" in result.stderr
     assert "2 workers finished" in result.stderr
     output = tmp_path / "log" / "output"
     assert [(output / f"rank-001{turn}.out").read_text() for turn in ("", ".2")] == ["start 0\n", "start 1\n"]
@@ -356,7 +356,7 @@ def test_two_hosts_start_again_together(script: Script) -> None:
         out_0, err_0 = first.communicate(timeout=DEADLINE_S)
     assert (first.returncode, second.returncode) == (0, 0), err_0 + err_1
     assert "[0] start 2" in out_0 and "[1] start 2" in out_1
-    assert "the run ended: worker 1 on" in err_0 and "(2 of 2 times)" in err_0 and "(2 of 2 times)" in err_1
+    assert "the run ended: worker 1 on" in err_0 and "(2 of 2 restarts)" in err_0 and "(2 of 2 restarts)" in err_1
 
 
 @pytest.mark.processes

@@ -139,7 +139,7 @@ Ending = Callable[[int, int, dict[str, str]], "float | str | signal.Signals | No
 def played(monkeypatch: pytest.MonkeyPatch) -> Callable[[Ending], None]:
     """Groups end as a function of (round, group, environment) says: with a loss, with an error, or too early."""
 
-    def launched(ending: Ending, cluster: LaunchCluster, commands: Sequence[Command], look: object) -> list[Outcome]:
+    def launched(ending: Ending, cluster: LaunchCluster, commands: Sequence[Command]) -> list[Outcome]:
         return [_ended(ending, command) for command in commands]
 
     return lambda ending: monkeypatch.setattr(search_rounds, "side_by_side", lambda *about: launched(ending, *about))
@@ -167,10 +167,10 @@ def _ended(ending: Ending, command: Command) -> Outcome:
 
 
 def test_a_group_that_fails_is_named_and_copies_the_best(played: Callable[[Ending], None], tmp_path: Path) -> None:
-    begun = {}
+    resumed_from = {}
 
     def ending(number: int, group: int, environment: dict[str, str]) -> float | str:
-        begun[number, group] = environment.get("PACELINE_RESUME", "")
+        resumed_from[number, group] = environment.get("PACELINE_RESUME", "")
         if number == 1 and group < 2:
             return (float("nan"), "Traceback (most recent call last):\n  x\nValueError: too fast\n")[group]
         return float(10 - group)
@@ -182,8 +182,8 @@ def test_a_group_that_fails_is_named_and_copies_the_best(played: Callable[[Endin
     assert first[1]["failed"] == "worker 0: ValueError: too fast" and "nan" in first[0]["failed"]
     assert "too fast" in said(result) and "best of round 2: group 3" in said(result)
     assert [one["source"] for one in second] == [3, 3, 2, 3]
-    assert [begun[1, group] for group in range(4)] == [""] * 4
-    assert begun[2, 0] == str(tmp_path / "s" / "round-01" / "group-03" / "checkpoint" / "step-000000004")
+    assert [resumed_from[1, group] for group in range(4)] == [""] * 4
+    assert resumed_from[2, 0] == str(tmp_path / "s" / "round-01" / "group-03" / "checkpoint" / "step-000000004")
 
 
 def test_a_search_that_was_stopped_goes_on(played: Callable[[Ending], None], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
-from paceline.cli.watch import newest, sparkline
+from paceline.cli.watch import newest_run, sparkline
 from paceline.observe.processes import this_process
 
 
@@ -115,8 +115,8 @@ def test_the_newest_run_of_a_directory_is_taken(tmp_path: Path) -> None:
         file = write(tmp_path / name, 0, size=1)
         os.utime(file, (1e9 + turn, 1e9 + turn))
     (tmp_path / "empty").mkdir()
-    assert newest(tmp_path) == tmp_path / "b"
-    assert newest(tmp_path / "c") == tmp_path / "c"
+    assert newest_run(tmp_path) == tmp_path / "b"
+    assert newest_run(tmp_path / "c") == tmp_path / "c"
 
 
 @pytest.mark.parametrize(("path", "says"), [("gone", "does not exist"), ("file", "is a file"), ("", "no run has left")])

@@ -134,13 +134,13 @@ def test_the_console_is_the_last_wall(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_workers_print_is_text_on_a_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     sheet = io.StringIO()
-    for show in (output.on_terminal, output.first_on_terminal):
+    for show in (output.prefixed_on_terminal, output.rank_0_on_terminal):
         show(Console(file=sheet, force_terminal=True))(0, f"\x1b[32mx\x1b[0m{EVIL}", False)
     assert harmless(sheet.getvalue()) and "\x1b[32m" in sheet.getvalue()
-    output.plain(0, f"x{CLEAR}", False)  # into a file: as it is
+    output.prefixed(0, f"x{CLEAR}", False)  # into a file: as it is
     assert capsys.readouterr().out == f"[0] x{CLEAR}\n"
     path = tmp_path / "err"
     path.write_text(
         f"Traceback (most recent call last):\n  File x\nValueError: {TITLE}{CLEAR}odd\x1b\n", encoding="utf-8"
     )
-    assert failure.last_words(path, 0)[0] == "ValueError: odd␛"
+    assert failure.error_lines(path, 0)[0] == "ValueError: odd␛"

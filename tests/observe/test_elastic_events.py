@@ -111,6 +111,6 @@ def test_what_a_launcher_says_at_once() -> None:
     assert of_process("process started", {"place": 0}, False) == of_process("process ended", {"code": 0}, False) == ""
     gone = {"code": 75, "given_up": False}
     assert of_process("process ended", gone, False).endswith(
-        "given up by the control plane; a fresh one takes its place"
+        "declared lost by the control plane; a new one replaces it"
     )
     assert of_process("process ended", {"code": 1, "given_up": True}, False).endswith("so no more are started")

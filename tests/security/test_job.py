@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 import paceline
 from paceline.cli import app
 from paceline.cli.launch.cluster import LaunchCluster
-from paceline.cli.run import certificates as doors
+from paceline.cli.run import certificates
 from paceline.communication.sockets.certificates import Authority
 from paceline.communication.sockets.channel import TLS
 from tests.communication.connections import pair
@@ -86,19 +86,19 @@ def test_no_folder_is_no_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_worker_needs_none_and_what_is_named_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doors.for_workers(LaunchCluster(1), tmp_path, None, True) is None
+    assert certificates.for_workers(LaunchCluster(1), tmp_path, None, True) is None
     monkeypatch.setenv("PACELINE_TLS", "mine")
-    assert doors.for_workers(LaunchCluster(4), tmp_path, None, True) is None
+    assert certificates.for_workers(LaunchCluster(4), tmp_path, None, True) is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_another_host_joins_with_the_jobs_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    first = doors.for_workers(LaunchCluster(1, 2, 0, MASTER), tmp_path / "a", None, True)
+    first = certificates.for_workers(LaunchCluster(1, 2, 0, MASTER), tmp_path / "a", None, True)
     assert "scp a/door/job.pem HOST:job.pem, and there --job job.pem" in capsys.readouterr().err
     assert secrets(tmp_path) == ["a/door/host-0/key.pem", "a/door/job.pem"]
-    second = doors.for_workers(LaunchCluster(1, 2, 1, MASTER), tmp_path / "b", tmp_path / "a/door/job.pem", True)
+    second = certificates.for_workers(LaunchCluster(1, 2, 1, MASTER), tmp_path / "b", tmp_path / "a/door/job.pem", True)
     assert together(first, second) and together(second, first)
     assert secrets(tmp_path / "b") == ["door/host-1/key.pem"]
 
@@ -106,19 +106,19 @@ def test_another_host_joins_with_the_jobs_file(tmp_path: Path, capsys: pytest.Ca
 def test_hosts_that_share_a_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All name one file, which host 0 makes; where it is there it is taken, and never replaced."""
     job = tmp_path / "job.pem"
-    first = doors.for_workers(LaunchCluster(1, 2, 0, MASTER), tmp_path, job, False)
+    first = certificates.for_workers(LaunchCluster(1, 2, 0, MASTER), tmp_path, job, False)
     made = job.read_bytes()
-    again = doors.for_workers(LaunchCluster(1, 2, 0, MASTER), tmp_path, job, False)
-    second = doors.for_workers(LaunchCluster(1, 2, 1, MASTER), tmp_path, job, False)
+    again = certificates.for_workers(LaunchCluster(1, 2, 0, MASTER), tmp_path, job, False)
+    second = certificates.for_workers(LaunchCluster(1, 2, 1, MASTER), tmp_path, job, False)
     assert job.read_bytes() == made and together(again, second) and first == again
     assert capsys.readouterr().err == ""
 
 
 def test_another_host_without_the_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert doors.for_workers(LaunchCluster(1, 2, 1, MASTER), tmp_path, None, True) is None
+    assert certificates.for_workers(LaunchCluster(1, 2, 1, MASTER), tmp_path, None, True) is None
     assert "copy door/job.pem from the log directory of host 0, or give --open" in capsys.readouterr().err
     with pytest.raises(typer.Exit):
-        doors.for_workers(LaunchCluster(1, 2, 1, MASTER, 0.2), tmp_path, tmp_path / "job.pem", True)
+        certificates.for_workers(LaunchCluster(1, 2, 1, MASTER, 0.2), tmp_path, tmp_path / "job.pem", True)
     said = " ".join(capsys.readouterr().err.split())
     assert "waiting for job.pem, which host 0 makes" in said and "cannot be used as a job's file" in said
 
@@ -126,7 +126,7 @@ def test_another_host_without_the_file_is_told(tmp_path: Path, capsys: pytest.Ca
 def test_a_file_that_others_can_read_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = Authority.new().export(tmp_path / "job.pem")
     job.chmod(0o644)
-    assert doors.for_workers(LaunchCluster(1, 2, 1, MASTER), tmp_path, job, False) is not None
+    assert certificates.for_workers(LaunchCluster(1, 2, 1, MASTER), tmp_path, job, False) is not None
     assert f"others than you can read {job}" in capsys.readouterr().err
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.launch.cluster import LaunchCluster
-from paceline.cli.run import certificates as doors
+from paceline.cli.run import certificates
 from paceline.communication.torch.store import listen
 from tests.security.sockets import listening, loopback
 
@@ -48,18 +48,20 @@ def test_the_interface_of_one_host_is_loopback(monkeypatch: pytest.MonkeyPatch) 
     """For gloo and NCCL, unless the user has chosen."""
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
-    lo = doors.interface_of("127.0.0.1")
-    assert lo is not None and doors.environment(LaunchCluster(2), None, False) == {
+    lo = certificates.interface_of("127.0.0.1")
+    assert lo is not None and certificates.environment(LaunchCluster(2), None, False) == {
         "GLOO_SOCKET_IFNAME": lo,
         "NCCL_SOCKET_IFNAME": lo,
     }
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert doors.environment(LaunchCluster(2), None, False) == {"NCCL_SOCKET_IFNAME": lo}
+    assert certificates.environment(LaunchCluster(2), None, False) == {"NCCL_SOCKET_IFNAME": lo}
 
 
 def test_the_interface_of_several_hosts_leads_to_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL is left alone: it may have faster ones."""
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     cluster = LaunchCluster(1, 2, 1, ("127.0.0.1", 29500))
-    assert doors.environment(cluster, None, False) == {"GLOO_SOCKET_IFNAME": doors.interface_of("127.0.0.1")}
-    assert doors.interface_of("192.0.2.77") is None and doors.interface_of("2001:db8::77") is None
+    assert certificates.environment(cluster, None, False) == {
+        "GLOO_SOCKET_IFNAME": certificates.interface_of("127.0.0.1")
+    }
+    assert certificates.interface_of("192.0.2.77") is None and certificates.interface_of("2001:db8::77") is None

@@ -65,15 +65,15 @@ def pack_command(
     try:
         shard_bytes = parse_bytes(shard_size, "--shard-size")
         opened = open_source(source, parse_bytes(largest_sample, "--largest-sample"))
-        with _ended_politely(), _bar("packing") as (bar, task):
-            told = _teller(bar, task)
+        with _sigterm_as_interrupt(), _bar("packing") as (bar, task):
+            told = _progress_callback(bar, task)
             result = pack(opened, output, shard_bytes=shard_bytes, seed=seed, jobs=threads, told=told)
     except PacelineError as error:
         refuse(str(error))
-    _tell_packed(result, output)
+    _print_packed(result, output)
 
 
-def _teller(bar: Progress, task: TaskID) -> Callable[[PackProgress], None]:
+def _progress_callback(bar: Progress, task: TaskID) -> Callable[[PackProgress], None]:
     from paceline.data.packed.sizes import bytes_text
 
     def told(done: PackProgress) -> None:
@@ -87,7 +87,7 @@ def _teller(bar: Progress, task: TaskID) -> Callable[[PackProgress], None]:
     return told
 
 
-def _tell_packed(result: Result, output: Path) -> None:
+def _print_packed(result: Result, output: Path) -> None:
     from paceline.data.packed.sizes import bytes_text
 
     index, console = result.index, out()
@@ -131,11 +131,11 @@ def verify_command(
     except PacelineError as error:
         err().print(error_panel("damaged", Text(str(error), style="default")))
         raise typer.Exit(DAMAGED) from error
-    _tell_verified(report, quick)
+    _print_verified(report, quick)
     raise typer.Exit(DAMAGED if report.damaged else 0)
 
 
-def _tell_verified(report: Report, quick: bool) -> None:
+def _print_verified(report: Report, quick: bool) -> None:
     from paceline.data.packed.sizes import bytes_text
 
     console, index = out(), report.index
@@ -189,7 +189,7 @@ def plan_command(
     if as_json:
         print(json.dumps(to_json(plan)), flush=True)
     else:
-        _tell_plan(plan)
+        _print_plan(plan)
     raise typer.Exit(0 if plan.feeds else 1)
 
 
@@ -211,7 +211,7 @@ def _measure(text: str, need: Need, seconds: float, bytes_per_sample: int | None
     return judge(need, holding, place.remote, latency, one, several)
 
 
-def _tell_plan(plan: StoragePlan) -> None:
+def _print_plan(plan: StoragePlan) -> None:
     from paceline.data.packed.sizes import bytes_text
 
     console, holding, need = out(), plan.holding, plan.need
@@ -258,7 +258,7 @@ def _bar(name: str) -> Iterator[tuple[Progress, TaskID]]:
 
 
 @contextlib.contextmanager
-def _ended_politely() -> Iterator[None]:
+def _sigterm_as_interrupt() -> Iterator[None]:
     """SIGTERM ends packing as Ctrl-C does, so that what is half written is removed."""
     try:
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from paceline.cli.console import err, error_panel, out, refuse
-from paceline.cli.explain import parse_count
+from paceline.cli.console import err, error_panel, out, parse_count, refuse
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks
 from paceline.errors import PacelineError

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`paceline explain`: what a rule does, with the numbers it will use, before anything runs."""
+"""`paceline explain`: what a rule does, and with which numbers."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,14 +12,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.console import out, refuse
+from paceline.cli.console import out, parse_count, refuse
 from paceline.cli.explain_text import choices, numbers, sent
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
-    from paceline.rules.rule import Rule
-
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+    pass
 
 
 def command(
@@ -43,15 +41,6 @@ def command(
         refuse(str(error))
 
 
-def parse_count(text: str) -> int:
-    """`25M` is 25,000,000."""
-    match = re.fullmatch(r"\s*([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([kmbgt]?)\s*", text.lower())
-    count = round(float(re.sub("[_,]", "", match[1])) * UNITS[match[2]]) if match else 0
-    if count < 1:
-        refuse(f"--parameters must be a number such as 250000, 25M or 1.3B, got {text!r}")
-    return count
-
-
 def _print_recipes(console: Console) -> None:
     from paceline.rules.recipes import RECIPES
 
@@ -72,13 +61,10 @@ def _print_rule(console: Console, text: str, workers: int, parameters: int) -> N
     recipe = RECIPES[rule.name]
     console.print(Text(rule.text(), style="bold"))
     console.print(Text(recipe.summary))
-    _section(console, "five choices", _choices(rule, workers))
+    _section(console, "five choices", _table(choices(rule, workers)))
     _section(console, "equation", Text(recipe.equation))
-    _section(
-        console,
-        f"numbers with {workers} worker{'s' if workers > 1 else ''}",
-        _numbers(rule, workers),
-    )
+    title = f"numbers with {workers} worker{'s' if workers > 1 else ''}"
+    _section(console, title, _table(numbers(rule, workers)))
     _section(console, "bytes", Text("\n".join(sent(rule, workers, parameters))))
     _section(console, "when to take it", Text(recipe.when))
     _section(console, "source", Text(recipe.source))
@@ -86,22 +72,15 @@ def _print_rule(console: Console, text: str, workers: int, parameters: int) -> N
 
 def _section(console: Console, title: str, content: Table | Text) -> None:
     console.print(Text(f"\n{title}", style="cyan"))
-    if isinstance(content, Text):  # lines of an equation are not broken, however narrow the screen
+    if isinstance(content, Text):  # an equation's lines are never wrapped
         for line in content.split():
             console.print(Text("  ") + line, soft_wrap=True)
     else:
         console.print(Padding(content, (0, 0, 0, 2), expand=False))
 
 
-def _choices(rule: Rule, workers: int) -> Table:
+def _table(rows: Iterable[Sequence[str]]) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
-    for name, question, answer in choices(rule, workers):
-        table.add_row(Text(name), Text(question, style="dim"), Text(answer))
-    return table
-
-
-def _numbers(rule: Rule, workers: int) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for name, value in numbers(rule, workers):
-        table.add_row(Text(name), Text(value))
+    for name, *middle, value in rows:
+        table.add_row(Text(name), *(Text(text, style="dim") for text in middle), Text(value))
     return table

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What there is to say about a rule, as words; `paceline explain` prints it, and the site's pages show it."""
+"""The description of a rule, for `paceline explain` and the documentation site."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ CHOICES = {
 
 
 def choices(rule: Rule, workers: int) -> list[tuple[str, str, str]]:
-    """The five: its name, the question, what the rule answers."""
+    """The five choices of a rule: name, question, answer."""
     return [(name, question, getattr(rule, name).describe(workers)) for name, question in CHOICES.items()]
 
 
 def numbers(rule: Rule, workers: int) -> list[tuple[str, str]]:
-    """The numbers that the rule works with."""
+    """The rule's numbers, as text."""
     from paceline.rules import describe
 
     found = describe.numbers(rule, workers).items()
@@ -34,7 +34,7 @@ def numbers(rule: Rule, workers: int) -> list[tuple[str, str]]:
 
 
 def sent(rule: Rule, workers: int, parameters: int) -> list[str]:
-    """The formula of the bytes, those of an exchange, and of a minibatch."""
+    """The formula of the bytes, the bytes of an exchange, and of a minibatch."""
     from paceline.rules import describe
     from paceline.rules.codec import Layout
     from paceline.rules.traffic import bytes_formula, bytes_per_block

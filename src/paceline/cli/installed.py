@@ -25,7 +25,7 @@ WINGS = {"lightrnn": "paceline-lightrnn", "dual": "paceline-dual"}
 """Commands of distributions that are developed with paceline, which may not be installed."""
 
 
-def offered() -> dict[str, list[EntryPoint]]:
+def installed_commands() -> dict[str, list[EntryPoint]]:
     """Command -> the entry points of that name, by name."""
     from importlib.metadata import entry_points  # 20 ms, which a command of paceline itself need not wait for
 
@@ -46,7 +46,7 @@ class Commands(TyperGroup):
     @cached_property
     def _offered(self) -> dict[str, list[EntryPoint]]:
         """Looked up once, and never for a command of paceline itself."""
-        return offered()
+        return installed_commands()
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order of `paceline --help`."""

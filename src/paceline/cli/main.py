@@ -9,12 +9,12 @@ import typer
 
 from paceline import __version__
 from paceline.cli import data, doctor, explain, report, sim, trace, watch
+from paceline.cli.console.program_options import CONTEXT, ProgramCommand
 from paceline.cli.installed import Commands
-from paceline.cli.plan import command as plan
-from paceline.cli.program_options import ProgramCommand
-from paceline.cli.run import command as run
-from paceline.cli.tune import command as tune
+from paceline.cli.plan.command import plan
+from paceline.cli.run.command import EPILOG, run
 from paceline.cli.tune import search
+from paceline.cli.tune.command import tune
 
 app = typer.Typer(
     name="paceline",
@@ -25,14 +25,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command("run", cls=ProgramCommand, context_settings=run.CONTEXT, epilog=run.EPILOG)(run.command)
-app.command("sim", cls=ProgramCommand, context_settings=run.CONTEXT)(sim.command)
+app.command("run", cls=ProgramCommand, context_settings=CONTEXT, epilog=EPILOG)(run)
+app.command("sim", cls=ProgramCommand, context_settings=CONTEXT)(sim.command)
 app.command("watch")(watch.command)
 app.command("report")(report.command)
 app.command("trace")(trace.command)
-app.command("tune", cls=search.TuneOrSearch, epilog=search.EPILOG)(tune.command)
+app.command("tune", cls=search.TuneOrSearch, epilog=search.EPILOG)(tune)
 app.command("explain")(explain.command)
-app.command("plan", cls=ProgramCommand, context_settings=plan.CONTEXT)(plan.command)
+app.command("plan", cls=ProgramCommand, context_settings=CONTEXT)(plan)
 app.command("doctor")(doctor.command)
 app.add_typer(data.app, name="data")
 

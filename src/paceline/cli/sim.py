@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`paceline sim`: a program under N virtual workers in one process, before anybody pays for N machines."""
+"""`paceline sim`: a program under N virtual workers in one process."""
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -13,18 +12,17 @@ import typer
 from rich.text import Text
 
 from paceline.cli.console import err, error_panel, near, refuse
+from paceline.cli.console.program_options import AsIs, ForceZeroLines, RandomData
 from paceline.cli.launch.cluster import LaunchCluster
-from paceline.cli.program_options import AsIs, ForceZeroLines, RandomData
-from paceline.cli.run import checks, failure, zero_lines
-from paceline.cli.run.command import environment, follow, shown
-from paceline.observe.reports.read import has_run
+from paceline.cli.run import checks, failure, start, zero_lines
+from paceline.cli.run.conclusion import point_at_logs
 from paceline.observe.reports.summary import seconds_text
 
 if TYPE_CHECKING:
     from paceline.cli.launch.launch import Outcome
 
 MOST = 4096
-"""Virtual workers; each is a thread with a model of its own."""
+"""Virtual workers at most; each is a thread with a model of its own."""
 
 
 def command(
@@ -38,7 +36,7 @@ def command(
         str | None,
         typer.Option(help='Rule such as "bmuf(period=16)", for programs that name none.'),
     ] = None,
-    hosts: Annotated[int, typer.Option(help="Hosts on which the workers pretend to be, for rules that ask.")] = 1,
+    hosts: Annotated[int, typer.Option(help="Number of simulated hosts, for rules that depend on it.")] = 1,
     log: Annotated[
         Path | None,
         typer.Option(help=f"Directory for the logs; by default a new one in ./{checks.LOGS}."),
@@ -50,7 +48,7 @@ def command(
     random_data: RandomData = False,
     force_zero_lines: ForceZeroLines = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", help="Only the first worker's output: no status, no closing words.")
+        bool, typer.Option("--quiet", help="Only the first worker's output: no status, no summary.")
     ] = False,
 ) -> None:
     """Run a training program under virtual workers, one at a time, in one process on one device.
@@ -64,26 +62,26 @@ def command(
         refuse(f"--hosts must lie in 1..{workers} with --workers {workers}, got {hosts}")
     checks.check_script(script)
     checks.check_rule(rule)
-    wishes = zero_lines.ZeroLineOptions(as_is, force_zero_lines, random_data)
-    lines = "as-is" if not zero_lines.serves(script, wishes, workers) else "random-data" if random_data else "zero"
+    options = zero_lines.ZeroLineOptions(as_is, force_zero_lines, random_data)
+    lines = "as-is" if not zero_lines.serves(script, options, workers) else "random-data" if random_data else "zero"
     directory = checks.log_directory(log, LaunchCluster(workers), overwrite)
     started = time.monotonic()
     outcome = _run((workers, hosts), [lines, str(script), *(arguments or [])], rule, directory, quiet)
     code = _conclude(outcome, workers, directory, time.monotonic() - started, quiet)
-    if code == 0 and zero_lines.all_alone(directory, wishes, arguments, workers, rule):
+    if code == 0 and zero_lines.work_not_shared(directory, options, arguments, workers, rule):
         code = 1
     raise typer.Exit(code)
 
 
 def _run(size: tuple[int, int], program: list[str], rule: str | None, directory: Path, quiet: bool) -> Outcome:
-    """One process, started and watched as a worker of `paceline run` is.
+    """Run the simulation in one process, as a worker of `paceline run`.
 
     Args:
-        size: workers, and hosts.
-        program: what goes around the script, the script, its arguments.
+        size: numbers of workers and hosts.
+        program: kind of zero lines, the script, its arguments.
         rule: for programs that name none.
         directory: of the logs.
-        quiet: no status.
+        quiet: show no status.
     """
     from paceline.cli.launch.spawn import Command
 
@@ -93,18 +91,18 @@ def _run(size: tuple[int, int], program: list[str], rule: str | None, directory:
         old.unlink(missing_ok=True)
     if program[2:3] == ["--"]:
         del program[2]
-    start = [sys.executable, "-u", "-m", "paceline.forecast.sim.program", *map(str, size), str(output)]
-    alone = LaunchCluster(1)
-    what = Command([*start, *program], environment(alone, rule, directory), output)
-    with shown(directory, size[0], quiet, first_alone=program[0] != "as-is") as show:
-        return follow(alone, what, show)
+    arguments = [sys.executable, "-u", "-m", "paceline.forecast.sim.program", *map(str, size), str(output), *program]
+    one_process = LaunchCluster(1)
+    command = Command(arguments, start.environment(one_process, rule, directory), output)
+    with start.shown(directory, size[0], quiet, rank_0_only=program[0] != "as-is") as show:
+        return start.follow(one_process, command, show)
 
 
 FAILED = "failed"  # of paceline.forecast.sim.program, which loads torch
 
 
 def _conclude(outcome: Outcome, workers: int, directory: Path, seconds: float, quiet: bool) -> int:
-    """Say how it ended; the exit code."""
+    """Print how the simulation ended; the exit code."""
     console, code = err(), 0
     if outcome.codes:
         code = failure.exit_code(outcome.codes[0])
@@ -120,29 +118,22 @@ def _conclude(outcome: Outcome, workers: int, directory: Path, seconds: float, q
         plural = "s" if workers > 1 else ""
         console.print(f"{workers} virtual worker{plural} finished after {seconds_text(seconds)}")
     if not quiet:
-        _point_at(directory)
+        point_at_logs(directory, always_output=True)
     return code
 
 
-def _point_at(directory: Path) -> None:
-    place = near(directory)
-    if has_run(directory):
-        err().print(f"logs: {place}; see them with: paceline report {shlex.quote(place)}")
-    err().print(f"the workers' output: {near(directory / 'output')}")
-
-
 def _failed(code: int, workers: int, output: Path) -> None:
-    """The worker that failed, as it says itself; or that the process as a whole crashed."""
+    """Print the panel of the worker that failed, or of the whole process if that crashed."""
     found = output / FAILED
     if found.is_file():
         rank = int(found.read_text(encoding="utf-8"))
         err().print(failure.panel(rank, code, output / f"rank-{rank:03d}.err", workers - 1))
         return
     stderr = output / "rank-000.err"
-    words, tail = failure.last_words(stderr, 0)
-    parts = [Text(words or failure.how_text(code), style="bold red")]
+    words, tail = failure.error_lines(stderr, 0)
+    parts = [Text(words or failure.exit_text(code), style="bold red")]
     if tail:
         parts.append(Text("\n".join(["", *tail, ""]), style="dim"))
-    below = [failure.how_text(code), failure.advice(code, words), f"all it wrote to stderr: {near(stderr)}"]
+    below = [failure.exit_text(code), failure.advice(code, words), f"all it wrote to stderr: {near(stderr)}"]
     parts.append(Text("\n".join(below)))
     err().print(error_panel("the simulation failed", *parts))

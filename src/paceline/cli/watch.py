@@ -26,7 +26,7 @@ from paceline.observe.reports.summary import count_text, rate_text, seconds_text
 
 OUTPUT = "output"
 """Is there before the first worker has attached."""
-NEWS = 6
+EVENTS_SHOWN = 6
 """Newest events that are shown."""
 SILENT_S = 30.0
 """A worker whose log has not grown for so long is shown as silent; it may be in a long block."""
@@ -49,7 +49,7 @@ def command(
 ) -> None:
     """Watch all workers of a run."""
     try:
-        directory = newest(run) if once else awaited(run, wait)
+        directory = newest_run(run) if once else wait_for_run(run, wait)
     except KeyboardInterrupt:
         return
     live = Live(directory, debug)
@@ -67,7 +67,7 @@ def command(
         return
 
 
-def awaited(path: Path, seconds: float, clock: Callable[[], float] = time.monotonic) -> Path:
+def wait_for_run(path: Path, seconds: float, clock: Callable[[], float] = time.monotonic) -> Path:
     """The same, once a run logs there; refuses what still has none after so many seconds."""
     until, said = clock() + seconds, False
     while (found := _find(path)) is None and clock() < until:
@@ -78,10 +78,10 @@ def awaited(path: Path, seconds: float, clock: Callable[[], float] = time.monoto
             text = f"no run logs in {near(path)} yet: waiting for one (Ctrl-C ends it)"
             err().print(text, markup=False, soft_wrap=True)
         time.sleep(POLL_EVERY_S)
-    return newest(path) if found is None else found
+    return newest_run(path) if found is None else found
 
 
-def newest(path: Path) -> Path:
+def newest_run(path: Path) -> Path:
     """The run at `path`, or the newest one in it."""
     found = _find(path)
     if found is not None:
@@ -95,15 +95,15 @@ def newest(path: Path) -> Path:
 
 
 def _find(path: Path) -> Path | None:
-    if _touched(path):
+    if _modified_at(path):
         return path
     with contextlib.suppress(OSError):
-        found = {inner: _touched(inner) for inner in path.iterdir() if inner.is_dir()}
+        found = {inner: _modified_at(inner) for inner in path.iterdir() if inner.is_dir()}
         return max((inner for inner in found if found[inner]), key=found.__getitem__, default=None)
     return None
 
 
-def _touched(directory: Path) -> float:
+def _modified_at(directory: Path) -> float:
     """When a run in this directory last said something, seconds of the wall clock; 0 where there is none."""
     times = [0.0]
     with contextlib.suppress(OSError):  # it may be removed in between, or be no directory
@@ -114,7 +114,7 @@ def _touched(directory: Path) -> float:
 
 
 def _on_terminal(live: Live, console: Console) -> None:
-    shown = _Fresh(live, console)
+    shown = _LiveView(live, console)
     with Screen(shown, console=console, transient=True, refresh_per_second=4):
         while not live.over:
             time.sleep(POLL_EVERY_S)
@@ -122,7 +122,7 @@ def _on_terminal(live: Live, console: Console) -> None:
     console.print(view(live, console))
 
 
-class _Fresh:
+class _LiveView:
     """Reads the logs when it is drawn, at most every half second."""
 
     def __init__(self, live: Live, console: Console) -> None:
@@ -160,7 +160,7 @@ def view(live: Live, console: Console, clock: Callable[[], float] = time.time) -
     shot = live.poll()
     width, height = console.width, console.height if console.is_terminal else 10_000
     parts: list[RenderableType] = [*_head(live, shot, width), workers_table(live, shot, width, height - 10, clock())]
-    news = live.notices.newest(NEWS)
+    news = live.notices.newest(EVENTS_SHOWN)
     if news:
         below = Table.grid(padding=(0, 1))
         below.add_column(justify="right", style="dim", no_wrap=True)

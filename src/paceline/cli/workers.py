@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from paceline.cli.run import certificates, checks, failure
-from paceline.cli.run import command as run
+from paceline.cli.run import certificates, checks, failure, start
 from paceline.cli.run.conclusion import conclude
 
 TIMEOUT_S = 600.0
@@ -18,8 +17,8 @@ TIMEOUT_S = 600.0
 def run_on_workers(arguments: Sequence[str], workers: int, directory: Path, rule: str | None = None) -> int:
     """Start a command in `workers` processes of this host, show what they print, and wait for them.
 
-    Each worker finds itself by `paceline.attach`, which takes `rule` from the environment where the program names none.
-    What stands in `directory` from a run before is replaced.
+    `paceline.attach` takes `rule` from the environment if the program names none. Logs of an earlier run in `directory`
+    are replaced.
 
     Args:
         arguments: the command, such as `[sys.executable, "-m", "mine.worker", "folder"]`.
@@ -36,14 +35,14 @@ def run_on_workers(arguments: Sequence[str], workers: int, directory: Path, rule
     from paceline.cli.launch.spawn import Command
 
     cluster = checks.cluster(workers, 1, 0, None, TIMEOUT_S)
-    may_connect = checks.check_rule(rule)
-    place = checks.log_directory(directory, cluster, overwrite=True)
-    tls = certificates.for_workers(cluster, place, None, may_connect)
-    added = run.environment(cluster, rule, place) | certificates.environment(cluster, tls, False)
-    output = place / "output"
+    announces = checks.check_rule(rule)
+    logs = checks.log_directory(directory, cluster, overwrite=True)
+    tls = certificates.for_workers(cluster, logs, None, announces)
+    added = start.environment(cluster, rule, logs) | certificates.environment(cluster, tls, False)
+    output = logs / "output"
     output.mkdir(exist_ok=True)
-    what = Command(arguments, added, output, partial(failure.may_lose, place))
+    command = Command(arguments, added, output, partial(failure.may_lose, logs))
     started = time.monotonic()
-    with run.shown(place, workers, False) as show:
-        outcome = run.follow(cluster, what, show)
-    return conclude(outcome, cluster, place, time.monotonic() - started, False)
+    with start.shown(logs, workers, False) as show:
+        outcome = start.follow(cluster, command, show)
+    return conclude(outcome, cluster, logs, time.monotonic() - started, False)

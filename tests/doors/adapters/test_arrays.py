@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.doors.adapters.arrays import PATIENCE
+from paceline.doors.adapters.arrays import UNCHANGED_STEPS
 from tests.helpers import same_bits, simulate
 
 RATE = 0.125  # a power of two: a product with it is exact, however it is computed
@@ -236,7 +236,7 @@ def test_arrays_that_never_change_are_taken_for_forgotten() -> None:
     def program() -> None:
         w = np.ones(3)
         run = paceline.attach_arrays([w], "averaging(period=100)")
-        for _ in range(PATIENCE):
+        for _ in range(UNCHANGED_STEPS):
             w = w - RATE * w  # a new array, of which the run knows nothing
             run.step()
 

@@ -45,12 +45,12 @@ def _fresh() -> Iterator[None]:
 class Evaluated(TrainerCallback):  # type: ignore[misc]
     """Notes what evaluations have seen of the model, and which checkpoints were written."""
 
-    def __init__(self, door: PacelineCallback | None) -> None:
-        self.door, self.known, self.saved = door, [], []
+    def __init__(self, adapter: PacelineCallback | None) -> None:
+        self.adapter, self.known, self.saved = adapter, [], []
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        if self.door is not None:
-            assert same_bits(state_of(model), self.door.run.global_state())
+        if self.adapter is not None:
+            assert same_bits(state_of(model), self.adapter.run.global_state())
             self.known.append(state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -19,7 +19,7 @@ jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")
 jnp = jax.numpy
 
-from paceline.doors.adapters import jax as door  # noqa: E402
+from paceline.doors.adapters import jax as adapter  # noqa: E402
 
 
 def params() -> Any:
@@ -52,7 +52,7 @@ STEP, ADAM_STEP = step(SGD), step(ADAM)
 def program(rule: str, seen: list[Any] | None = None) -> Callable[[], dict[str, torch.Tensor]]:
     def made() -> dict[str, torch.Tensor]:
         now, state = params(), SGD.init(params())
-        with door.attach(now, rule) as run:
+        with adapter.attach(now, rule) as run:
             now = run.params
             for number in range(STEPS):
                 before, state = STEP(now, state, targets(number))
@@ -89,7 +89,7 @@ def test_parameters_are_touched_at_exchanges_only_and_handed_out_without_a_copy(
     assert seen.count(False) == 2 * (STEPS // 4)
 
     def memory() -> bool:
-        run = door.attach(params(), "averaging")
+        run = adapter.attach(params(), "averaging")
         taken = run.params["w"].unsafe_buffer_pointer() == run._memory["w"].data_ptr()
         run.close()
         return taken
@@ -101,7 +101,7 @@ def test_parameters_are_touched_at_exchanges_only_and_handed_out_without_a_copy(
 def test_gradient_rules_through_update(rule: str) -> None:
     def made() -> dict[str, torch.Tensor]:
         now, state = params(), SGD.init(params())
-        with door.attach(now, rule, optimizer=SGD) as run:
+        with adapter.attach(now, rule, optimizer=SGD) as run:
             now = run.params
             for number in range(STEPS):
                 now, state = run.update(gradient(now, targets(number)), state, now)
@@ -117,7 +117,7 @@ def test_resume_brings_parameters_and_state_back(tmp_path: Path) -> None:
     def made(stop: int, resume: bool) -> Callable[[], dict[str, torch.Tensor]]:
         def run_it() -> dict[str, torch.Tensor]:
             now, state = params(), ADAM.init(params())
-            with door.attach(now, "bmuf(period=4)", opt_state=state) as run:
+            with adapter.attach(now, "bmuf(period=4)", opt_state=state) as run:
                 if resume:
                     run.resume(tmp_path / "saved")
                 now, state = run.params, run.opt_state
@@ -138,7 +138,7 @@ def test_resume_brings_parameters_and_state_back(tmp_path: Path) -> None:
 def test_parameters_of_others_must_be_taken() -> None:
     def made() -> None:
         now = jax.tree.map(lambda leaf: leaf + rank(), params())
-        door.attach(now, "averaging").sync(now)
+        adapter.attach(now, "averaging").sync(now)
 
     with pytest.raises(paceline.UnsupportedError, match=r"params = run\.params.*rank 1"):
         simulate(made, 2)
@@ -154,7 +154,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("spoilt", "says"), WRONG, ids=[says for _, says in WRONG])
 def test_wrong_trees_are_refused_and_the_run_goes_on(spoilt: Any, says: str) -> None:
-    with door.attach(params(), "averaging") as run:
+    with adapter.attach(params(), "averaging") as run:
         with pytest.raises(paceline.UnsupportedError, match=says):
             run.sync(spoilt(run.params))
         run.sync(run.params)
@@ -163,8 +163,8 @@ def test_wrong_trees_are_refused_and_the_run_goes_on(spoilt: Any, says: str) -> 
 
 def test_inside_jit_and_after_donation_there_is_nothing_to_exchange() -> None:
     with pytest.raises(paceline.UnsupportedError, match="no JAX array"):
-        door.attach({"w": np.ones(3)}, "averaging")
-    with door.attach(params(), "averaging") as run:
+        adapter.attach({"w": np.ones(3)}, "averaging")
+    with adapter.attach(params(), "averaging") as run:
         with pytest.raises(paceline.UnsupportedError, match="being traced"):
             jax.jit(run.sync)(run.params)
         gone = params()
@@ -181,7 +181,7 @@ def test_arrays_of_jax_are_not_taken_for_writable_ones() -> None:
 def test_a_merge_brings_new_parameters_which_must_be_taken() -> None:
     def program() -> dict[str, torch.Tensor]:
         now, state = params(), SGD.init(params())
-        with door.attach(now, "averaging", period=100) as run:
+        with adapter.attach(now, "averaging", period=100) as run:
             now = run.params
             now, state = STEP(now, state, targets(run.world.rank))
             now = run.sync(now)

@@ -16,7 +16,7 @@ from sklearn.linear_model import Perceptron, SGDClassifier, SGDOneClassSVM, SGDR
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 import paceline
-from paceline.doors.adapters import sklearn as door
+from paceline.doors.adapters import sklearn as adapter
 from tests.helpers import same_bits, simulate
 
 X, DIGIT = load_digits(return_X_y=True)
@@ -48,13 +48,13 @@ def begun(name: str) -> Any:
 
 
 def values(model: Any) -> dict[str, torch.Tensor]:
-    return {k: torch.from_numpy(v.copy()) for k, v in door.arrays_of(model, door._attributes(model)).items()}
+    return {k: torch.from_numpy(v.copy()) for k, v in adapter.arrays_of(model, adapter._attributes(model)).items()}
 
 
 def program(name: str, rule: str) -> Callable[[], Any]:
     def made() -> Any:
         model = begun(name)
-        with door.attach(model, rule) as run:
+        with adapter.attach(model, rule) as run:
             for x, y in run.share(BATCHES):
                 fit(model, x, y)
                 run.step()
@@ -90,7 +90,7 @@ def test_averaging_is_the_mean_of_what_the_workers_learned() -> None:
 def test_momentum_of_a_network_restarts_with_each_block() -> None:
     def made() -> list[bool]:
         model, still = begun("mlp sgd"), []
-        with door.attach(model, "bmuf(period=2)") as run:
+        with adapter.attach(model, "bmuf(period=2)") as run:
             for x, y in run.share(BATCHES):
                 fit(model, x, y)
                 run.step()
@@ -104,7 +104,7 @@ def test_resume_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     def made(stop: int, resume: bool) -> Callable[[], Any]:
         def run_it() -> Any:
             model = begun("mlp adam")
-            with door.attach(model, "bmuf(period=2)") as run:
+            with adapter.attach(model, "bmuf(period=2)") as run:
                 if resume:
                     run.resume(tmp_path / "saved")
                 for x, y in BATCHES[run.minibatches : stop]:
@@ -134,11 +134,11 @@ REFUSED = [
 @pytest.mark.parametrize(("make", "rule", "says"), REFUSED)
 def test_what_cannot_be_served_is_refused_by_name(make: Any, rule: str, says: str) -> None:
     with pytest.raises(paceline.UnsupportedError, match=says):
-        door.attach(make(), rule)
+        adapter.attach(make(), rule)
 
 
 def test_other_models_say_what_holds_their_parameters() -> None:
     model = begun("sgd")
-    run = door.attach(model, "averaging", attributes=("coef_",))
+    run = adapter.attach(model, "averaging", attributes=("coef_",))
     assert run._parameters["coef_"].data_ptr() == np.asarray(model.coef_).ctypes.data
     run.close()

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start workers, watch them, and end them."""
+"""Start, watch and stop workers."""

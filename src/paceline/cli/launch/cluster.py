@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shape of a run, as the command line gives it. Apart, because what starts it loads torch."""
+"""The shape of a run, from the command line. A file of its own, so that it can be used before torch is loaded."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LaunchCluster:
-    """How many hosts, which of them this is, and how many workers on each.
+    """The hosts of a run, and the workers on each.
 
     Attributes:
         workers: on each host.
         hosts: in all.
         host_index: of this host; ranks follow it.
-        master: host name and port where several hosts meet; None on one host.
-        timeout_s: after so many seconds somebody who does not answer is lost.
+        master: host name and port of the rendezvous of several hosts; None on one host.
+        timeout_s: a worker that does not answer for so long is lost.
     """
 
     workers: int
@@ -30,13 +30,9 @@ class LaunchCluster:
         return self.workers * self.hosts
 
     def coordinates(self, local_rank: int, rank: int, size: int, master: tuple[str, str]) -> dict[str, str]:
-        """The variables by which torch.distributed and paceline know which of this host's workers one is.
+        """The variables that tell a worker its rank and the address of the store, as torchrun sets them.
 
-        Args:
-            local_rank: of the worker, on this host.
-            rank: of the worker.
-            size: workers of all hosts, which need not have equally many.
-            master: address and port of the store where the workers meet.
+        `size` counts the workers of all hosts, which need not have equally many.
         """
         return {
             "RANK": str(rank),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the workers of this host to their end, whatever that end is.
+"""Run the workers of this host until all have ended, one has failed, or a signal comes.
 
-torchrun's agent works in a thread of its own. The main thread shows what the workers print and
-stays free for signals: a thread that waits for another host inside torch would not hear Ctrl-C.
+torchrun's agent works in a thread of its own. The main thread prints the workers' output and stays free for signals: a
+thread that waits for another host inside torch cannot be interrupted by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -21,58 +21,79 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from paceline.cli.console import err
 from paceline.cli.launch.cluster import LaunchCluster
-from paceline.cli.launch.prestart import Begun
-from paceline.cli.launch.rendezvous import meeting
+from paceline.cli.launch.prestart import PrestartedWorkers
+from paceline.cli.launch.rendezvous import rendezvous_of
 from paceline.cli.launch.signals import SignalListener
 from paceline.cli.launch.spawn import Command, WorkerProcess
 from paceline.cli.launch.workers import GRACE_S, LINGER_S, Agent
 
 LOOK_EVERY_S = 0.05
 SAY_AFTER_S = 3.0
-"""After so long people hear whom the launcher waits for."""
-_KEPT: list[Any] = []  # meetings of several hosts at earlier starts: the store of host 0 must not vanish in between
-Look = Callable[
-    [list[WorkerProcess], bool, dict[int, int]], None
-]  # the workers so far, whether they are being stopped, lost
+"""A launcher that has waited so long for other hosts prints which ones."""
+_HANDLERS: list[Any] = []  # of earlier starts on several hosts: host 0's store has to outlive a restart
+OnPoll = Callable[[list[WorkerProcess], bool, dict[int, int]], None]
+"""Gets the workers so far, whether they are being stopped, and the exit codes of lost workers by rank."""
 STOP_S = LINGER_S + GRACE_S + 1.0  # for a signal to end everything
 
 
 @dataclass
 class Outcome:
-    """How it ended. Exactly one of the first three says so; none of them: all workers succeeded."""
+    """How the workers ended: successfully, unless `codes`, `stopped_by` or `error` is set."""
 
-    codes: dict[int, int] = field(default_factory=dict)  # rank -> return code of those that failed
-    lost: dict[int, int] = field(default_factory=dict)  # the same of those without whom the others went on
+    codes: dict[int, int] = field(default_factory=dict)  # rank -> exit code of a worker that failed
+    lost: dict[int, int] = field(default_factory=dict)  # the same where the other workers continued
     stopped_by: signal.Signals | None = None
     error: BaseException | None = None  # the hosts did not find each other, or a bug of ours
     workers: list[WorkerProcess] = field(default_factory=list)
-    stuck: bool = False  # torch did not give its thread back: leave without waiting for it
+    stuck: bool = False  # the thread waits inside torch: exit without it
 
 
-def launch(cluster: LaunchCluster, command: Command, look: Look, begun: Begun | None = None) -> Outcome:
-    """Start the workers, unless they were `begun` already, and wait for all of them, calling `look` all the while."""
-    _hush_torch()
+def launch(
+    cluster: LaunchCluster, command: Command, on_poll: OnPoll, prestarted: PrestartedWorkers | None = None
+) -> Outcome:
+    """Start the workers, unless they are `prestarted`, and wait for all of them; calls `on_poll` meanwhile."""
     with SignalListener() as listener:
-        listener.heard += begun.signals.heard if begun is not None else []
-        runner = _Runner(cluster, command, begun)
-        runner.start()
-        give_up_at, say_at = float("inf"), time.monotonic() + SAY_AFTER_S
-        while runner.is_alive() and time.monotonic() < give_up_at:
-            runner.join(LOOK_EVERY_S)
+        listener.received += prestarted.signals.received if prestarted is not None else []
+        runner = _Runner(cluster, command, prestarted)
+        say_at = time.monotonic() + SAY_AFTER_S
+
+        def poll() -> None:
+            nonlocal say_at
             if cluster.master is not None and not runner.workers and time.monotonic() > say_at:
                 say_at = float("inf")
                 err().print(_waits_for(cluster), markup=False, soft_wrap=True)
-            look(runner.workers, bool(listener.heard), runner.lost)
-            if listener.heard and give_up_at == float("inf"):
-                give_up_at = time.monotonic() + (STOP_S if runner.workers else 1.0)
-            runner.heed(listener.heard)
+            on_poll(runner.workers, bool(listener.received), runner.lost)
+
+        return _run([runner], listener, poll)[0]
+
+
+def side_by_side(cluster: LaunchCluster, commands: Sequence[Command]) -> list[Outcome]:
+    """Several independent runs of one host at once; a signal ends all."""
+    with SignalListener() as listener:
+        return _run([_Runner(cluster, command) for command in commands], listener, lambda: None)
+
+
+def _run(runners: list[_Runner], listener: SignalListener, on_poll: Callable[[], None]) -> list[Outcome]:
+    _hush_torch()
+    for runner in runners:
+        runner.start()
+    give_up_at = float("inf")
+    while (alive := [runner for runner in runners if runner.is_alive()]) and time.monotonic() < give_up_at:
+        alive[0].join(LOOK_EVERY_S)
+        on_poll()
+        if listener.received and give_up_at == float("inf"):
+            waits = all(runner.cluster.master is not None and not runner.workers for runner in runners)
+            give_up_at = time.monotonic() + (1.0 if waits else STOP_S)
+        for runner in alive:
+            runner.forward_signals(listener.received)
+    for runner in runners:
         if runner.is_alive() and runner.agent is not None:
             runner.agent.kill()
-        return _outcome(runner, listener)
+    return [_outcome(runner, listener) for runner in runners]
 
 
 def _waits_for(cluster: LaunchCluster) -> str:
-    """Whom this launcher waits for, and how long."""
+    """Which hosts this launcher waits for, and how long."""
     host, port = cluster.master or ("", 0)
     where, until = f"{host}:{port}", f"{cluster.timeout_s:g} s at most (--timeout)"
     if cluster.host_index:
@@ -84,31 +105,10 @@ def _waits_for(cluster: LaunchCluster) -> str:
     )
 
 
-def side_by_side(cluster: LaunchCluster, commands: Sequence[Command], look: Callable[[], None]) -> list[Outcome]:
-    """Several runs of one host at once, none of which minds another's end; a signal ends all."""
-    _hush_torch()
-    with SignalListener() as listener:
-        runners = [_Runner(cluster, command) for command in commands]
-        for runner in runners:
-            runner.start()
-        give_up_at = float("inf")
-        while (alive := [runner for runner in runners if runner.is_alive()]) and time.monotonic() < give_up_at:
-            alive[0].join(LOOK_EVERY_S)
-            look()
-            if listener.heard and give_up_at == float("inf"):
-                give_up_at = time.monotonic() + STOP_S
-            for runner in alive:
-                runner.heed(listener.heard)
-        for runner in runners:
-            if runner.is_alive() and runner.agent is not None:
-                runner.agent.kill()
-        return [_outcome(runner, listener) for runner in runners]
-
-
 def _outcome(runner: _Runner, listener: SignalListener) -> Outcome:
     outcome = Outcome(lost=runner.lost, workers=runner.workers, stuck=runner.is_alive())
-    if listener.heard:
-        outcome.stopped_by = listener.heard[0]
+    if listener.received:
+        outcome.stopped_by = listener.received[0]
     elif runner.error is not None:
         outcome.error = runner.error
     elif runner.result is not None:
@@ -117,11 +117,11 @@ def _outcome(runner: _Runner, listener: SignalListener) -> Outcome:
 
 
 class _Runner(threading.Thread):
-    """torchrun's agent in a thread."""
+    """Runs torchrun's agent in a thread."""
 
-    def __init__(self, cluster: LaunchCluster, command: Command, begun: Begun | None = None) -> None:
+    def __init__(self, cluster: LaunchCluster, command: Command, prestarted: PrestartedWorkers | None = None) -> None:
         super().__init__(name="paceline-agent", daemon=True)
-        self.cluster, self.command, self.begun = cluster, command, begun
+        self.cluster, self.command, self.prestarted = cluster, command, prestarted
         self.agent: Agent | None = None
         self.result: RunResult | None = None
         self.error: BaseException | None = None
@@ -129,44 +129,44 @@ class _Runner(threading.Thread):
 
     @property
     def workers(self) -> list[WorkerProcess]:
-        """The workers that have been started so far."""
+        """The workers that were started so far."""
         if self.agent is None:
-            return [] if self.begun is None else list(self.begun.workers)
+            return [] if self.prestarted is None else list(self.prestarted.workers)
         return list(self.agent.workers)
 
     @property
     def lost(self) -> dict[int, int]:
-        """Return codes of the workers without whom the others go on."""
+        """Exit codes of lost workers, by rank; the run continues without them."""
         return {} if self.agent is None else dict(self.agent.lost)
 
     def run(self) -> None:
         try:
             _await_master(self.cluster, self.stopping)
-            spec = _spec(self.cluster, self.begun)
+            spec = _spec(self.cluster, self.prestarted)
             if self.cluster.master is not None:
-                _meet_again(spec.rdzv_handler, self.command.start)
-            self.agent = Agent(spec, self.command, self.cluster, self.begun.workers if self.begun else ())
+                _reuse_store(spec.rdzv_handler, self.command.start)
+            self.agent = Agent(spec, self.command, self.cluster, self.prestarted.workers if self.prestarted else ())
             try:
                 self.result = self.agent.run()
             finally:
                 spec.rdzv_handler.shutdown()
         except SignalException:
-            pass  # the main thread asked for it
-        except BaseException as error:  # shown by the main thread, which has the terminal
+            pass  # from the main thread
+        except BaseException as error:  # the main thread prints it
             self.error = error
 
-    def heed(self, heard: list[signal.Signals]) -> None:
-        """Pass on what the main thread heard; a second signal ends the grace."""
-        if not heard:
+    def forward_signals(self, received: list[signal.Signals]) -> None:
+        """Pass the main thread's signals on; a second one ends the grace period."""
+        if not received:
             return
         self.stopping.set()
         if self.agent is not None:
-            self.agent.stop_signal = heard[0]
-            self.agent.impatient = len(heard) > 1
+            self.agent.stop_signal = received[0]
+            self.agent.skip_grace = len(received) > 1
 
 
 def _await_master(cluster: LaunchCluster, stopping: threading.Event) -> None:
-    """Wait until host 0 listens. torch would wait too, but deaf to Ctrl-C and with pages of log."""
+    """Wait until host 0 listens. torch would wait as well, but without Ctrl-C and with pages of log."""
     if cluster.master is None or cluster.host_index == 0:
         return
     deadline = time.monotonic() + cluster.timeout_s
@@ -181,12 +181,12 @@ def _await_master(cluster: LaunchCluster, stopping: threading.Event) -> None:
     raise SignalException("stopped while waiting for host 0", signal.SIGTERM)
 
 
-def _spec(cluster: LaunchCluster, begun: Begun | None) -> WorkerSpec:
+def _spec(cluster: LaunchCluster, prestarted: PrestartedWorkers | None) -> WorkerSpec:
     """torchrun's description of the run; ranks follow the host index."""
     return WorkerSpec(
         role="worker",
         local_world_size=cluster.workers,
-        rdzv_handler=meeting(cluster, begun),
+        rdzv_handler=rendezvous_of(cluster, prestarted),
         entrypoint="worker",
         max_restarts=0,
         monitor_interval=0.1,
@@ -195,16 +195,16 @@ def _spec(cluster: LaunchCluster, begun: Begun | None) -> WorkerSpec:
     )
 
 
-def _meet_again(handler: Any, start: int) -> None:
-    """Several hosts meet in one store at all their starts, each time under a name of its own."""
+def _reuse_store(handler: Any, start: int) -> None:
+    """Use one store for all starts of several hosts, under another run id each time."""
     handler.run_id = f"{handler.run_id}.{start}"
-    if _KEPT:
-        handler._store = _KEPT[-1]._store
-    _KEPT.append(handler)
+    if _HANDLERS:
+        handler._store = _HANDLERS[-1]._store
+    _HANDLERS.append(handler)
 
 
 def _hush_torch() -> None:
-    """What the agent logs about a failure, `failure.py` says better."""
+    """Mute the agent's log; `failure.py` reports failures."""
     logger = logging.getLogger("torch.distributed.elastic")
     logger.addHandler(logging.NullHandler())
     logger.propagate = False

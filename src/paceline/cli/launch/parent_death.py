@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Becomes one worker of a launcher, and sees to it that the worker ends with the launcher.
+"""Become a worker that ends with its launcher.
 
-A launcher that is killed cannot stop its workers. They would go on, unseen, and when the same run is started again both
-would write into the same checkpoints and logs. On Linux the kernel ends a worker at the end of the thread that started
-it; this small program asks for that and then turns into the worker. It needs nothing but the standard library (it is
-run by its path, not imported). Elsewhere it changes nothing. Workers of elastic runs outlive their launcher on purpose,
-see keeper.py.
+A launcher that is killed cannot stop its workers. If they went on, and the run was started again, both would write the
+same checkpoints and logs. On Linux the kernel can kill a process at the death of the thread that started it: this
+small program asks for that, then executes the worker. It needs nothing but the standard library, and is run by its
+path. On other systems it only executes the worker. Workers of elastic runs outlive their launcher: `exit_watcher.py`.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 NOT_STARTED = 127  # as a shell says it
 
 
-def become(launcher: int, command: list[str]) -> int:
-    """Turn into `command`, which ends with the process `launcher`; returns only where that cannot be."""
+def exec_worker(launcher: int, command: list[str]) -> int:
+    """Execute `command`, which ends with the process `launcher`; returns an exit code only on failure."""
     if sys.platform == "linux":
-        _tie()
-        if os.getppid() != launcher:  # it ended before it was asked for
+        _request_death_signal()
+        if os.getppid() != launcher:  # it ended before the request
             return 128 + signal.SIGKILL
-    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and what is ignored would stay so in the worker
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and the worker would inherit that
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:
@@ -34,8 +33,8 @@ def become(launcher: int, command: list[str]) -> int:
         return NOT_STARTED
 
 
-def _tie() -> None:
-    """Ask the kernel; where it cannot be asked, the worker runs all the same."""
+def _request_death_signal() -> None:
+    """Ask the kernel for SIGKILL at the parent's death; without it the worker still runs."""
     try:
         import ctypes
 
@@ -45,4 +44,4 @@ def _tie() -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(become(int(sys.argv[1]), sys.argv[2:]))
+    raise SystemExit(exec_worker(int(sys.argv[1]), sys.argv[2:]))

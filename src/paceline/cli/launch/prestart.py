@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workers of a single host start before the launcher has loaded torch, so that both load at the same time.
+"""Start the workers of a single host before the launcher loads torch, so that both load it at the same time.
 
-On one host everything that a worker has to know is known at once: its rank, and the port where the launcher will have
-its store. So that nobody takes that port, the launcher listens at it from the beginning; workers that come before the
-store is there wait in the socket's queue.
+On one host the ranks and the port of the launcher's store are known from the start. The launcher listens at that port
+at once, so that no other program takes it; workers that connect before the store exists wait in the socket's queue.
 """
 
 from __future__ import annotations
@@ -24,30 +23,29 @@ BACKLOG = 2048  # workers connect all at once
 
 
 @dataclass
-class Begun:
-    """What was begun.
+class PrestartedWorkers:
+    """Workers that run before the launcher's store exists.
 
     Attributes:
-        door: where the store will be.
-        signals: that were heard meanwhile.
+        listener: of the store.
+        signals: received meanwhile.
         run_id: of this start.
-        workers: who run already.
+        workers: started so far.
     """
 
-    door: socket.socket
+    listener: socket.socket
     signals: SignalListener
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     workers: list[WorkerProcess] = field(default_factory=list)
 
     def start(self, cluster: LaunchCluster, command: Command) -> None:
-        """Start all workers."""
-        master = (LOOPBACK, str(self.door.getsockname()[1]))
+        master = (LOOPBACK, str(self.listener.getsockname()[1]))
         for rank in range(cluster.workers):
             coordinates = cluster.coordinates(rank, rank, cluster.workers, master) | environment(self.run_id)
             self.workers.append(spawn(command, rank, coordinates))
 
     def end(self) -> None:
-        """End those that still run, at once."""
+        """Kill those that still run."""
         for worker in self.workers:
             if worker.process.poll() is None:
                 signal_session(worker, signal.SIGKILL)
@@ -55,25 +53,25 @@ class Begun:
 
 
 @contextlib.contextmanager
-def begun(cluster: LaunchCluster, command: Command) -> Iterator[Begun | None]:
-    """The workers of a run on one host, started; None with several hosts, who have to find each other first.
+def prestart(cluster: LaunchCluster, command: Command) -> Iterator[PrestartedWorkers | None]:
+    """Start the workers of a run on one host; None with several hosts, which need a rendezvous first.
 
-    A signal that comes before somebody else listens is kept for him. No worker outlives the launcher's `with`.
+    Collects signals until the launcher listens for them. No worker outlives the `with` block.
     """
     if cluster.hosts > 1 or cluster.master is not None:
         yield None
         return
-    with SignalListener() as heard, socket.create_server((LOOPBACK, 0), backlog=BACKLOG) as door:
-        it = Begun(door, heard)
+    with SignalListener() as signals, socket.create_server((LOOPBACK, 0), backlog=BACKLOG) as listener:
+        workers = PrestartedWorkers(listener, signals)
         try:
-            it.start(cluster, command)
-            yield it
+            workers.start(cluster, command)
+            yield workers
         finally:
-            it.end()
+            workers.end()
 
 
 def environment(run_id: str) -> dict[str, str]:
-    """What torchrun tells its workers besides: the store is the launcher's, and nobody but the launcher restarts."""
+    """Torchrun's own variables: the store is the launcher's, and torchrun restarts no worker."""
     return {
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the launchers of a run meet: torch's store, on one host at 127.0.0.1, on several at what `--master` names."""
+"""The rendezvous of a run's launchers: torch's store, at 127.0.0.1 on one host, else at the address of `--master`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from paceline.cli.launch.cluster import LaunchCluster
-from paceline.cli.launch.prestart import Begun
+from paceline.cli.launch.prestart import PrestartedWorkers
 from paceline.communication.torch.store import LOOPBACK, open_store
 
 
-class Meeting(StaticTCPRendezvous):
-    """torchrun's meeting of a fixed number of hosts, with the store of host 0 at a socket of ours."""
+class LauncherRendezvous(StaticTCPRendezvous):
+    """torchrun's rendezvous of a fixed number of hosts, with host 0's store at a socket of ours."""
 
-    door: socket.socket | None = None  # where workers that have been started already look for the store
+    listener: socket.socket | None = None  # of a store that prestarted workers already connect to
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Open the store on host 0, and wait there and elsewhere until all launchers have come."""
-        if self._store is None and self.door is not None:
-            file = self.door.detach()
+        """Open the store on host 0, and wait for all launchers."""
+        if self._store is None and self.listener is not None:
+            file = self.listener.detach()
             self._store = TCPStore(
                 self.master_addr, self.master_port, 1, True, self.timeout, wait_for_workers=False, master_listen_fd=file
             )
@@ -33,14 +33,14 @@ class Meeting(StaticTCPRendezvous):
         return super().next_rendezvous()
 
 
-def meeting(cluster: LaunchCluster, begun: Begun | None = None) -> Meeting:
-    """The meeting of a run's launchers: one host meets itself on a free port, several meet at the master."""
-    if begun is not None:
-        port = begun.door.getsockname()[1]
-        found = Meeting(LOOPBACK, port, 0, 1, begun.run_id, int(cluster.timeout_s))
-        found.door = begun.door
-        return found
+def rendezvous_of(cluster: LaunchCluster, prestarted: PrestartedWorkers | None = None) -> LauncherRendezvous:
+    """On one host at a free port, on several at `--master`."""
+    if prestarted is not None:
+        port = prestarted.listener.getsockname()[1]
+        handler = LauncherRendezvous(LOOPBACK, port, 0, 1, prestarted.run_id, int(cluster.timeout_s))
+        handler.listener = prestarted.listener
+        return handler
     if cluster.master is None:
-        return Meeting(LOOPBACK, 0, 0, 1, uuid.uuid4().hex, int(cluster.timeout_s))
+        return LauncherRendezvous(LOOPBACK, 0, 0, 1, uuid.uuid4().hex, int(cluster.timeout_s))
     address, port = cluster.master
-    return Meeting(address, port, cluster.host_index, cluster.hosts, "paceline", int(cluster.timeout_s))
+    return LauncherRendezvous(address, port, cluster.host_index, cluster.hosts, "paceline", int(cluster.timeout_s))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the launcher of an elastic run writes down, so that another can go on where it was killed.
+"""The record of an elastic run's launcher, from which another continues if it is killed.
 
-`LOG/elastic.json` is written to a temporary name and renamed, whenever a worker starts or ends. `LOG/elastic.lock` is
-locked while a launcher lives, so that there is never a second one.
+`LOG/elastic.json` is replaced whenever a worker starts or ends. A launcher locks `LOG/elastic.lock` while it lives, so
+that there is never a second one.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from paceline.errors import CheckpointError, UnsupportedError
 
 NAME, LOCK = "elastic.json", "elastic.lock"
 CONTROL, EVENTS = "control.json", "control.jsonl"
-"""The control plane's record, and what it told."""
+"""The control plane's record, and its events."""
 VERSION = 1
 
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """What a launcher of an elastic run was asked for.
+    """The options of a launcher of an elastic run.
 
     Attributes:
-        command: every worker runs; empty without workers.
-        environment: what the workers' has that the launcher's has not.
-        folder: the directory where they run.
+        command: of every worker; empty without workers.
+        environment: variables that the workers get in addition to the launcher's.
+        folder: their working directory.
         workers: of this host.
         control: host and port of the control plane.
         leads: whether this launcher hosts it.
         bounds: fewest and most workers of the run, all hosts together.
-        timeout_s: after so long somebody who does not answer is lost.
+        timeout_s: a worker that does not answer for so long is lost.
         grace_s: of stragglers, or None.
         tls: folder of certificates, or None for connections in the clear.
-        unix_s: when the run began.
+        unix_s: start of the run.
     """
 
     command: list[str]
@@ -71,7 +71,7 @@ class Lock:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._file: IO[str] = _plain(directory / LOCK)
+        self._file: IO[str] = _open_lock(directory / LOCK)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -79,18 +79,18 @@ class Lock:
             who = self._file.read().strip() or "a process of another host"
             self._file.close()
             raise UnsupportedError(
-                f"the launcher of the run in {directory} still runs ({who}): end it first, or leave the run to it"
+                f"the launcher of the run in {directory} still runs ({who}): end it first"
             ) from error
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()}")
         self._file.flush()
 
-    def release(self) -> None:
-        """Let another launcher come."""
+    def close(self) -> None:
+        """Release it for another launcher."""
         self._file.close()
 
 
-def _plain(path: Path) -> IO[str]:
+def _open_lock(path: Path) -> IO[str]:
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -99,7 +99,7 @@ def _plain(path: Path) -> IO[str]:
 
 
 def write(directory: Path, plan: SavedPlan, places: list[dict[str, Any]]) -> None:
-    """Write the record, whole or not at all."""
+    """Replace the record atomically."""
     text = json.dumps({"version": VERSION, "plan": asdict(plan), "places": places}, indent=1)
     path = directory / NAME
     new = path.with_suffix(".json.new")
@@ -115,12 +115,12 @@ def read(directory: Path) -> tuple[SavedPlan, list[dict[str, Any]]]:
     """The record of an earlier launcher.
 
     Raises:
-        CheckpointError: there is none, or none that can be read.
+        CheckpointError: it is missing or damaged.
     """
     path = directory / NAME
     if not path.is_file():
         raise CheckpointError(
-            f"no {NAME} in {directory}: only an elastic run can be taken up again; give the log directory of one"
+            f"no {NAME} in {directory}: only an elastic run can be resumed; give the log directory of one"
         )
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -131,6 +131,6 @@ def read(directory: Path) -> tuple[SavedPlan, list[dict[str, Any]]]:
         return SavedPlan(**said), list(record["places"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{path} is no record of an elastic run ({type(error).__name__}: {error}): it was damaged, or is of "
-            "another version; end the workers that still run, and start the run anew"
+            f"{path} is no record of an elastic run ({type(error).__name__}: {error}): it is damaged, or of "
+            "another version; end the workers that still run, and start a new run"
         ) from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals that a launcher hears, instead of dying of them."""
+"""Signals that a launcher receives without dying of them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SignalListener(AbstractContextManager["SignalListener"]):
-    """Collects signals.
-
-    Attributes:
-        heard: in the order in which they came.
-    """
+    """Collects signals in `received`, in order."""
 
     def __init__(self) -> None:
-        self.heard: list[signal.Signals] = []
+        self.received: list[signal.Signals] = []
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> SignalListener:
         for number in SIGNALS:
-            self._before[number] = signal.signal(number, self._hear)
+            self._before[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(
@@ -36,5 +32,5 @@ class SignalListener(AbstractContextManager["SignalListener"]):
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        self.heard.append(signal.Signals(number))
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(signal.Signals(number))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One worker process of this host, and how it is signalled. Apart, because what watches the workers loads torch."""
+"""One worker process of this host. A file of its own, so that it can be used before torch is loaded."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cli.launch import parent_death
-from paceline.cli.run.output_files import output_files
+from paceline.cli.launch.output_files import output_files
 
 
 @dataclass(frozen=True)
@@ -27,17 +28,17 @@ class WorkerProcess:
 
 @dataclass(frozen=True)
 class Command:
-    """What every worker runs."""
+    """The command of every worker."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
-    output: Path  # directory of the files that take the workers' output
-    may_lose: Callable[[int], bool] = lambda rank: False  # whether the others go on without this one
-    start: int = 0  # how often all were started before
+    output: Path  # directory of the workers' output files
+    may_lose: Callable[[int], bool] = lambda rank: False  # whether the run continues without this rank
+    start: int = 0  # number of earlier starts
 
 
 def spawn(command: Command, rank: int, coordinates: Mapping[str, str]) -> WorkerProcess:
-    """Start a worker, which is told by `coordinates` who it is."""
+    """Start a worker; `coordinates` are its variables."""
     restart = {"PACELINE_RESTART": str(command.start)}
     environment = {**os.environ, **command.environment, **restart, **coordinates}
     turn = f".{command.start + 1}" if command.start else ""
@@ -56,7 +57,5 @@ def spawn(command: Command, rank: int, coordinates: Mapping[str, str]) -> Worker
 
 def signal_session(worker: WorkerProcess, which: signal.Signals) -> None:
     """Signal the worker and all its descendants in its process group."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # the group has ended
         os.killpg(worker.process.pid, which)
-    except (ProcessLookupError, PermissionError):
-        return  # nobody of the group is left

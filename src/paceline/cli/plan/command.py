@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from paceline.cli.console import err, out, refuse, refusing
-from paceline.cli.explain import UNITS
+from paceline.cli.console import err, out, parse_count, refuse, refusing
 from paceline.cli.run import checks
 
 if TYPE_CHECKING:
@@ -22,12 +20,11 @@ if TYPE_CHECKING:
     from paceline.forecast.planner.workload import Workload
 
 
-CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}  # what follows the script is its own
 COUNTS = "1,2,4,8,16,32,64,128,256,512,1024"
 MOST_COUNTS = 64
 
 
-def command(
+def plan(
     script: Annotated[
         Path | None, typer.Argument(help="Training program, of which a few steps are timed.", show_default=False)
     ] = None,
@@ -37,14 +34,16 @@ def command(
     network: Annotated[
         str,
         typer.Option(
-            help='1gbe, 10gbe, infiniband, nvlink, wan; a measure such as "link(mbit=500, ms=1, per_host=4)"; or a '
+            help='1gbe, 10gbe, infiniband, nvlink, wan; a measurement such as "link(mbit=500, ms=1, per_host=4)"; or a '
             "JSON file, such as paceline doctor --json writes."
         ),
     ] = "10gbe",
     step_time: Annotated[float | None, typer.Option(help="Seconds of a minibatch on one worker.")] = None,
-    nbytes: Annotated[str | None, typer.Option("--bytes", help="Of the model's parameters: 400k, 100M, 1.2G.")] = None,
-    parameters: Annotated[str | None, typer.Option(help="The same as a number of fp32 parameters: 25M.")] = None,
-    workers: Annotated[str, typer.Option(help="Numbers of workers, with commas between.")] = COUNTS,
+    nbytes: Annotated[
+        str | None, typer.Option("--bytes", help="Size of the model's parameters: 400k, 100M, 1.2G.")
+    ] = None,
+    parameters: Annotated[str | None, typer.Option(help="Number of fp32 parameters, instead of --bytes: 25M.")] = None,
+    workers: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = COUNTS,
     at: Annotated[int | None, typer.Option(help="The number of workers to recommend for; by default 16.")] = None,
     rule: Annotated[
         list[str] | None, typer.Option(help="Rule to forecast; may be repeated. By default every recipe.")
@@ -57,17 +56,17 @@ def command(
         float | None, typer.Option(help="Standard deviation of step times over their mean; by default as timed, or 0.")
     ] = None,
     step_times: Annotated[
-        Path | None, typer.Option(help="File of measured step times, in seconds, with white space between.")
+        Path | None, typer.Option(help="File of measured step times, in seconds, separated by white space.")
     ] = None,
     codec_time: Annotated[float, typer.Option(help="Seconds that a codec takes for the whole model.")] = 0.0,
     pack_time: Annotated[float, typer.Option(help="Seconds of copies and outer step for the whole model.")] = 0.0,
-    failures: Annotated[float, typer.Option(help="Failures of a worker in an hour.")] = 0.0,
+    failures: Annotated[float, typer.Option(help="Failures of a worker per hour.")] = 0.0,
     recovery: Annotated[float, typer.Option(help="Seconds until a lost worker is replaced.")] = 120.0,
-    checkpoint: Annotated[float, typer.Option(help="Seconds that a checkpoint keeps everybody.")] = 10.0,
-    elastic: Annotated[bool, typer.Option("--elastic", help="The others go on without a lost worker.")] = False,
-    price: Annotated[float, typer.Option(help="Of a worker for an hour.")] = 0.0,
-    steps: Annotated[int, typer.Option(help="Steps of the program that are timed.")] = 20,
-    timeout: Annotated[float, typer.Option(help="Seconds after which the program is given up.")] = 300.0,
+    checkpoint: Annotated[float, typer.Option(help="Seconds that a checkpoint delays all workers.")] = 10.0,
+    elastic: Annotated[bool, typer.Option("--elastic", help="The run continues without a lost worker.")] = False,
+    price: Annotated[float, typer.Option(help="Price of a worker per hour.")] = 0.0,
+    steps: Annotated[int, typer.Option(help="Steps of the program to time.")] = 20,
+    timeout: Annotated[float, typer.Option(help="Seconds after which the program is stopped.")] = 300.0,
     plot: Annotated[Path | None, typer.Option(help="Picture to write, PNG or SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
@@ -83,13 +82,13 @@ def command(
         refuse(f"--steps must be at least 3, got {steps}")
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         refuse(f"--plot must end in .png or .svg, got {plot}")
-    size = None if nbytes is None else max(1, _size(nbytes, "--bytes") // 4)
+    size = None if nbytes is None else max(1, parse_count(nbytes, "--bytes") // 4)
     if parameters is not None:
-        size = _size(parameters, "--parameters")
+        size = parse_count(parameters)
     own = (arguments or [])[1:] if (arguments or [])[:1] == ["--"] else arguments or []
     from paceline.cli.plan.inputs import PlanInputs, workload  # here, because torch loads for seconds
 
-    asked = PlanInputs(
+    inputs = PlanInputs(
         script, own, step_time, size, moments, epoch, spread, step_times, codec_time, pack_time, steps, timeout
     )
     with refusing():
@@ -99,7 +98,7 @@ def command(
         net, texts = network_from_text(network), rule or list(RECIPES)
         rules = [rule_from_text(text) for text in texts]
         around = Conditions(failures, recovery, checkpoint, elastic, price)
-        work = workload(asked, err())
+        work = workload(inputs, err())
         rows = forecasts(rules, work, net, counts, around)
         focus = at or (16 if 16 in counts else counts[-1])
         advice = recommend(work, net, focus, around)
@@ -115,23 +114,14 @@ def command(
 
 
 def _counts(text: str, at: int | None) -> list[int]:
-    """The numbers of workers, rising, each once."""
+    """The numbers of workers, sorted and without duplicates."""
     try:
         found = {int(word) for word in text.split(",")} | ({at} if at is not None else set())
     except ValueError:
-        refuse(f"--workers must be whole numbers with commas between, such as {COUNTS}, got {text!r}")
+        refuse(f"--workers must be whole numbers separated by commas, such as {COUNTS}, got {text!r}")
     if min(found) < 1 or max(found) > 1 << 16 or len(found) > MOST_COUNTS:
         refuse(f"--workers and --at must lie in 1..65536, {MOST_COUNTS} numbers at most, got {text!r} and {at}")
     return sorted(found)
-
-
-def _size(text: str, option: str) -> int:
-    """`100M` is 100,000,000."""
-    match = re.fullmatch(r"\s*([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([kmbgt]?)\s*", text.lower())
-    count = round(float(re.sub("[_,]", "", match[1])) * UNITS[match[2]]) if match else 0
-    if count < 1:
-        refuse(f"{option} must be a number such as 250000, 25M or 1.3G, got {text!r}")
-    return count
 
 
 def _print(rows: Rows, advice: Advice, work: Workload, net: Network, focus: int, priced: bool) -> None:

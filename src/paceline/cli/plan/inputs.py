@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `paceline plan` starts from: numbers that were given, and those that a program's steps tell."""
+"""The inputs of `paceline plan`: numbers that were given, or measured on a program's steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EPOCH = 1000.0
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """The options about the work; see `paceline plan --help`. None where nothing was said."""
+    """The options about the workload; see `paceline plan --help`. None where not given."""
 
     script: Path | None
     arguments: list[str]
@@ -39,8 +39,8 @@ class PlanInputs:
 
 
 def workload(asked: PlanInputs, notes: Console) -> Workload:
-    """The work that is asked about: what was said goes before what was measured."""
-    given, timed = _given_steps(asked), None  # before a program is run for minutes
+    """The workload; given numbers take precedence over measured ones."""
+    given, timed = _given_steps(asked), None  # checked before a program runs for minutes
     if asked.script is not None:
         with OtherProcesses() as others:
             timed = time_script(asked.script, asked.arguments, asked.steps, asked.timeout_s)
@@ -62,7 +62,7 @@ def workload(asked: PlanInputs, notes: Console) -> Workload:
 
 
 def _given_steps(asked: PlanInputs) -> StepTimes | None:
-    """The distribution of a minibatch's time, where it was given."""
+    """The distribution of a minibatch's time, if given."""
     if asked.times is not None:
         if asked.step_s is not None or asked.spread is not None:
             raise RuleError("--step-times has the mean and the spread: leave out --step-time and --spread")
@@ -71,7 +71,7 @@ def _given_steps(asked: PlanInputs) -> StepTimes | None:
 
 
 def _timed_steps(asked: PlanInputs, timed: Timed | None, notes: Console) -> StepTimes:
-    """The same, as it was measured."""
+    """The measured distribution of a minibatch's time."""
     if timed is None:
         raise RuleError("give a training program, or --step-time SECONDS with --parameters or --bytes")
     found = step_times(0.0, 0.0, timed.times_s)
@@ -80,7 +80,7 @@ def _timed_steps(asked: PlanInputs, timed: Timed | None, notes: Console) -> Step
 
 
 def _layout(asked: PlanInputs, timed: Timed | None) -> Layout:
-    """The parameters; a square matrix and a rest where only their number is known."""
+    """The parameters; a square matrix and a rest if only their number is known."""
     if asked.parameters is not None:
         side = math.isqrt(asked.parameters)
         return Layout.of([(side, side), (asked.parameters - side * side,)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may come in: the certificates of a job, and the interfaces at which its workers listen."""
+"""The certificates of a job, and the network interface at which its workers listen."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,44 @@ JOB = "job.pem"
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR of Linux
 
 
-def environment(cluster: LaunchCluster, tls: Path | None, in_the_clear: bool) -> dict[str, str]:
-    """What the workers are told: the folder of this host's certificate, and where torch's libraries may listen.
+@dataclass(frozen=True)
+class Security:
+    """The options about certificates.
 
-    Args:
-        cluster: the shape of the run.
-        tls: folder of cert.pem, key.pem and ca.pem, if any.
-        in_the_clear: the workers have no certificate, whatever the launcher's own environment says.
+    Attributes:
+        tls: folder of cert.pem, key.pem and ca.pem.
+        job: the job's secret.
+        in_the_clear: use no certificates.
+    """
+
+    tls: Path | None
+    job: Path | None
+    in_the_clear: bool
+
+    @property
+    def given(self) -> list[str]:
+        """The options that were given."""
+        options = (("--tls", self.tls), ("--job", self.job), ("--open", self.in_the_clear))
+        return [name for name, value in options if value]
+
+    def check(self) -> None:
+        """Refuse options that exclude each other, and certificates that are missing or unreadable."""
+        if len(self.given) > 1:
+            refuse(f"{' and '.join(self.given)} exclude each other: give one of them")
+        if self.tls is None:
+            return
+        from paceline.communication.sockets.tls import TLS
+
+        try:
+            TLS.folder(self.tls).server()
+        except PacelineError as error:
+            refuse(f"--tls: {error}")
+
+
+def environment(cluster: LaunchCluster, tls: Path | None, in_the_clear: bool) -> dict[str, str]:
+    """Variables that name the folder of this host's certificate, and the interface for torch's libraries.
+
+    `in_the_clear` takes the certificate of the launcher's own environment from the workers.
     """
     added = {} if tls is None else {"PACELINE_TLS": str(tls.resolve())}
     if in_the_clear:
@@ -44,37 +76,34 @@ def environment(cluster: LaunchCluster, tls: Path | None, in_the_clear: bool) ->
     return added
 
 
-def for_workers(cluster: LaunchCluster, directory: Path, job: Path | None, speaks: bool) -> Path | None:
-    """The certificate of this host's workers where nobody has named one; None where none is needed, or none can be."""
+def for_workers(cluster: LaunchCluster, directory: Path, job: Path | None, announces: bool) -> Path | None:
+    """Issue a certificate for this host's workers; None if one worker is alone, or the environment names one."""
     if os.environ.get("PACELINE_TLS") or (cluster.workers * cluster.hosts == 1 and job is None):
         return None
-    return certificates(cluster, directory, job, cluster.hosts > 1, speaks)
+    return issue(cluster, directory, job, cluster.hosts > 1, announces)
 
 
-def certificates(
-    cluster: LaunchCluster, directory: Path, job: Path | None, joinable: bool, speaks: bool = True
-) -> Path | None:
-    """Make this host's certificate; the folder it is in, None where there is no authority to sign it.
+def issue(cluster: LaunchCluster, directory: Path, job: Path | None, joinable: bool, announces: bool) -> Path | None:
+    """Make this host's certificate; returns its folder, None if there is no authority to sign it.
 
-    Host 0 makes the job's authority. Where other hosts belong to the job its secret is kept in one file, for them;
-    where none can come it is never written at all.
+    Host 0 makes the job's authority. It writes the authority's secret to a file only if other hosts need it.
 
     Args:
         cluster: the shape of the run.
         directory: of the logs.
-        job: the job's file: host 0 makes it if it is not there, the others wait for it.
+        job: file of the job's secret: host 0 makes it if it does not exist; the other hosts wait for it.
         joinable: whether other hosts belong to the job, or can join it.
-        speaks: whether people have to know about the file.
+        announces: print where the secret is, and its use.
     """
-    place = directory / "door"
-    folder = place / f"host-{cluster.host_index}"
+    secrets = directory / "door"
+    folder = secrets / f"host-{cluster.host_index}"
     try:
-        place.mkdir(mode=0o700, exist_ok=True)
-        place.chmod(0o700)
+        secrets.mkdir(mode=0o700, exist_ok=True)
+        secrets.chmod(0o700)
         if cluster.host_index == 0:
-            authority: Authority | None = _first(place, job, joinable, speaks)
+            authority: Authority | None = _host_0_authority(secrets, job, joinable, announces)
         else:
-            authority = _further(job, cluster.timeout_s, speaks)
+            authority = _shared_authority(job, cluster.timeout_s, announces)
         if authority is None:
             return None
         authority.issue(folder, folder.name)
@@ -83,27 +112,27 @@ def certificates(
     return folder
 
 
-def _first(place: Path, job: Path | None, joinable: bool, speaks: bool) -> Authority:
-    """The authority of the host where the job begins: a new one, or that of a file that is there."""
+def _host_0_authority(secrets: Path, job: Path | None, joinable: bool, announces: bool) -> Authority:
+    """Load the authority from the job's file, or make a new one."""
     from paceline.communication.sockets.certificates import Authority
 
     if job is not None and job.exists():
         found = _load(job)
     else:
         found = Authority.new()
-        job = job if job is not None or not joinable else place / JOB
+        job = job if job is not None or not joinable else secrets / JOB
         if job is not None:
             found.export(job)
-    if job is not None and speaks:
+    if job is not None and announces:
         shown = near(job)
-        _say(f"for the other hosts: scp {shown} HOST:{JOB}, and there --job {JOB}; who has this file can join the job")
+        _say(f"for the other hosts: scp {shown} HOST:{JOB}, and there --job {JOB}; anyone with this file can join")
     return found
 
 
-def _further(job: Path | None, timeout_s: float, speaks: bool) -> Authority | None:
-    """The authority of host 0, in a file that it may still be about to make, where hosts share a disk."""
+def _shared_authority(job: Path | None, timeout_s: float, announces: bool) -> Authority | None:
+    """Load host 0's authority; on a shared disk, wait until host 0 has written the file."""
     if job is None:
-        if speaks:
+        if announces:
             _say(
                 "without --job this host has no certificate, which connections of asynchronous rules need: copy "
                 f"door/{JOB} from the log directory of host 0, or give --open on all hosts"
@@ -117,28 +146,16 @@ def _further(job: Path | None, timeout_s: float, speaks: bool) -> Authority | No
     return _load(job)
 
 
-def say_open() -> None:
-    """What `--open` means."""
-    _say("--open: the workers' own connections are in the clear, and whoever reaches their ports can take part")
-
-
-def check(tls: Path | None, job: Path | None, in_the_clear: bool) -> None:
-    """Refuse wishes that exclude each other, and certificates that are not there or cannot be read."""
-    named = [name for name, given in (("--tls", tls), ("--job", job), ("--open", in_the_clear)) if given]
-    if len(named) > 1:
-        refuse(f"{' and '.join(named)} exclude each other: give one of them")
-    if tls is None:
-        return
-    from paceline.communication.sockets.tls import TLS
-
-    try:
-        TLS.folder(tls).server()
-    except PacelineError as error:
-        refuse(f"--tls: {error}")
+def warn_open() -> None:
+    """Print what `--open` means."""
+    _say(
+        "--open: the workers' own connections are neither encrypted nor authenticated: any host that reaches their "
+        "ports can take part"
+    )
 
 
 def _load(job: Path) -> Authority:
-    """What is in the file; a warning about it is a line of ours."""
+    """Read the file, and print its warnings."""
     from paceline.communication.sockets.certificates import Authority
 
     with warnings.catch_warnings(record=True) as caught:
@@ -150,7 +167,7 @@ def _load(job: Path) -> Authority:
 
 
 def _interface(cluster: LaunchCluster) -> str | None:
-    """The name of the interface over which the workers reach each other, where that is sure."""
+    """The interface over which the workers reach each other; None where that is not certain."""
     from paceline.communication.torch.store import LOOPBACK, is_local, own_address
     from paceline.errors import UnsupportedError
 
@@ -166,7 +183,7 @@ def _interface(cluster: LaunchCluster) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """The name of this host's interface that has the address; None where that cannot be found out."""
+    """The name of this host's interface with the address; None if unknown."""
     wanted = ipaddress.ip_address(address.split("%")[0])
     try:
         if wanted.version == 6:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `paceline run` refuses before anything starts."""
+"""The checks of `paceline run` before anything starts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from paceline.errors import PacelineError
 from paceline.observe.reports.read import LOG_NAME
 
 LOGS = "paceline-logs"
-CROWD = 8
-"""So many workers for a processor are nobody's wish, but on a host of GPUs."""
+CROWDED_WORKERS = 8
+"""More workers a processor than this get a warning."""
 
 
 def cluster(workers: int, hosts: int, host_index: int, master: str | None, timeout_s: float) -> LaunchCluster:
@@ -39,31 +39,29 @@ def cluster(workers: int, hosts: int, host_index: int, master: str | None, timeo
     return LaunchCluster(workers, hosts, host_index, address, timeout_s)
 
 
-def alone(ctx: typer.Context, option: str, *others: str) -> None:
-    """Refuse what was given beside an option that takes all the rest from elsewhere."""
+def refuse_other_options(ctx: typer.Context, option: str, *others: str) -> None:
+    """Refuse options beside one that takes all others from a record."""
     sources = {name: ctx.get_parameter_source(name) for name in ctx.params if name not in (option, *others)}
     extra = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
     if extra:
-        refuse(f"--{option} takes all the rest from the record of the run: leave out {', '.join(sorted(extra))}")
+        refuse(f"--{option} takes all other options from the record of the run: leave out {', '.join(sorted(extra))}")
 
 
-def existing(directory: Path) -> Path:
-    """A log directory that is there."""
+def existing_directory(directory: Path) -> Path:
+    """Refuse a log directory that does not exist."""
     if not directory.is_dir():
         refuse(f"the log directory {directory} does not exist (looked in {Path.cwd()})")
     return directory.resolve()
 
 
-def fits(elastic: bool, hosts: int, restarts: int, listen: str | None, grace: float | None) -> None:
-    """Wishes that exclude each other."""
+def check_elastic_options(elastic: bool, hosts: int, restarts: int, listen: str | None, grace: float | None) -> None:
+    """Refuse options of elastic runs and of others that exclude each other."""
     if restarts < 0:
         refuse(f"--restarts must be at least 0, got {restarts}")
     if elastic and hosts != 1:
-        refuse("--hosts is for runs of a fixed size: with --elastic, other hosts come with --join HOST:PORT")
+        refuse("--hosts is for runs of a fixed size: with --elastic, other hosts use --join HOST:PORT")
     if elastic and restarts:
-        refuse(
-            "--restarts starts all workers again, and an elastic run replaces only the one that was lost: leave it out"
-        )
+        refuse("--restarts starts all workers again, and an elastic run replaces only the lost worker: leave it out")
     for name, value in (("--listen", listen), ("--grace", grace)):
         if value is not None and not elastic:
             refuse(f"{name} belongs to --elastic MIN:MAX")
@@ -83,9 +81,9 @@ def check_script(script: Path) -> None:
 
 
 def check_rule(text: str | None) -> bool:
-    """A rule that cannot be is refused here, once, and not by every worker.
+    """Refuse an invalid rule here, once, instead of on every worker.
 
-    Returns whether the workers may open connections of their own: the rule is asynchronous, or only the program knows.
+    Returns whether the workers may open connections of their own: true for asynchronous rules, and without a rule.
     """
     if text is None:
         return True
@@ -97,8 +95,8 @@ def check_rule(text: str | None) -> bool:
         refuse(f"--rule: {error}")
 
 
-def fresh(inside: str) -> Path:
-    """A name that is not taken there, made of the time."""
+def new_directory(inside: str) -> Path:
+    """An unused name in `inside`, from the current time."""
     name = time.strftime("%Y%m%d-%H%M%S")
     directory, turn = Path(inside) / name, 1
     while directory.exists():
@@ -108,39 +106,39 @@ def fresh(inside: str) -> Path:
 
 
 def log_directory(asked: Path | None, cluster: LaunchCluster, overwrite: bool) -> Path:
-    directory = fresh(LOGS) if asked is None else asked
+    directory = new_directory(LOGS) if asked is None else asked
     if asked is not None:
         _clear(directory, cluster, overwrite)
-    with writing(directory, "--log" if asked is not None else "the log directory"):
+    with refuse_unwritable(directory, "--log" if asked is not None else "the log directory"):
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):  # who may not write there hears of it now
+        with tempfile.TemporaryFile(dir=directory):  # fails now, if the directory is not writable
             pass
     return directory.resolve()
 
 
 @contextlib.contextmanager
-def writing(place: Path, what: str) -> Iterator[None]:
-    """Refuse a place where nothing can be written."""
+def refuse_unwritable(place: Path, what: str) -> Iterator[None]:
+    """Turn a failed write into a refusal."""
     try:
         yield
     except OSError as error:
-        refuse(f"{what} {place}: nothing can be written there ({error.strerror or error}); give another directory")
+        refuse(f"{what} {place} is not writable ({error.strerror or error}); give another directory")
 
 
-def crowd(workers: int, quiet: bool) -> None:
-    """Say that many more workers were asked for than this host has processors."""
+def warn_oversubscription(workers: int, quiet: bool) -> None:
+    """Warn if there are many more workers than processors."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if workers > CROWD * cores and not quiet:
+    if workers > CROWDED_WORKERS * cores and not quiet:
         err().print(
-            f"{workers} workers share {cores} processors of this host, and each has a model of its own: they will be "
-            "slow, and may run out of memory; paceline sim tries so many in one process",
+            f"{workers} workers share {cores} processors of this host, and each has its own copy of the model: they "
+            "will be slow, and may run out of memory; paceline sim runs so many in one process",
             markup=False,
             soft_wrap=True,
         )
 
 
 def free_port(cluster: LaunchCluster) -> None:
-    """Refuse, on host 0, a port of `--master` that another program has, and a name that nobody knows."""
+    """Refuse an unknown host name in `--master`, and on host 0 a port that is in use."""
     if cluster.master is None:
         return
     name, port = cluster.master
@@ -151,21 +149,21 @@ def free_port(cluster: LaunchCluster) -> None:
     for family, _, _, _, where in found if cluster.host_index == 0 else ():
         try:
             socket.create_server((str(where[0]), port), family=family).close()
-        except OSError as error:  # another one: no address of this host, which may be reached through a router
+        except OSError as error:  # other errors: an address of a router in front of this host
             if error.errno == errno.EADDRINUSE:
                 refuse(
                     f"--master {name}:{port}: another program of this host listens at port {port}; choose a free port, "
-                    "and give it to all hosts"
+                    "the same on all hosts"
                 )
             if error.errno == errno.EACCES:
                 refuse(f"--master {name}:{port}: this user may not listen at port {port}; choose one above 1023")
 
 
 def _clear(directory: Path, cluster: LaunchCluster, overwrite: bool) -> None:
-    """No run is written into another's logs. On several hosts each minds its own ranks' files."""
+    """Refuse or remove the logs of an earlier run, those of this host's ranks."""
     if directory.exists() and not directory.is_dir():
         refuse(f"--log {directory} is a file; give a directory")
-    old = [path for path in directory.glob("rank-*.jsonl") if _ours(path, cluster)]
+    old = [path for path in directory.glob("rank-*.jsonl") if _of_this_host(path, cluster)]
     if old and not overwrite:
         refuse(
             f"the log directory {directory} already holds a run ({old[0].name}, ...): "
@@ -175,7 +173,7 @@ def _clear(directory: Path, cluster: LaunchCluster, overwrite: bool) -> None:
         path.unlink()
 
 
-def _ours(path: Path, cluster: LaunchCluster) -> bool:
+def _of_this_host(path: Path, cluster: LaunchCluster) -> bool:
     match = LOG_NAME.fullmatch(path.name)
     if not match:
         return False

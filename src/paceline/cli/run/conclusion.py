@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The closing words of `paceline run`, and its exit code."""
+"""The final messages of `paceline run`, and its exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def conclude(outcome: Outcome, cluster: LaunchCluster, directory: Path, seconds: float, quiet: bool) -> int:
-    """Say how it ended; the exit code."""
+    """Print how the run ended; the exit code."""
     console = err()
     if outcome.codes:
         code = failed(outcome)
@@ -44,24 +44,25 @@ def conclude(outcome: Outcome, cluster: LaunchCluster, directory: Path, seconds:
             plural = "s" if count > 1 else ""
             console.print(f"{count} worker{plural} finished after {seconds_text(seconds)}")
     if not quiet:
-        _point_at(directory)
+        point_at_logs(directory)
     return code
 
 
 def failed(outcome: Outcome) -> int:
+    """Print the panel of the worker that failed first; its exit code."""
     files = {worker.rank: worker.stderr for worker in outcome.workers}
     rank = failure.culprit(outcome.codes, files)
     code = outcome.codes[rank]
-    ranks = failure.alike(rank, files) if code > 0 else [rank]
+    ranks = failure.same_error_ranks(rank, files) if code > 0 else [rank]
     err().print(failure.panel(rank, code, files[rank], len(outcome.workers) - len(ranks), ranks=ranks))
     return failure.exit_code(code)
 
 
 def _finished_without(outcome: Outcome, seconds: float) -> int:
-    """Some were lost on the way; the exit code says so."""
+    """Report lost workers; the exit code tells of them."""
     count, files = len(outcome.workers) - len(outcome.lost), {worker.rank: worker.stderr for worker in outcome.workers}
     for rank, code in sorted(outcome.lost.items()):
-        err().print(failure.panel(rank, code, files[rank], 0, "was lost; the others went on without it"))
+        err().print(failure.panel(rank, code, files[rank], 0, "was lost; the other workers continued"))
     names = ", ".join(str(rank) for rank in sorted(outcome.lost))
     plural = "s" if count != 1 else ""
     err().print(f"{count} worker{plural} finished here after {seconds_text(seconds)}, without {names}")
@@ -69,8 +70,8 @@ def _finished_without(outcome: Outcome, seconds: float) -> int:
 
 
 def _ended_elsewhere(error: BaseException) -> None:
-    """The workers were fine, but could not go on."""
-    hint = "the workers of this host were stopped; the launcher over there says more"
+    """Report a run that ended because of another host."""
+    hint = "the workers of this host were stopped; see the output of the launcher there"
     if not isinstance(error, PacelineError):
         hint = f"the workers of this host were stopped ({type(error).__name__})"
     parts = (Text(str(error), style="bold red"), Text(hint, style="default"))
@@ -83,18 +84,19 @@ def _not_started(error: BaseException, cluster: LaunchCluster) -> None:
         err().print(error_panel("no worker was started", Text(cause, style="bold red")))
         return
     where = f"{cluster.master[0]}:{cluster.master[1]}"
-    says = f"the {cluster.hosts} hosts did not meet at {where} within {cluster.timeout_s:g} s"
+    summary = f"the {cluster.hosts} hosts did not meet at {where} within {cluster.timeout_s:g} s"
     hint = (
         f"start the same command on each host, with --host-index 0 to {cluster.hosts - 1}, and "
         "check that all of them can reach that address"
     )
-    parts = (Text(says, style="bold red"), Text(cause, style="dim"), Text(hint, style="default"))
+    parts = (Text(summary, style="bold red"), Text(cause, style="dim"), Text(hint, style="default"))
     err().print(error_panel(f"host {cluster.host_index} started no worker", *parts))
 
 
-def _point_at(directory: Path) -> None:
-    shown = near(directory)
-    if has_run(directory):
+def point_at_logs(directory: Path, always_output: bool = False) -> None:
+    """Print where the logs and the workers' output are."""
+    shown, logged = near(directory), has_run(directory)
+    if logged:
         err().print(f"logs: {shown}; see them with: paceline report {shlex.quote(shown)}", soft_wrap=True)
-    else:
+    if always_output or not logged:
         err().print(f"the workers' output: {os.path.join(shown, 'output')}", soft_wrap=True)

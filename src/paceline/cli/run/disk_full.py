@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says that the disk of the log directory is full: what the workers say of it may find no room there either."""
+"""Warn of a full disk in the launcher, since the workers' own messages may not be written."""
 
 from __future__ import annotations
 
@@ -11,23 +11,18 @@ from pathlib import Path
 from paceline.cli.console import err, near
 
 LOOK_EVERY_S = 5.0
-ROOM_BYTES = 1 << 14
+MIN_FREE_BYTES = 1 << 14
 
 
-class Room:
-    """Looks now and then, and says once what is wrong.
-
-    Args:
-        directory: of the logs.
-        clock: seconds.
-    """
+class DiskWatcher:
+    """Warns once if the log directory is on a full disk, or was removed."""
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.directory, self._clock = directory, clock
         self._looked_at, self._said = float("-inf"), False
 
     def look(self) -> None:
-        """Look, if it is time."""
+        """Check, at most every `LOOK_EVERY_S`."""
         now = self._clock()
         if self._said or now - self._looked_at < LOOK_EVERY_S:
             return
@@ -36,7 +31,7 @@ class Room:
         if what:
             self._said = True
             err().print(
-                f"the log directory {near(self.directory)} {what}: the run goes on, without what its logs lack now",
+                f"the log directory {near(self.directory)} {what}: the run continues with incomplete logs",
                 markup=False,
                 soft_wrap=True,
             )
@@ -49,5 +44,5 @@ def _missing(directory: Path) -> str:
         return "was removed"
     except OSError:
         return ""
-    full = disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < ROOM_BYTES
+    full = disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < MIN_FREE_BYTES
     return "is on a full disk" if full else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `paceline run` refuses of elastic runs before anything starts."""
+"""The checks of elastic runs before anything starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.cli.launch import saved_plan
 from paceline.cli.run.elastic_launcher import reachable
 
 SAY_AFTER_S = 2.0
-FIND_S = 60.0  # that a launcher waits at most for the one that it is to join
+FIND_S = 60.0  # at most, for the launcher to join
 
 
 def bounds(text: str) -> tuple[int, int]:
@@ -28,7 +28,7 @@ def bounds(text: str) -> tuple[int, int]:
 
 
 def workers(count: int, most: int | None) -> None:
-    """The workers of this host."""
+    """Check the number of workers of this host."""
     if count < 0:
         refuse(f"--workers must be at least 0 (the control plane alone), got {count}")
     if most is None and count < 1:
@@ -38,7 +38,7 @@ def workers(count: int, most: int | None) -> None:
 
 
 def seconds(timeout_s: float, grace_s: float | None) -> None:
-    """The deadlines."""
+    """Check the deadlines."""
     if not timeout_s >= 1:
         refuse(f"--timeout must be at least 1 second, got {timeout_s}")
     if grace_s is not None and not 0 < grace_s < timeout_s:
@@ -46,7 +46,7 @@ def seconds(timeout_s: float, grace_s: float | None) -> None:
 
 
 def rule(text: str | None) -> None:
-    """Only workers that exchange blocks can come and go."""
+    """Refuse rules that do not exchange blocks."""
     if text is None:
         return
     from paceline.rules.recipes import rule_from_text
@@ -56,8 +56,8 @@ def rule(text: str | None) -> None:
         return
     if asked.schedule.survives_loss:
         refuse(
-            f"--elastic needs a rule of blocks, such as bmuf, and {text} is asynchronous: its workers survive each "
-            "other's loss by themselves, so run it without --elastic"
+            f"--elastic needs a rule of blocks, such as bmuf, and {text} is asynchronous: its workers survive the "
+            "loss of one without it, so leave --elastic out"
         )
     refuse(
         f"--elastic needs a rule of blocks, such as bmuf, and {text} exchanges gradients at each step: use "
@@ -74,10 +74,10 @@ def address(option: str, text: str) -> tuple[str, int]:
 
 
 def listen(text: str | None) -> tuple[str, int]:
-    """Where the control plane is to listen: an address of this host, and a port that nobody has."""
+    """The control plane's address: of this host, with a free port."""
     where = ("127.0.0.1", 0) if text is None else address("--listen", text)
     if where[0] in ("0.0.0.0", "::"):
-        refuse(f"--listen takes one address of this host, by which the others reach it, got {where[0]}")
+        refuse(f"--listen takes one address of this host, by which other hosts reach it, got {where[0]}")
     try:
         family, _, _, _, found = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0]
         socket.create_server((str(found[0]), where[1]), family=family).close()
@@ -89,22 +89,22 @@ def listen(text: str | None) -> tuple[str, int]:
 
 
 def join(text: str, timeout_s: float) -> tuple[str, int]:
-    """The control plane that is to be joined, when it listens."""
+    """The address of the control plane to join, once it listens."""
     where = address("--join", text)
-    patience = min(FIND_S, timeout_s)
+    wait_s = min(FIND_S, timeout_s)
     began = time.monotonic()
-    until, say_at = began + patience, began + SAY_AFTER_S
+    until, say_at = began + wait_s, began + SAY_AFTER_S
     while not reachable(where):
         if time.monotonic() > say_at:
             say_at = until
             err().print(
-                f"nobody listens at {text} yet: waiting for the launcher of the run, for {patience:g} s at most",
+                f"no launcher listens at {text} yet: waiting for it, {wait_s:g} s at most",
                 markup=False,
                 soft_wrap=True,
             )
         if time.monotonic() > until:
             refuse(
-                f"--join: nobody listens at {text} within {patience:g} s; start `paceline run --elastic MIN:MAX "
+                f"--join: no launcher listens at {text} within {wait_s:g} s; start `paceline run --elastic MIN:MAX "
                 f"--listen {text} ...` there first, and check that this host reaches it"
             )
         time.sleep(0.2)
@@ -112,7 +112,7 @@ def join(text: str, timeout_s: float) -> tuple[str, int]:
 
 
 def vacant(directory: Path, overwrite: bool) -> None:
-    """No elastic run is begun in another's logs."""
+    """Refuse or remove the record of an earlier elastic run."""
     old = [
         directory / name
         for name in (saved_plan.NAME, saved_plan.CONTROL, saved_plan.EVENTS)
@@ -120,7 +120,7 @@ def vacant(directory: Path, overwrite: bool) -> None:
     ]
     if old and not overwrite:
         refuse(
-            f"the log directory {directory} already holds an elastic run ({old[0].name}): go on with it by "
+            f"the log directory {directory} already holds an elastic run ({old[0].name}): continue it with "
             f"`paceline run --again {directory}`, give another directory, or add --overwrite to replace it"
         )
     for path in old:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher of an elastic run: it hosts the control plane, or joins one, and keeps its own workers at work."""
+"""The launcher of an elastic run: hosts the control plane or joins one, and replaces its own lost workers."""
 
 from __future__ import annotations
 
@@ -20,23 +20,31 @@ from paceline.cli.launch import saved_plan
 from paceline.cli.launch.process import OutputFiles
 from paceline.cli.launch.saved_plan import SavedPlan
 from paceline.cli.launch.signals import SignalListener
-from paceline.cli.launch.supervisor import Death, Supervisor, What
+from paceline.cli.launch.supervisor import Death, Supervisor, WorkerCommand
 from paceline.cli.run import failure
-from paceline.cli.run import output as lines
+from paceline.cli.run.output import Tails
 from paceline.observe.event_file import EventFile
 
 LOOK_EVERY_S = 0.05
-ASK_EVERY_S = 0.5  # the control plane, how things stand
-PROBE_S = 0.5  # for a control plane to take a connection
-START_S = 60.0  # that the first workers wait at most for those that are expected besides
+ASK_EVERY_S = 0.5  # the control plane's status
+PROBE_S = 0.5  # to connect to the control plane
+START_S = 60.0  # that the first workers wait at most for the expected ones
 OVER = "the run is over"
-"""What a worker is told that comes too late."""
-OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PACELINE_CONTROL", "PACELINE_TLS")
-"""What a surrounding launcher may have set, and what our workers must not take for theirs."""
+"""In the error of a worker that joins after the end of the run."""
+FOREIGN_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "PACELINE_CONTROL",
+    "PACELINE_TLS",
+)
+"""Variables of a surrounding launcher, which our workers must not inherit."""
 
 
 class ControlPlane(Protocol):
-    """What a launcher needs of the control plane that it hosts."""
+    """The control plane that a launcher hosts."""
 
     port: int
 
@@ -52,30 +60,30 @@ class Ending:
     """How an elastic run ended on this host.
 
     Attributes:
-        well: somebody ended well, here or elsewhere.
-        finished: workers of this host that ended well.
-        deaths: those that did not, in order; most of them were replaced.
+        well: a worker succeeded, here or elsewhere.
+        finished: workers of this host that succeeded.
+        deaths: of workers, in order; most were replaced.
         left_behind: places whose workers did not end within the timeout after the first had.
         stopped_by: number of the signal that ended it, or None.
-        gone: the control plane's address, where it could not be reached any more.
-        why: the control plane has given the run up.
+        gone: address of a control plane that can no longer be reached.
+        why: the control plane's reason to end the run.
     """
 
     well: bool = False
     finished: int = 0
     deaths: list[Death] = field(default_factory=list)
-    left_behind: list[int] = field(default_factory=list)
+    unfinished: list[int] = field(default_factory=list)
     stopped_by: int | None = None
     gone: str = ""
     why: str = ""
 
 
 class Events:
-    """Appends what happens to `control.jsonl`; any thread.
+    """Appends events to `control.jsonl`, from any thread.
 
     Args:
         path: the file.
-        since: when the run began, seconds of the wall clock; `at_s` counts from there, also after a restart.
+        since: start of the run by the wall clock, in seconds; `at_s` counts from it, also after a restart.
     """
 
     def __init__(self, path: Path, since: float) -> None:
@@ -84,7 +92,7 @@ class Events:
         self.news: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
 
     def write(self, kind: str, facts: Mapping[str, Any]) -> None:
-        """One event, in the file before this returns where there is room for it."""
+        """Write an event to the file before this returns, unless the disk is full."""
         line = json.dumps({"kind": kind, "at_s": round(time.time() - self._since, 3), **facts}, default=str)
         with self._lock:
             if not self._closed:
@@ -93,7 +101,7 @@ class Events:
         self.news.put((kind, dict(facts)))
 
     def close(self) -> None:
-        """Later events are swallowed."""
+        """Close the file; later events are dropped."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -107,7 +115,7 @@ def _appending(path: Path) -> tuple[int, Path]:
 
 @contextlib.contextmanager
 def control(plan: SavedPlan, directory: Path, events: Events) -> Iterator[tuple[SavedPlan, ControlPlane | None]]:
-    """Host the control plane, if that is ours; the plan with the port where it listens."""
+    """Host the control plane, if this launcher leads; the plan gets its port."""
     if not plan.leads:
         yield plan, None
         return
@@ -119,8 +127,8 @@ def control(plan: SavedPlan, directory: Path, events: Events) -> Iterator[tuple[
         server.close()
 
 
-def host(plan: SavedPlan, record: Path, told: Callable[[str, dict[str, Any]], None]) -> ControlPlane:
-    """The control plane of a run, from its record where there is one."""
+def host(plan: SavedPlan, record: Path, on_event: Callable[[str, dict[str, Any]], None]) -> ControlPlane:
+    """The control plane of a run, from its record if one exists."""
     from paceline.communication.sockets.tls import TLS
     from paceline.flow.control import (  # here, because torch loads for seconds and --help must not wait
         ControlServer,
@@ -132,25 +140,27 @@ def host(plan: SavedPlan, record: Path, told: Callable[[str, dict[str, Any]], No
         max_workers=plan.bounds[1],
         timeout_s=plan.timeout_s,
         grace_s=plan.grace_s,
-        start_s=min(START_S, plan.timeout_s / 2) if plan.workers else 0.0,  # less than a newcomer waits to be taken in
+        start_s=min(START_S, plan.timeout_s / 2) if plan.workers else 0.0,  # less than a joining worker waits
         expected=plan.workers,
     )
     tls = None if plan.tls is None else TLS.folder(plan.tls)
-    server: ControlPlane = ControlServer(plan.control[0], plan.control[1], tls, terms, record, told)
+    server: ControlPlane = ControlServer(plan.control[0], plan.control[1], tls, terms, record, on_event)
     return server
 
 
 def environment(plan: SavedPlan) -> dict[str, str]:
-    """All of a worker's environment, but for its place."""
-    mine = {
-        name: value for name, value in os.environ.items() if name not in OTHERS and not name.startswith("TORCHELASTIC")
+    """A worker's environment, except for its place."""
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in FOREIGN_VARIABLES and not name.startswith("TORCHELASTIC")
     }
     added = {**plan.environment, "PACELINE_CONTROL": plan.address}
-    return mine | added | ({} if plan.tls is None else {"PACELINE_TLS": plan.tls})
+    return own | added | ({} if plan.tls is None else {"PACELINE_TLS": plan.tls})
 
 
 def reachable(address: tuple[str, int]) -> bool:
-    """Whether anybody listens there."""
+    """Whether a connection succeeds."""
     try:
         socket.create_connection(address, timeout=PROBE_S).close()
         return True
@@ -158,37 +168,37 @@ def reachable(address: tuple[str, int]) -> bool:
         return False
 
 
-def came_too_late(death: Death) -> bool:
-    """Whether a worker was refused because the others had come to the end of the program: nothing is wrong with it."""
-    return OVER in failure.last_words(death.stderr, death.place)[0]
+def arrived_after_end(death: Death) -> bool:
+    """Whether the worker joined after the end of the run, which is no failure."""
+    return OVER in failure.error_lines(death.stderr, death.place)[0]
 
 
 class Launcher:
-    """Follows the workers of this host to their end.
+    """Supervises the workers of this host until the run ends.
 
     Args:
-        plan: what was asked for.
+        plan: the options.
         directory: of the logs.
-        events: where to write what happens.
-        server: the control plane, where this launcher hosts it.
-        output: shows what the workers print.
+        events: the event log.
+        server: the control plane, if this launcher hosts it.
+        output: shows the workers' output.
     """
 
     def __init__(
-        self, plan: SavedPlan, directory: Path, events: Events, server: ControlPlane | None, output: lines.Tails
+        self, plan: SavedPlan, directory: Path, events: Events, server: ControlPlane | None, output: Tails
     ) -> None:
         self.plan, self.directory, self.events, self.server, self.output = plan, directory, events, server, output
-        what = What(plan.command, environment(plan), directory / "output", plan.folder)
-        told = lambda kind, facts: events.write(f"process {kind}", facts)  # noqa: E731
-        self.workers = Supervisor(what, plan.workers, told, self._write)
+        command = WorkerCommand(plan.command, environment(plan), directory / "output", plan.folder)
+        on_event = lambda kind, facts: events.write(f"process {kind}", facts)  # noqa: E731
+        self.workers = Supervisor(command, plan.workers, on_event, self._write)
         self.status: dict[str, Any] = {}
         self._judged, self._over_elsewhere, self._warned = 0, False, False
         self._shown: dict[int, int] = {}  # place -> turn whose output is followed
         self._asked_at = self._over_at = self._gone_since = float("-inf")
-        self._fed_at = time.monotonic()
+        self._above_minimum_at = time.monotonic()
 
     def take_over(self, places: list[dict[str, Any]]) -> int:
-        """Go on with the workers of an earlier launcher; how many run."""
+        """Adopt the workers of an earlier launcher; returns how many still run."""
         running = self.workers.take_over(places)
         for number, turn, process in self.workers.running:
             self._shown[number] = turn
@@ -197,10 +207,10 @@ class Launcher:
         return running
 
     def follow(self, listener: SignalListener, look: Callable[[], None] = lambda: None) -> Ending:
-        """Until all is over, or a signal ends it; `look` is called all the while."""
+        """Supervise until the run is over or a signal ends it; calls `look` meanwhile."""
         self._write()
         self._ask()
-        while not listener.heard and not self._done():
+        while not listener.received and not self._done():
             self.workers.look(self._may_start)
             self._show()
             look()
@@ -221,7 +231,7 @@ class Launcher:
                 self.events.write("launcher record", {"path": str(self.directory / saved_plan.NAME), "why": str(error)})
 
     def _may_start(self) -> bool:
-        """Where the control plane is elsewhere, a fresh worker has something to join only while that can be reached."""
+        """A new worker needs a control plane that can be reached."""
         if self.server is not None or reachable(self.plan.control):
             self._gone_since = float("-inf")
             return True
@@ -230,7 +240,7 @@ class Launcher:
         return False
 
     def _ask(self) -> None:
-        """How the run stands, now and then."""
+        """Refresh the status of the run, every `ASK_EVERY_S`."""
         now = time.monotonic()
         if self.server is not None and now - self._asked_at >= ASK_EVERY_S:
             self._asked_at, self.status = now, self.server.status()
@@ -240,58 +250,58 @@ class Launcher:
         if self.workers.over and self._over_at == float("-inf"):
             self._over_at = now
         if not (self.status.get("paused") and any(place.given_up for place in self.workers.places)):
-            self._fed_at = now
+            self._above_minimum_at = now
 
     def _refused_as_over(self) -> bool:
-        """Whether the control plane, elsewhere, told one of our workers that the others had come to the end."""
+        """Whether the control plane elsewhere refused one of our workers because the run is over."""
         new, self._judged = self.workers.deaths[self._judged :], len(self.workers.deaths)
-        return any(came_too_late(death) for death in new)
+        return any(arrived_after_end(death) for death in new)
 
     @property
-    def _gone(self) -> bool:
-        """Whether the control plane could not be reached for the timeout."""
+    def _control_lost(self) -> bool:
+        """Whether the control plane has been unreachable for the timeout."""
         since = self._gone_since
         return since > float("-inf") and time.monotonic() - since > self.plan.timeout_s
 
     @property
-    def _starved(self) -> bool:
-        """Whether the run has waited below its minimum for the timeout, since a place here was given up."""
-        return time.monotonic() - self._fed_at > self.plan.timeout_s
+    def _stalled(self) -> bool:
+        """Whether the run has been below its minimum for the timeout, with a place here given up."""
+        return time.monotonic() - self._above_minimum_at > self.plan.timeout_s
 
     def _done(self) -> bool:
-        if self.workers.over:  # the others get the timeout to come to their end
+        if self.workers.over:  # the remaining workers get the timeout to end
             waited = self._over_at > float("-inf") and time.monotonic() - self._over_at > self.plan.timeout_s
-            return waited or not (self._working or self._others())
+            return waited or not (self._working or self._other_hosts())
         if self.workers.running:
-            return self._starved
+            return self._stalled
         if self.workers.waiting:
-            return self._gone
-        return not self._others() if self.plan.workers else False
+            return self._control_lost
+        return not self._other_hosts() if self.plan.workers else False
 
     @property
     def _working(self) -> list[int]:
-        """Places whose workers are not at their end; when the training is, who took no part in it is not waited for."""
+        """Places with a running worker; after the training only those that took part in it."""
         finished = bool(self.status.get("finished"))
         return [n for n, _, process in self.workers.running if not finished or process.files.exchanged.exists()]
 
-    def _others(self) -> bool:
-        """Whether workers of other hosts still need the control plane that we host."""
+    def _other_hosts(self) -> bool:
+        """Whether workers of other hosts still need our control plane."""
         return self.server is not None and bool(self.status.get("members") or self.status.get("waiting"))
 
     def _end(self, listener: SignalListener) -> Ending:
-        ending = Ending(stopped_by=listener.heard[0] if listener.heard else None)
+        ending = Ending(stopped_by=listener.received[0] if listener.received else None)
         ending.well = bool(self.workers.finished or self.status.get("finished") or self._over_elsewhere)
         ending.why = str(self.status.get("ended", ""))
-        if self._starved and not ending.why:
+        if self._stalled and not ending.why:
             ending.why = f"a worker's place was given up, and the run waits without it: {self.status['paused']}"
-        ending.left_behind = self._working
-        if not ending.left_behind and self._gone:
+        ending.unfinished = self._working
+        if not ending.unfinished and self._control_lost:
             ending.gone = self.plan.address
         deaths = len(self.workers.deaths)
-        self.output.mute_errors = bool(listener.heard)  # tracebacks of KeyboardInterrupt say nothing new
-        if listener.heard:
+        self.output.mute_errors = bool(listener.received)  # no tracebacks of KeyboardInterrupt
+        if listener.received:
             self.workers.over = True
-            self.workers.stop(listener.heard[0], lambda: len(listener.heard) > 1)
+            self.workers.stop(listener.received[0], lambda: len(listener.received) > 1)
         else:
             self.workers.stop(signal.SIGTERM)
         self.workers.look()
@@ -300,11 +310,11 @@ class Launcher:
         return ending
 
     def _show(self) -> None:
-        """What the workers print, each new one included."""
+        """Show the output of all workers, also of new ones."""
         for number, place in enumerate(self.workers.places):
             if place.turn and self._shown.get(number) != place.turn:
                 self.output.drop(number)
                 self._shown[number] = place.turn
-                files = OutputFiles.of(self.workers.what.output, number, place.turn)
+                files = OutputFiles.of(self.workers.command.output, number, place.turn)
                 self.output.follow(number, files.stdout, files.stderr)
         self.output.read()

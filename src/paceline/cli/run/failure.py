@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which worker failed first, and how to say it in one panel."""
+"""Find the worker that failed first, and report it in one panel."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from paceline.core.printable import plain
 from paceline.observe.reports.read import LOG_NAME
 
 LOST = 3
-"""Exit code of a run that came to its end without some of its workers."""
+"""Exit code of a run that ended without some of its workers."""
 TAIL_LINES = 12
 TAIL_BYTES = 1 << 16
-# What a worker says that only lost sight of another; the one that was lost is the cause.
-ECHO = re.compile(r"PeerLostError|Connection (reset|closed|refused)|Broken pipe|DistNetworkError|ncclRemoteError")
+# A worker with such an error lost its connection to another one, which is the cause.
+PEER_LOST = re.compile(r"PeerLostError|Connection (reset|closed|refused)|Broken pipe|DistNetworkError|ncclRemoteError")
 
 
 def culprit(codes: Mapping[int, int], stderr_of: Mapping[int, Path]) -> int:
-    """The rank to blame among those that failed within one look.
+    """The rank that failed first, of those that failed within one poll.
 
-    A worker killed by a signal comes before one that raised, and one that raised on its own before
-    one that complains about a lost peer.
+    A worker that was killed by a signal comes first, then one that raised an error of its own, then one that lost its
+    connection to another.
     """
 
     def blame(rank: int) -> tuple[int, int]:
         if codes[rank] < 0:
             return 0, rank
-        headline, _ = last_words(stderr_of[rank], rank)
-        return (2 if ECHO.search(headline) else 1), rank
+        headline, _ = error_lines(stderr_of[rank], rank)
+        return (2 if PEER_LOST.search(headline) else 1), rank
 
     return min(codes, key=blame)
 
 
 def exit_code(code: int) -> int:
-    """A process's return code as a shell tells it: 128 + n for signal n."""
+    """The exit code of a shell: 128 + n for signal n."""
     return 128 - code if code < 0 else code
 
 
 def may_lose(directory: Path, rank: int) -> bool:
-    """Whether the others go on without this worker: it had met them, under an asynchronous rule, as its log says."""
+    """Whether the run continues without this worker: its log says that it attached under an asynchronous rule."""
     from paceline.rules.recipes import rule_from_text  # here, because torch loads for seconds and --help must not wait
 
     try:
@@ -63,28 +63,28 @@ def may_lose(directory: Path, rank: int) -> bool:
         text = event["rule"]
         asynchronous = text.startswith("custom(Bounded(") or rule_from_text(text).schedule.survives_loss
         return event["kind"] == "attach" and event["size"] > 1 and asynchronous
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # no line yet, or of another paceline
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # no line yet, or another version's
         return False
 
 
-def how_text(code: int) -> str:
-    """How a process ended that should not have."""
+def exit_text(code: int) -> str:
+    """How a process failed."""
     return f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
 
 
-def alike(rank: int, stderr_of: Mapping[int, Path]) -> list[int]:
-    """The ranks that said the same as this one at their end, itself among them."""
-    said = {other: without_rank(last_words(stderr_of[other], other)[0], other) for other in stderr_of}
-    return [other for other in sorted(said) if other == rank or (said[rank] and said[other] == said[rank])]
+def same_error_ranks(rank: int, stderr_of: Mapping[int, Path]) -> list[int]:
+    """The ranks with the same error as `rank`, including itself."""
+    errors = {other: without_rank(error_lines(stderr_of[other], other)[0], other) for other in stderr_of}
+    return [other for other in sorted(errors) if other == rank or (errors[rank] and errors[other] == errors[rank])]
 
 
 def panel(
     rank: int, code: int, stderr: Path, stopped: int, verdict: str = "failed", ranks: Sequence[int] = ()
 ) -> Panel:
-    """Everything a person needs to see, the exception's own line first; `ranks` all say the same."""
-    words, tail = last_words(stderr, rank)
-    how = how_text(code)
-    if code < 0 and words:  # the signal is the news, whatever was printed last
+    """The report of a failed worker, with its exception first; all of `ranks` have the same error."""
+    words, tail = error_lines(stderr, rank)
+    how = exit_text(code)
+    if code < 0 and words:  # the signal matters more than the last line
         tail = [*tail, words]
     headline = words if code > 0 and words else how
     facts = [] if headline == how else [how]
@@ -99,7 +99,7 @@ def panel(
 
 
 def advice(code: int, headline: str) -> str:
-    """What to do next."""
+    """The next step for the user."""
     if code == -signal.SIGKILL:
         return (
             "SIGKILL comes from outside the program, most often from the kernel when memory runs "
@@ -108,9 +108,9 @@ def advice(code: int, headline: str) -> str:
     if code in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL):
         return "it crashed in native code: run again with PYTHONFAULTHANDLER=1 to see where"
     if code < 0:
-        return "the signal came from outside the program: ask who sent it"
-    if ECHO.search(headline):
-        return "it lost another worker: look at what the launchers of the other hosts say"
+        return "the signal came from outside the program: find out which process sent it"
+    if PEER_LOST.search(headline):
+        return "it lost another worker: see the output of the launchers on the other hosts"
     return "correct the program, then run it again"
 
 
@@ -122,11 +122,11 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def last_words(stderr: Path, rank: int) -> tuple[str, list[str]]:
-    """The exception's lines and the last lines before and after them.
+def error_lines(stderr: Path, rank: int) -> tuple[str, list[str]]:
+    """The exception's lines, and some lines before and after them.
 
-    After a traceback the exception's line is the first that is not indented, with what is indented below it; libraries
-    like to add warnings of their own behind it. Without a traceback it is the last line.
+    The exception starts at the first line after the traceback that is not indented, and includes indented lines below
+    it; libraries may print warnings after it. Without a traceback it is the last line.
     """
     lines = _tail(stderr, rank)
     starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent")]
@@ -135,12 +135,12 @@ def last_words(stderr: Path, rank: int) -> tuple[str, list[str]]:
     end = next((i for i in range(starts[-1] + 1, len(lines)) if not lines[i].startswith(" ")), None)
     if end is None:  # cut off within the traceback
         return lines[-1].strip(), lines[-TAIL_LINES:-1]
-    behind = end + 1
-    while behind < len(lines) and lines[behind].startswith("    "):  # a message of several lines
-        behind += 1
+    after = end + 1
+    while after < len(lines) and lines[after].startswith("    "):  # a message of several lines
+        after += 1
     trace = folded(lines[starts[-1] : end])
     kept = trace if len(trace) <= TAIL_LINES else [trace[0], *trace[1 - TAIL_LINES :]]
-    return "\n".join(lines[end:behind]), [*kept, *lines[behind:][:4]]
+    return "\n".join(lines[end:after]), [*kept, *lines[after:][:4]]
 
 
 def _tail(path: Path, rank: int) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which hosts a run has: those of the options, and what they leave open as the scheduler says it."""
+"""The hosts of a run: from the options, completed by the scheduler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.errors import PacelineError
 
 @dataclass(frozen=True)
 class HostOptions:
-    """What the command line says of hosts; None where it says nothing.
+    """The options about hosts; None where not given.
 
     Attributes:
         workers: on each host.
@@ -33,14 +33,14 @@ class HostOptions:
 
     @property
     def complete(self) -> bool:
-        """Whether the options leave nothing to find out."""
+        """Whether the scheduler need not be asked."""
         return self.hosts == 1 or None not in (self.hosts, self.host_index, self.master)
 
 
-def cluster(asked: HostOptions, timeout_s: float) -> tuple[LaunchCluster, Hosts | None]:
-    """The shape of the run, and who said what the options did not."""
-    known = _found(asked)
-    found = known or Hosts("nobody")
+def resolve_cluster(asked: HostOptions, timeout_s: float) -> tuple[LaunchCluster, Hosts | None]:
+    """The shape of the run, and the scheduler that completed the options, if any."""
+    known = _from_scheduler(asked)
+    found = known or Hosts("no scheduler")
     index = found.index if asked.host_index is None else asked.host_index
     count = (found.count or 1) if asked.hosts is None else asked.hosts
     workers = (found.workers or 1) if asked.workers is None else asked.workers
@@ -53,15 +53,15 @@ def cluster(asked: HostOptions, timeout_s: float) -> tuple[LaunchCluster, Hosts 
     return checks.cluster(workers, count, index, master, timeout_s), known
 
 
-def _found(asked: HostOptions) -> Hosts | None:
-    """What the scheduler says, where the options leave something open; contradictions are refused."""
+def _from_scheduler(asked: HostOptions) -> Hosts | None:
+    """The scheduler's hosts, if the options are incomplete; refuses contradictions."""
     if asked.complete:
         return None
     try:
         found = schedulers.hosts(os.environ)
     except PacelineError as error:
         refuse(str(error))
-    if found is None or (found.count is None and asked.hosts is None):  # pods that know of no others
+    if found is None or (found.count is None and asked.hosts is None):  # a pod that knows no other pod
         return None
     if asked.hosts not in (None, found.count) and found.count is not None:
         refuse(
@@ -76,15 +76,15 @@ def _found(asked: HostOptions) -> Hosts | None:
     return found
 
 
-def one_launcher() -> None:
-    """Refuse to lead an elastic run from several hosts at once."""
+def refuse_several_launchers() -> None:
+    """Refuse to host an elastic run from several hosts at once."""
     if schedulers.several(os.environ):
         refuse(
             "--elastic leads a run from one host, and this command was started on several: start it on one of them "
-            "(srun --nodes=1 --ntasks=1 ...), and on the others --join HOST:PORT"
+            "(srun --nodes=1 --ntasks=1 ...), and on the other hosts --join HOST:PORT"
         )
 
 
-def logs(found: Hosts | None) -> Path | None:
-    """The log directory of a scheduler's job, which has the same name on all hosts."""
+def job_log_directory(found: Hosts | None) -> Path | None:
+    """The log directory of a scheduler's job, the same on all hosts."""
     return Path(checks.LOGS) / found.name if found is not None and found.name else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the workers print, line by line, each with its rank in front."""
+"""The workers' output, line by line, each with its rank in front."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.text import Text
 from paceline.cli.run.tracebacks import Repeats
 from paceline.core.printable import coloured
 
-CHUNK_BYTES = 1 << 18  # read at one look, so that a talkative worker cannot starve the others
+CHUNK_BYTES = 1 << 18  # a poll, so that one verbose worker does not starve the other ones
 COLOURS = (
     "cyan",
     "magenta",
@@ -41,10 +41,10 @@ class Tail:
     offset: int = 0
     rest: bytes = b""
 
-    file: IO[bytes] | None = None  # kept open: what a removed file still gets is read, too
+    file: IO[bytes] | None = None  # kept open, so that a removed file is still read
 
     def read(self) -> list[str]:
-        """The lines that were completed since the last look."""
+        """The lines that were completed since the last call."""
         data = b""
         with contextlib.suppress(OSError):
             self.file = self.file or self.path.open("rb")
@@ -55,7 +55,7 @@ class Tail:
         return [decode(line, self.rank) for line in lines]
 
     def finish(self) -> list[str]:
-        """All that is left, the unfinished last line included."""
+        """All remaining lines, including an incomplete last one."""
         lines, before = self.read(), -1
         while self.offset > before:
             before = self.offset
@@ -76,29 +76,29 @@ class Tails:
         self.show = show
         self.tails: list[Tail] = []
         self._repeats = Repeats()
-        self.mute_errors = False  # stderr is then only kept in its file
+        self.mute_errors = False  # stderr then goes to its file only
 
     def __len__(self) -> int:
-        return len(self.tails) // 2  # of a worker there are two
+        return len(self.tails) // 2  # two a worker
 
     def follow(self, rank: int, stdout: Path, stderr: Path, *, from_now: bool = False) -> None:
-        """Add a worker; `from_now` passes over what it printed before."""
+        """Add a worker; `from_now` skips its earlier output."""
         for path, is_error in ((stdout, False), (stderr, True)):
             self.tails.append(Tail(path, rank, is_error, _size(path) if from_now else 0))
 
     def drop(self, rank: int) -> None:
-        """Show all that is left of a worker that ended, and follow it no more."""
+        """Show the remaining output of a worker that ended, and stop following it."""
         for tail in [tail for tail in self.tails if tail.rank == rank]:
             self._end(tail)
             self.tails.remove(tail)
 
     def read(self) -> None:
-        """Show what is new."""
+        """Show new lines."""
         for tail in self.tails:
             self._show(tail, tail.read())
 
     def finish(self) -> None:
-        """Show all that is left."""
+        """Show all remaining lines."""
         for tail in self.tails:
             self._end(tail)
 
@@ -120,25 +120,24 @@ def _size(path: Path) -> int:
     return 0
 
 
-def plain(rank: int, line: str, is_error: bool) -> None:
-    """For pipes and files: no colour, stdout to stdout and stderr to stderr."""
+def prefixed(rank: int, line: str, is_error: bool) -> None:
+    """Print with the rank in front, without colour, for pipes and files."""
     _print(f"[{rank}] {line}", is_error)
 
 
-def first(rank: int, line: str, is_error: bool) -> None:
-    """What rank 0 prints, as it prints it; the others' is in their files."""
+def rank_0(rank: int, line: str, is_error: bool) -> None:
+    """Print rank 0's lines unchanged, and no other's."""
     if rank == 0:
         _print(line, is_error)
 
 
 def _print(line: str, is_error: bool) -> None:
-    """Files and pipes get the program's own bytes."""
     stream = sys.stderr if is_error else sys.stdout
     print(coloured(line) if stream.isatty() else line, file=stream, flush=True)
 
 
-def first_on_terminal(console: Console) -> Show:
-    """The same, for a terminal."""
+def rank_0_on_terminal(console: Console) -> Show:
+    """The same on a terminal."""
 
     def show(rank: int, line: str, is_error: bool) -> None:
         if rank == 0:
@@ -147,24 +146,20 @@ def first_on_terminal(console: Console) -> Show:
     return show
 
 
-def on_terminal(console: Console) -> Show:
-    """For a terminal; where it has a live status line, the lines scroll above that."""
+def prefixed_on_terminal(console: Console) -> Show:
+    """Print with a coloured rank in front; the lines scroll above a status line."""
 
     def show(rank: int, line: str, is_error: bool) -> None:
-        _coloured(console, rank, line)
+        prefix = (f"[{rank}] ", COLOURS[rank % len(COLOURS)])
+        console.print(Text.assemble(prefix, Text.from_ansi(coloured(line))), soft_wrap=True)
 
     return show
 
 
-def _coloured(console: Console, rank: int, line: str) -> None:
-    prefix = (f"[{rank}] ", COLOURS[rank % len(COLOURS)])
-    console.print(Text.assemble(prefix, Text.from_ansi(coloured(line))), soft_wrap=True)
-
-
 def decode(line: bytes, rank: int) -> str:
-    """Text of a line; of a progress bar that rewrote its line, the last state.
+    """The text of a line; the last state of a progress bar.
 
-    torch puts `[rank3]: ` before the lines of a traceback, which would say the rank twice.
+    Removes `[rank3]: `, which torch puts before the lines of a traceback.
     """
     text = line.decode("utf-8", errors="replace").rstrip("\r")
     return text.rsplit("\r", 1)[-1].removeprefix(f"[rank{rank}]: ")

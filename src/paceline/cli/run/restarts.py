@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`paceline run --restarts N`: when a worker fails all are stopped and started again, so often and no more."""
+"""`paceline run --restarts N`: when a worker fails, stop all and start them again, at most N times."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from paceline.cli.launch.spawn import Command
 
 SUCCESS_S = 3600.0
-"""After so long without a failure the restarts are counted anew."""
+"""After so long without a failure the count of restarts begins at 0 again."""
 
 
-def started_again(
+def launch_with_restarts(
     most: int,
     command: Command,
     launch: Callable[[Command], Outcome],
-    tell: Callable[[Outcome], object],
+    report: Callable[[Outcome], object],
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
-    """Launch until it ends well, is stopped, or has failed once more than it may.
+    """Launch until the run succeeds, is stopped, or fails after `most` restarts.
 
     Args:
-        most: restarts.
-        command: every worker runs.
-        launch: runs it to its end, on all workers.
-        tell: says what failed, before all are started again.
+        most: restarts at most.
+        command: of every worker.
+        launch: runs it on all workers.
+        report: prints the failure before a restart.
         clock: seconds.
     """
     used, start = 0, command.start
@@ -43,12 +43,12 @@ def started_again(
             return outcome
         used, start = used + 1, start + 1
         if outcome.codes:
-            tell(outcome)
+            report(outcome)
         else:
             err().print(f"the run ended: {outcome.error}", markup=False)
-        err().print(f"all workers are started again ({used} of {most} times)", markup=False)
+        err().print(f"starting all workers again ({used} of {most} restarts)", markup=False)
 
 
 def _failed(outcome: Outcome) -> bool:
-    """Whether a worker failed, here or on another host; who was never started has nothing to be started again."""
+    """Whether a started worker failed, here or on another host."""
     return bool(outcome.codes) or (outcome.error is not None and bool(outcome.workers))

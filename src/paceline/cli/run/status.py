@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The line at the bottom of the terminal while a run goes on."""
+"""The status line at the bottom of the terminal during a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.observe.reports.live import Live, LiveSnapshot
 from paceline.observe.reports.summary import delay_text, ranks_text, seconds_text, value_text
 
 DATA_SHARE = 0.01
-"""Waiting for data is worth a word above this share of the time."""
+"""Waiting for data is shown above this share of the time."""
 POLL_EVERY_S = 0.5  # the logs; workers flush theirs once a second
 
 
@@ -46,7 +46,7 @@ class RunStatus:
 
 
 def _left(shot: LiveSnapshot) -> str:
-    """How much of a pass is done, and when it will be over."""
+    """How much of an epoch is done, and the time left."""
     if shot.epoch_done is None:
         return ""
     soon = "" if shot.epoch_left_s is None or shot.epoch_done >= 1.0 else f", {seconds_text(shot.epoch_left_s)} left"
@@ -54,7 +54,7 @@ def _left(shot: LiveSnapshot) -> str:
 
 
 def describe(shot: LiveSnapshot, workers: int) -> Text:
-    """A snapshot in words: `epoch 3 | 12,345 minibatches (412/s) | loss 1.4983 | ...`."""
+    """A snapshot as text: `epoch 3 | 12,345 minibatches (412/s) | loss 1.4983 | ...`."""
     elastic = [] if shot.elastic_status is None else [shot.elastic_status.text]
     if not shot.size:
         none_yet = f"{workers} worker{'s' if workers > 1 else ''} running, none attached yet"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tracebacks as the author of a program wants to read them: frames of libraries folded, the same one told once."""
+"""Readable tracebacks: frames of libraries folded, equal tracebacks of several workers shown once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PACKAGE = re.compile(r"(?:site|dist)-packages/([^/.]+)")
 
 
 def folded(lines: Sequence[str]) -> list[str]:
-    """A traceback, with a line in place of each row of frames that are not the user's; as it is where none is."""
+    """The traceback with adjacent frames of libraries replaced by one line; unchanged if no frame is the user's."""
     frames, head = _frames(lines)
     if all(_library(frame[0]) for frame in frames):
         return list(lines)
@@ -35,7 +35,7 @@ def folded(lines: Sequence[str]) -> list[str]:
 
 
 def _frames(lines: Sequence[str]) -> tuple[list[list[str]], list[str]]:
-    """The lines of each frame, and what stands before the first."""
+    """The lines of each frame, and those before the first."""
     frames, head = list[list[str]](), list[str]()
     for line in lines:
         if _FRAME.match(line):
@@ -46,7 +46,7 @@ def _frames(lines: Sequence[str]) -> tuple[list[list[str]], list[str]]:
 
 
 def _library(first: str) -> str:
-    """Whose a frame is; "" for the user's."""
+    """The library of a frame; "" for the user's code."""
     found = _FRAME.match(first)
     path = found[1] if found else ""
     if path.startswith(PACKAGE):
@@ -58,7 +58,7 @@ def _library(first: str) -> str:
 
 
 def without_rank(text: str, rank: int) -> str:
-    """The text as another worker would say it."""
+    """The text without the worker's own rank."""
     return re.sub(rf"\b(rank|worker|RANK)([ =:]?){rank}\b", r"\1\2N", text)
 
 
@@ -75,14 +75,14 @@ def ranks_span(ranks: Sequence[int]) -> str:
 
 
 class Repeats:
-    """Lets a traceback through once: that of another worker which says the same becomes one line."""
+    """Passes a traceback on once; an equal one of another worker becomes one line."""
 
     def __init__(self) -> None:
-        self._open: dict[int, list[str]] = {}  # rank -> a traceback that is not at its end
-        self._first: dict[str, int] = {}  # traceback -> who said it first
+        self._open: dict[int, list[str]] = {}  # rank -> an incomplete traceback
+        self._first: dict[str, int] = {}  # traceback -> the first rank with it
 
     def pass_on(self, rank: int, lines: Sequence[str]) -> list[str]:
-        """What to show of the new lines of a worker's stderr."""
+        """The new lines of a worker's stderr that are to be shown."""
         shown: list[str] = []
         for line in lines:
             block = self._open.get(rank)
@@ -94,13 +94,13 @@ class Repeats:
             else:
                 block.append(line)
                 if line and not line.startswith(" "):
-                    shown += self._told(rank, self._open.pop(rank))
+                    shown += self._deduplicated(rank, self._open.pop(rank))
         return shown
 
     def rest(self, rank: int) -> list[str]:
-        """What was kept of a traceback that was cut off."""
+        """The lines of an incomplete traceback."""
         return self._open.pop(rank, [])
 
-    def _told(self, rank: int, block: list[str]) -> list[str]:
+    def _deduplicated(self, rank: int, block: list[str]) -> list[str]:
         first = self._first.setdefault(without_rank("\n".join(block), rank), rank)
         return block if first == rank else [f"{block[-1]}  (the same traceback as worker {first})"]

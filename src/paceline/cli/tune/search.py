@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`paceline tune --search`: a population of groups of workers, of which the winners are copied."""
+"""`paceline tune --search`: population-based search with groups of workers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import typer.core
 import typer.main
 
 from paceline.cli.console import refuse
+from paceline.cli.console.program_options import CONTEXT, ProgramCommand
 from paceline.cli.launch.cluster import LaunchCluster
-from paceline.cli.program_options import ProgramCommand
 from paceline.cli.run import checks
 
 EPILOG = (
@@ -24,10 +24,10 @@ SEARCHES = "paceline-searches"
 
 
 class TuneOrSearch(typer.core.TyperCommand):
-    """`tune`, and behind `--search` and `--again` another command, whose arguments are a program's."""
+    """`tune`; with `--search` or `--again` a second command, which takes a program."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """The context of the command that is meant."""
+        """The context of the one command or the other."""
         places = [k for k, one in enumerate(args) if one.partition("=")[0] in ("--search", "--again")]
         if not places:
             return super().make_context(info_name, args, parent, **extra)
@@ -38,7 +38,7 @@ class TuneOrSearch(typer.core.TyperCommand):
 @functools.cache
 def _searching() -> Any:
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False})(command)
+    app.command(cls=ProgramCommand, context_settings=CONTEXT)(command)
     return typer.main.get_command(app)
 
 
@@ -52,23 +52,21 @@ def command(
         list[str] | None,
         typer.Option(metavar="NAME=RANGE", help="log(a,b), uniform(a,b), int(a,b) or choice(x,y,..); may be repeated."),
     ] = None,
-    groups: Annotated[int, typer.Option(help="Groups, each with values of its own.")] = 4,
-    workers: Annotated[int, typer.Option(help="Workers of a group.")] = 1,
-    rounds: Annotated[int, typer.Option(help="Rounds; after each the worst quarter copies the best.")] = 8,
-    blocks: Annotated[
-        int, typer.Option(help="Exchanges of a group in a round; with the longest period, if several.")
-    ] = 50,
-    measure: Annotated[str, typer.Option(help="Value that decides, of those that the program logs.")] = "loss",
-    maximize: Annotated[bool, typer.Option("--maximize", help="More of it is better.")] = False,
+    groups: Annotated[int, typer.Option(help="Number of groups, each with values of its own.")] = 4,
+    workers: Annotated[int, typer.Option(help="Workers in each group.")] = 1,
+    rounds: Annotated[int, typer.Option(help="Rounds; after each the worst quarter copies the best quarter.")] = 8,
+    blocks: Annotated[int, typer.Option(help="Exchanges of each group in a round, at the longest period.")] = 50,
+    measure: Annotated[str, typer.Option(help="Logged value that ranks the groups.")] = "loss",
+    maximize: Annotated[bool, typer.Option("--maximize", help="Larger values are better.")] = False,
     together: Annotated[int, typer.Option(help="Groups that train at the same time.")] = 1,
     rule: Annotated[str | None, typer.Option(help="Rule, for programs that name none.")] = None,
     log: Annotated[
         Path | None, typer.Option(help=f"Directory of the search; by default a new one in ./{SEARCHES}.")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds after which a worker that does not answer is lost.")] = 600.0,
-    seed: Annotated[int, typer.Option(help="Of the values that are tried.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the values that are tried.")] = 0,
     again: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Go on with the search in that directory, which was stopped.")
+        Path | None, typer.Option(metavar="DIR", help="Continue the stopped search in that directory.")
     ] = None,
 ) -> None:
     """Search for settings of a training program.
@@ -82,8 +80,8 @@ def command(
     from paceline.cli.tune.search_rounds import Search
 
     if again is not None:
-        checks.alone(ctx, "again")
-        raise typer.Exit(Search.again(checks.existing(again)).play())
+        checks.refuse_other_options(ctx, "again")
+        raise typer.Exit(Search.load(checks.existing_directory(again)).run())
     if script is None:
         refuse('no program was given: paceline tune --search "lr=log(1e-4,1e-1)" [OPTIONS] PROGRAM [ARGUMENTS]')
     for name, value, least in (
@@ -113,11 +111,11 @@ def command(
     )
     check(plan)
     checks.check_rule(rule)
-    raise typer.Exit(Search(_directory(log, LaunchCluster(workers)), plan, []).play())
+    raise typer.Exit(Search(_directory(log, LaunchCluster(workers)), plan, []).run())
 
 
 def _directory(asked: Path | None, cluster: LaunchCluster) -> Path:
     """A new directory for the search."""
     if asked is not None and asked.is_dir() and any(asked.iterdir()):
-        refuse(f"--log {asked} is not empty; give another directory, or go on with paceline tune --again {asked}")
-    return checks.log_directory(asked or checks.fresh(SEARCHES), cluster, False)
+        refuse(f"--log {asked} is not empty; give another directory, or continue with paceline tune --again {asked}")
+    return checks.log_directory(asked or checks.new_directory(SEARCHES), cluster, False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search shows: a round's table, and the winner."""
+"""The messages of a search: a round's table, and the best group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.tuning.population import PopulationMember
 
 
 def table(members: Sequence[PopulationMember], title: str, measure: str, busy: Collection[int]) -> Table:
-    """One row a group: its values, what it began with, and what came of it."""
+    """One row a group: its values, its initial checkpoint, its result."""
     found = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("group", *members[0].values, "begins with"):
         found.add_column(name)
@@ -40,7 +40,7 @@ def _result(member: PopulationMember, busy: bool) -> str:
 
 
 def best_text(member: PopulationMember, group: int, number: int, measure: str) -> str:
-    """Who was best, and with which values."""
+    """The best group and its values."""
     values = ", ".join(f"{name} {show(value)}" for name, value in member.values.items())
     result = "" if member.measure is None else f", {measure} {show(float(member.measure))}"
     return f"best of round {number}: group {group} with {values}{result}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search was asked for."""
+"""The options of a search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.tuning.space import Space, space
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """What was asked for; see `paceline tune --search --help`."""
+    """The options; see `paceline tune --search --help`."""
 
     program: list[str]
     search: list[str]
@@ -32,12 +32,11 @@ class SearchPlan:
 
     @property
     def space(self) -> Space:
-        """What is searched."""
         return space(self.search)
 
 
 def check(plan: SearchPlan) -> None:
-    """Refuse what cannot be, before anything starts."""
+    """Refuse invalid options before anything starts."""
     try:
         names = list(plan.space)
         optuna()
@@ -45,11 +44,11 @@ def check(plan: SearchPlan) -> None:
         refuse(str(error))
     for name in names:
         if name in OF_RULES and plan.workers == 1:
-            refuse(f"{name} changes nothing for a worker that has nobody to exchange with; give more --workers")
+            refuse(f"{name} has no effect on one worker, which exchanges nothing; give more --workers")
 
 
 def exchanges(plan: SearchPlan, values: Values) -> int:
-    """Of a group in a round: as many minibatches for all, where they have different periods."""
+    """Exchanges of a group in a round: the same number of minibatches in groups of different periods."""
     if "period" not in values:
         return plan.blocks
     return max(1, round(plan.blocks * int(plan.space["period"].at(1.0)) / int(values["period"])))

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries a search out, round by round.
+"""Run a search, round by round.
 
 ::
 
-    DIR/search.json                        what was asked for, and what came of each group in each round
+    DIR/search.json                        the options, and the result of each group in each round
     DIR/round-01/group-00/                 a group's logs, as those of `paceline run`
-    DIR/round-01/group-00/checkpoint/      with which it ended; of the last two rounds only
-    DIR/best/                              the winner's
+    DIR/round-01/group-00/checkpoint/      its last checkpoint; kept for the last two rounds
+    DIR/best/                              the best group's
 
-A group begins with a checkpoint of the round before, its own or a winner's, which is only ever read. So a search that
-was stopped goes on with the groups that have no result yet.
+A group starts from a checkpoint of the round before, its own or a better group's, which is only read. So a stopped
+search continues with the groups that have no result yet.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ from paceline.cli.console import err, error_panel, near, out, refuse
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.launch import Outcome, side_by_side
 from paceline.cli.launch.spawn import Command
-from paceline.cli.run import certificates as doors
-from paceline.cli.run import failure
-from paceline.cli.run.command import environment
+from paceline.cli.run import certificates, failure
+from paceline.cli.run.start import environment
 from paceline.cli.tune.search_messages import best_text, table
 from paceline.cli.tune.search_plan import SearchPlan, check, exchanges
 from paceline.observe.reports.read import has_run, read_run
@@ -49,8 +48,8 @@ FORMAT = 1
 FAILED = 1
 
 
-class _StopError(Exception):
-    """The search is over before its last round; the message is for people."""
+class _SearchStoppedError(Exception):
+    """The search ends before its last round; the message says why."""
 
     def __init__(self, why: str, code: int) -> None:
         super().__init__(why)
@@ -62,9 +61,9 @@ class Search:
     """A search.
 
     Attributes:
-        directory: everything is there.
-        plan: what was asked for.
-        rounds: of members, one a group; the last may not have all results.
+        directory: of all its files.
+        plan: the options.
+        rounds: of members, one a group; the last may miss results.
         ended: why there are fewer rounds than planned.
     """
 
@@ -75,21 +74,20 @@ class Search:
     _busy: set[int] = field(default_factory=set)
 
     @classmethod
-    def again(cls, directory: Path) -> Search:
-        """The search whose record is in a directory."""
+    def load(cls, directory: Path) -> Search:
+        """Read the record of a search."""
         path = directory / RECORD
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-            if told["format"] != FORMAT:
-                raise ValueError(f"its format is {told['format']!r}, and this paceline reads {FORMAT}")
-            plan = SearchPlan(**told["plan"])
-            found = cls(
-                directory, plan, [[PopulationMember(**one) for one in row] for row in told["rounds"]], told["ended"]
-            )
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if record["format"] != FORMAT:
+                raise ValueError(f"its format is {record['format']!r}, and this paceline reads {FORMAT}")
+            plan = SearchPlan(**record["plan"])
+            rounds = [[PopulationMember(**one) for one in row] for row in record["rounds"]]
+            search = cls(directory, plan, rounds, record["ended"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             refuse(f"{near(path)} is no record of a search ({type(error).__name__}: {error})")
         check(plan)
-        return found
+        return search
 
     def _write(self) -> None:
         rows = [[asdict(member) for member in row] for row in self.rounds]
@@ -98,8 +96,8 @@ class Search:
 
     # -- rounds -----------------------------------------------------------------------------------
 
-    def play(self) -> int:
-        """All rounds that are missing; the exit code."""
+    def run(self) -> int:
+        """Run all missing rounds; the exit code."""
         plan = self.plan
         if not self.rounds:
             self.rounds.append(first_round(plan.space, plan.groups, plan.seed))
@@ -109,7 +107,7 @@ class Search:
                 if self.ended or len(self.rounds) == plan.rounds:
                     break
                 self.rounds.append(self._next())
-        except _StopError as stop:
+        except _SearchStoppedError as stop:
             err().print(error_panel("the search stopped", str(stop)))
             return stop.code
         return self._conclude()
@@ -125,7 +123,7 @@ class Search:
         return next_round(members, maximize, proposals.near)
 
     def _round(self) -> None:
-        """Train the groups that have no result yet; tell the result."""
+        """Train the groups without a result."""
         number, members = len(self.rounds), self.rounds[-1]
         missing = [group for group, one in enumerate(members) if one.measure is None and not one.failed]
         self._write()
@@ -138,93 +136,94 @@ class Search:
             if number == 1:
                 self.ended = ""
                 self._write()
-                raise _StopError(
-                    f"the program came to its end before its first {self.plan.blocks} exchanges, so that no "
-                    "checkpoint was made; give fewer --blocks, let the program train for longer, and have it go "
-                    "through its data with run.share, or call run.checkpoint() at the top of its loop",
+                raise _SearchStoppedError(
+                    f"the program ended before its first {self.plan.blocks} exchanges, without a checkpoint; give "
+                    "fewer --blocks, let the program train longer, and iterate over its data with run.share, or call "
+                    "run.checkpoint() at the top of its loop",
                     FAILED,
                 )
             self.rounds.pop()
             self._write()
             return
         if not copies(members, self.plan.maximize):
-            raise _StopError(f"all groups failed in round {number}: {members[0].failed}", FAILED)
-        for group in range(self.plan.groups):  # what they began with is not needed any more
+            raise _SearchStoppedError(f"all groups failed in round {number}: {members[0].failed}", FAILED)
+        for group in range(self.plan.groups):  # their initial checkpoints
             shutil.rmtree(self._place(number - 1, group) / "checkpoint", ignore_errors=True)
 
     def _train(self, groups: list[int]) -> None:
-        """Some groups side by side."""
+        """Train groups at the same time."""
         cluster = LaunchCluster(self.plan.workers, timeout_s=self.plan.timeout_s)
         commands = [self._command(group, cluster) for group in groups]
         self._busy = set(groups)
-        outcomes = side_by_side(cluster, commands, lambda: None)
+        outcomes = side_by_side(cluster, commands)
         self._busy = set()
-        heard = next((one.stopped_by for one in outcomes if one.stopped_by is not None), None)
-        if heard is not None:
-            err().print(f"stopped by {failure.signal_name(heard)}; go on with: {self._go_on}", markup=False)
+        received = next((one.stopped_by for one in outcomes if one.stopped_by is not None), None)
+        if received is not None:
+            err().print(f"stopped by {failure.signal_name(received)}; continue with: {self._again}", markup=False)
             if any(one.stuck for one in outcomes):  # a thread waits inside torch and cannot be interrupted
                 sys.stderr.flush()
-                os._exit(128 + heard)
-            raise typer.Exit(128 + heard)
+                os._exit(128 + received)
+            raise typer.Exit(128 + received)
         for group, outcome in zip(groups, outcomes, strict=True):
-            self._judge(group, outcome)
+            self._record_result(group, outcome)
 
     @property
-    def _go_on(self) -> str:
+    def _again(self) -> str:
         return f"paceline tune --again {shlex.quote(near(self.directory))}"
 
     def _place(self, number: int, group: int) -> Path:
         return self.directory / f"round-{number:02d}" / f"group-{group:02d}"
 
     def _step(self, number: int, group: int) -> Path | None:
-        """The checkpoint with which a group ended a round."""
+        """A group's last checkpoint of a round."""
         store = DirectoryStore(self._place(number, group) / "checkpoint")
         numbers = store.numbers()
         return store.path(numbers[-1]) if numbers else None
 
     def _command(self, group: int, cluster: LaunchCluster) -> Command:
-        """What a group's workers run in the present round."""
+        """The command of a group's workers in this round."""
         number, plan = len(self.rounds), self.plan
         member, place = self.rounds[-1][group], self._place(number, group)
-        shutil.rmtree(place, ignore_errors=True)  # of a round that was stopped
+        shutil.rmtree(place, ignore_errors=True)  # of a stopped round
         output = place / "output"
         output.mkdir(parents=True)
         added = environment(cluster, plan.rule, place)
         if "OMP_NUM_THREADS" in added:
             added["OMP_NUM_THREADS"] = str(max(1, int(added["OMP_NUM_THREADS"]) // min(plan.together, plan.groups)))
-        added |= doors.environment(cluster, doors.for_workers(cluster, place, None, False), False)
+        added |= certificates.environment(cluster, certificates.for_workers(cluster, place, None, False), False)
         added["PACELINE_ROUND"] = Round(str(place / "checkpoint"), exchanges(plan, member.values), member.tune).text()
         if member.source is not None:
             step = self._step(number - 1, member.source)
             if step is None:
                 where = near(self._place(number - 1, member.source))
-                raise _StopError(f"the checkpoint in {where} is gone, with which group {group} begins", FAILED)
+                raise _SearchStoppedError(
+                    f"the checkpoint in {where} is missing, from which group {group} starts", FAILED
+                )
             added["PACELINE_RESUME"] = str(step)
         return Command([sys.executable, "-u", *plan.program], added, output)
 
-    def _judge(self, group: int, outcome: Outcome) -> None:
-        """What came of a group."""
+    def _record_result(self, group: int, outcome: Outcome) -> None:
         members, place = self.rounds[-1], self._place(len(self.rounds), group)
         failed = _why(outcome)
         if not failed and self._step(len(self.rounds), group) is None:
-            self.ended = f"the program came to its end in round {len(self.rounds)}"
+            self.ended = f"the program ended in round {len(self.rounds)}"
             return
         log = read_run(place) if has_run(place) else None
         measure = log.last(self.plan.measure) if log is not None else None
         if not failed and measure is None:
             names = ", ".join(log.value_names) if log is not None else ""
-            raise _StopError(
+            raise _SearchStoppedError(
                 f"the program logs no {self.plan.measure!r} ({f'it logs {names}' if names else 'it logs nothing'}): "
                 f"call run.log({self.plan.measure}=...) in its loop, or name another --measure",
                 FAILED,
             )
         members[group] = members[group].done(measure, failed)
 
-    # -- words ------------------------------------------------------------------------------------
+    # -- messages ---------------------------------------------------------------------------------
 
     @contextmanager
     def _shown(self) -> Iterator[None]:
-        """The round's table: on a terminal all the while, elsewhere when the round is over."""
+        """Show the round's table: on a terminal during the round, else at its end."""
         console = out()
         if console.is_terminal:
             with Live(get_renderable=self._table, console=console, refresh_per_second=4):
@@ -239,34 +238,34 @@ class Search:
         return table(self.rounds[-1], f"round {len(self.rounds)} of {plan.rounds}", plan.measure, self._busy)
 
     def _conclude(self) -> int:
-        """Keep the winner's checkpoint, and say what it is."""
+        """Copy the best group's checkpoint, and print it."""
         plan, number, members = self.plan, len(self.rounds), self.rounds[-1]
-        winner = ranking(members, plan.maximize)[0]
-        step, best = self._step(number, winner), self.directory / "best"
+        best = ranking(members, plan.maximize)[0]
+        step, target = self._step(number, best), self.directory / "best"
         if step is not None:
             partial = self.directory / "best.partial"
-            for path in (partial, best):
+            for path in (partial, target):
                 shutil.rmtree(path, ignore_errors=True)
             shutil.copytree(step, partial)
-            partial.rename(best)
+            partial.rename(target)
         console = out()
         if self.ended:
             console.print(f"{self.ended}; the search ends with round {number}")
-        console.print(best_text(members[winner], winner, number, plan.measure), markup=False, soft_wrap=True)
+        console.print(best_text(members[best], best, number, plan.measure), markup=False, soft_wrap=True)
         rule = [] if plan.rule is None else ["--rule", plan.rule]
         command = ["paceline", "run", "--workers", str(plan.workers), *rule, *plan.program]
-        where = f"PACELINE_RESUME={shlex.quote(near(best))}"
-        console.print(f"go on from its checkpoint with: {where} {shlex.join(command)}", markup=False, soft_wrap=True)
+        where = f"PACELINE_RESUME={shlex.quote(near(target))}"
+        console.print(f"continue from its checkpoint with: {where} {shlex.join(command)}", markup=False, soft_wrap=True)
         groups = f"{shlex.quote(near(self.directory / f'round-{number:02d}'))}/group-*"
         console.print(f"compare the groups with: paceline report {groups}", markup=False, soft_wrap=True)
         return 0
 
 
 def _why(outcome: Outcome) -> str:
-    """Why a group failed; nothing where it did not."""
+    """Why a group failed; "" if it did not."""
     if outcome.codes:
         files = {worker.rank: worker.stderr for worker in outcome.workers}
         rank = failure.culprit(outcome.codes, files)
-        words, _ = failure.last_words(files[rank], rank)
-        return f"worker {rank}: {words or failure.how_text(outcome.codes[rank])}"
+        words, _ = failure.error_lines(files[rank], rank)
+        return f"worker {rank}: {words or failure.exit_text(outcome.codes[rank])}"
     return "" if outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}"

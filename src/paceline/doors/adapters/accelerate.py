@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.extras import needed
-from paceline.doors.adapters.door import FOLDER, Door
+from paceline.doors.adapters.adapter import FOLDER, Adapter
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.run.run import Run
 
-with needed("the door for accelerate", "accelerate"):
+with needed("the adapter for accelerate", "accelerate"):
     from accelerate import Accelerator
 
     from paceline.doors.adapters.one_device import PreparedLoader, one_device
@@ -45,41 +45,46 @@ class PacelineAccelerator(Accelerator):  # type: ignore[misc]
         self, rule: Rule | str | None = None, *, accelerator: dict[str, Any] | None = None, **settings: Any
     ) -> None:
         arguments = dict(accelerator or {})
-        self.door = Door("accelerate", rule, settings)
+        self.adapter = Adapter("accelerate", rule, settings)
         for name in ("deepspeed_plugin", "fsdp_plugin", "megatron_lm_plugin", "parallelism_config"):
             if arguments.get(name) is not None:
                 raise UnsupportedError(f"{name} spreads a model over processes, and paceline's workers hold it whole")
-        one_device(self.door, cpu=bool(arguments.get("cpu")))
+        one_device(self.adapter, cpu=bool(arguments.get("cpu")))
         super().__init__(**arguments)
-        one_device(self.door)
+        one_device(self.adapter)
 
     @property
     def run(self) -> Run:
         """The run; attached to all models and optimizers that are prepared by then."""
-        if self.door.run is None:
+        if self.adapter.run is None:
             models = [self.unwrap_model(model, keep_torch_compile=False) for model in self._models]
             optimizers = [prepared.optimizer for prepared in self._optimizers]
             if not models or not optimizers:
                 raise UnsupportedError(
-                    self.door.world.sign(
+                    self.adapter.world.sign(
                         f"{len(models)} models and {len(optimizers)} optimizers are prepared; call "
                         "accelerator.prepare(model, optimizer, ...) first"
                     )
                 )
-            self.door.attach(models[0] if len(models) == 1 else models, optimizers, self.scaler)
-        assert self.door.run is not None
-        return self.door.run
+            self.adapter.attach(models[0] if len(models) == 1 else models, optimizers, self.scaler)
+        assert self.adapter.run is not None
+        return self.adapter.run
 
     def share(self, loader: Any) -> Any:
         """This worker's part of the training data: every sample of an epoch on exactly one worker."""
         run = self.run
-        return PreparedLoader(loader, self.door) if self.door.shared else run.share(loader)
+        return PreparedLoader(loader, self.adapter) if self.adapter.distributed else run.share(loader)
 
     def backward(self, loss: Any, **kwargs: Any) -> None:
         """As Accelerator's; refuses batches that `accelerator.share` did not give out."""
-        if self.door.shared and not self.run.samples and not self.run.minibatches and self.run._context.loaders.idle:
+        if (
+            self.adapter.distributed
+            and not self.run.samples
+            and not self.run.minibatches
+            and self.run._context.loaders.idle
+        ):
             raise UnsupportedError(
-                self.door.world.sign(
+                self.adapter.world.sign(
                     "no batch came from accelerator.share(loader), so every worker would train on the same data; "
                     "go through `for batch in accelerator.share(loader)`"
                 )
@@ -94,21 +99,21 @@ class PacelineAccelerator(Accelerator):  # type: ignore[misc]
 
     def wait_for_everyone(self) -> None:
         """Return when every worker has come here."""
-        self.door.transport.barrier()
+        self.adapter.transport.barrier()
 
     def get_state_dict(self, model: Any, unwrap: bool = True) -> Any:
         """The global model, of the one that is trained."""
-        run = self.door.open_run
+        run = self.adapter.open_run
         if run is None or len(self._models) != 1 or self.unwrap_model(model) is not self.unwrap_model(self._models[0]):
             return super().get_state_dict(model, unwrap)
         return {**super().get_state_dict(model, unwrap), **run.global_state()}
 
     def save_state(self, output_dir: Any = None, **kwargs: Any) -> Any:
         """As Accelerator's, with the rest of the run in the folder `paceline` within."""
-        run = self.door.open_run
+        run = self.adapter.open_run
         with run.global_model() if run is not None else contextlib.nullcontext():
             folder = super().save_state(output_dir, **kwargs)
-        if run is not None and self.door.shared:
+        if run is not None and self.adapter.distributed:
             run.save(Path(folder) / FOLDER)
         return folder
 
@@ -117,9 +122,9 @@ class PacelineAccelerator(Accelerator):  # type: ignore[misc]
         if input_dir is None:
             raise UnsupportedError("name the checkpoint: accelerator.load_state(folder)")
         ours = Path(input_dir) / FOLDER
-        if not ours.is_dir() and self.door.open_run is not None and self.door.shared:
+        if not ours.is_dir() and self.adapter.open_run is not None and self.adapter.distributed:
             raise UnsupportedError(
-                self.door.world.sign(
+                self.adapter.world.sign(
                     f"{input_dir} was written by one worker, and paceline is attached already; load it before the "
                     "first accelerator.share"
                 )
@@ -127,9 +132,9 @@ class PacelineAccelerator(Accelerator):  # type: ignore[misc]
         super().load_state(input_dir, **kwargs)
         if ours.is_dir():
             assert self.run is not None
-            self.door.resume(ours)
+            self.adapter.resume(ours)
 
     def end_training(self) -> None:
         """Come to the end together; the model is the global one then."""
-        self.door.close()
+        self.adapter.close()
         super().end_training()

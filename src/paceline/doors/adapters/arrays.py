@@ -27,11 +27,11 @@ from paceline.update.engine import exit_handling
 from paceline.update.engine.collective.engine import Engine
 from paceline.update.engine.settings import Settings
 
-PATIENCE = 10
+UNCHANGED_STEPS = 10
 """Steps after which arrays that never changed are taken for forgotten ones."""
 
 
-class Holder(nn.Module):
+class ArrayModule(nn.Module):
     """Tensors as a module's parameters and buffers, in the same memory."""
 
     def __init__(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
@@ -61,7 +61,7 @@ class ArrayRun(Run):
         *more: Any,
     ) -> None:
         check_apart({**parameters, **buffers})
-        holder = Holder(parameters, buffers)
+        holder = ArrayModule(parameters, buffers)
         self._parameters = dict(holder.named_parameters())
         trained = list(self._parameters.values())
         self._stepper: Any = ElsewhereMomentum(trained, *more) if more else Elsewhere(trained)
@@ -212,11 +212,11 @@ class WritableRun(ArrayRun):
         if self._unmoved:
             if any(not torch.equal(self._parameters[name], then) for name, then in self._unmoved.items()):
                 self._unmoved = {}
-            elif self.minibatches + 1 >= PATIENCE:
+            elif self.minibatches + 1 >= UNCHANGED_STEPS:
                 raise UnsupportedError(
                     self.world.sign(
-                        f"the arrays attached have not changed in {PATIENCE} steps; write into them (w -= rate * g, "
-                        "w[...] = new) and not beside them (w = w - rate * g), or hand the new ones over: run.step([w])"
+                        f"the arrays attached have not changed in {UNCHANGED_STEPS} steps; write into them (w -= rate "
+                        "* g, w[...] = new) instead of making new ones (w = w - rate * g), or pass those: run.step([w])"
                     )
                 )
 

@@ -23,17 +23,17 @@ from torch import nn
 from torch.optim import Optimizer
 
 from paceline.core.extras import needed
-from paceline.doors.adapters.door import FOLDER, Door, DoorLoader
-from paceline.doors.adapters.lightning_workers import Workers, beside
+from paceline.doors.adapters.adapter import FOLDER, Adapter, AdapterLoader
+from paceline.doors.adapters.lightning_workers import WorkersMixin, state_folder
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 
-with needed("the door for Fabric", "lightning"):
+with needed("the adapter for Fabric", "lightning"):
     from lightning.fabric.strategies import ParallelStrategy
     from lightning.fabric.strategies.strategy import _BackwardSyncControl
 
 
-class PacelineFabricStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
+class PacelineFabricStrategy(WorkersMixin, ParallelStrategy):  # type: ignore[misc]
     """Trains under a rule of paceline.
 
     Args:
@@ -52,14 +52,14 @@ class PacelineFabricStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
         **settings: Any,
     ) -> None:
         super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision=precision)
-        self.door = Door("Fabric", rule, settings)
-        self._backward_sync_control = _NoSync(self.door)
+        self.adapter = Adapter("Fabric", rule, settings)
+        self._backward_sync_control = _NoSync(self.adapter)
         self._model: nn.Module | None = None
         self._asked = False
 
     def close(self) -> None:
         """Come to the end together; the model is the global one then."""
-        self.door.close()
+        self.adapter.close()
 
     # -- setting up -------------------------------------------------------------------------------
 
@@ -71,12 +71,12 @@ class PacelineFabricStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
         module.to(self.root_device)
 
     def setup_module_and_optimizers(self, module: nn.Module, optimizers: list[Optimizer], scheduler: Any = None) -> Any:
-        if self.door.open_run is not None:
+        if self.adapter.open_run is not None:
             raise UnsupportedError(
                 "a model is set up already; close that run (fabric.strategy.close()), or hand over all modules as one"
             )
         self._model = module
-        self.door.attach(module, list(optimizers), getattr(self.precision, "scaler", None))
+        self.adapter.attach(module, list(optimizers), getattr(self.precision, "scaler", None))
         return module, optimizers, scheduler
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
@@ -91,9 +91,9 @@ class PacelineFabricStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
 
     def process_dataloader(self, dataloader: Any) -> Any:
         asked, self._asked = self._asked, False
-        if not asked or not self.door.shared:
+        if not asked or not self.adapter.distributed:
             return dataloader
-        shared = DoorLoader(dataloader, self.door)
+        shared = AdapterLoader(dataloader, self.adapter)
         shared.__dict__.update({**vars(dataloader), **vars(shared)})  # Fabric copies what it finds there
         return shared
 
@@ -103,29 +103,29 @@ class PacelineFabricStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
     # -- checkpoints ------------------------------------------------------------------------------
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
-        run = self.door.open_run if module is self._model else None
+        run = self.adapter.open_run if module is self._model else None
         return {**super().get_module_state_dict(module), **(run.global_state() if run is not None else {})}
 
     def save_checkpoint(
         self, path: Any, state: dict[str, Any], storage_options: Any = None, filter: Any = None
     ) -> None:
-        run = self.door.open_run
-        if run is not None and self.door.shared:
+        run = self.adapter.open_run
+        if run is not None and self.adapter.distributed:
             path = self.broadcast(str(path))
-            run.save(beside(path))
+            run.save(state_folder(path))
             state = {**state, FOLDER: {"workers": run.world.size, "minibatches": run.minibatches}}
         super().save_checkpoint(path, state, storage_options, filter)
 
     def load_checkpoint(self, path: Any, state: Any = None, strict: bool = True, weights_only: Any = None) -> Any:
         rest = super().load_checkpoint(path, state, strict, weights_only)
-        if not state or self.door.open_run is None:
+        if not state or self.adapter.open_run is None:
             return rest
         made = rest.pop(FOLDER, None)
         if made is not None:
-            self.door.resume(beside(path), made["minibatches"])
-        elif self.door.shared:
+            self.adapter.resume(state_folder(path), made["minibatches"])
+        elif self.adapter.distributed:
             raise UnsupportedError(
-                self.door.world.sign(
+                self.adapter.world.sign(
                     f"{path} was written by one worker, and paceline is attached already; load it into model and "
                     "optimizer before fabric.setup"
                 )
@@ -136,9 +136,9 @@ class PacelineFabricStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
 class _NoSync(_BackwardSyncControl):  # type: ignore[misc]
     """Gradients of a pass stay on their worker."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
 
     def no_backward_sync(self, module: nn.Module, enabled: bool) -> contextlib.AbstractContextManager[None]:
-        run = self._door.open_run
+        run = self._adapter.open_run
         return run.no_sync() if enabled and run is not None else contextlib.nullcontext()

@@ -24,12 +24,12 @@ from typing import Any
 
 from paceline.checkpoint import read_manifest
 from paceline.core.extras import needed
-from paceline.doors.adapters.door import FOLDER, Door
+from paceline.doors.adapters.adapter import FOLDER, Adapter
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.run.run import Run
 
-with needed("the door for transformers' Trainer", "transformers"):
+with needed("the adapter for transformers' Trainer", "transformers"):
     import transformers.trainer
     from transformers import Trainer, TrainerCallback
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -49,14 +49,14 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, rule: Rule | str | None = None, **settings: Any) -> None:
-        self.door = Door("transformers' Trainer", rule, settings)
+        self.adapter = Adapter("transformers' Trainer", rule, settings)
         self._trainer: Any = None
         self._from: Path | None = None
 
     @property
     def run(self) -> Run | None:
         """The run of the last training."""
-        return self.door.run
+        return self.adapter.run
 
     # -- what the Trainer calls -------------------------------------------------------------------
 
@@ -76,12 +76,12 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
                 "or call callback.join(trainer)"
             )
         accelerator = trainer.accelerator
-        self.door.attach(trainer.model, trainer.optimizer.optimizer, accelerator.scaler)
+        self.adapter.attach(trainer.model, trainer.optimizer.optimizer, accelerator.scaler)
         if self._from is not None:
-            self.door.resume(self._from, state.global_step)
+            self.adapter.resume(self._from, state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.door.close()
+        self.adapter.close()
 
     # -- the Trainer ------------------------------------------------------------------------------
 
@@ -99,11 +99,11 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
                     f"TrainingArguments have {name}={getattr(trainer.args, name)!r}, which does not "
                     "go with paceline; leave it away"
                 )
-        one_device(self.door)
+        one_device(self.adapter)
         self._trainer = trainer
         trainer.state.is_world_process_zero = trainer.is_world_process_zero()
         trainer.state.is_local_process_zero = trainer.is_local_process_zero()
-        if not self.door.shared:
+        if not self.adapter.distributed:
             return trainer
         transformers.trainer.skip_first_batches = _skip
         self._wrap("train", self._training)
@@ -124,7 +124,7 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
         try:
             return train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         except BaseException:
-            self.door.abandon()
+            self.adapter.abandon()
             raise
 
     def _ours(self, checkpoint: Any) -> Path:
@@ -137,9 +137,9 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
             checkpoint = transformers.trainer.get_last_checkpoint(self._trainer.args.output_dir)
         folder = Path(str(checkpoint)) / FOLDER
         workers = read_manifest(folder)["size"] if folder.is_dir() else 1
-        if workers != self.door.world.size:
+        if workers != self.adapter.world.size:
             raise UnsupportedError(
-                self.door.world.sign(
+                self.adapter.world.sign(
                     f"{checkpoint} was written by {workers} workers, and the Trainer counts epochs by the steps of "
                     "one; resume with as many as wrote it, or begin anew from its weights with from_pretrained"
                 )
@@ -147,28 +147,28 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
         return folder
 
     def _loader(self, make: Callable[[], Any]) -> Any:
-        return PreparedLoader(make(), self.door)
+        return PreparedLoader(make(), self.adapter)
 
     def _with_global_model(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        run = self.door.open_run
+        run = self.adapter.open_run
         with run.global_model() if run is not None else contextlib.nullcontext():
             return call(*args, **kwargs)
 
     def _save(self, save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         save(*args, **kwargs)
-        run, trainer = self.door.open_run, self._trainer
+        run, trainer = self.adapter.open_run, self._trainer
         if run is not None and not trainer.args.save_only_model:
             step = f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
             run.save(Path(trainer._get_output_dir(None)) / step / FOLDER)
 
     def _by_rank_zero(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return call(*args, **kwargs) if self.door.world.rank == 0 else None
+        return call(*args, **kwargs) if self.adapter.world.rank == 0 else None
 
     def _unless_resumed(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs) if self._from is None else None
 
     def _no_sync(self, model: Any) -> contextlib.AbstractContextManager[None]:
-        run = self.door.open_run
+        run = self.adapter.open_run
         return run.no_sync() if run is not None else contextlib.nullcontext()
 
 

@@ -23,18 +23,18 @@ from typing import Any
 import torch
 
 from paceline.core.extras import needed
-from paceline.doors.adapters.fresh import FreshRun, Leaves, copies, shared
+from paceline.doors.adapters.immutable import ImmutableRun, Leaves, copies, tensor_of
 from paceline.doors.adapters.views import named
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.run.attach import prepare
 from paceline.update.engine.settings import Settings
 
-with needed("the door for JAX", "jax"):
+with needed("the adapter for JAX", "jax"):
     import jax
 
 
-class JaxRun(FreshRun):
+class JaxRun(ImmutableRun):
     """A run over a tree of JAX arrays; made by `attach`.
 
     Attributes:
@@ -45,13 +45,13 @@ class JaxRun(FreshRun):
         leaves, self._tree = _named_leaves(params)
         self.opt_state, self._apply = opt_state, jax.jit(partial(_apply, optimizer)) if optimizer is not None else None
         super().__init__(leaves, {}, rule, settings)
-        self._owed = any(not _same(leaves[name], now) for name, now in self.leaves.items())
-        self.include(opt_state=_Kept(self))
+        self._stale = any(not _same(leaves[name], now) for name, now in self.leaves.items())
+        self.include(opt_state=_OptimizerState(self))
 
     @property
     def params(self) -> Any:
         """The newest parameters; to be taken after `attach`, `merge`, `resume`, `restore` and `close`."""
-        self._owed = False
+        self._stale = False
         return jax.tree_util.tree_unflatten(self._tree, list(self.leaves.values()))
 
     def sync(self, params: Any) -> Any:
@@ -63,7 +63,7 @@ class JaxRun(FreshRun):
         """
         if self._closed:
             return params
-        if self._owed:
+        if self._stale:
             raise UnsupportedError(
                 self.world.sign("the run has brought other parameters than yours; go on from params = run.params")
             )
@@ -93,18 +93,18 @@ class JaxRun(FreshRun):
         found, shape = _named_leaves(tree)
         if shape != self._tree:
             raise UnsupportedError(self.world.sign(f"the tree of {what}s is {shape}, and was attached as {self._tree}"))
-        self._check_like(what, {name: shared(name, leaf) for name, leaf in found.items()})
+        self._check_like(what, {name: tensor_of(name, leaf) for name, leaf in found.items()})
         return found
 
     def merge(self) -> None:
         """As for any run; go on from `params`."""
         super().merge()
-        self._owed = self._engine is not None
+        self._stale = self._engine is not None
 
     def resume(self, path: str | Path | None = None, **objects: Any) -> bool:
         """As for any run; go on from `params` and `opt_state`."""
-        self._owed = super().resume(path, **objects) or self._owed
-        return self._owed
+        self._stale = super().resume(path, **objects) or self._stale
+        return self._stale
 
     def model_for_export(self) -> Any:
         """The global parameters, in the structure of those attached."""
@@ -116,7 +116,7 @@ class JaxRun(FreshRun):
         yield self.model_for_export()
 
 
-class _Kept:
+class _OptimizerState:
     """The optimizer's state of a run, for checkpoints."""
 
     def __init__(self, run: JaxRun) -> None:
@@ -124,7 +124,7 @@ class _Kept:
 
     def state_dict(self) -> dict[str, Any]:
         leaves = jax.tree_util.tree_leaves(self._run.opt_state)
-        return {str(k): shared(str(k), leaf).clone() for k, leaf in enumerate(leaves)}
+        return {str(k): tensor_of(str(k), leaf).clone() for k, leaf in enumerate(leaves)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         _, tree = jax.tree_util.tree_flatten(self._run.opt_state)
@@ -164,4 +164,4 @@ def _named_leaves(tree: Any) -> tuple[Leaves, Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    return torch.equal(shared("", one).view(-1), shared("", other).view(-1))
+    return torch.equal(tensor_of("", one).view(-1), tensor_of("", other).view(-1))

@@ -24,7 +24,7 @@ from paceline.rules.rule import Rule
 from paceline.run.attach import prepare
 from paceline.run.run import Run
 
-with needed("the door for Keras", "keras"):
+with needed("the adapter for Keras", "keras"):
     import keras
 
 
@@ -56,11 +56,11 @@ class Paceline(keras.callbacks.Callback):  # type: ignore[misc]
         floats = [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
         parameters, buffers = _named("trained", model.trainable_variables), _named("along", floats)
         if keras.backend.backend() == "jax":
-            self._door: _OnTorch | _OnJax = _OnJax(parameters, buffers, chosen, how)
+            self._adapter: _OnTorch | _OnJax = _OnJax(parameters, buffers, chosen, how)
         else:
-            self._door = _OnTorch(parameters, buffers, chosen, how)
-        self.run: Run = self._door.run
-        self.run.include(optimizer=_OfOptimizer(model))
+            self._adapter = _OnTorch(parameters, buffers, chosen, how)
+        self.run: Run = self._adapter.run
+        self.run.include(optimizer=_OptimizerState(model))
 
     def part(self, *arrays: Any) -> Any:
         """This worker's samples of arrays that every worker has: each sample on exactly one worker.
@@ -73,11 +73,11 @@ class Paceline(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """A step was made: do what is due."""
-        self._door.stepped(self.model)
+        self._adapter.stepped(self.model)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Come to the end together, with the global model in the variables."""
-        self._door.close()
+        self._adapter.close()
 
 
 class _OnTorch:
@@ -99,20 +99,20 @@ class _OnJax:
     """Variables hold JAX arrays, which the trainer keeps to itself while an epoch goes on."""
 
     def __init__(self, parameters: dict[str, Any], buffers: dict[str, Any], rule: Rule, settings: Any) -> None:
-        from paceline.doors.adapters.fresh import FreshRun
+        from paceline.doors.adapters.immutable import ImmutableRun
 
-        door = self
+        adapter = self
 
-        class VariablesRun(FreshRun):
+        class VariablesRun(ImmutableRun):
             """Looks for the newest arrays in the variables, and leaves what comes there."""
 
             def _bring(self) -> None:
-                self.leaves = door.read()
+                self.leaves = adapter.read()
                 super()._bring()
 
             def _hand_out(self) -> None:
                 super()._hand_out()
-                door.write(self.leaves)
+                adapter.write(self.leaves)
 
         self._variables = {**parameters, **buffers}
         arrays = {name: v.value for name, v in parameters.items()}
@@ -134,7 +134,7 @@ class _OnJax:
         self.run.close()
 
 
-class _OfOptimizer:
+class _OptimizerState:
     """The variables of a model's optimizer, for checkpoints."""
 
     def __init__(self, model: Any) -> None:

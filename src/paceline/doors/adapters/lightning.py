@@ -21,22 +21,22 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.extras import needed
-from paceline.doors.adapters.door import FOLDER, Door, DoorLoader
-from paceline.doors.adapters.lightning_workers import Workers, beside
+from paceline.doors.adapters.adapter import FOLDER, Adapter, AdapterLoader
+from paceline.doors.adapters.lightning_workers import WorkersMixin, state_folder
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 
-with needed("the door for Lightning", "lightning"):
+with needed("the adapter for Lightning", "lightning"):
     from lightning.pytorch.strategies import ParallelStrategy
     from lightning.pytorch.trainer.states import TrainerFn
 
-OTHERS = (
+OTHER_WORLD_SIZE = (
     "the steps and epochs that Lightning counts in it are not those of this number of workers; resume with as many as "
     "wrote it, or begin anew from its weights with load_from_checkpoint"
 )
 
 
-class PacelineStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
+class PacelineStrategy(WorkersMixin, ParallelStrategy):  # type: ignore[misc]
     """Trains under a rule of paceline.
 
     Args:
@@ -46,7 +46,7 @@ class PacelineStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
     """
 
     strategy_name = "paceline"
-    is_distributed = property(lambda self: self.door.shared)  # so that sync_dist=True goes over the workers
+    is_distributed = property(lambda self: self.adapter.distributed)  # so that sync_dist=True goes over the workers
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class PacelineStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
         **settings: Any,
     ) -> None:
         super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin)
-        self.door = Door("Lightning", rule, settings)
+        self.adapter = Adapter("Lightning", rule, settings)
         self._evaluating = contextlib.ExitStack()
         self._from: tuple[Path, int] | None = None  # folder and minibatches of the checkpoint to resume from
 
@@ -84,25 +84,25 @@ class PacelineStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
         self.model.to(self.root_device)
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        if not self.door.shared or not self._trainer.training:
+        if not self.adapter.distributed or not self._trainer.training:
             return dataloader
-        return DoorLoader(dataloader, self.door, lambda: int(self._trainer.current_epoch))
+        return AdapterLoader(dataloader, self.adapter, lambda: int(self._trainer.current_epoch))
 
     def on_train_start(self) -> None:
         # here, and not in setup: model and optimizers have what a checkpoint brings
-        if self._trainer.ckpt_path is not None and self.door.shared and self._from is None:
+        if self._trainer.ckpt_path is not None and self.adapter.distributed and self._from is None:
             raise UnsupportedError(
-                self.door.world.sign(f"{self._trainer.ckpt_path} was written by one worker, and {OTHERS}")
+                self.adapter.world.sign(f"{self._trainer.ckpt_path} was written by one worker, and {OTHER_WORLD_SIZE}")
             )
-        self.door.attach(self.lightning_module, self.optimizers, getattr(self.precision_plugin, "scaler", None))
+        self.adapter.attach(self.lightning_module, self.optimizers, getattr(self.precision_plugin, "scaler", None))
         if self._from is not None:
-            self.door.resume(*self._from)
+            self.adapter.resume(*self._from)
             self._from = None
 
     # -- steps ------------------------------------------------------------------------------------
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        run, plugin = self.door.open_run, self.precision_plugin
+        run, plugin = self.adapter.open_run, self.precision_plugin
         gradients = run is not None and run.world.size > 1 and run.rule.steps_with_gradients
         if not gradients or getattr(plugin, "scaler", None) is not None:
             return super().optimizer_step(optimizer, closure, model, **kwargs)
@@ -113,7 +113,7 @@ class PacelineStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Generator[None, None, None]:
-        with self.door.open_run.no_sync() if self.door.open_run is not None else contextlib.nullcontext():
+        with self.adapter.open_run.no_sync() if self.adapter.open_run is not None else contextlib.nullcontext():
             yield
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
@@ -122,8 +122,8 @@ class PacelineStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
     # -- the global model -------------------------------------------------------------------------
 
     def on_validation_start(self) -> None:
-        if self.door.open_run is not None:
-            self._evaluating.enter_context(self.door.open_run.global_model())
+        if self.adapter.open_run is not None:
+            self._evaluating.enter_context(self.adapter.open_run.global_model())
 
     def on_validation_end(self) -> None:
         self._evaluating.close()
@@ -131,7 +131,7 @@ class PacelineStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
     @contextlib.contextmanager
     def _own_model(self) -> Iterator[None]:
         """Inside, the model holds the worker's own values, in the middle of a validation too."""
-        again = self._trainer.validating and self.door.open_run is not None
+        again = self._trainer.validating and self.adapter.open_run is not None
         self._evaluating.close()
         try:
             yield
@@ -140,17 +140,17 @@ class PacelineStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
                 self.on_validation_start()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        run = self.door.open_run
+        run = self.adapter.open_run
         return {**super().lightning_module_state_dict(), **(run.global_state() if run is not None else {})}
 
     # -- checkpoints ------------------------------------------------------------------------------
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        run = self.door.open_run
-        if run is not None and self.door.shared and "optimizer_states" in checkpoint:
+        run = self.adapter.open_run
+        if run is not None and self.adapter.distributed and "optimizer_states" in checkpoint:
             filepath = self.broadcast(str(filepath))  # a name may hold a metric that is each worker's own
             with self._own_model():
-                run.save(beside(filepath))
+                run.save(state_folder(filepath))
             checkpoint[FOLDER] = {"workers": run.world.size, "minibatches": run.minibatches}
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
@@ -158,25 +158,27 @@ class PacelineStrategy(Workers, ParallelStrategy):  # type: ignore[misc]
         checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
         made = checkpoint.get(FOLDER)
         if made is not None and self._trainer.state.fn == TrainerFn.FITTING:
-            if made["workers"] != self.door.world.size:
+            if made["workers"] != self.adapter.world.size:
                 raise UnsupportedError(
-                    self.door.world.sign(f"{checkpoint_path} was written by {made['workers']} workers, and {OTHERS}")
+                    self.adapter.world.sign(
+                        f"{checkpoint_path} was written by {made['workers']} workers, and {OTHER_WORLD_SIZE}"
+                    )
                 )
-            self._from = beside(checkpoint_path), made["minibatches"]
+            self._from = state_folder(checkpoint_path), made["minibatches"]
         return checkpoint
 
     def remove_checkpoint(self, filepath: Any) -> None:
         super().remove_checkpoint(filepath)
         if self.is_global_zero and "://" not in str(filepath):
-            shutil.rmtree(beside(filepath), ignore_errors=True)
+            shutil.rmtree(state_folder(filepath), ignore_errors=True)
 
     # -- the end ----------------------------------------------------------------------------------
 
     def on_train_end(self) -> None:
         self._evaluating.close()
-        self.door.close()
+        self.adapter.close()
 
     def on_exception(self, exception: BaseException) -> None:
         self._evaluating.close()
-        self.door.abandon()
+        self.adapter.abandon()
         super().on_exception(exception)

@@ -11,41 +11,41 @@ import torch
 from torch import Tensor
 
 from paceline.core.extras import needed
-from paceline.doors.adapters.door import FOLDER, Door
+from paceline.doors.adapters.adapter import FOLDER, Adapter
 from paceline.errors import UnsupportedError
 from paceline.run.run import Run
 
-with needed("the door for Lightning", "lightning"):
+with needed("the adapter for Lightning", "lightning"):
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "mean": lambda rows: rows.to(torch.promote_types(rows.dtype, torch.float32)).mean(0),
-    "sum": lambda rows: rows.sum(0),
-    "max": lambda rows: rows.amax(0),
-    "min": lambda rows: rows.amin(0),
+    "mean": lambda gather_rows: gather_rows.to(torch.promote_types(gather_rows.dtype, torch.float32)).mean(0),
+    "sum": lambda gather_rows: gather_rows.sum(0),
+    "max": lambda gather_rows: gather_rows.amax(0),
+    "min": lambda gather_rows: gather_rows.amin(0),
 }
 
 
-class Workers:
+class WorkersMixin:
     """What both kinds of strategy of Lightning say of the workers, and do among them."""
 
-    door: Door
+    adapter: Adapter
     parallel_devices: Any
 
     @property
     def run(self) -> Run | None:
         """The run of the last training."""
-        return self.door.run
+        return self.adapter.run
 
-    world_size = property(lambda self: self.door.world.size)
-    global_rank = property(lambda self: self.door.world.rank)
-    local_rank = property(lambda self: self.door.world.local_rank)
-    is_global_zero = property(lambda self: self.door.world.rank == 0)
+    world_size = property(lambda self: self.adapter.world.size)
+    global_rank = property(lambda self: self.adapter.world.rank)
+    local_rank = property(lambda self: self.adapter.world.local_rank)
+    is_global_zero = property(lambda self: self.adapter.world.rank == 0)
 
     @property
     def node_rank(self) -> int:
         """This worker's host, in the order of the ranks."""
-        world = self.door.world
+        world = self.adapter.world
         return list(dict.fromkeys(world.hosts)).index(world.host) if world.host in world.hosts else 0
 
     @property
@@ -58,29 +58,29 @@ class Workers:
     def set_world_ranks(self) -> None:
         """Let Lightning's loggers and messages know who this is."""
         rank_zero_only.rank = self.global_rank
-        self.door.belongs(_Rank(self.global_rank))
+        self.adapter.belongs(_Rank(self.global_rank))
 
     def barrier(self, name: str | None = None) -> None:
-        self.door.transport.barrier()
+        self.adapter.transport.barrier()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        return self.door.told(obj, src)
+        return self.adapter.broadcast(obj, src)
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         if sync_grads:
             raise UnsupportedError(
-                self.door.world.sign("all_gather(sync_grads=True) would send gradients back; gather without them")
+                self.adapter.world.sign("all_gather(sync_grads=True) would send gradients back; gather without them")
             )
-        return self.door.rows(tensor) if self.door.shared else tensor
+        return self.adapter.gather_rows(tensor) if self.adapter.distributed else tensor
 
     def reduced(self, tensor: Any, operation: Any) -> Any:
         """A tensor, over the workers in rank order; anything else stays as it is."""
-        if not isinstance(tensor, Tensor) or not self.door.shared:
+        if not isinstance(tensor, Tensor) or not self.adapter.distributed:
             return tensor
         name = str(getattr(operation, "name", operation) or "mean").lower().replace("avg", "mean")
         if name not in OPERATIONS:
             raise UnsupportedError(f"cannot reduce by {name!r}; take one of {', '.join(OPERATIONS)}")
-        return OPERATIONS[name](self.door.rows(tensor))
+        return OPERATIONS[name](self.adapter.gather_rows(tensor))
 
 
 class _Rank:
@@ -96,7 +96,7 @@ class _Rank:
         rank_zero_only.rank = self._rank
 
 
-def beside(filepath: Any) -> Path:
+def state_folder(filepath: Any) -> Path:
     """Where paceline's part of a checkpoint file lies.
 
     Raises:

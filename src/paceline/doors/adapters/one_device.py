@@ -16,14 +16,14 @@ from accelerate.utils import DistributedType, send_to_device
 from torch.utils.data import BatchSampler, RandomSampler
 
 from paceline.data.sharing.shared_loader import SharedLoader
-from paceline.doors.adapters.door import Door, DoorLoader
+from paceline.doors.adapters.adapter import Adapter, AdapterLoader
 from paceline.errors import UnsupportedError
 
 STATES = (PartialState, AcceleratorState, GradientState)
 """What accelerate keeps once for a process."""
 
 
-def one_device(door: Door, cpu: bool = False) -> None:
+def one_device(adapter: Adapter, cpu: bool = False) -> None:
     """Let accelerate take this worker for one device alone, with the rank of the worker.
 
     Raises:
@@ -32,7 +32,7 @@ def one_device(door: Door, cpu: bool = False) -> None:
     kind = PartialState(cpu=cpu).distributed_type
     if kind not in (DistributedType.NO, *(one for one in DistributedType if one.name.startswith("MULTI_"))):
         raise UnsupportedError(
-            door.world.sign(
+            adapter.world.sign(
                 f"accelerate is configured for {kind.value}, which spreads a model over processes itself; take it "
                 "out of its configuration, or train without paceline"
             )
@@ -42,10 +42,10 @@ def one_device(door: Door, cpu: bool = False) -> None:
             state._shared_state.update(
                 distributed_type=DistributedType.NO,
                 num_processes=1,
-                process_index=door.world.rank,
-                local_process_index=door.world.local_rank,
+                process_index=adapter.world.rank,
+                local_process_index=adapter.world.local_rank,
             )
-    door.belongs(_States())
+    adapter.belongs(_States())
 
 
 class _States:
@@ -63,11 +63,11 @@ class _States:
             state._shared_state.update(kept)
 
 
-class PreparedLoader(DoorLoader, DataLoaderStateMixin):  # type: ignore[misc]
+class PreparedLoader(AdapterLoader, DataLoaderStateMixin):  # type: ignore[misc]
     """A worker's part of a loader that accelerate has prepared: batches on the device, and the last one announced."""
 
-    def __init__(self, loader: Any, door: Door) -> None:
-        super().__init__(_as_given(loader), door)
+    def __init__(self, loader: Any, adapter: Adapter) -> None:
+        super().__init__(_as_given(loader), adapter)
         self._device = getattr(loader, "device", None)
         self.gradient_state = GradientState()
 

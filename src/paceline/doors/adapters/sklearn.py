@@ -27,7 +27,7 @@ from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.run.attach import prepare
 
-with needed("the door for scikit-learn", "sklearn"):
+with needed("the adapter for scikit-learn", "sklearn"):
     from sklearn.linear_model import Perceptron, SGDClassifier, SGDOneClassSVM, SGDRegressor
     from sklearn.neural_network import MLPClassifier, MLPRegressor
 
@@ -54,7 +54,7 @@ class EstimatorRun(WritableRun):
             decay = float(estimator._optimizer.momentum)
         self._has_momentum = velocities is not None
         super().__init__(arrays_of(estimator, attributes), None, velocities, decay, rule, settings)
-        self.include(estimator=_Rest(estimator))
+        self.include(estimator=_EstimatorState(estimator))
 
     def step(self, arrays: Any = None, momentum: Any = None) -> None:
         """`partial_fit` has made a minibatch; everything happens here, in the estimator's own arrays."""
@@ -79,7 +79,7 @@ class EstimatorRun(WritableRun):
             yield self._estimator
 
 
-class _Rest:
+class _EstimatorState:
     """What an estimator keeps besides its parameters, for checkpoints: counters, its optimizer, its generator."""
 
     def __init__(self, estimator: Any) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that take a program: what stands after it is the program's, and an option of ours there is a mistake.
+"""Commands that take a program and its arguments: an option of ours after the program is a mistake.
 
-`train.py --workers 4` would hand `--workers 4` to the program and start one worker. So it is refused, with
-the right order; after `--` a program may have options of the same names.
+`train.py --workers 4` would pass `--workers 4` to the program and start one worker. It is refused, with the right
+order; after `--` a program may have options of the same names.
 """
 
 from __future__ import annotations
@@ -15,25 +15,28 @@ import typer.core
 
 from paceline.cli.console import refuse
 
+CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}  # options after the program are its own
+
 # options that `run` and `sim` share
 AsIs = Annotated[
     bool,
-    typer.Option("--as-is", help="Start the program as it is, though it does not attach paceline itself."),
+    typer.Option("--as-is", help="Start the program as it is, even if it does not attach paceline itself."),
 ]
 RandomData = Annotated[
     bool,
-    typer.Option("--random-data", help="The program makes its samples itself, at random: each worker draws others."),
+    typer.Option("--random-data", help="The program makes random samples itself: each worker draws different ones."),
 ]
 ForceZeroLines = Annotated[
     bool,
     typer.Option(
-        "--force-zero-lines", help="Hide the cluster from a program that knows of one: it runs as on one device."
+        "--force-zero-lines",
+        help="Hide the cluster from a program with cluster code of its own: it runs as on one device.",
     ),
 ]
 
 
 class ProgramCommand(typer.core.TyperCommand):
-    """A command whose arguments end with a program and the program's own arguments."""
+    """A command whose arguments end with a program and its arguments."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, then refuse options of this command after the program."""
@@ -47,7 +50,7 @@ class ProgramCommand(typer.core.TyperCommand):
 
     def _refuse_late_options(self, ctx: Any, before: Sequence[str], own: Sequence[str]) -> None:
         options = {name: one for one in self.get_params(ctx) for name in one.opts if name.startswith("-")}
-        options.pop("--help", None)  # the program's own help is what is asked for there
+        options.pop("--help", None)  # after the program it is the program's own
         late, left = split(own, {name: not getattr(one, "is_flag", False) for name, one in options.items()})
         if not late:
             return
@@ -56,14 +59,14 @@ class ProgramCommand(typer.core.TyperCommand):
         through = [*ctx.command_path.split(), *before, "--", *own]
         verb = "stands" if len(names) == 1 else "stand"
         refuse(
-            f"{', '.join(names)} {verb} after the program {program}, where arguments are the program's own. Options of "
+            f"{', '.join(names)} {verb} after the program {program}, where all arguments are its own. Options of "
             f"paceline come before it:\n  {shlex.join(right)}\nIf {program} has an option of this name, put -- before "
             f"its arguments:\n  {shlex.join(through)}"
         )
 
 
 def split(arguments: Sequence[str], takes_value: dict[str, bool]) -> tuple[list[str], list[str]]:
-    """The arguments that are options of `takes_value`, with their values, and all others; `--` ends the search."""
+    """Split into options of `takes_value` with their values, and all other arguments; `--` ends the search."""
     late, left, rest = list[str](), list[str](), list(arguments)
     while rest:
         word = rest.pop(0)

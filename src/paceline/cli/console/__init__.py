@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the commands print, and how they refuse."""
+"""The consoles of the commands, and how they refuse a call."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -19,11 +20,12 @@ from paceline.core.printable import CONTROL, visible
 from paceline.errors import PacelineError
 
 PIPE_COLUMNS = 4096
-USAGE = 2  # exit code of a command that was asked for something that cannot be
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+USAGE = 2  # exit code of an invalid command line
 
 
 class _Safe(Console):
-    """Shows no control character but its own, wherever the text came from."""
+    """Makes control characters in printed text visible."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """See rich."""
@@ -33,7 +35,7 @@ class _Safe(Console):
 
 
 def out() -> Console:
-    """Results. Made anew for each command, because tests and pipes change stdout; in a pipe no line is cut in two."""
+    """A console for results. A new one for each command, because tests change stdout; a pipe gets unbroken lines."""
     console = _Safe(highlight=False)
     if not console.is_terminal and not os.environ.get("COLUMNS"):
         console.width = PIPE_COLUMNS
@@ -41,24 +43,24 @@ def out() -> Console:
 
 
 def err() -> Console:
-    """Errors and notes, which must not end up in a file that collects results."""
+    """A console for errors and notes, on stderr."""
     return _Safe(stderr=True, highlight=False)
 
 
 def error_panel(title: str, *parts: RenderableType) -> Panel:
-    """The one shape of an error."""
+    """The panel around an error message."""
     return Panel(Group(*parts), title=Text(title, style="bold"), title_align="left", style="red")
 
 
 def refuse(message: str) -> NoReturn:
-    """Say what is wrong with the command, and end with exit code 2."""
+    """Print why the command cannot run, and end with exit code 2."""
     err().print(error_panel("error", Text(message, style="default")))
     raise typer.Exit(USAGE)
 
 
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
-    """What is wrong with the wish is said in a sentence."""
+    """Print why the options are invalid, and exit."""
     try:
         yield
     except PacelineError as error:
@@ -68,6 +70,15 @@ def refusing() -> Iterator[None]:
 
 
 def near(path: Path) -> str:
-    """A path as one would type it here: relative where it lies below, absolute elsewhere."""
+    """A path for messages: relative below the current directory, else absolute."""
     shown = os.path.relpath(path)
     return str(path) if shown.startswith("..") else shown
+
+
+def parse_count(text: str, option: str = "--parameters") -> int:
+    """`25M` is 25,000,000."""
+    match = re.fullmatch(r"\s*([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([kmbgt]?)\s*", text.lower())
+    count = round(float(re.sub("[_,]", "", match[1])) * UNITS[match[2]]) if match else 0
+    if count < 1:
+        refuse(f"{option} must be a number such as 250000, 25M or 1.3B, got {text!r}")
+    return count

@@ -48,7 +48,7 @@ def test_a_log_directory_that_cannot_be(command: str, place: str) -> None:
     Path("ok.py").write_text("import paceline\npaceline.attach\n")
     done = call(command.replace("PLACE", place))
     assert done.exit_code == 2 and isinstance(done.exception, SystemExit)
-    assert f"--log {place}" in done.stderr and "nothing can be written there" in done.stderr, done.stderr
+    assert f"--log {place}" in done.stderr and "is not writable" in done.stderr, done.stderr
 
 
 def test_a_port_that_another_program_has_and_a_name_that_nobody_knows() -> None:
@@ -69,8 +69,8 @@ def test_whom_a_launcher_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elastic_checks, "SAY_AFTER_S", 0.0)
     monkeypatch.setattr(elastic_checks, "reachable", lambda where: False)
     done = call("run --join 127.0.0.1:1 --open --timeout 1 --as-is ok.py")
-    assert done.exit_code == 2 and "nobody listens at 127.0.0.1:1 yet: waiting" in done.stderr, done.stderr
-    assert "nobody listens at 127.0.0.1:1 within 1 s" in done.stderr
+    assert done.exit_code == 2 and "no launcher listens at 127.0.0.1:1 yet: waiting" in done.stderr, done.stderr
+    assert "no launcher listens at 127.0.0.1:1 within 1 s" in done.stderr
 
 
 def test_a_rule_of_the_command_line_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,8 +106,8 @@ def test_ctrl_c_while_the_command_is_loaded_is_one_line(
 
 
 def test_far_more_workers_than_processors_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    checks.crowd(100_000, quiet=False)
+    checks.warn_oversubscription(100_000, quiet=False)
     assert "100000 workers share " in capsys.readouterr().err
-    checks.crowd(1, quiet=False)
-    checks.crowd(100_000, quiet=True)
+    checks.warn_oversubscription(1, quiet=False)
+    checks.warn_oversubscription(100_000, quiet=True)
     assert capsys.readouterr().err == ""

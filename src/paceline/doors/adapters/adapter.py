@@ -28,15 +28,15 @@ from paceline.rules.rule import Rule
 from paceline.run.attach import attach
 from paceline.run.run import Run
 
-OWN = {
+OF_FRAMEWORK = {
     "checkpoint": "writes checkpoints itself, and paceline's state goes with them",
     "every_blocks": "says itself when a checkpoint is due",
     "keep": "says itself how many checkpoints are kept",
-    "scaler": "makes the GradScaler, and the door hands it over",
+    "scaler": "makes the GradScaler, and the adapter hands it over",
     "group": "has no data parallelism of its own beside paceline's",
 }
 """Settings of `attach` that belong to the framework, and why."""
-FOREIGN = {
+UNSUPPORTED_RUNS = {
     "PACELINE_CONTROL": "workers that come and go (--elastic)",
     "PACELINE_ROUND": "the rounds of `paceline tune --search`",
 }
@@ -45,7 +45,7 @@ FOLDER = "paceline"
 """Where paceline's part of a checkpoint lies: a folder in the framework's, or beside its file with this ending."""
 
 
-class Door:
+class Adapter:
     """One worker's way from a framework into a run.
 
     Args:
@@ -61,10 +61,10 @@ class Door:
     """
 
     def __init__(self, framework: str, rule: Rule | str | None, settings: dict[str, Any]) -> None:
-        for name in OWN:
+        for name in OF_FRAMEWORK:
             if name in settings:
-                raise UnsupportedError(f"{framework} {OWN[name]}; leave {name}= away")
-        for variable, what in FOREIGN.items():
+                raise UnsupportedError(f"{framework} {OF_FRAMEWORK[name]}; leave {name}= away")
+        for variable, what in UNSUPPORTED_RUNS.items():
             if os.environ.get(variable):
                 raise UnsupportedError(
                     f"{framework} keeps its own account of steps and epochs, which does not go with {what}; start "
@@ -88,11 +88,11 @@ class Door:
         return self.transport.world
 
     @property
-    def shared(self) -> bool:
+    def distributed(self) -> bool:
         """Whether there are several workers."""
         return self.world.size > 1
 
-    def rows(self, x: Tensor) -> Tensor:
+    def gather_rows(self, x: Tensor) -> Tensor:
         """`x` of every worker, shape (N, *x.shape), on its device; every worker calls it."""
         wire = self.transport.wire_device(x.device)
         mine = x.detach().to(wire).reshape(-1)
@@ -100,14 +100,14 @@ class Door:
         self.transport.all_gather(found, mine.contiguous()).wait()
         return found.reshape(self.world.size, *x.shape).to(x.device)
 
-    def told(self, value: Any, source: int = 0) -> Any:
+    def broadcast(self, value: Any, source: int = 0) -> Any:
         """What worker `source` brings: a tensor, a path, or what JSON can say; every worker calls it."""
-        if not self.shared:
+        if not self.distributed:
             return value
         if isinstance(value, Tensor):
-            return self.rows(value)[source]
+            return self.gather_rows(value)[source]
         if isinstance(value, Path):
-            return Path(self.told(str(value), source))
+            return Path(self.broadcast(str(value), source))
         try:
             json.dumps(value)
         except TypeError as error:
@@ -166,7 +166,7 @@ class Door:
 
     # -- data -------------------------------------------------------------------------------------
 
-    def part(self, loader: Any) -> SharedLoader:
+    def share(self, loader: Any) -> SharedLoader:
         """This worker's part of a loader, as many batches as every other worker has."""
         if self._open and self.run is not None:
             return self.run.share(loader, even=True)
@@ -183,7 +183,7 @@ class Door:
             here.cluster.keep(here.world.rank, belonging)
 
 
-class DoorLoader:
+class AdapterLoader:
     """A loader of which each worker sees its part, for a loop that is the framework's.
 
     Frameworks count batches and leave a pass after its last one without asking for another; then the pass is brought
@@ -195,8 +195,8 @@ class DoorLoader:
         epoch: gives the number of the epoch that the framework begins, where it has one.
     """
 
-    def __init__(self, loader: Any, door: Door, epoch: Callable[[], int] | None = None) -> None:
-        self.loader, self._door, self._epoch = loader, door, epoch
+    def __init__(self, loader: Any, adapter: Adapter, epoch: Callable[[], int] | None = None) -> None:
+        self.loader, self._adapter, self._epoch = loader, adapter, epoch
         self._length: int | None = None
         self._pass: tuple[SharedLoader, Iterator[Any]] | None = None
 
@@ -208,26 +208,26 @@ class DoorLoader:
     def __len__(self) -> int:
         """Batches of this worker in an epoch; known before the run is attached."""
         if self._length is None:
-            self._length = len(self._door.part(self.loader))
+            self._length = len(self._adapter.share(self.loader))
         return self._length
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of this epoch."""
         self._finish()
-        self._door.part(self.loader).set_epoch(epoch)
+        self._adapter.share(self.loader).set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._door.open_run is None:
+        if self._adapter.open_run is None:
             raise UnsupportedError(
-                self._door.world.sign(
-                    f"{self._door.framework} goes through the training data before paceline is attached; give the "
+                self._adapter.world.sign(
+                    f"{self._adapter.framework} goes through the training data before paceline is attached; give the "
                     "data set a length, or begin the training first"
                 )
             )
         if self._epoch is not None:
             self.set_epoch(self._epoch())
         self._finish()
-        share = self._door.part(self.loader)
+        share = self._adapter.share(self.loader)
         batches = iter(share)
         self._pass = share, batches
         for batch in batches:  # not `yield from`: a pass that is left has to stay where it is until it is finished

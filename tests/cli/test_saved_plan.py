@@ -26,7 +26,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (None, "only an elastic run can be taken up again"),
+        (None, "only an elastic run can be resumed"),
         ("", "is no record of an elastic run"),
         ("[]", "is no record of an elastic run"),
         ('{"version": 0}', "version 0, wanted 1"),
@@ -44,8 +44,8 @@ def test_there_is_one_launcher(tmp_path: Path) -> None:
     lock = saved_plan.Lock(tmp_path)
     with pytest.raises(UnsupportedError, match=r"still runs \(process \d+\)"):
         saved_plan.Lock(tmp_path)
-    lock.release()
-    saved_plan.Lock(tmp_path).release()
+    lock.close()
+    saved_plan.Lock(tmp_path).close()
 
 
 @pytest.mark.processes
@@ -63,4 +63,4 @@ os.kill(os.getpid(), 9)
         ).returncode
         == -9
     )
-    saved_plan.Lock(tmp_path).release()
+    saved_plan.Lock(tmp_path).close()

@@ -15,7 +15,7 @@ import pytest
 
 from paceline.cli.launch import exit_watcher, supervisor
 from paceline.cli.launch.process import UNKNOWN, Identity, OutputFiles, Process
-from paceline.cli.launch.supervisor import MOST, PAUSES_S, Supervisor, What
+from paceline.cli.launch.supervisor import MAX_DEATHS, PAUSES_S, Supervisor, WorkerCommand
 from tests.cli.test_run import alive, assert_gone
 
 DEADLINE_S = 60.0
@@ -125,7 +125,7 @@ def test_a_worker_survives_its_launcher_and_the_next_one_learns_its_code(tmp_pat
 @pytest.mark.processes
 def test_a_worker_is_found_that_nobody_had_written_down(tmp_path: Path) -> None:
     files, identity = orphan(tmp_path, "import time; time.sleep(300)")
-    until(files.notes.exists)
+    until(files.status.exists)
     taken = Process.find(files, None)
     assert taken is not None and taken.identity == identity
     taken.signal(signal.SIGKILL)
@@ -184,7 +184,7 @@ class Shop:
 
         monkeypatch.setattr(supervisor.Process, "start", begin)
         self.workers = Supervisor(
-            What(["x"], {}, tmp_path),
+            WorkerCommand(["x"], {}, tmp_path),
             places,
             lambda kind, facts: self.news.append((kind, facts)),
             clock=lambda: self.now,
@@ -211,9 +211,9 @@ def test_who_dies_is_replaced_at_once_and_then_after_longer_and_longer_pauses(
     assert [place.given_up for place in shop.workers.places] == [False, True]
     shop.now += 1000.0
     shop.workers.look()
-    assert len(shop.started) == 1 + MOST and not shop.workers.waiting
+    assert len(shop.started) == 1 + MAX_DEATHS and not shop.workers.waiting
     assert [death.code for death in shop.workers.deaths] == [1, 1, 1, 1, -9]
-    assert shop.news[-1] == ("ended", {"place": 1, "turn": MOST, "code": -9, "given_up": True})
+    assert shop.news[-1] == ("ended", {"place": 1, "turn": MAX_DEATHS, "code": -9, "given_up": True})
 
 
 @pytest.mark.parametrize("apart_s", [1.0, 12.0, 100.0, 4000.0])
@@ -222,12 +222,12 @@ def test_however_long_a_program_takes_to_start_its_deaths_are_bounded(
 ) -> None:
     shop = Shop(monkeypatch, tmp_path, 1)
     shop.workers.look()
-    for _ in range(MOST):
+    for _ in range(MAX_DEATHS):
         shop.now += apart_s
         shop.end(0, -9)
         shop.now += max(PAUSES_S)
         shop.workers.look()
-    assert len(shop.started) == MOST and shop.workers.places[0].given_up and not shop.workers.waiting
+    assert len(shop.started) == MAX_DEATHS and shop.workers.places[0].given_up and not shop.workers.waiting
 
 
 def test_who_took_part_in_an_exchange_that_counted_is_always_replaced(
@@ -235,16 +235,16 @@ def test_who_took_part_in_an_exchange_that_counted_is_always_replaced(
 ) -> None:
     shop = Shop(monkeypatch, tmp_path, 1)
     shop.workers.look()
-    for turn in range(1, 3 * MOST):
-        if turn % MOST == 0:
+    for turn in range(1, 3 * MAX_DEATHS):
+        if turn % MAX_DEATHS == 0:
             OutputFiles.of(tmp_path, 0, turn).exchanged.touch()
         shop.end(0, -9)
         shop.now += max(PAUSES_S)
         shop.workers.look()
-    assert len(shop.started) == 3 * MOST
-    after = Supervisor(shop.workers.what, 1)  # the next launcher goes on counting
+    assert len(shop.started) == 3 * MAX_DEATHS
+    after = Supervisor(shop.workers.command, 1)  # the next launcher goes on counting
     after.take_over(shop.workers.state())
-    assert after.places[0].fruitless == MOST - 1
+    assert after.places[0].fruitless == MAX_DEATHS - 1
 
 
 def test_when_one_ended_well_nobody_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_the_next_launcher_knows_where_the_last_one_stood(monkeypatch: pytest.Mo
     state = shop.workers.state()
     state[2] |= {"process": None}  # the last one died while it started this one
     state[3] |= {"process": None, "given_up": True}
-    after = Supervisor(shop.workers.what, 1)
+    after = Supervisor(shop.workers.command, 1)
     assert after.take_over(state) == 2
     assert [(place, turn) for place, turn, _ in after.running] == [(0, 1), (1, 2)]
     assert [place.due_at for place in after.places] == [None, None, 0.0, 0.0]

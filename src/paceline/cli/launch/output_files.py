@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that take what a worker prints; without them, where the disk is full, it prints to nowhere and works."""
+"""The files of a worker's output. If they cannot be opened (a full disk), the worker prints to nowhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _warned = False
 
 @contextlib.contextmanager
 def output_files(stdout: Path, stderr: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Both, open for a process that is about to start."""
+    """Both files, open for a new process."""
     with _opened(stdout) as out, _opened(stderr) as err:
         yield out, err
 
@@ -29,5 +29,5 @@ def _opened(path: Path) -> IO[bytes]:
     except OSError as error:
         if not _warned:
             _warned = True
-            logger.warning("what workers print is lost from now on: %s", error)
+            logger.warning("the workers' output is lost from now on: %s", error)
         return open(os.devnull, "wb")

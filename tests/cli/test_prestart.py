@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.launch import prestart as early_module
+from paceline.cli import launch
 from paceline.cli.launch.cluster import LaunchCluster
-from paceline.cli.launch.prestart import begun, environment
-from paceline.cli.launch.rendezvous import meeting
+from paceline.cli.launch.prestart import environment, prestart
+from paceline.cli.launch.rendezvous import rendezvous_of
 from paceline.cli.launch.spawn import Command
 
 TELL = "import json, os, sys; json.dump(dict(os.environ), sys.stdout)"
@@ -26,51 +26,51 @@ def command(code: str, folder: Path) -> Command:
 
 @pytest.mark.processes
 def test_workers_know_who_they_are_and_where_the_store_will_be(tmp_path: Path) -> None:
-    with begun(LaunchCluster(2), command(TELL, tmp_path)) as early:
-        assert early is not None
-        assert [worker.process.wait(60) for worker in early.workers] == [0, 0]
-        port = str(early.door.getsockname()[1])
-    told = [json.loads(worker.stdout.read_text()) for worker in early.workers]
+    with prestart(LaunchCluster(2), command(TELL, tmp_path)) as prestarted:
+        assert prestarted is not None
+        assert [worker.process.wait(60) for worker in prestarted.workers] == [0, 0]
+        port = str(prestarted.listener.getsockname()[1])
+    told = [json.loads(worker.stdout.read_text()) for worker in prestarted.workers]
     assert [one["RANK"] for one in told] == ["0", "1"]
     assert {(one["WORLD_SIZE"], one["MASTER_ADDR"], one["MASTER_PORT"]) for one in told} == {("2", "127.0.0.1", port)}
-    assert {one["TORCHELASTIC_RUN_ID"] for one in told} == {early.run_id}
+    assert {one["TORCHELASTIC_RUN_ID"] for one in told} == {prestarted.run_id}
 
 
 def test_several_hosts_have_to_meet_first(tmp_path: Path) -> None:
-    with begun(LaunchCluster(2, hosts=2, master=("node0", 29500)), command(TELL, tmp_path)) as early:
-        assert early is None
+    with prestart(LaunchCluster(2, hosts=2, master=("node0", 29500)), command(TELL, tmp_path)) as prestarted:
+        assert prestarted is None
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.processes
 def test_no_worker_outlives_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="torch"), begun(LaunchCluster(2), command(STAY, tmp_path)) as early:
-        assert early is not None
+    with pytest.raises(RuntimeError, match="torch"), prestart(LaunchCluster(2), command(STAY, tmp_path)) as prestarted:
+        assert prestarted is not None
         raise RuntimeError("torch cannot be loaded")
-    assert early is not None
-    assert all(worker.process.returncode is not None for worker in early.workers)
+    assert prestarted is not None
+    assert all(worker.process.returncode is not None for worker in prestarted.workers)
 
 
 @pytest.mark.processes
 def test_the_store_is_where_the_workers_look_for_it(tmp_path: Path) -> None:
-    with begun(LaunchCluster(1), command("", tmp_path)) as early:
-        assert early is not None
-        port = early.door.getsockname()[1]
-        handler = meeting(LaunchCluster(1), early)
+    with prestart(LaunchCluster(1), command("", tmp_path)) as prestarted:
+        assert prestarted is not None
+        port = prestarted.listener.getsockname()[1]
+        handler = rendezvous_of(LaunchCluster(1), prestarted)
         found = handler.next_rendezvous()
-        assert (found.bootstrap_store_info.master_port, handler.get_run_id()) == (port, early.run_id)
+        assert (found.bootstrap_store_info.master_port, handler.get_run_id()) == (port, prestarted.run_id)
         found.store.set("key", "value")
         assert found.store.get("key") == b"value"
 
 
 def test_what_torchrun_would_say_is_said() -> None:
-    handler = meeting(LaunchCluster(1))
+    handler = rendezvous_of(LaunchCluster(1))
     assert environment("run")["TORCHELASTIC_USE_AGENT_STORE"] == str(handler.use_agent_store)
 
 
 @pytest.mark.parametrize("name", ["cluster", "prestart", "parent_death", "signals", "spawn"])
 def test_it_needs_no_torch(name: str) -> None:
-    path = Path(early_module.__file__).with_name(f"{name}.py")
+    path = Path(launch.__file__).with_name(f"{name}.py")
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}

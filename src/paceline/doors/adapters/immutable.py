@@ -24,13 +24,13 @@ from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.update.engine.settings import Settings
 
-with needed("the door for JAX", "jax"):
+with needed("the adapter for JAX", "jax"):
     import jax
 
 Leaves = dict[str, Any]
 
 
-class FreshRun(ArrayRun):
+class ImmutableRun(ArrayRun):
     """A run over arrays that are never written to: what an exchange changes comes as new arrays.
 
     Attributes:
@@ -105,7 +105,7 @@ class FreshRun(ArrayRun):
         return {name: jax.dlpack.from_dlpack(tensor) for name, tensor in self.global_state().items()}
 
 
-def shared(name: str, leaf: Any) -> Tensor:
+def tensor_of(name: str, leaf: Any) -> Tensor:
     """The array's own memory as a tensor: to be read, and never written to."""
     if isinstance(leaf, jax.core.Tracer):
         raise UnsupportedError(f"{name} is being traced; call this behind the jitted function, not inside")
@@ -130,7 +130,7 @@ def copies(leaves: Mapping[str, Any]) -> dict[str, Tensor]:
     """The arrays' numbers in memory of their own, each in the order of its shape."""
     found = {}
     for name, leaf in leaves.items():
-        tensor = shared(name, leaf)
+        tensor = tensor_of(name, leaf)
         check_trainable(name, tensor)
         found[name] = tensor.clone(memory_format=torch.contiguous_format)
     return found

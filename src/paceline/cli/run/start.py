@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start the workers of a run, and show their output with a status line below it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.live import Live as Screen
+
+from paceline.cli.console import out
+from paceline.cli.launch.cluster import LaunchCluster
+from paceline.cli.launch.prestart import prestart
+from paceline.cli.run import failure, output
+from paceline.cli.run.disk_full import DiskWatcher
+from paceline.cli.run.status import RunStatus
+from paceline.observe.reports.live import Live
+
+if TYPE_CHECKING:
+    from paceline.cli.launch.launch import Outcome
+    from paceline.cli.launch.spawn import Command, WorkerProcess
+
+
+def program(script: Path, arguments: list[str], zero_lines: bool = False) -> list[str]:
+    """The command of a worker, by way of `paceline.zero` where the program has zero lines of ours."""
+    own = arguments[1:] if arguments[:1] == ["--"] else arguments
+    return [sys.executable, "-u", *(("-m", "paceline.zero") if zero_lines else ()), str(script), *own]
+
+
+def environment(cluster: LaunchCluster, rule: str | None, directory: Path) -> dict[str, str]:
+    """Variables that the workers get in addition to the launcher's own."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    added = {
+        "PACELINE_LOG": str(directory),
+        "PACELINE_RUN": secrets.token_hex(8),
+        "PACELINE_TIMEOUT_S": f"{cluster.timeout_s:g}",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if "OMP_NUM_THREADS" not in os.environ:
+        added["OMP_NUM_THREADS"] = str(max(1, (cores or 1) // cluster.workers))
+    return added | ({} if rule is None else {"PACELINE_RULE": rule, "PACELINE_RULE_ASKED": "1"})
+
+
+@contextlib.contextmanager
+def shown(directory: Path, workers: int, quiet: bool, rank_0_only: bool = False) -> Iterator[output.Show]:
+    """A function that prints a worker's line; a terminal gets a status line below, unless `quiet`.
+
+    `rank_0_only`: print rank 0's lines alone, without the rank in front.
+    """
+    console = out()
+    if not console.is_terminal:
+        yield output.rank_0 if rank_0_only else output.prefixed
+        return
+    show = output.rank_0_on_terminal(console) if rank_0_only else output.prefixed_on_terminal(console)
+    if quiet:
+        yield show
+    else:
+        status = RunStatus(Live(directory), workers)
+        with Screen(status, console=console, transient=True, refresh_per_second=4):
+            yield show
+
+
+def follow(cluster: LaunchCluster, command: Command, show: output.Show) -> Outcome:
+    """Launch the workers and show everything that they print, until the last one ends."""
+    tails, disk = output.Tails(show), DiskWatcher(command.output.parent)
+    reported: set[int] = set()
+
+    def on_poll(workers: list[WorkerProcess], stopping: bool, lost: dict[int, int]) -> None:
+        tails.mute_errors = stopping  # N tracebacks of KeyboardInterrupt say nothing new
+        for worker in workers[len(tails) :]:
+            tails.follow(worker.rank, worker.stdout, worker.stderr)
+        tails.read()
+        disk.look()
+        for rank in sorted(lost.keys() - reported):
+            reported.add(rank)
+            show(rank, f"this worker is lost: {failure.exit_text(lost[rank])}; the other workers continue", True)
+
+    with prestart(cluster, command) as prestarted:
+        # here, because torch loads for seconds: the workers load it at the same time
+        from paceline.cli.launch.launch import launch
+
+        outcome = launch(cluster, command, on_poll, prestarted)
+    on_poll(outcome.workers, outcome.stopped_by is not None, outcome.lost)
+    tails.finish()
+    return outcome
