@@ -19,6 +19,7 @@ from paceline.data.packed import PackedDataset, ParquetDataset
 from paceline.data.sharing.cache_log import CacheLog, caches_of
 from tests.data.cache.server import Server
 from tests.data.cache.test_files import first_byte
+from tests.data.packed.made import packed
 
 
 @pytest.fixture
@@ -69,11 +70,13 @@ def test_a_circle_has_an_end_and_a_property_that_fails_is_passed_over(tmp_path: 
         assert caches_of(circle) == [cache]
 
 
-def test_packed_sets_show_their_cache() -> None:
-    for kind in (PackedDataset, ParquetDataset):
-        made: Any = object.__new__(kind)
-        made._cache = "a cache"
-        assert made.cache == "a cache"
+def test_packed_sets_show_their_cache(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"x": [1]}), tmp_path / "rows.parquet")
+    with Cache(tmp_path / "cache") as cache:
+        assert caches_of(PackedDataset(packed(tmp_path), cache=cache)) == [cache]
+        assert caches_of(ParquetDataset(tmp_path / "rows.parquet", cache=cache)) == [cache]
 
 
 def test_totals_are_told_when_they_have_changed_and_at_most_so_often(server: Server, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def pack_command(
         opened = open_source(source, parse_bytes(largest_sample, "--largest-sample"))
         with _sigterm_as_interrupt(), _bar("packing") as (bar, task):
             told = _progress_callback(bar, task)
-            result = pack(opened, output, shard_bytes=shard_bytes, seed=seed, jobs=threads, told=told)
+            result = pack(opened, output, shard_bytes=shard_bytes, seed=seed, jobs=threads, on_sample=told)
     except PacelineError as error:
         refuse(str(error))
     _print_packed(result, output)
@@ -127,7 +127,7 @@ def verify_command(
         total = read_index(opened).total_bytes
         with _bar("verifying") as (bar, task):
             bar.update(task, total=total)
-            report = verify(opened, quick=quick, jobs=threads, told=lambda shard: bar.advance(task, shard.bytes))
+            report = verify(opened, quick=quick, jobs=threads, on_shard=lambda shard: bar.advance(task, shard.bytes))
     except PacelineError as error:
         err().print(error_panel("damaged", Text(str(error), style="default")))
         raise typer.Exit(DAMAGED) from error
@@ -198,17 +198,17 @@ def _measure(text: str, need: Need, seconds: float, bytes_per_sample: int | None
     from paceline.data.packed.plan import judge
     from paceline.data.packed.storage import Storage
 
-    place = Storage(text)
+    storage = Storage(text)
     readers = min(MOST_READERS, max(2, need.workers_a_host))
     with _bar("measuring") as (bar, task):
         bar.update(task, total=3, about="files")
-        holding = measure.look(place, bytes_per_sample)
+        holding = measure.inspect(storage, bytes_per_sample)
         bar.update(task, completed=1, about="one reader")
-        latency = measure.first_byte_s(place, holding)
-        one = measure.speed(place, holding, 1, seconds)
+        latency = measure.first_byte_s(storage, holding)
+        one = measure.read_speed(storage, holding, 1, seconds)
         bar.update(task, completed=2, about=f"{readers} readers")
-        several = measure.speed(place, holding, readers, seconds)
-    return judge(need, holding, place.remote, latency, one, several)
+        several = measure.read_speed(storage, holding, readers, seconds)
+    return judge(need, holding, storage.remote, latency, one, several)
 
 
 def _print_plan(plan: StoragePlan) -> None:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from paceline.data.cache import Cache
 from paceline.data.packed import DataError, PackedDataset
-from paceline.data.packed.dataset import KEPT, split_sample
+from paceline.data.packed.dataset import OPEN_SHARDS, split_sample
 from paceline.data.packed.tar import make_header, padding
 from tests.data.cache.server import Server
 
@@ -62,13 +62,13 @@ def test_there_is_no_such_sample(tmp_path: Path, index: int) -> None:
 
 
 def test_few_shards_are_kept_open(tmp_path: Path) -> None:
-    data = PackedDataset(packed(tmp_path, 3 * KEPT, 4096))
-    assert len(data.shard_sizes) > 2 * KEPT
+    data = PackedDataset(packed(tmp_path, 3 * OPEN_SHARDS, 4096))
+    assert len(data.shard_sizes) > 2 * OPEN_SHARDS
     before = len(os.listdir("/proc/self/fd"))
     for number in range(len(data)):
         data[number]
-    assert len(os.listdir("/proc/self/fd")) - before <= KEPT
-    assert len(data._kept) == KEPT
+    assert len(os.listdir("/proc/self/fd")) - before <= OPEN_SHARDS
+    assert len(data._open_shards) == OPEN_SHARDS
 
 
 def test_a_sample_is_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_a_copy_by_pickle_reads_the_same(tmp_path: Path) -> None:
 
 
 def test_threads_read_the_same(tmp_path: Path) -> None:
-    data = PackedDataset(packed(tmp_path, 3 * KEPT, 4096), decode=text_of)
+    data = PackedDataset(packed(tmp_path, 3 * OPEN_SHARDS, 4096), decode=text_of)
     here = [data[number] for number in range(len(data))]
     found: list[list[str]] = []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.data.packed import DataError, measure
-from paceline.data.packed.measure import first_byte_s, look, speed
+from paceline.data.packed.measure import first_byte_s, inspect, read_speed
 from paceline.data.packed.storage import Storage
 
 from .made import folder, index_of, packed
@@ -31,7 +31,7 @@ def remote(tmp_path: Path) -> Iterator[str]:
 
 def test_an_index_says_how_large_samples_are(tmp_path: Path) -> None:
     place = packed(tmp_path)
-    index, found = index_of(place), look(Storage(str(place)))
+    index, found = index_of(place), inspect(Storage(str(place)))
     assert found.kind == "packed"
     assert found.bytes == index.total_bytes
     assert found.bytes_per_sample == index.total_bytes / 20
@@ -42,7 +42,7 @@ def test_an_index_says_how_large_samples_are(tmp_path: Path) -> None:
 def test_files_that_differ_after_the_dot_are_a_sample(tmp_path: Path) -> None:
     made = folder(tmp_path, 10)
     total = sum(len(data) for sample in made.values() for data in sample.values())
-    found = look(Storage(str(tmp_path)))
+    found = inspect(Storage(str(tmp_path)))
     assert (found.kind, found.bytes) == ("files", total)
     assert found.bytes_per_sample == total / 10
 
@@ -50,7 +50,7 @@ def test_files_that_differ_after_the_dot_are_a_sample(tmp_path: Path) -> None:
 def test_many_files_are_looked_at_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder(tmp_path, 10)
     monkeypatch.setattr(measure, "MOST_FILES", 5)
-    found = look(Storage(str(tmp_path)))
+    found = inspect(Storage(str(tmp_path)))
     assert len(found.files) <= 5
     assert found.bytes is None
     assert "only the first 5 files were looked at" in found.notes
@@ -59,27 +59,27 @@ def test_many_files_are_looked_at_in_part(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_size_of_a_sample_can_be_given(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("{}\n" * 10)
     with pytest.raises(DataError, match="give --bytes-per-sample, or pack them first"):
-        look(Storage(str(tmp_path)))
-    assert look(Storage(str(tmp_path)), 3.0).bytes_per_sample == 3.0
+        inspect(Storage(str(tmp_path)))
+    assert inspect(Storage(str(tmp_path)), 3.0).bytes_per_sample == 3.0
 
 
 def test_nothing_to_look_at(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no files with data"):
-        look(Storage(str(tmp_path)))
+        inspect(Storage(str(tmp_path)))
     with pytest.raises(DataError, match="does not exist"):
-        look(Storage(str(tmp_path / "gone")))
+        inspect(Storage(str(tmp_path / "gone")))
     (tmp_path / "file").write_text("x")
     with pytest.raises(DataError, match="is a file; give the folder"):
-        look(Storage(str(tmp_path / "file")))
+        inspect(Storage(str(tmp_path / "file")))
 
 
 @pytest.mark.parametrize("far", [False, True])
 def test_speed_counts_what_was_read(tmp_path: Path, remote: str, far: bool) -> None:
     place = Storage(remote if far else str(tmp_path / "packed"))
-    found = look(place)
+    found = inspect(place)
     assert first_byte_s(place, found) > 0
     for readers in (1, 3):
-        measured = speed(place, found, readers, 0.05)
+        measured = read_speed(place, found, readers, 0.05)
         assert measured.readers == readers
         assert measured.files >= readers
         assert measured.seconds >= 0.05
@@ -91,7 +91,7 @@ def test_remote_files_are_listed(remote: str, tmp_path: Path) -> None:
     import fsspec
 
     fsspec.filesystem("memory").rm_file(f"{remote}/index.json")
-    found = look(Storage(remote), 100.0)
+    found = inspect(Storage(remote), 100.0)
     assert sorted(found.files) == sorted(
         (path.name, path.stat().st_size) for path in (tmp_path / "packed").iterdir() if path.name != "index.json"
     )
@@ -99,25 +99,25 @@ def test_remote_files_are_listed(remote: str, tmp_path: Path) -> None:
 
 def test_a_file_that_goes_away_meanwhile_is_named(tmp_path: Path) -> None:
     place = packed(tmp_path)
-    found = look(Storage(str(place)))
+    found = inspect(Storage(str(place)))
     for shard in index_of(place).shards:
         (place / shard.name).unlink()
     with pytest.raises(DataError, match="does not exist"):
-        speed(Storage(str(place)), found, 2, 0.05)
+        read_speed(Storage(str(place)), found, 2, 0.05)
 
 
 def test_a_storage_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
     place = Storage(str(packed(tmp_path)))
-    found = look(place)
+    found = inspect(place)
     let_go = threading.Event()
 
     def hang(*_: object) -> Iterator[int]:
         let_go.wait(60)
         yield 0
 
-    monkeypatch.setattr(measure, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(measure, "STALL_S", 0.05)
     monkeypatch.setattr(measure, "_pieces", hang)
     try:
         with pytest.raises(DataError, match="1 of 1 readers had no answer"):

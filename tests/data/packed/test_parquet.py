@@ -68,7 +68,7 @@ def test_a_row_group_is_read_once_and_few_are_kept(tmp_path: Path, monkeypatch: 
     assert reads == [0, 1]
     data.__getitems__(list(range(30)))
     assert len(reads) == 9
-    assert len(data._kept) == 4
+    assert len(data._tables) == 4
 
 
 @pytest.mark.processes

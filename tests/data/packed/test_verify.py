@@ -34,7 +34,7 @@ def flip(path: Path, at: int) -> None:
 def test_a_whole_data_set(tmp_path: Path) -> None:
     place = packed(tmp_path)
     told: list[PackedShard] = []
-    report = verify(Storage(str(place)), told=told.append)
+    report = verify(Storage(str(place)), on_shard=told.append)
     assert (report.damaged, report.notes) == ((), ())
     assert report.index == index_of(place)
     assert sorted(told, key=lambda shard: shard.name) == list(report.index.shards)

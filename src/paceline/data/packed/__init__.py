@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed data: samples in uncompressed tar shards with an index, so that one is read with one seek.
+"""Packed data: samples in uncompressed tar shards with an index, so that reading one takes one seek.
 
 ::
 
-    sources/   folder, tar, JSONL, Parquet, Kaldi's ark and scp -> samples
-    pack       a source -> shards (writer.py) and their index (index.py)
+    packing/   folder, tar, JSONL, Parquet, Kaldi's ark and scp -> samples -> shards
+    writer     samples -> shards and their index (index.py)
     dataset    PackedDataset: the shards as a map-style dataset, local or through a cache
     parquet    ParquetDataset: Parquet files as they are, row groups as shards
-    verify     sums, sizes, counts and offsets against the index
-    plan       will a storage feed N workers? measured (measure.py), then judged
-    tar        the archive's format; storage: a directory or a URL; sizes: 64MiB, 1Gbit; faults: DataError
+    verify     checksums, sizes, counts and offsets against the index
+    plan       can a storage feed N workers? measured (measure.py), then judged
+    tar        the archive format; storage: a directory or a URL; sizes: 64MiB, 1Gbit
 
-The format is open: any tar reads a shard, and WebDataset iterates it.
+The format is open: any tar reads a shard, and WebDataset iterates over it.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ import os
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +27,11 @@ from paceline.data.packed.tar import BLOCK, padding
 from paceline.errors import DataError
 
 BUFFER = 8  # shards whose samples are mixed
-KEPT = 16  # shards whose offsets (and files, where they are local) are kept
+OPEN_SHARDS = 16  # kept in memory with their offsets (and open files, where they are local)
 
 
 class FileCache(Protocol):
-    """Where remote files are fetched to."""
+    """Fetches remote files."""
 
     def open(self, url: str, sha256: str | None = None) -> AbstractContextManager[Path]:
         """The file on this machine, which stays there within the context."""
@@ -41,10 +41,7 @@ class FileCache(Protocol):
 
 
 class _File:
-    """A file descriptor that is closed with its last reference.
-
-    So a thread may still read from a shard that another thread has just evicted.
-    """
+    """A file descriptor that is closed with its last reference, so that a thread may read an evicted shard."""
 
     def __init__(self, path: Path) -> None:
         self.descriptor = -1
@@ -55,18 +52,18 @@ class _File:
             os.close(self.descriptor)
 
 
-class _Open:
-    """A shard in use: its offsets, int64 [samples + 1], and its file where that is local."""
+class _OpenShard(NamedTuple):
+    """A shard in use: its offsets, and its file where that is local."""
 
-    def __init__(self, offsets: NDArray[np.int64], file: _File | None) -> None:
-        self.offsets, self.file = offsets, file
+    offsets: NDArray[np.int64]  # [samples + 1]
+    file: _File | None
 
 
 class PackedDataset(Dataset[Any]):
     """The samples of a packed data set, in its order.
 
     A sample is a dict of member extension -> bytes, or the result of `decode`. The data set can be pickled, and used in
-    forked or spawned loader processes: reading moves no shared file offset.
+    forked or spawned loader processes.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -84,15 +81,15 @@ class PackedDataset(Dataset[Any]):
     Args:
         path_or_url: the directory with index.json, or a URL of one.
         decode: called with the dict of each sample.
-        cache: fetches remote files; None: for a URL, a `Cache()` in the default directory, with all the room that the
-            disk has.
+        cache: fetches remote files; None: for a URL, a `Cache()` in the default directory, without a cap.
 
     Attributes:
+        cache: what fetches remote files.
         shard_sizes: samples in each shard, in order.
 
     Raises:
         DataError: there is no index, or it is damaged.
-        NotServedError, CacheError: the source will not give the index, or does not answer.
+        NotServedError, CacheError: the source refuses the index, or does not answer.
     """
 
     def __init__(
@@ -103,7 +100,7 @@ class PackedDataset(Dataset[Any]):
     ) -> None:
         self._root, self._decode = str(path_or_url), decode
         self._remote = is_url(self._root)
-        self._cache = Cache() if self._remote and cache is None else cache
+        self.cache: FileCache | None = Cache() if self._remote and cache is None else cache
         where = join(self._root, INDEX)
         with self._file(where) as path, faults_of(where):
             if path.stat().st_size > LARGEST_INDEX:
@@ -111,12 +108,7 @@ class PackedDataset(Dataset[Any]):
             self._index = Index.from_json(path.read_bytes(), shown(where))
         self.shard_sizes: Sequence[int] = [shard.samples for shard in self._index.shards]
         self._begins = array("q", accumulate(self.shard_sizes, initial=0))  # [shards + 1]
-        self._kept = LruCache[_Open](KEPT)
-
-    @property
-    def cache(self) -> FileCache | None:
-        """What fetches remote files."""
-        return self._cache
+        self._open_shards = LruCache[_OpenShard](OPEN_SHARDS)
 
     @property
     def urls(self) -> Sequence[str]:
@@ -138,7 +130,7 @@ class PackedDataset(Dataset[Any]):
         return members if self._decode is None else self._decode(members)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Several samples, in the order asked for; each shard is opened once, neighbours are one read."""
+        """Several samples, in the order given; each shard is opened once, neighbours are one read."""
         found: dict[int, dict[str, bytes]] = {}
         for number, samples in self._by_shard(indices).items():
             with self._shard(number) as (descriptor, offsets):
@@ -156,16 +148,18 @@ class PackedDataset(Dataset[Any]):
             return self._read(descriptor, offsets, number, sample, sample)[0]
 
     def prefetch(self, indices: Iterable[int]) -> None:
-        """Have the cache fetch the shards of these samples, in the order in which they are needed."""
-        if self._cache is not None and self._remote:
+        """Let the cache fetch the shards of these samples, in this order."""
+        if self.cache is not None and self._remote:
             shards = [self._index.shards[number] for number in self._by_shard(indices)]
-            self._cache.prefetch(join(self._root, n) for shard in shards for n in (shard.offsets_name, shard.name))
+            self.cache.prefetch(join(self._root, n) for shard in shards for n in (shard.offsets_name, shard.name))
 
     @property
     def shuffle_buffer(self) -> int:
-        """Shards whose samples are mixed: eight, or as many as fit into a sixteenth of the cache,
-        of which each worker of a host needs the buffer that it reads and the next."""
-        cap: int | None = getattr(self._cache, "cap_bytes", None)
+        """Shards whose samples are mixed: eight, or as many as fit into a sixteenth of the cache.
+
+        Each worker of a host needs the buffer that it reads and the next.
+        """
+        cap: int | None = getattr(self.cache, "cap_bytes", None)
         if not self._remote or cap is None or not self._index.shards:
             return BUFFER
         return max(1, min(BUFFER, cap // 16 // max(shard.bytes for shard in self._index.shards)))
@@ -173,15 +167,8 @@ class PackedDataset(Dataset[Any]):
     @property
     def turns(self) -> bool:
         """Whether an epoch begins with the shards that ended the last one, because the cache does not hold all."""
-        cap: int | None = getattr(self._cache, "cap_bytes", None)
+        cap: int | None = getattr(self.cache, "cap_bytes", None)
         return self._remote and cap is not None and cap < sum(shard.bytes for shard in self._index.shards)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without open files."""
-        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _kept=LruCache(KEPT))
 
     def _checked(self, index: int) -> int:
         sample = operator.index(index)
@@ -197,33 +184,32 @@ class PackedDataset(Dataset[Any]):
         return grouped
 
     def _file(self, where: str, sha256: str | None = None) -> AbstractContextManager[Path]:
-        if self._cache is not None and self._remote:
-            return self._cache.open(where, sha256)
-        return _local(where)
+        if self.cache is not None and self._remote:
+            return self.cache.open(where, sha256)
+        return nullcontext(local_path(where))
 
     def _where(self, number: int) -> str:
         return join(self._root, self._index.shards[number].name)
 
     @contextmanager
     def _shard(self, number: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """(file descriptor, offsets [samples + 1]) of a shard, whose file is there within the context."""
+        """(file descriptor, offsets [samples + 1]) of a shard, valid within the context."""
         shard = self._index.shards[number]
-        opened = self._kept.get(number, partial(self._open, shard))
+        opened = self._open_shards.get(number, partial(self._open, shard))
         if opened.file is not None:
             yield opened.file.descriptor, opened.offsets
             return
         where = join(self._root, shard.name)
         with self._file(where, shard.sha256) as path:
-            file = _opened(path, shard, where)
+            file = _opened(path, shard, where)  # closed with this reference
             yield file.descriptor, opened.offsets
 
-    def _open(self, shard: PackedShard) -> _Open:
-        """A shard to be used; its file is closed when the last reader lets go of it."""
+    def _open(self, shard: PackedShard) -> _OpenShard:
         where = join(self._root, shard.offsets_name)
         with self._file(where, shard.offsets_sha256) as path, faults_of(where), path.open("rb") as file:
             offsets = offsets_from_bytes(read_up_to(file, shard.offsets_bytes), shard, where)
         name = join(self._root, shard.name)
-        return _Open(offsets, None if self._remote else _opened(Path(name), shard, name))
+        return _OpenShard(offsets, None if self._remote else _opened(Path(name), shard, name))
 
     def _read(
         self, descriptor: int, offsets: NDArray[np.int64], number: int, first: int, last: int
@@ -261,7 +247,7 @@ def _runs(samples: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def split_sample(raw: bytes, key: str) -> dict[str, bytes] | None:
-    """The members of one sample, whose names begin with `key`; None where `raw` is anything else."""
+    """The members of one sample, whose names begin with `key`; None where `raw` is damaged."""
     members: dict[str, bytes] = {}
     at = 0
     while at < len(raw):
@@ -279,13 +265,8 @@ def split_sample(raw: bytes, key: str) -> dict[str, bytes] | None:
     return members
 
 
-@contextmanager
-def _local(where: str) -> Iterator[Path]:
-    yield local_path(where)
-
-
 def _opened(path: Path, shard: PackedShard, where: str) -> _File:
-    """The shard's file, of the size that it must have."""
+    """The shard's file, if its size is right."""
     with faults_of(where):
         file = _File(path)
         size = os.fstat(file.descriptor).st_size

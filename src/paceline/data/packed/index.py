@@ -43,12 +43,12 @@ class PackedShard:
 
     @property
     def offsets_name(self) -> str:
-        """The file of its offsets."""
+        """The name of its offsets file."""
         return self.name.removesuffix(".tar") + ".idx"
 
     @property
     def offsets_bytes(self) -> int:
-        """Upper bound of that file's size, so that a hostile one is not read."""
+        """Upper bound of that file's size; a larger one is not read."""
         return 8 * (self.samples + 1) + 4096
 
 
@@ -79,7 +79,7 @@ class Index:
         """Read and check it.
 
         Raises:
-            DataError: no index, or one of a later version, or one whose numbers do not fit each other.
+            DataError: it is not an index, of a later version, or inconsistent.
         """
         try:
             found = json.loads(raw)
@@ -103,7 +103,7 @@ class Index:
 
 
 def _shard(row: Any, number: int, where: str) -> PackedShard:
-    """One row, whose names must not lead anywhere else."""
+    """One row; its name must not be a path."""
     match row:
         case {
             "name": str(name),
@@ -138,7 +138,7 @@ def offsets_from_bytes(raw: bytes, shard: PackedShard, where: str) -> NDArray[np
         shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file)
     except (ValueError, EOFError, OSError) as error:
         raise DataError(f"{where} cannot be read ({error}); copy it again, or pack again") from error
-    body = raw[file.tell() :]  # numpy would make room for whatever the header says, so that is held against it first
+    body = raw[file.tell() :]  # numpy would allocate the header's size, so check that first
     fits = shape == (shard.samples + 1,) and dtype == np.dtype("<i8") and not by_columns
     if not fits or len(body) != 8 * (shard.samples + 1):
         seen = f"{dtype}{list(shape)} in {len(body)} bytes"

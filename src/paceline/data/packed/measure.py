@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the content of a storage, and how fast this machine reads it: with one reader, and with several."""
+"""Measures what a storage holds, and how fast this machine reads it with one reader and with several."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from paceline.data.packed.storage import Storage, file_system, is_url, local_pat
 from paceline.data.packed.verify import read_index
 from paceline.errors import DataError
 
-MOST_FILES = 100_000  # looked at where there is no index
+MOST_FILES = 100_000  # listed where there is no index
 PROBES = 7  # of the first byte
-PATIENCE_S = 60.0  # for a storage that does not answer, beyond the time of the measurement
+STALL_S = 60.0  # after the measurement's time a storage that does not answer is an error
 SMALLEST_PIECE, LARGEST_PIECE = 1 << 20, 16 << 20
 QUICK_S = 0.1  # pieces grow while each takes less
 _STREAM = re.compile(r".*\.(tar|tgz|txz|tbz2|tzst|jsonl|ndjson|parquet|pq|ark)(\.gz|\.bz2|\.xz|\.zst)?", re.IGNORECASE)
@@ -28,14 +28,14 @@ _STREAM = re.compile(r".*\.(tar|tgz|txz|tbz2|tzst|jsonl|ndjson|parquet|pq|ark)(\
 
 @dataclass(frozen=True)
 class Holding:
-    """What lies at a place.
+    """What a storage holds.
 
     Attributes:
         kind: "packed" or "files".
-        files: (name, bytes) of those that were looked at.
-        bytes: of all files; None where there are more than were looked at.
+        files: (name, bytes) of those that were listed.
+        bytes: of all files; None where more exist than were listed.
         bytes_per_sample: mean.
-        notes: what these numbers leave open.
+        notes: the limits of these numbers.
     """
 
     kind: str
@@ -52,12 +52,12 @@ class Holding:
 
 @dataclass(frozen=True)
 class Speed:
-    """A measurement.
+    """A measurement of reading.
 
     Attributes:
-        readers: threads that read at once.
+        readers: concurrent threads.
         bytes: read by all of them.
-        seconds: until the last of them had finished its piece.
+        seconds: until the last reader finished its piece.
         files: opened; some more than once where there are few.
     """
 
@@ -72,35 +72,35 @@ class Speed:
         return self.bytes / self.seconds
 
 
-def look(place: Storage, bytes_per_sample: float | None = None) -> Holding:
-    """What lies at a place: its index, or else its files.
+def inspect(storage: Storage, bytes_per_sample: float | None = None) -> Holding:
+    """What a storage holds, by its index, or else by its files.
 
     Raises:
         DataError: there are no files, or the size of a sample is unknown.
     """
     try:
-        place.size(INDEX)
+        storage.size(INDEX)
     except DataError:
-        return _files(place, bytes_per_sample)
-    index = read_index(place)
+        return _files(storage, bytes_per_sample)
+    index = read_index(storage)
     files = tuple((shard.name, shard.bytes) for shard in index.shards)
     return Holding("packed", files, index.total_bytes, bytes_per_sample or index.total_bytes / index.samples)
 
 
-def _files(place: Storage, bytes_per_sample: float | None) -> Holding:
-    listed = _remote(place.root) if place.remote else _local(place.root)
+def _files(storage: Storage, bytes_per_sample: float | None) -> Holding:
+    listed = _remote(storage.root) if storage.remote else _local(storage.root)
     files = tuple(islice(listed, MOST_FILES + 1))
     complete = len(files) <= MOST_FILES
     files = tuple((name, size) for name, size in files[:MOST_FILES] if size > 0)
     if not files:
-        raise DataError(f"{place.root} has no files with data; check the path")
+        raise DataError(f"{storage.root} has no files with data; check the path")
     total = sum(size for _, size in files)
     notes = [] if complete else [f"only the first {MOST_FILES:,} files were looked at"]
     if bytes_per_sample is None:
         if all(_STREAM.fullmatch(name) for name, _ in files):
             raise DataError(
-                f"{place.root}: nobody can tell from such files how large a sample is; give --bytes-per-sample, or "
-                "pack them first"
+                f"{storage.root}: these files do not show how large a sample is; give --bytes-per-sample, or pack them "
+                "first"
             )
         bytes_per_sample = total / len({os.path.splitext(name)[0] for name, _ in files})
         notes.append("files whose names differ only after the last dot were taken as one sample")
@@ -132,8 +132,8 @@ def _remote(root: str) -> Iterator[tuple[str, int]]:
         raise DataError(f"cannot list {root}: {type(error).__name__}: {error}") from error
 
 
-def first_byte_s(place: Storage, holding: Holding) -> float:
-    """Seconds from asking for a file to its first KiB: the median over a few files.
+def first_byte_s(storage: Storage, holding: Holding) -> float:
+    """Seconds from the request for a file to its first KiB: the median over a few files.
 
     Raises:
         DataError: a file cannot be read, or the storage does not answer.
@@ -143,14 +143,14 @@ def first_byte_s(place: Storage, holding: Holding) -> float:
     def probe() -> None:
         for name, size in _chosen(holding, PROBES):
             began = time.perf_counter()
-            next(_pieces(place, name, min(size, 1024)))
+            next(_pieces(storage, name, min(size, 1024)))
             found.append(time.perf_counter() - began)
 
-    _together([probe], 0.0, place.root)
+    _together([probe], 0.0, storage.root)
     return statistics.median(found)
 
 
-def speed(place: Storage, holding: Holding, readers: int, seconds: float) -> Speed:
+def read_speed(storage: Storage, holding: Holding, readers: int, seconds: float) -> Speed:
     """Read whole files in random order for some seconds.
 
     Raises:
@@ -163,13 +163,13 @@ def speed(place: Storage, holding: Holding, readers: int, seconds: float) -> Spe
         while True:
             for name, size in _chosen(holding, len(holding.files)):
                 opened[number] += 1
-                for piece in _pieces(place, name, size):
+                for piece in _pieces(storage, name, size):
                     counts[number] += piece
                     ends[number] = time.perf_counter()
                     if ends[number] - began >= seconds:
                         return
 
-    _together([lambda n=number: read(n) for number in range(readers)], seconds, place.root)  # type: ignore[misc]
+    _together([lambda n=number: read(n) for number in range(readers)], seconds, storage.root)  # type: ignore[misc]
     return Speed(readers, sum(counts), max(max(ends) - began, 1e-9), sum(opened))
 
 
@@ -177,10 +177,10 @@ def _chosen(holding: Holding, count: int) -> list[tuple[str, int]]:
     return random.sample(holding.files, min(count, len(holding.files)))
 
 
-def _pieces(place: Storage, name: str, size: int) -> Iterator[int]:
-    """Read a file; the bytes of each piece. The kernel is asked to forget a local file first."""
-    if not is_url(place.root):
-        with place.open(name) as file:
+def _pieces(storage: Storage, name: str, size: int) -> Iterator[int]:
+    """Read a file and yield the bytes of each piece; a local file is dropped from the page cache first."""
+    if not is_url(storage.root):
+        with storage.open(name) as file:
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             while size > 0 and (count := len(file.read(min(size, SMALLEST_PIECE)))):
@@ -190,7 +190,7 @@ def _pieces(place: Storage, name: str, size: int) -> Iterator[int]:
     at, piece = 0, SMALLEST_PIECE
     while at < size:
         began = time.perf_counter()
-        count = len(place.read_part(name, at, min(size, at + piece)))
+        count = len(storage.read_part(name, at, min(size, at + piece)))
         if count == 0:
             return
         yield count
@@ -199,18 +199,18 @@ def _pieces(place: Storage, name: str, size: int) -> Iterator[int]:
             piece = min(LARGEST_PIECE, 2 * piece)
 
 
-def _together(works: list[Callable[[], None]], seconds: float, root: str) -> None:
-    """Run them in daemon threads: a storage that hangs cannot keep this program from exiting."""
+def _together(tasks: list[Callable[[], None]], seconds: float, root: str) -> None:
+    """Run functions in daemon threads, so that a storage that hangs does not keep this program from exiting."""
     faults: list[Exception] = []
 
-    def run(work: Callable[[], None]) -> None:
+    def run(task: Callable[[], None]) -> None:
         try:
-            work()
+            task()
         except Exception as error:
             faults.append(error)
 
-    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
-    until = time.monotonic() + seconds + PATIENCE_S
+    threads = [threading.Thread(target=run, args=(task,), daemon=True) for task in tasks]
+    until = time.monotonic() + seconds + STALL_S
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -218,4 +218,4 @@ def _together(works: list[Callable[[], None]], seconds: float, root: str) -> Non
     if faults:
         raise faults[0]
     if hung := sum(thread.is_alive() for thread in threads):
-        raise DataError(f"{root}: {hung} of {len(works)} readers had no answer within {seconds + PATIENCE_S:.0f} s")
+        raise DataError(f"{root}: {hung} of {len(tasks)} readers had no answer within {seconds + STALL_S:.0f} s")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of Parquet files as a map-style dataset (needs the extra `paceline[parquet]`); row groups are its shards."""
+"""Rows of Parquet files as a map-style dataset (needs `paceline[parquet]`); row groups are its shards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.data.packed.recently_used import LruCache
 from paceline.data.packed.storage import file_system, is_url, local_path
 from paceline.errors import DataError
 
-KEPT = 4  # decoded row groups
+DECODED_GROUPS = 4  # kept in memory
 
 
 def pyarrow_parquet() -> Any:
@@ -36,7 +36,7 @@ def pyarrow_parquet() -> Any:
 
 
 class _Group(NamedTuple):
-    """Where a row group lies."""
+    """The position of a row group."""
 
     url: str
     number: int  # within its file
@@ -47,7 +47,7 @@ class ParquetDataset(Dataset[Any]):
     """The rows of Parquet files, in the order of the files; a row is a dict of column -> Python value.
 
     One row group is decoded at a time and four are kept. Without a cache, remote files are read by ranges: the footer
-    when this is made, then the row groups that are asked for. It can be pickled, and used in worker processes.
+    at construction, row groups when they are needed. It can be pickled, and used in worker processes.
 
     >>> import tempfile
     >>> import pyarrow
@@ -64,10 +64,11 @@ class ParquetDataset(Dataset[Any]):
         cache: fetches remote files as a whole.
 
     Attributes:
+        cache: what fetches remote files.
         shard_sizes: rows in each row group, in order.
 
     Raises:
-        DataError: a file is missing, no Parquet, or without one of the columns.
+        DataError: a file is missing, is not Parquet, or lacks one of the columns.
     """
 
     def __init__(
@@ -76,17 +77,14 @@ class ParquetDataset(Dataset[Any]):
         columns: Sequence[str] | None = None,
         cache: FileCache | None = None,
     ) -> None:
-        self._columns, self._cache = None if columns is None else list(columns), cache
+        self._columns, self.cache = None if columns is None else list(columns), cache
         given = [paths] if isinstance(paths, (str, Path)) else list(paths)
+        if not given:
+            raise DataError("no Parquet file was given; give at least one path")
         self._groups = [group for url in _files(map(str, given)) for group in self._scan(url)]
         self.shard_sizes: Sequence[int] = [group.rows for group in self._groups]
         self._begins = np.cumsum([0, *self.shard_sizes], dtype=np.int64)  # [row groups + 1]
-        self._kept = LruCache[Any](KEPT)
-
-    @property
-    def cache(self) -> FileCache | None:
-        """What fetches remote files."""
-        return self._cache
+        self._tables = LruCache[Any](DECODED_GROUPS)
 
     @property
     def urls(self) -> Sequence[str]:
@@ -107,35 +105,28 @@ class ParquetDataset(Dataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Several rows, in the order asked for; each row group is read once."""
-        wanted: dict[int, list[tuple[int, int]]] = {}  # row group -> (place in the answer, row)
-        for place, index in enumerate(indices):
+        """Several rows, in the order given; each row group is read once."""
+        wanted: dict[int, list[tuple[int, int]]] = {}  # row group -> (position in the result, row)
+        for position, index in enumerate(indices):
             number, row = self._find(index)
-            wanted.setdefault(number, []).append((place, row))
+            wanted.setdefault(number, []).append((position, row))
         found: list[dict[str, Any]] = [{}] * len(indices)
         for number, rows in wanted.items():
-            table = self._kept.get(number, partial(self._table, self._groups[number])).take([row for _, row in rows])
-            for (place, _), values in zip(rows, table.to_pylist(), strict=True):
-                found[place] = values
+            table = self._tables.get(number, partial(self._table, self._groups[number])).take([row for _, row in rows])
+            for (position, _), values in zip(rows, table.to_pylist(), strict=True):
+                found[position] = values
         return found
 
     def prefetch(self, indices: Iterable[int]) -> None:
-        """Have the cache fetch the files of these rows, in the order in which they are needed."""
-        if self._cache is not None:
+        """Let the cache fetch the files of these rows, in this order."""
+        if self.cache is not None:
             urls = dict.fromkeys(self._groups[self._find(index)[0]].url for index in indices)
-            self._cache.prefetch(url for url in urls if is_url(url))
+            self.cache.prefetch(url for url in urls if is_url(url))
 
     @property
     def shuffle_buffer(self) -> int:
         """Row groups whose rows are mixed: as many as stay decoded."""
-        return KEPT
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what was decoded."""
-        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _kept=LruCache(KEPT))
+        return DECODED_GROUPS
 
     def _find(self, index: int) -> tuple[int, int]:
         row = operator.index(index)
@@ -158,7 +149,7 @@ class ParquetDataset(Dataset[Any]):
     def _table(self, group: _Group) -> Any:
         """A row group, decoded."""
         with self._file(group.url, whole=True) as file:
-            # without threads of its own: those of a parent do not live in a forked child
+            # without pyarrow's threads, which a forked child does not inherit
             table = file.read_row_group(group.number, columns=self._columns, use_threads=False)
         if table.num_rows != group.rows:
             raise DataError(
@@ -169,14 +160,14 @@ class ParquetDataset(Dataset[Any]):
 
     @contextlib.contextmanager
     def _file(self, url: str, whole: bool) -> Iterator[Any]:
-        """An open file; with `whole`, remote ones come from the cache where there is one."""
+        """An open file; with `whole`, a remote one comes from the cache if there is one."""
         parquet = pyarrow_parquet()
         try:
             with ExitStack() as stack:
                 if not is_url(url):
                     source: Any = str(local_path(url))
-                elif whole and self._cache is not None:
-                    source = str(stack.enter_context(self._cache.open(url)))
+                elif whole and self.cache is not None:
+                    source = str(stack.enter_context(self.cache.open(url)))
                 else:
                     system, path = file_system(url)
                     source = stack.enter_context(system.open(path, "rb"))
@@ -190,10 +181,8 @@ class ParquetDataset(Dataset[Any]):
 
 
 def _files(given: Iterable[str]) -> Iterator[str]:
-    """Each file; a folder stands for its .parquet files in the order of their names."""
-    any_given = False
+    """The files; a folder stands for its .parquet files in the order of their names."""
     for url in given:
-        any_given = True
         if is_url(url) or not local_path(url).is_dir():
             yield url
             continue
@@ -201,5 +190,3 @@ def _files(given: Iterable[str]) -> Iterator[str]:
         if not found:
             raise DataError(f"{url} holds no .parquet file; give the files themselves")
         yield from map(str, found)
-    if not any_given:
-        raise DataError("no Parquet file was given; give at least one path")

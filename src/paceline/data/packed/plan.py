@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Will this storage and network feed N workers at this speed? Need against have, from measured numbers.
+"""Can this storage and network feed N workers at this speed? Compares the need with measured rates.
 
 With N workers on H hosts, s samples a second of each worker and b bytes a sample, a host needs (N / H) s b bytes a
-second. It has what several readers got here, and no more than its link. A cache of c bytes a host, of data of d bytes,
-holds a fraction min(1, c / d) of them once many epochs have gone by; in the second epoch a host has seen only 1 / H of
-the data. Shards go to other hosts in every epoch, so these fractions are what a host finds in its cache.
+second. It has the measured rate of several readers, and no more than its link. A cache of c bytes a host, of data of d
+bytes, holds a fraction min(1, c / d) of them after many epochs; in the second epoch a host has seen only 1 / H of the
+data. Shards go to other hosts in every epoch, so these fractions are the hit rates of a host's cache.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any
 from paceline.data.packed.measure import Holding, Speed
 from paceline.data.packed.sizes import bytes_text
 
-ROOM = 1.25  # have over need below which a plan is tight
+HEADROOM = 1.25  # of have over need, below which a plan is tight
 SMALL_FILE = 1 << 20  # bytes
 LATENCY_SHARE = 0.2  # of the time of a file, above which larger files help
-SCALES = 0.6  # of the ideal: several readers that reach it would gain from more of them
+SCALING = 0.6  # of the ideal speed-up, above which more readers help
 
 
 @dataclass(frozen=True)
 class Need:
-    """What training asks for.
+    """What training needs.
 
     Attributes:
-        workers: in all.
-        hosts: they are spread evenly.
+        workers: in all, spread evenly over the hosts.
+        hosts: number of them.
         samples_s: of each worker.
-        link_bytes_s: of a host to the storage; None if not given.
-        cache_bytes: of a host; 0 without.
+        link_bytes_s: of a host to the storage; None: unknown.
+        cache_bytes: of a host; 0: no cache.
     """
 
     workers: int
@@ -42,7 +42,7 @@ class Need:
 
     @property
     def workers_a_host(self) -> int:
-        """Of the fullest host."""
+        """Workers of the fullest host."""
         return math.ceil(self.workers / self.hosts)
 
     def host_bytes_s(self, bytes_per_sample: float) -> float:
@@ -73,13 +73,13 @@ class Epoch:
 
     @property
     def tight(self) -> bool:
-        """Fed, with little room."""
-        return self.waiting == 0 and self.have_bytes_s < ROOM * self.need_bytes_s
+        """Fed, with little headroom."""
+        return self.waiting == 0 and self.have_bytes_s < HEADROOM * self.need_bytes_s
 
 
 @dataclass(frozen=True)
 class StoragePlan:
-    """The judgement."""
+    """Need, measurements and verdict."""
 
     need: Need
     holding: Holding
@@ -111,27 +111,24 @@ def _total(need: Need, holding: Holding) -> float:
 
 
 def judge(need: Need, holding: Holding, remote: bool, first_byte_s: float, one: Speed, several: Speed) -> StoragePlan:
-    """Put need and have side by side.
+    """Compare what training needs with what the storage gives.
 
     Args:
-        need: what training asks for.
-        holding: what lies there.
-        remote: whether the source is a URL, so that the cache is used.
+        need: of training.
+        holding: the data.
+        remote: whether the storage is a URL, so that the cache is used.
         first_byte_s: latency of a file's first byte.
         one: speed of one reader.
-        several: speed of several at once, on this host.
+        several: speed of concurrent readers on this host.
     """
     have = min(several.bytes_s, need.link_bytes_s or math.inf)
     epochs = _epochs(need, holding, remote, have)
     feeds = all(epoch.waiting == 0 for epoch in epochs)
-    advice = (
-        ()
-        if feeds and not any(e.tight for e in epochs)
-        else tuple(_advice(need, holding, remote, first_byte_s, one, several, epochs))
-    )
+    advice: tuple[str, ...] = ()
+    if not feeds or any(epoch.tight for epoch in epochs):
+        advice = tuple(_advice(need, holding, remote, first_byte_s, one, several, epochs))
     notes = (*holding.notes, *_notes(need, holding, remote, several))
-    verdict = _verdict(need, epochs)
-    return StoragePlan(need, holding, first_byte_s, one, several, epochs, feeds, verdict, advice, notes)
+    return StoragePlan(need, holding, first_byte_s, one, several, epochs, feeds, _verdict(need, epochs), advice, notes)
 
 
 def _epochs(need: Need, holding: Holding, remote: bool, have: float) -> tuple[Epoch, ...]:
@@ -174,20 +171,21 @@ def _advice(
 ) -> list[str]:
     host, have = epochs[0].need_bytes_s, epochs[0].have_bytes_s
     found = []
-    latency = first_byte_s * one.bytes_s / holding.file_bytes  # share of a file's time that is spent on its first byte
+    latency = first_byte_s * one.bytes_s / holding.file_bytes  # share of a file's time before its first byte
     size = bytes_text(holding.file_bytes)
     if holding.kind == "files" and holding.file_bytes < SMALL_FILE:
         found.append(f"pack them (paceline data pack): files of {size} cost {1e3 * first_byte_s:.2g} ms each to open")
     elif latency > LATENCY_SHARE:
         share = 100 * min(1.0, latency)
         found.append(f"larger shards: {share:.0f} % of a {size} file's time passes before its first byte")
-    if need.link_bytes_s is not None and need.link_bytes_s < min(several.bytes_s, ROOM * host):
-        found.append(f"a link of {8 * ROOM * host / 1e9:.3g} Gbit/s a host; the storage itself gave more than the link")
-    elif several.readers > 1 and several.bytes_s > SCALES * several.readers * one.bytes_s and have < ROOM * host:
-        threads = math.ceil(ROOM * host / (several.bytes_s / several.readers))
+    if need.link_bytes_s is not None and need.link_bytes_s < min(several.bytes_s, HEADROOM * host):
+        gbit_s = 8 * HEADROOM * host / 1e9
+        found.append(f"a link of {gbit_s:.3g} Gbit/s a host; the storage itself gave more than the link")
+    elif several.readers > 1 and several.bytes_s > SCALING * several.readers * one.bytes_s and have < HEADROOM * host:
+        threads = math.ceil(HEADROOM * host / (several.bytes_s / several.readers))
         found.append(f"more readers: speed still grew at {several.readers}; about {threads} a host, if it goes on so")
     if holding.bytes is not None and epochs[0].waiting > 0:
-        enough = min(1.0, 1 - have / (ROOM * host)) * holding.bytes
+        enough = min(1.0, 1 - have / (HEADROOM * host)) * holding.bytes
         if remote and need.cache_bytes < enough:
             found.append(f"a cache of {bytes_text(enough)} a host, for all epochs but the first")
     return found or ["faster storage, or smaller samples"]

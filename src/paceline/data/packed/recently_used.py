@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few parts of a data set that a process used last: open files, decoded tables."""
+"""The open files or decoded tables that a process used last."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Part = TypeVar("Part")
 
 
 class LruCache(Generic[Part]):
-    """Parts by number, least recently used first; a forked child begins with none.
+    """Parts by number, least recently used first; empty in a forked child and after pickling.
 
     Args:
         most: how many are kept.
@@ -21,9 +21,12 @@ class LruCache(Generic[Part]):
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._begin()
+        self._clear()
 
-    def _begin(self) -> None:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LruCache, (self._most,)
+
+    def _clear(self) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._parts: OrderedDict[int, Part] = OrderedDict()
@@ -32,9 +35,9 @@ class LruCache(Generic[Part]):
         return len(self._parts)
 
     def get(self, number: int, make: Callable[[], Part]) -> Part:
-        """Part `number`, made where it is not there; two threads may both make it."""
+        """Part `number`, made where it is missing; two threads may both make it."""
         if self._process != os.getpid():
-            self._begin()
+            self._clear()
         lock, parts = self._lock, self._parts
         with lock:
             if number in parts:

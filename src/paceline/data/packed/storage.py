@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A place where files lie: a directory of this machine, or a URL that fsspec knows."""
+"""Storage: a directory of this machine, or a URL of fsspec."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from paceline.errors import DataError
 
 
 def is_url(text: str) -> bool:
-    """Whether it names something that is not a path of this machine; file:// is one."""
+    """Whether it is a remote URL; `file://` is local."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) is not None and not text.lower().startswith("file://")
 
 
 def local_path(text: str) -> Path:
-    """The path of a local file, also from file://."""
+    """The path of a path or a `file://` URL."""
     return Path(unquote(urlsplit(text).path)) if text.lower().startswith("file://") else Path(text)
 
 
 def join(root: str, name: str) -> str:
-    """A file of a directory, local or remote."""
+    """The path or URL of a file in a directory."""
     return f"{root.rstrip('/')}/{name}" if is_url(root) else str(local_path(root) / name)
 
 
@@ -43,13 +43,13 @@ def file_system(url: str) -> tuple[Any, str]:
         raise DataError(
             f"cannot open {shown(url)}: {redacted(error)}; install what fsspec needs for this protocol"
         ) from None
-    except Exception as error:  # each store has errors of its own
+    except Exception as error:  # each store's client has errors of its own
         raise DataError(f"cannot open {shown(url)}: {type(error).__name__}: {redacted(error)}") from None
     return found
 
 
 def read_up_to(file: BinaryIO, count: int) -> bytes:
-    """At most `count` bytes, without memory for more than there are."""
+    """At most `count` bytes, in pieces, so that a large `count` allocates no memory."""
     pieces = []
     while count > 0 and (piece := file.read(min(count, 1 << 20))):
         pieces.append(piece)
@@ -59,7 +59,7 @@ def read_up_to(file: BinaryIO, count: int) -> bytes:
 
 @contextlib.contextmanager
 def faults_of(url: str) -> Iterator[None]:
-    """Context that turns any error with a file into a one-line error that names it."""
+    """Turn errors within the context into a DataError that names the file."""
     try:
         yield
     except DataError:
@@ -89,7 +89,7 @@ class Storage:
             self._fs, self._inside = file_system(root)
 
     def where(self, name: str) -> str:
-        """The full name of a file; `shown` makes it fit for messages."""
+        """The path or URL of a file; `shown` removes its secrets for messages."""
         return join(self.root, name)
 
     def size(self, name: str) -> int:
@@ -111,7 +111,7 @@ class Storage:
                     yield file
 
     def read(self, name: str, largest: int) -> bytes:
-        """All of a small file; more than `largest` bytes are refused."""
+        """A small file; more than `largest` bytes are refused."""
         with self.open(name) as file:
             raw = read_up_to(file, largest + 1)
         if len(raw) > largest:
@@ -121,7 +121,7 @@ class Storage:
         return raw
 
     def read_part(self, name: str, begin: int, end: int) -> bytes:
-        """Bytes begin .. end (excl.) of a file, in one request; fewer where it ends before."""
+        """Bytes begin .. end (excl.) of a file, in one request; fewer at its end."""
         with faults_of(self.where(name)):
             if self._fs is not None:
                 return bytes(self._fs.cat_file(self._path(name), start=begin, end=end))

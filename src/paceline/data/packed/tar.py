@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tar archives as a stream of samples, read and written without ever extracting anything.
+"""Tar archives as a stream of samples, without extraction.
 
 Source: POSIX.1-1988 (ustar), POSIX.1-2001 (pax) and GNU's long names. A header is a block of 512 bytes, data are padded
-to whole blocks, two blocks of zeros are the end. Of a hostile archive only names and bytes are taken: a name is never
-a path on this machine, and sizes are held against a limit before anything is read.
+to whole blocks, two blocks of zeros are the end. Hostile archives are harmless: a name is never used as a path, and a
+size is checked against a limit before anything is read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WHAT = {b"1": "a hard link", b"2": "a symbolic link", b"3": "a device", b"4": "
 
 
 class Readable(Protocol):
-    """What is read from front to back."""
+    """A file that is read from front to back."""
 
     def read(self, count: int, /) -> bytes:
         """At most `count` bytes; empty at the end."""
@@ -41,7 +41,7 @@ class TarHeader(NamedTuple):
 
 
 class TarMember(NamedTuple):
-    """A file of an archive."""
+    """A regular file of an archive."""
 
     name: str
     data: bytes
@@ -104,9 +104,9 @@ class TarStream:
     """The regular files of an archive, front to back; memory holds one of them.
 
     Args:
-        file: the archive, unpacked.
+        file: the decompressed archive.
         name: of the archive, for messages.
-        largest: bytes; a member above it is refused before it is read.
+        largest: bytes of a member above which it is refused, before it is read.
     """
 
     def __init__(self, file: Readable, name: str, largest: int) -> None:
@@ -121,7 +121,7 @@ class TarStream:
             where, offset = f"{self._name} at byte {self._at}", self._at
             block = self._read(BLOCK)
             if not block and self._at > 0:
-                return  # no end mark: GNU tar and Python take that as an end, too
+                return  # no end mark; GNU tar and Python accept that, too
             header = parse_header(block, where)
             if header is None:
                 return
@@ -141,7 +141,7 @@ class TarStream:
             started = None
 
     def _extend(self, header: TarHeader, where: str) -> None:
-        """A header that says more about the next one."""
+        """Apply an extended header to the next header."""
         if header.size > LONGEST_NAME:
             raise DataError(f"{where}: an extended header of {header.size} bytes, more than {LONGEST_NAME}; refused")
         raw = self._data(header.size, header.name, where)
@@ -181,7 +181,7 @@ class TarStream:
         return data
 
     def _read(self, count: int) -> bytes:
-        """All of `count` bytes where there are so many."""
+        """`count` bytes, fewer at the end of the file."""
         pieces = []
         while count > 0 and (piece := self._file.read(min(count, 1 << 24))):
             pieces.append(piece)
@@ -191,7 +191,7 @@ class TarStream:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """(key, extension) in WebDataset's way: the extension is what follows the first dot of the last part."""
+    """(key, extension) by WebDataset's convention: the extension follows the first dot of the last part."""
     folder, slash, last = name.rpartition("/")
     stem, _, extension = last.partition(".")
     return f"{folder}{slash}{stem}", extension

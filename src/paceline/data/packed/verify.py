@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verifies a packed data set against its index; reads every shard once, local or remote."""
+"""Verifies a packed data set against its index: reads every shard once, local or remote."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_JOBS = 256
 
 @dataclass(frozen=True)
 class Damage:
-    """What is wrong with one shard, in one sentence each."""
+    """The faults of one shard, a sentence each."""
 
     shard: str
     faults: tuple[str, ...]
@@ -32,41 +32,41 @@ class Damage:
 
 @dataclass(frozen=True)
 class Report:
-    """What verify found."""
+    """The result of `verify`."""
 
     index: Index
     damaged: tuple[Damage, ...]
     notes: tuple[str, ...]
 
 
-def read_index(place: Storage) -> Index:
-    """The index of a place.
-
-    Raises:
-        DataError: there is none, or it is damaged.
-    """
-    return Index.from_json(place.read(INDEX, LARGEST_INDEX), shown(place.where(INDEX)))
+def read_index(storage: Storage) -> Index:
+    """The index of a data set; DataError if it is missing or damaged."""
+    return Index.from_json(storage.read(INDEX, LARGEST_INDEX), shown(storage.where(INDEX)))
 
 
 def verify(
-    place: Storage, *, quick: bool = False, jobs: int = 1, told: Callable[[PackedShard], None] = lambda shard: None
+    storage: Storage,
+    *,
+    quick: bool = False,
+    jobs: int = 1,
+    on_shard: Callable[[PackedShard], None] = lambda shard: None,
 ) -> Report:
     """Check every shard against the index.
 
     Args:
-        place: where the data set lies.
-        quick: only look at sizes.
+        storage: holds the data set.
+        quick: check sizes only.
         jobs: shards read at once.
-        told: called after each shard.
+        on_shard: called after each shard.
 
     Raises:
-        DataError: the index is missing or damaged, so that there is nothing to hold against.
+        DataError: the index is missing or damaged.
     """
-    index = read_index(place)
+    index = read_index(storage)
 
     def check(shard: PackedShard) -> Damage | None:
-        faults = tuple(_sizes(place, shard) if quick else _whole(place, shard))
-        told(shard)
+        faults = tuple(_sizes(storage, shard) if quick else _whole(storage, shard))
+        on_shard(shard)
         return Damage(shard.name, faults) if faults else None
 
     with ThreadPoolExecutor(max(1, jobs), "verify") as pool:
@@ -75,26 +75,26 @@ def verify(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return Report(index, damaged, tuple(_strangers(place, index)))
+    return Report(index, damaged, tuple(_unknown_files(storage, index)))
 
 
-def _strangers(place: Storage, index: Index) -> Iterator[str]:
-    """Files that are not in the index; training does not read them."""
-    if not place.remote:
+def _unknown_files(storage: Storage, index: Index) -> Iterator[str]:
+    """Note files that are not in the index."""
+    if not storage.remote:
         known = {INDEX, *(s.name for s in index.shards), *(s.offsets_name for s in index.shards)}
-        names = sorted(p.name for p in local_path(place.root).iterdir() if p.name not in known)
+        names = sorted(p.name for p in local_path(storage.root).iterdir() if p.name not in known)
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             yield f"not in the index, so never read: {', '.join(names[:3])}{more}"
 
 
-def _sizes(place: Storage, shard: PackedShard) -> Iterator[str]:
+def _sizes(storage: Storage, shard: PackedShard) -> Iterator[str]:
     for name, least, most in (
         (shard.name, shard.bytes, shard.bytes),
         (shard.offsets_name, 8 * (shard.samples + 1), shard.offsets_bytes),
     ):
         try:
-            size = place.size(name)
+            size = storage.size(name)
         except DataError as error:
             yield str(error)
         else:
@@ -102,14 +102,14 @@ def _sizes(place: Storage, shard: PackedShard) -> Iterator[str]:
                 yield f"{name} has {size} bytes, the index says {least}"
 
 
-def _whole(place: Storage, shard: PackedShard) -> Iterator[str]:
+def _whole(storage: Storage, shard: PackedShard) -> Iterator[str]:
     try:
-        offsets = _offsets(place, shard)
+        offsets = _offsets(storage, shard)
     except DataError as error:
         yield str(error)
         offsets = None
     try:
-        with place.open(shard.name) as file:
+        with storage.open(shard.name) as file:
             reader = _Hashing(file)
             fault = _walk(reader, shard, offsets)
             while reader.read(PIECE):
@@ -125,9 +125,9 @@ def _whole(place: Storage, shard: PackedShard) -> Iterator[str]:
         yield fault
 
 
-def _offsets(place: Storage, shard: PackedShard) -> NDArray[np.int64]:
-    raw = place.read(shard.offsets_name, shard.offsets_bytes)
-    offsets = offsets_from_bytes(raw, shard, place.where(shard.offsets_name))
+def _offsets(storage: Storage, shard: PackedShard) -> NDArray[np.int64]:
+    raw = storage.read(shard.offsets_name, shard.offsets_bytes)
+    offsets = offsets_from_bytes(raw, shard, storage.where(shard.offsets_name))
     seen = hashlib.sha256(raw).hexdigest()
     if seen != shard.offsets_sha256:
         raise DataError(
@@ -137,13 +137,13 @@ def _offsets(place: Storage, shard: PackedShard) -> NDArray[np.int64]:
 
 
 class _Hashing:
-    """A file whose sum is made while it is read."""
+    """A file whose SHA-256 is computed while it is read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.sha256, self.bytes = file, hashlib.sha256(), 0
 
     def read(self, count: int) -> bytes:
-        """All of `count` bytes where there are so many."""
+        """At most `count` bytes."""
         raw = self._file.read(count)
         self.sha256.update(raw)
         self.bytes += len(raw)
@@ -151,7 +151,7 @@ class _Hashing:
 
 
 def _walk(file: _Hashing, shard: PackedShard, offsets: NDArray[np.int64] | None) -> str:
-    """Follow the headers; the first fault, or empty."""
+    """Follow the headers; the first fault, or ""."""
     key, samples = "", 0
     while True:
         at = file.bytes

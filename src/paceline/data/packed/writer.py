@@ -26,7 +26,7 @@ class ShardWriter:
 
     Args:
         directory: exists and is empty.
-        shard_bytes: a shard is closed before it would grow beyond; one sample may be larger.
+        shard_bytes: most bytes of a shard; one sample may be larger.
     """
 
     def __init__(self, directory: Path, shard_bytes: int) -> None:
@@ -41,7 +41,7 @@ class ShardWriter:
         """Write a sample: extension -> bytes.
 
         Raises:
-            DataError: no member, or an extension that would not come back as it was.
+            DataError: the sample has no member, or an extension that a tar cannot hold.
         """
         if not members:
             raise DataError(f"sample {self.samples} has no member; leave it out of the source")
@@ -67,7 +67,7 @@ class ShardWriter:
         if self._file is not None:
             self._end_shard()
         index = Index(tuple(self._shards))
-        _write_whole(self._directory / INDEX, index.to_json().encode())
+        _write_file(self._directory / INDEX, index.to_json().encode())
         return index
 
     def abandon(self) -> None:
@@ -103,11 +103,11 @@ class ShardWriter:
         offsets = offsets_to_bytes(np.frombuffer(self._offsets, dtype=np.int64))
         size, count = self._offsets[-1] + len(END), len(self._offsets) - 1
         found = PackedShard(self._name(), size, self._hash.hexdigest(), count, hashlib.sha256(offsets).hexdigest())
-        _write_whole(self._directory / found.offsets_name, offsets)
+        _write_file(self._directory / found.offsets_name, offsets)
         self._shards.append(found)
 
 
-def _write_whole(path: Path, raw: bytes) -> None:
+def _write_file(path: Path, raw: bytes) -> None:
     with path.open("xb") as file:
         file.write(raw)
         file.flush()

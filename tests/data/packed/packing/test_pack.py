@@ -140,7 +140,7 @@ def test_what_samples_consist_of_is_counted_within_bounds(tmp_path: Path) -> Non
 def test_progress_is_told(tmp_path: Path) -> None:
     folder(tmp_path / "in", 5)
     told: list[PackProgress] = []
-    pack(open_source(str(tmp_path / "in")), tmp_path / "out", seed=1, told=told.append)
+    pack(open_source(str(tmp_path / "in")), tmp_path / "out", seed=1, on_sample=told.append)
     assert [done.samples for done in told] == [1, 2, 3, 4, 5]
     fractions = [done.fraction or 0.0 for done in told]
     assert fractions == sorted(fractions) and fractions[-1] == 0.8
@@ -162,7 +162,7 @@ def test_nothing_is_left_when_somebody_presses_ctrl_c(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pack(given({"a": b"1"}), tmp_path / "out", told=interrupted)
+        pack(given({"a": b"1"}), tmp_path / "out", on_sample=interrupted)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -222,7 +222,7 @@ def test_few_samples_are_in_memory(tmp_path: Path) -> None:
         nonlocal written
         written = done.samples
 
-    pack(Given([task] * 200), tmp_path / "out", jobs=3, told=told)
+    pack(Given([task] * 200), tmp_path / "out", jobs=3, on_sample=told)
     assert started == 200
     assert most <= 2 * 3
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where samples are packed from: a path -> the source that reads it."""
+"""The source that reads a path, for packing."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from paceline.errors import DataError
 
 __all__ = ["LARGEST_SAMPLE", "Members", "SampleSource", "SourceProgress", "Task", "open_source"]
 
-_PACKED = r"(\.gz|\.bz2|\.xz|\.zst)?"
+_COMPRESSED = r"(\.gz|\.bz2|\.xz|\.zst)?"
 _KINDS: dict[str, Callable[[Sequence[Path], int], SampleSource]] = {
-    rf".*(\.tar{_PACKED}|\.tgz|\.txz|\.tbz2|\.tzst)": TarSource,
-    rf".*\.(jsonl|ndjson){_PACKED}": JsonlSource,
+    rf".*(\.tar{_COMPRESSED}|\.tgz|\.txz|\.tbz2|\.tzst)": TarSource,
+    rf".*\.(jsonl|ndjson){_COMPRESSED}": JsonlSource,
     r".*\.(parquet|pq)": ParquetSource,
     r".*\.ark": ArkSource,
 }
@@ -33,12 +33,12 @@ _KINDS: dict[str, Callable[[Sequence[Path], int], SampleSource]] = {
 def open_source(text: str, largest: int = LARGEST_SAMPLE) -> SampleSource:
     """The source at a path.
 
-    A folder whose files are all tars, all JSONL, all Parquet or all arks is read as these files in the order of their
-    names; any other folder is one whose files are samples.
+    A folder of only tars, only JSONL, only Parquet or only arks is read file by file, in the order of their names; the
+    files of any other folder are samples.
 
     Args:
         text: a path.
-        largest: bytes; a sample above it is refused.
+        largest: bytes of a sample above which it is refused.
 
     Raises:
         DataError: it does not exist, or is of no kind that can be packed.

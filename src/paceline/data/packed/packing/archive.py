@@ -10,9 +10,9 @@ from typing import BinaryIO
 
 from paceline.data.packed.packing.base import (
     ORIGIN,
+    FileSource,
     Members,
     Ready,
-    SourceProgress,
     Stream,
     Task,
     no_shuffle,
@@ -23,31 +23,24 @@ from paceline.data.packed.tar import TarMember, TarStream, split_name
 from paceline.errors import DataError
 
 
-class TarSource:
-    """The samples of archives; memory holds one of them.
-
-    Args:
-        paths: archives, read one after another.
-        largest: bytes of a sample above which it is refused.
-    """
+class TarSource(FileSource):
+    """The samples of archives; memory holds one of them."""
 
     def __init__(self, paths: Sequence[Path], largest: int) -> None:
-        self._paths, self._largest = paths, largest
-        self.progress = SourceProgress()
+        super().__init__(paths, largest)
         self._hidden = 0
         self._together = False  # some sample has several members
-        self._extensions: set[str] = set()  # a few of them
+        self._extensions: set[str] = set()  # up to five of them
 
     def tasks(self, seed: int | None) -> Iterator[Task]:
         """One task for each run of members with one key."""
         if seed is not None:
             raise no_shuffle(str(self._paths[0]), "a tar")
         for number, path in enumerate(self._paths):
-            count = len(self._paths)
-            stream = Stream(path, self.progress, (number / count, (number + 1) / count))
+            stream = Stream(self._paths, number, self.progress)
             with stream as file, reading(path):
                 for sample in self._grouped(TarStream(file, str(path), self._largest), str(path)):
-                    stream.told()
+                    stream.update()
                     yield Ready(sample)
                 self._drain(file, path)
         if self._hidden:
@@ -59,7 +52,7 @@ class TarSource:
             )
 
     def _drain(self, file: BinaryIO, path: Path) -> None:
-        """Read what follows the end mark: sums of compressed files stand there, and perhaps another archive."""
+        """Read past the end mark: a compressed file has its checksum there, and another archive may follow."""
         followed = False
         while piece := file.read(1 << 20):
             followed = followed or piece.count(0) < len(piece)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of sources, and streams of compressed files."""
+"""The interface of sources, and reading of compressed files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
@@ -23,38 +23,47 @@ Task = Callable[[], Members]
 """Reads one sample; several run at once in threads."""
 
 LARGEST_SAMPLE = 1 << 30  # bytes
-ZST_PIECE = 1 << 12  # bytes; they unpack to 128 MiB at most
+ZST_PIECE = 1 << 12  # bytes; they decompress to at most 128 MiB
 ORIGIN = "source.json"
-"""Extension of the member that says what a sample was called where it came from."""
+"""Extension of the member that keeps a sample's name in its source."""
 
 
 @dataclass
 class SourceProgress:
-    """How far a source is; changed while it is read."""
+    """How far a source has been read; updated while it is read."""
 
-    fraction: float | None = None  # of the whole source; None where that cannot be told
-    notes: list[str] = field(default_factory=list)  # what was passed over
+    fraction: float | None = None  # of the whole source; None where that is unknown
+    notes: list[str] = field(default_factory=list)  # of samples that were skipped
 
 
 class SampleSource(Protocol):
-    """Where samples come from.
-
-    Attributes:
-        progress: how far it is.
-    """
+    """A source of samples."""
 
     progress: SourceProgress
 
     def tasks(self, seed: int | None) -> Iterator[Task]:
-        """One task for each sample, in the source's order, or in the order that the seed gives.
+        """One task for each sample, in the source's order or in a seeded one.
 
         Raises:
-            DataError: the source is damaged, or has no other order than its own.
+            DataError: the source is damaged, or cannot be shuffled.
         """
 
 
+class FileSource:
+    """Files that are read one after another.
+
+    Args:
+        paths: the files.
+        largest: bytes of a sample above which it is refused.
+    """
+
+    def __init__(self, paths: Sequence[Path], largest: int) -> None:
+        self._paths, self._largest = paths, largest
+        self.progress = SourceProgress()
+
+
 def no_shuffle(name: str, what: str) -> DataError:
-    """A stream can only be read front to back."""
+    """The error of a source that can only be read front to back."""
     return DataError(
         f"{name}: {what} is read front to back and cannot be shuffled with a seed; pack it without --seed, then pack "
         "what came out with --seed"
@@ -67,7 +76,7 @@ def origin(key: str, **more: Any) -> bytes:
 
 
 class Ready:
-    """A task whose sample is read already, so that no thread is needed for it."""
+    """A task whose sample has been read, so that it needs no thread."""
 
     def __init__(self, members: Members) -> None:
         self._members = members
@@ -78,7 +87,7 @@ class Ready:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Context that turns any error of reading or unpacking `path` into a one-line error that names it."""
+    """Turn errors of reading or decompressing `path` within the context into a DataError that names it."""
     try:
         yield
     except DataError:
@@ -92,34 +101,33 @@ def reading(path: Path) -> Iterator[None]:
 
 
 class Stream:
-    """A file read front to back, unpacked on the way where its name ends in .gz, .bz2, .xz or .zst.
+    """File number `number` of a source, read front to back and decompressed if it ends in .gz, .bz2, .xz or .zst.
 
     Args:
-        path: the file.
-        progress: told how far it is.
-        share: (begin, end) of this file in the whole source, as fractions.
+        paths: the files of the source.
+        number: of this file.
+        progress: of the source; `update` changes it.
     """
 
-    def __init__(self, path: Path, progress: SourceProgress, share: tuple[float, float] = (0.0, 1.0)) -> None:
-        self.path, self._progress, self._share = path, progress, share
+    def __init__(self, paths: Sequence[Path], number: int, progress: SourceProgress) -> None:
+        self.path, self._number, self._count, self._progress = paths[number], number, len(paths), progress
 
     def __enter__(self) -> BinaryIO:
         with reading(self.path):
             self._raw = self.path.open("rb")
             self._size = max(1, self.path.stat().st_size)
-            self._file = _unpacked(self._raw, self.path)
-        return self._file
+            file = _decompressed(self._raw, self.path)
+        return file
 
     def __exit__(self, *error: object) -> None:
         self._raw.close()
 
-    def told(self) -> None:
-        """Bring the progress up to date."""
-        begin, end = self._share
-        self._progress.fraction = begin + (end - begin) * min(1.0, self._raw.tell() / self._size)
+    def update(self) -> None:
+        """Update the progress."""
+        self._progress.fraction = (self._number + min(1.0, self._raw.tell() / self._size)) / self._count
 
 
-def _unpacked(raw: BinaryIO, path: Path) -> BinaryIO:
+def _decompressed(raw: BinaryIO, path: Path) -> BinaryIO:
     suffix = path.suffix.lower()
     if suffix in (".gz", ".tgz"):
         return cast("BinaryIO", gzip.GzipFile(fileobj=raw))
@@ -143,42 +151,42 @@ def _zst(raw: BinaryIO, path: Path) -> io.RawIOBase:
 
 
 class _Zst(io.RawIOBase):
-    """Frames one after another; unlike zstandard's own reader it says so where the last one is cut off.
+    """Frames one after another; unlike zstandard's own reader it raises where the last frame is cut off.
 
     Args:
         raw: compressed.
-        library: makes an object that unpacks one frame.
-        error: what that raises.
+        library: makes an object that decompresses one frame.
+        error: its exception class.
     """
 
     def __init__(self, raw: BinaryIO, library: Any, error: type[Exception]) -> None:
         self._raw, self._library, self._error = raw, library, error
         self._frame: Any = None
-        self._packed = self._unpacked = b""
+        self._compressed = self._decompressed = b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._unpacked and self._more():
+        while not self._decompressed and self._more():
             pass
-        count = min(len(buffer), len(self._unpacked))
-        buffer[:count], self._unpacked = self._unpacked[:count], self._unpacked[count:]
+        count = min(len(buffer), len(self._decompressed))
+        buffer[:count], self._decompressed = self._decompressed[:count], self._decompressed[count:]
         return count
 
     def _more(self) -> bool:
-        """Unpack a piece; False at the end."""
-        self._packed = self._packed or self._raw.read(ZST_PIECE)
-        if not self._packed:
+        """Decompress a piece; False at the end."""
+        self._compressed = self._compressed or self._raw.read(ZST_PIECE)
+        if not self._compressed:
             if self._frame is not None:
                 raise EOFError("the last frame has no end")
             return False
         self._frame = self._frame or self._library.decompressobj()
         try:
-            self._unpacked = self._frame.decompress(self._packed)
+            self._decompressed = self._frame.decompress(self._compressed)
         except self._error as error:
             raise EOFError(str(error)) from error
-        self._packed = self._frame.unused_data if self._frame.eof else b""
+        self._compressed = self._frame.unused_data if self._frame.eof else b""
         if self._frame.eof:
             self._frame = None
         return True

@@ -24,9 +24,9 @@ Group = tuple[str, str, tuple[str, ...]]
 
 
 class FolderSource:
-    """The samples of a folder, folder by folder in the order of names.
+    """The samples of a folder and its subfolders, in the order of names.
 
-    Without a seed memory holds the names of one folder; with one it holds all names.
+    Without a seed memory holds the names of one folder, with one all names.
 
     Args:
         root: the folder.
@@ -97,7 +97,7 @@ class FolderSource:
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """(stem, extension); what follows the last dot is an extension only where it looks like one."""
+    """(stem, extension); the part after the last dot is an extension if it is short and alphanumeric."""
     stem, dot, suffix = name.rpartition(".")
     if dot and stem and _SUFFIX.fullmatch(suffix):
         return stem, suffix.lower()

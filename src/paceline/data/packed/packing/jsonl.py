@@ -5,30 +5,22 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from paceline.data.packed.packing.base import Members, Ready, SourceProgress, Stream, Task, no_shuffle, reading
+from paceline.data.packed.packing.base import FileSource, Members, Ready, Stream, Task, no_shuffle, reading
 from paceline.errors import DataError
 
 
-class JsonlSource:
-    """The lines of files; empty ones are left out.
+class JsonlSource(FileSource):
+    """The lines of files, without empty ones.
 
-    Without a seed memory holds one line. With one, a first pass notes where lines begin (32 bytes each), and the file
+    Without a seed memory holds one line. With one, a first pass records where lines begin (32 bytes each), and the file
     must not be compressed.
-
-    Args:
-        paths: files, read one after another.
-        largest: bytes of a line above which it is refused.
     """
-
-    def __init__(self, paths: Sequence[Path], largest: int) -> None:
-        self._paths, self._largest = paths, largest
-        self.progress = SourceProgress()
 
     def tasks(self, seed: int | None) -> Iterator[Task]:
         """One task for each line."""
@@ -41,8 +33,7 @@ class JsonlSource:
     def _lines(self) -> Iterator[tuple[int, int, int, bytes, Path]]:
         """(file, line from 1, offset, line, path) of every line that is not empty."""
         for which, path in enumerate(self._paths):
-            count = len(self._paths)
-            stream = Stream(path, self.progress, (which / count, (which + 1) / count))
+            stream = Stream(self._paths, which, self.progress)
             with stream as file, reading(path):
                 number = offset = 0
                 while line := file.readline(self._largest + 1):
@@ -53,9 +44,9 @@ class JsonlSource:
                             "that is meant"
                         )
                     if not line.endswith(b"\n"):
-                        file.read(1)  # the last line, or one that the end of a damaged file cut: this raises then
+                        file.read(1)  # raises where a damaged file ends within the line
                     if line.strip():
-                        stream.told()
+                        stream.update()
                         yield which, number, offset, line, path
                     offset += len(line)
 
@@ -67,8 +58,8 @@ class JsonlSource:
         for which, number, offset, line, _ in self._lines():
             where.extend((which, len(line), number, offset))
         table = np.frombuffer(where, dtype=np.int64).reshape(-1, 4)
-        for place, row in enumerate(np.random.default_rng(seed).permutation(len(table))):
-            self.progress.fraction = place / len(table)
+        for position, row in enumerate(np.random.default_rng(seed).permutation(len(table))):
+            self.progress.fraction = position / len(table)
             which, length, number, offset = map(int, table[row])
             yield partial(_read_line, self._paths[which], offset, length, number)
 
@@ -80,7 +71,7 @@ def _read_line(path: Path, offset: int, length: int, number: int) -> Members:
 
 
 def _sample(line: bytes, where: str) -> Members:
-    """The line itself, when it is JSON."""
+    """The line, if it is JSON."""
     try:
         json.loads(line)
     except (ValueError, RecursionError) as error:

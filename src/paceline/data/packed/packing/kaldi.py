@@ -2,7 +2,7 @@
 """Kaldi's archives: `utt path:offset` lists (scp) and binary archives (ark) of features, vectors and wave files.
 
 Source: kaldi-matrix.cc, kaldi-vector.cc and compressed-matrix.{h,cc} of https://github.com/kaldi-asr/kaldi. An archive
-is `key`, a space and a value, again and again. A binary value begins with "\\0B"; then comes a token:
+is a sequence of `key`, a space and a value. A binary value begins with "\\0B" and a token:
 
 ::
 
@@ -12,7 +12,7 @@ is `key`, a space and a value, again and again. A binary value begins with "\\0B
                 CM   four uint16 for each column (0, 25, 75 and 100 %), uint8 [columns, rows]
                 CM2  uint16 [rows, columns]       CM3  uint8 [rows, columns]
 
-All little endian. A wave file stands in an archive as it is. Matrices become .npy members.
+All little endian. An archive holds wave files unchanged. Matrices become .npy members.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _ITEM: dict[str, np.dtype[Any]] = {"F": np.dtype("<f4"), "D": np.dtype("<f8")}
 
 
 class Reader:
-    """Values of an archive, each from where the file stands.
+    """Reads keys and values of an archive at the file's position.
 
     Args:
-        file: binary, can seek.
+        file: binary and seekable.
         name: for messages.
         largest: bytes of a value above which it is refused.
     """

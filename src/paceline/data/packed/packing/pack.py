@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A source -> a packed data set: all of it, or nothing."""
+"""Packs a source into a packed data set, all of it or nothing."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ OTHER = "other"
 
 @dataclass(frozen=True)
 class PackProgress:
-    """How far packing is."""
+    """The samples, bytes and shards packed so far."""
 
     samples: int
     bytes: int
     shards: int
-    fraction: float | None  # of the source; None where that cannot be told
+    fraction: float | None  # of the source; None where that is unknown
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was packed.
+    """A packed data set.
 
     Attributes:
         index: of the new data set.
         kinds: extensions of a sample, joined by " + " -> number of such samples.
-        notes: what was passed over.
+        notes: what was skipped.
     """
 
     index: Index
@@ -58,21 +58,20 @@ def pack(
     shard_bytes: int = SHARD_BYTES,
     seed: int | None = None,
     jobs: int = 1,
-    told: Callable[[PackProgress], None] = lambda done: None,
+    on_sample: Callable[[PackProgress], None] = lambda done: None,
 ) -> Result:
     """Write a packed data set.
 
-    It grows in `OUT.partial`, which is renamed when it is whole and removed when packing fails; what a pack of this
-    host that was killed has left there is removed by the next one. Memory holds `2 jobs`
-    samples and one shard's offsets.
+    It is written in `OUT.partial`, which is renamed when it is complete and removed when packing fails. If a pack of
+    this host was killed, the next one removes its files. Memory holds `2 jobs` samples and one shard's offsets.
 
     Args:
-        source: where samples come from.
+        source: of the samples.
         out: directory that must not exist.
         shard_bytes: most bytes of a shard; one sample may be larger.
         seed: of a shuffled order; None keeps the source's.
         jobs: samples read at once.
-        told: called after every sample.
+        on_sample: called after every sample.
 
     Raises:
         DataError: the source is damaged or empty, or `out` cannot be made.
@@ -87,7 +86,7 @@ def pack(
         raise DataError(f"{out} lies within {source.root}, which would be packed into itself; choose another place")
     with partial_directory(out) as partial:
         try:
-            result = _write(source, partial, shard_bytes, seed, jobs, told)
+            result = _write(source, partial, shard_bytes, seed, jobs, on_sample)
             os.rename(partial, out)
         except OSError as error:
             raise DataError(f"packing failed at {error.filename or partial}: {error.strerror or error}") from error
@@ -100,7 +99,7 @@ def _write(
     shard_bytes: int,
     seed: int | None,
     jobs: int,
-    told: Callable[[PackProgress], None],
+    on_sample: Callable[[PackProgress], None],
 ) -> Result:
     writer = ShardWriter(directory, shard_bytes)
     kinds: Counter[str] = Counter()
@@ -109,7 +108,7 @@ def _write(
             writer.add(members)
             kind = " + ".join(sorted(members))
             kinds[kind if kind in kinds or len(kinds) < MOST_KINDS else OTHER] += 1
-            told(PackProgress(writer.samples, writer.bytes, writer.shards, source.progress.fraction))
+            on_sample(PackProgress(writer.samples, writer.bytes, writer.shards, source.progress.fraction))
         if writer.samples == 0:
             raise DataError("the source has no samples; check that it is the right path")
         index = writer.finish()
@@ -119,7 +118,7 @@ def _write(
 
 
 def _read(tasks: Iterator[Task], jobs: int) -> Iterator[Members]:
-    """What the tasks give, in their order, `jobs` of them at once."""
+    """The samples of the tasks, in their order, `jobs` of them at once."""
     if jobs == 1:
         for task in tasks:
             yield task()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory in which a packed data set grows, and its lock.
+"""The directory in which a data set is packed, and its lock.
 
 A pack holds a lock on `OUT.partial.lock`, which names its host. The kernel releases the lock of a killed process; the
 next pack then removes its files.
@@ -28,7 +28,7 @@ def partial_directory(out: Path) -> Iterator[Path]:
     """An empty directory beside `out`, which is removed unless it was renamed.
 
     Raises:
-        DataError: another pack is at work, what lies there is not of a pack of this host, or nothing can be made.
+        DataError: another pack is running, the directory is not from a pack of this host, or cannot be made.
     """
     partial = out.with_name(out.name + ".partial")
     lock = FileLock(out.with_name(out.name + ".partial.lock"))
@@ -41,9 +41,9 @@ def partial_directory(out: Path) -> Iterator[Path]:
     except OSError as error:
         raise DataError(f"cannot make {partial}: {error.strerror or error}; choose another place") from error
     try:
-        _begin(partial, lock)
+        _prepare(partial, lock)
     except BaseException:
-        lock.release(remove=not os.path.lexists(partial))  # else it still says whose that is
+        lock.release(remove=not os.path.lexists(partial))  # which still names the host of the leftovers
         raise
     try:
         yield partial
@@ -52,7 +52,7 @@ def partial_directory(out: Path) -> Iterator[Path]:
         lock.release(remove=True)
 
 
-def _begin(partial: Path, lock: FileLock) -> None:
+def _prepare(partial: Path, lock: FileLock) -> None:
     try:
         host = _host(lock.descriptor)
         if os.path.lexists(partial):
@@ -74,18 +74,18 @@ def _host(descriptor: int) -> str:
 
 
 def _remove(partial: Path, host: str) -> None:
-    """Remove the files of a killed pack, and nothing else."""
+    """Remove the files of a killed pack, but no other file."""
     if host != socket.gethostname():
         where = f"on {host}" if host else "by an earlier paceline, or not by a pack"
         raise DataError(
             f"{partial} exists and was made {where}, which cannot be asked whether it still packs: remove it when "
             "nobody packs there"
         )
-    strange = "a link or a file" if partial.is_symlink() or not partial.is_dir() else _strange(partial)
-    if strange:
-        raise DataError(f"{partial} exists and is not what a killed pack leaves ({strange}): move it away")
+    unknown = "a link or a file" if partial.is_symlink() or not partial.is_dir() else _unknown_file(partial)
+    if unknown:
+        raise DataError(f"{partial} exists and is not what a killed pack leaves ({unknown}): move it away")
     shutil.rmtree(partial)
 
 
-def _strange(partial: Path) -> str:
+def _unknown_file(partial: Path) -> str:
     return next((one.name for one in partial.iterdir() if not OURS.fullmatch(one.name) or one.is_symlink()), "")

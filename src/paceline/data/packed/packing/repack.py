@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A data set that is packed already: into shards of another size, or in another order."""
+"""A packed data set as a source, for shards of another size or another order."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ from paceline.data.packed.packing.base import SourceProgress, Task
 
 
 class RepackSource:
-    """The samples of a packed data set; with a seed their order takes 8 bytes a sample.
-
-    Args:
-        root: its directory.
-    """
+    """The samples of a packed data set; with a seed memory holds 8 bytes a sample."""
 
     def __init__(self, root: Path) -> None:
         self._data = PackedDataset(str(root))
@@ -28,6 +24,6 @@ class RepackSource:
         """One task for each sample."""
         count = len(self._data)
         order = range(count) if seed is None else np.random.default_rng(seed).permutation(count)
-        for place, sample in enumerate(order):
-            self.progress.fraction = place / count
+        for position, sample in enumerate(order):
+            self.progress.fraction = position / count
             yield partial(self._data.members, int(sample))

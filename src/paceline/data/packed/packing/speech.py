@@ -1,32 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples out of Kaldi's ark and scp files; the utterance's name is kept in source.json."""
+"""Samples from Kaldi's ark and scp files; source.json keeps the utterance's name."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from paceline.data.packed.packing.base import ORIGIN, Members, Ready, SourceProgress, Task, no_shuffle, origin, reading
+from paceline.data.packed.packing.base import (
+    ORIGIN,
+    FileSource,
+    Members,
+    Ready,
+    SourceProgress,
+    Task,
+    no_shuffle,
+    origin,
+    reading,
+)
 from paceline.data.packed.packing.kaldi import Reader
 from paceline.data.packed.storage import read_up_to
 from paceline.errors import DataError
 
 
-class ArkSource:
-    """The values of archives, one after another.
-
-    Args:
-        paths: archives.
-        largest: bytes of a value above which it is refused.
-    """
-
-    def __init__(self, paths: Sequence[Path], largest: int) -> None:
-        self._paths, self._largest = paths, largest
-        self.progress = SourceProgress()
+class ArkSource(FileSource):
+    """The values of archives, one after another."""
 
     def tasks(self, seed: int | None) -> Iterator[Task]:
         """One task for each utterance."""
@@ -42,7 +43,7 @@ class ArkSource:
 
 
 class ScpSource:
-    """The utterances of a list, in its order or in a seeded one (8 bytes a line are held; with a seed the lines, too).
+    """The utterances of a list, in its order or in a seeded one; with a seed memory holds all lines.
 
     Args:
         path: lines of `utt path:offset` or `utt path`.
@@ -60,8 +61,8 @@ class ScpSource:
                 yield partial(self._read, number, line)
             return
         lines = list(self._lines())
-        for place, chosen in enumerate(np.random.default_rng(seed).permutation(len(lines))):
-            self.progress.fraction = place / len(lines)
+        for position, chosen in enumerate(np.random.default_rng(seed).permutation(len(lines))):
+            self.progress.fraction = position / len(lines)
             yield partial(self._read, *lines[chosen])
 
     def _lines(self) -> Iterator[tuple[int, str]]:
@@ -87,7 +88,7 @@ class ScpSource:
         return {**self._value(self._find(path, where), offset, where), ORIGIN: origin(key)}
 
     def _find(self, name: str, where: str) -> Path:
-        """As Kaldi reads it, from here; or from where the list lies."""
+        """A path, relative to the working directory as in Kaldi, or to the list."""
         for path in (Path(name), self._path.parent / name):
             if path.is_file():
                 return path
@@ -95,9 +96,9 @@ class ScpSource:
 
     def _value(self, path: Path, offset: int | None, where: str) -> Members:
         with reading(path), path.open("rb") as file:
-            begins = file.read(2)
-            if offset is None and begins != b"\0B":  # a file of its own: wav, flac, ...
-                raw = begins + read_up_to(file, self._largest)
+            first = file.read(2)
+            if offset is None and first != b"\0B":  # a file of its own: wav, flac, ...
+                raw = first + read_up_to(file, self._largest)
                 suffix = path.suffix[1:].lower()
                 if len(raw) > self._largest or not re.fullmatch("[a-z0-9_-]{1,16}", suffix):
                     raise DataError(f"{where}: {path} is no value of an ark, and has no extension or is too large")

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parquet (needs the extra `paceline[parquet]`): each row is a sample.
+"""Parquet (needs `paceline[parquet]`): each row is a sample.
 
-A column of bytes becomes a member `column.ext`, whose extension follows from what the bytes begin with; so does a
-column of {bytes, path} as image and audio data sets have it, whose extension follows from the path. All other columns
-together are the member json. What is null is left out of the members and is null in the json.
+A column of bytes becomes a member `column.ext`, whose extension follows from the first bytes; so does a column of
+{bytes, path}, as in image and audio data sets, whose extension follows from the path. All other columns together are
+the member json; a null goes into the json.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from paceline.data.packed.packing.base import Members, Ready, SourceProgress, Task, no_shuffle
+from paceline.data.packed.packing.base import FileSource, Members, Ready, Task, no_shuffle
 from paceline.data.packed.parquet import pyarrow_parquet
 from paceline.errors import DataError
 
@@ -37,17 +37,8 @@ _MAGIC = (
 )
 
 
-class ParquetSource:
-    """The rows of Parquet files, one after another.
-
-    Args:
-        paths: the files.
-        largest: bytes of a row's members above which it is refused.
-    """
-
-    def __init__(self, paths: Sequence[Path], largest: int) -> None:
-        self._paths, self._largest = paths, largest
-        self.progress = SourceProgress()
+class ParquetSource(FileSource):
+    """The rows of Parquet files, one after another."""
 
     def tasks(self, seed: int | None) -> Iterator[Task]:
         """One task for each row."""
@@ -79,11 +70,7 @@ class ParquetSource:
 
 
 def sample_of(row: Mapping[str, Any], where: str) -> Members:
-    """A row's members.
-
-    Raises:
-        DataError: two columns would share a member, or a value has no place in JSON.
-    """
+    """A row's members; DataError if two columns would share a member, or JSON cannot hold a value."""
     members: Members = {}
     rest: dict[str, Any] = {}
     for column, value in row.items():
