@@ -119,7 +119,7 @@ class StepWriter:
         told = self.transport.gather_json([report.count, report.missing, report.about["minibatches"]])
         said = [f"{world.name(rank)}: {one[1]}" for rank, one in enumerate(told) if one[1]]
         if not said and len({one[0] for one in told}) > 1:
-            said = [f"workers stood behind different exchanges ({sorted({one[0] for one in told})}); {CURE}"]
+            said = [f"workers stood after different exchanges ({sorted({one[0] for one in told})}); {CURE}"]
         if said:
             self._skipped(f"no checkpoint after exchange {report.count}: {'; '.join(said)}")
             return

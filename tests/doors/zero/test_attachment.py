@@ -18,23 +18,23 @@ from torch.utils.data import DataLoader
 from paceline.doors.zero import seeds
 from paceline.doors.zero.attachment import Zero
 from paceline.doors.zero.patches import Patches
-from paceline.doors.zero.rank_discovery import RankPlace, from_environment, own_device
+from paceline.doors.zero.rank_discovery import ZeroWorker, from_environment, own_device
 from paceline.doors.zero.refusals import Refusal
-from paceline.doors.zero.words import Words
+from paceline.doors.zero.reporter import Reporter
 from paceline.errors import UnsupportedError
 from paceline.run.attach import attach
 from tests.helpers import make_data, make_net, same_bits, sgd, state_of
 
 
-def place(size: int = 1, random_data: bool = False) -> RankPlace:
+def place(size: int = 1, random_data: bool = False) -> ZeroWorker:
     """Of the first of so many workers; what attaches is alone all the same."""
-    return RankPlace(0, size, 0, None, random_data)
+    return ZeroWorker(0, size, 0, None, random_data)
 
 
 @contextlib.contextmanager
-def zero_lines(here: RankPlace | None = None) -> Iterator[Zero]:
+def zero_lines(here: ZeroWorker | None = None) -> Iterator[Zero]:
     here = here or place()
-    zero = Zero(Path(__file__), here, Words(here))
+    zero = Zero(Path(__file__), here, Reporter(here))
     with Patches() as patches:
         zero.install(patches)
         yield zero
@@ -348,15 +348,15 @@ def test_a_refusal_is_an_error_of_paceline_and_ends_with_what_to_add() -> None:
 
 
 def test_who_a_worker_is(tmp_path: Path) -> None:
-    assert from_environment({}) == RankPlace(0, 1, 0, None, False)
+    assert from_environment({}) == ZeroWorker(0, 1, 0, None, False)
     variables = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     more = {"PACELINE_LOG": str(tmp_path), "PACELINE_RANDOM_DATA": "1"}
-    assert from_environment(variables | more) == RankPlace(3, 4, 1, tmp_path, True)
+    assert from_environment(variables | more) == ZeroWorker(3, 4, 1, tmp_path, True)
 
 
 def test_each_worker_of_a_host_sees_a_device_of_its_own() -> None:
-    def worker(rank: int) -> RankPlace:
-        return RankPlace(rank, 4, rank, None, False)
+    def worker(rank: int) -> ZeroWorker:
+        return ZeroWorker(rank, 4, rank, None, False)
 
     assert [own_device(worker(rank), None, 4) for rank in range(4)] == ["0", "1", "2", "3"]
     assert [own_device(worker(rank), "5, 7", 2) for rank in range(4)] == ["5", "7", "5", "7"]

@@ -26,7 +26,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from paceline.doors.zero.files import Shadows
+from paceline.doors.zero.file_redirection import FileRedirection
 from paceline.doors.zero.patches import Patches
 
 SCAN, LINK, MAKE_FOLDER = os.scandir, os.link, os.mkdir  # the system's own
@@ -40,7 +40,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(folder)
     with Patches() as patches:
         (tmp_path / "logs").mkdir()
-        Shadows(tmp_path / "logs", 1, began=time.time() + 3600).install(patches)
+        FileRedirection(tmp_path / "logs", 1, began=time.time() + 3600).install(patches)
         yield folder
 
 
@@ -134,7 +134,7 @@ def test_what_is_no_file_of_the_program_goes_where_it_is_said(work: Path, tmp_pa
 def test_all_is_put_back(tmp_path: Path) -> None:
     before = open, torch.save, torch.load, os.replace, os.remove
     with Patches() as patches:
-        Shadows(tmp_path, 2).install(patches)
+        FileRedirection(tmp_path, 2).install(patches)
         assert open is not before[0]
     assert (open, torch.save, torch.load, os.replace, os.remove) == before
 
@@ -255,7 +255,7 @@ def test_what_others_make_meanwhile_is_not_there(tmp_path: Path, monkeypatch: py
         (path / "half.txt").write_text("ha")
     (folder / "best.pt").write_text("of rank 0")
     with Patches() as patches:
-        Shadows(tmp_path / "logs", 1, began).install(patches)
+        FileRedirection(tmp_path / "logs", 1, began).install(patches)
         assert os.listdir() == ["data"] and os.listdir("data") == ["old.txt"]
         assert [(at, folders, files) for at, folders, files in os.walk(".")] == [
             (".", ["data"], []),
@@ -288,7 +288,7 @@ def test_half_a_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     writing.write("half")
     writing.flush()
     with Patches() as patches:
-        Shadows(tmp_path / "logs", 1, began=0.0).install(patches)
+        FileRedirection(tmp_path / "logs", 1, began=0.0).install(patches)
         with pytest.raises(FileNotFoundError):
             Path("best.pt").read_text()
         writing.close()
@@ -359,7 +359,7 @@ def test_temporary_files_are_everybodys_below_what_the_worker_wrote(
 def test_what_a_child_makes_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with Patches() as patches:
-        Shadows(tmp_path / "logs", 1, began=time.time() - 3600).install(patches)
+        FileRedirection(tmp_path / "logs", 1, began=time.time() - 3600).install(patches)
         assert os.system("mkdir -p out") == 0
         Path("out/log.txt").write_text("mine")
         assert os.listdir("out") == ["log.txt"]
@@ -371,7 +371,7 @@ def test_a_restart_goes_on_from_what_rank_0_kept(tmp_path: Path, monkeypatch: py
     Path("last.pt").write_text("epoch 3")
     for read in ("epoch 3", "epoch 3"):
         with Patches() as patches:
-            Shadows(tmp_path / "logs", 1, began=time.time() + 3600).install(patches)
+            FileRedirection(tmp_path / "logs", 1, began=time.time() + 3600).install(patches)
             assert Path("last.pt").read_text() == read
             Path("last.pt").write_text("epoch 2")
 

@@ -164,7 +164,7 @@ def test_frames_are_known_where_torch_and_paceline_are_imported_through_a_link(t
     """An environment may be a link: files of frames are called as they were imported."""
     for package in (paceline, torch):
         (tmp_path / package.__name__).symlink_to(Path(package.__file__).resolve().parent)
-    told = "import torch, paceline.doors.zero.words as w; from paceline.cli.run import tracebacks\n"
+    told = "import torch, paceline.doors.zero.callers as w; from paceline.cli.run import tracebacks\n"
     told += "print([f.__code__.co_filename.startswith(p) for f, p in "
     told += "((torch.nn.Linear.forward, w.TORCH), (w.here, w.PACKAGE), (tracebacks.folded, tracebacks.PACKAGE))])"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

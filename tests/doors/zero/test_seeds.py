@@ -17,7 +17,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, SubsetRandomSamp
 from paceline.doors.zero import hashing, seeds
 from paceline.doors.zero.agreement import fingerprint
 from paceline.doors.zero.patches import Patches
-from paceline.doors.zero.rank_discovery import RankPlace
+from paceline.doors.zero.rank_discovery import ZeroWorker
 from paceline.doors.zero.refusals import Refusal
 from paceline.doors.zero.seeds import Streams
 from tests.doors.zero.programs import each, forgotten, virtual
@@ -175,7 +175,7 @@ def test_what_is_drawn_in_training_is_a_workers_own_and_leaves_no_trace() -> Non
     found = []
     for rank in (0, 1):
         with forgotten(), Patches() as patches:
-            streams = Streams(5, RankPlace(rank, 2, 0, None, False))
+            streams = Streams(5, ZeroWorker(rank, 2, 0, None, False))
             streams.install(patches)
             rows = [drawn()]
             for _ in range(2):
@@ -225,7 +225,7 @@ def test_seeds_of_the_program_are_what_it_says() -> None:
     with forgotten():
         plain = seeded()
     with forgotten(), Patches() as patches:
-        Streams(5, RankPlace(1, 2, 0, None, False)).install(patches)
+        Streams(5, ZeroWorker(1, 2, 0, None, False)).install(patches)
         assert seeded() == plain
 
 
@@ -235,7 +235,7 @@ def test_names_of_temporary_files_are_a_processes_own() -> None:
     names = []
     for _ in range(2):
         with forgotten(), Patches() as patches:
-            Streams(5, RankPlace(1, 2, 0, None, False)).install(patches)
+            Streams(5, ZeroWorker(1, 2, 0, None, False)).install(patches)
             names.append(next(tempfile._RandomNameSequence()))
     assert names[0] != names[1]
 

@@ -12,6 +12,6 @@ What zero lines add on each worker:
   :mod:`.module_discovery`).
 - A loader used for training gives each worker its part; other loaders are not split (:mod:`.loaders`).
 - For evaluation and saving, the model holds the global parameters (:mod:`.models`).
-- Only rank 0 writes the program's files; other ranks write into the log directory (:mod:`.files`).
+- Only rank 0 writes the program's files; other ranks write into the log directory (:mod:`.file_redirection`).
 - Programs that cannot be served safely are refused, with the two lines to add (:mod:`.refusals`).
 """

@@ -95,9 +95,9 @@ class _Walk:
         self.digest = hashlib.blake2b(digest_size=8)
         self._contents, self._seen = contents, set[int]()
 
-    def say(self, *words: object) -> None:
+    def say(self, *reporter: object) -> None:
         """Add these to the hash."""
-        self.digest.update(repr(words).encode())
+        self.digest.update(repr(reporter).encode())
 
     def add(self, value: Any, deep: int) -> None:
         """Add a value to the hash; values of other types are skipped."""

@@ -22,13 +22,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from paceline.doors.zero import module_discovery, refusals, schedules
 from paceline.doors.zero.agreement import Agreement
-from paceline.doors.zero.alone import ClusterHidden
+from paceline.doors.zero.callers import here
+from paceline.doors.zero.hidden_cluster import HiddenCluster
 from paceline.doors.zero.loaders import Loaders
 from paceline.doors.zero.models import GlobalView, StateDicts
 from paceline.doors.zero.patches import Patches
-from paceline.doors.zero.rank_discovery import RankPlace
+from paceline.doors.zero.rank_discovery import ZeroWorker
+from paceline.doors.zero.reporter import Reporter
 from paceline.doors.zero.seeds import Streams
-from paceline.doors.zero.words import Words, here
 from paceline.run.attach import attach
 from paceline.run.attach_marker import asks_for_help
 from paceline.run.run import Run
@@ -43,19 +44,19 @@ class Zero:
 
     Args:
         script: the program.
-        place: this worker.
-        words: prints messages.
+        worker: this worker.
+        reporter: prints messages.
         streams: this worker's random streams; None for a single worker.
     """
 
-    def __init__(self, script: Path, place: RankPlace, words: Words, streams: Streams | None = None) -> None:
-        self._script, self._place, self._words = script, place, words
-        self._made: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()  # in their order
+    def __init__(self, script: Path, worker: ZeroWorker, reporter: Reporter, streams: Streams | None = None) -> None:
+        self._script, self._worker, self._reporter = script, worker, reporter
+        self._optimizers: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()  # in their order
         self._served: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # by this run or one before
         self._fresh = False  # an optimizer was made since the last attachment
         self._states = StateDicts()
         around = () if streams is None else (Agreement(streams).around,)
-        self._loaders = Loaders(place.size, words, self._here, self._comes, *around)
+        self._loaders = Loaders(worker.size, reporter, self._here, self._attach_if_waiting, *around)
         self._view: GlobalView | None = None
         self._own = False  # the program attaches by itself
         self._backwards = 0
@@ -69,22 +70,22 @@ class Zero:
         """Hook the optimizers, the modules and the loaders of this process."""
         patches.hook(register_optimizer_step_pre_hook, self._before_step)
         patches.hook(register_module_forward_pre_hook, self._before_forward)
-        patches.replace(Optimizer, "__init__", self._noticing)
+        patches.replace(Optimizer, "__init__", self._record)
         self._loaders.install(patches)
-        ClusterHidden(self._here).install(patches)
-        if self._place.size > 1:
+        HiddenCluster(self._here).install(patches)
+        if self._worker.size > 1:
             patches.replace(torch.autograd, "backward", self._backward)
             patches.hook(register_optimizer_step_post_hook, self._after_step)
             patches.replace(nn.Module, "state_dict", self._states.state_dict)
             patches.replace(nn.Module, "load_state_dict", self._states.load_state_dict)
             patches.replace(torch, "save", self._saving)
 
-    def _noticing(self, original: Any) -> Any:
+    def _record(self, original: Any) -> Any:
         """`Optimizer.__init__`."""
 
         def noticed(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
-            self._made[optimizer] = None
+            self._optimizers[optimizer] = None
             self._fresh = True
 
         return noticed
@@ -93,10 +94,10 @@ class Zero:
         """`torch.autograd.backward`: a program that computes gradients and has no optimizer steps by hand."""
 
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if not self._made and self._view is None and not self._own and not multiprocessing.parent_process():
+            if not self._optimizers and self._view is None and not self._own and not multiprocessing.parent_process():
                 self._backwards += 1
                 if self._backwards == BY_HAND:
-                    raise refusals.by_hand(self._here(), self._place.size)
+                    raise refusals.by_hand(self._here(), self._worker.size)
             return original(*args, **kwargs)
 
         return backward
@@ -114,11 +115,11 @@ class Zero:
 
     # -- attaching --------------------------------------------------------------------------------
 
-    def _comes(self) -> GlobalView | None:
+    def _attach_if_waiting(self) -> GlobalView | None:
         """Called where training may begin: attach if an optimizer is waiting."""
         if not self._fresh or self._own or (self._view is not None and self._loaders.passes):
             return self._view
-        waiting = [one for one in self._made if one not in self._served and module_discovery.trained(one)]
+        waiting = [one for one in self._optimizers if one not in self._served and module_discovery.trained(one)]
         if self._view is None:
             self._own = any(getattr(one, MARK, None) is not None for one in waiting)
             if waiting and not self._own:
@@ -137,7 +138,7 @@ class Zero:
         with torch.inference_mode(False):  # the program may evaluate first; kept tensors must be usable in training
             chosen = optimizers[0] if len(optimizers) == 1 else optimizers
             run = attach(roots[0] if len(roots) == 1 else roots, chosen, data="split")
-        self._view = self._states.view = GlobalView(run, roots, self._here, self._words)
+        self._view = self._states.view = GlobalView(run, roots, self._here, self._reporter)
         self._view.catch_up = self._loaders.settle
         self._served.update(optimizers)
         self._fresh = False
@@ -146,16 +147,16 @@ class Zero:
         names = ", ".join(module_discovery.name(root) for root in roots)
         steppers = [type(one).__name__ for one in optimizers]
         whose = f"its {steppers[0]}" if len(steppers) == 1 else f"{', '.join(steppers)}; the last closes a minibatch"
-        self._words.say(f"{workers} under {run.rule.text()}: {names} ({numbers:,} trained numbers) and {whose}")
+        self._reporter.say(f"{workers} under {run.rule.text()}: {names} ({numbers:,} trained numbers) and {whose}")
         for one in optimizers if run.world.size > 1 else ():
             if advice := schedules.advice(run.rule, one):
-                self._words.say(advice)
+                self._reporter.say(advice)
 
     # -- what the program does --------------------------------------------------------------------
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         if self._fresh and module.training and torch.is_grad_enabled():
-            self._comes()
+            self._attach_if_waiting()
         if self._view is not None and self._view.has(module):
             self._loaders.forward()
             if not torch.is_grad_enabled() and not self._view.trains:
@@ -163,9 +164,9 @@ class Zero:
             self._view.before_forward(module)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._own or optimizer not in self._made:
+        if self._own or optimizer not in self._optimizers:
             return
-        view = self._view or (self._comes() if module_discovery.trained(optimizer) else None)
+        view = self._view or (self._attach_if_waiting() if module_discovery.trained(optimizer) else None)
         if view is None:
             return
         if getattr(optimizer, MARK, None) is not view.run:
@@ -174,12 +175,12 @@ class Zero:
                 raise refused(self._here(), type(optimizer).__name__)
             return
         view.leave()
-        if self._place.size == 1:
+        if self._worker.size == 1:
             return
-        if not self._place.random_data:
+        if not self._worker.random_data:
             self._loaders.step(type(optimizer).__name__)
-        if not self._loaders.split and not self._place.random_data:
-            raise refusals.no_loader(self._here(), type(optimizer).__name__, self._place.size)
+        if not self._loaders.split and not self._worker.random_data:
+            raise refusals.no_loader(self._here(), type(optimizer).__name__, self._worker.size)
         if view.loaded_at and view.run.rule.schedule.remembers_start:
             raise refusals.other_weights(view.loaded_at)
         view.loaded_at = ""
@@ -201,9 +202,9 @@ class Zero:
             self._loaders.finish()
             self._end_run()
         elif not self._own:
-            if self._place.size > 1 and not asks_for_help(sys.argv):
-                raise refusals.nothing_attached(self._script.name, self._place.size)
-            self._words.say("no optimizer of torch trained anything")
+            if self._worker.size > 1 and not asks_for_help(sys.argv):
+                raise refusals.nothing_attached(self._script.name, self._worker.size)
+            self._reporter.say("no optimizer of torch trained anything")
 
     def _end_run(self) -> None:
         assert self._view is not None

@@ -7,7 +7,6 @@ batches as a part has is refused.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable
 from types import FrameType
@@ -16,9 +15,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from paceline.doors.zero.callers import PACKAGE, TORCH, asked_by_paceline, caller
 from paceline.doors.zero.passes import LoaderPass, Passes, PassHistory, in_turn
 from paceline.doors.zero.patches import Patches
-from paceline.doors.zero.words import PACKAGE, TORCH, VIRTUAL, Words, asked_by_paceline
+from paceline.doors.zero.reporter import Reporter
 
 PROGRESS = "tqdm"
 """A module that only displays lengths."""
@@ -29,7 +29,7 @@ class Lengths:
 
     Args:
         workers: N.
-        words: prints messages.
+        reporter: prints messages.
         where: gives the current line of the program.
         passes: the open passes.
         history: what loaders were used for.
@@ -39,13 +39,13 @@ class Lengths:
     def __init__(
         self,
         workers: int,
-        words: Words,
+        reporter: Reporter,
         where: Callable[[], str],
         passes: Passes,
         history: PassHistory,
         trains: Callable[[], bool],
     ) -> None:
-        self._workers, self._words, self._where = workers, words, where
+        self._workers, self._reporter, self._where = workers, reporter, where
         self._passes, self._history, self._trains = passes, history, trains
         self._made: weakref.WeakKeyDictionary[DataLoader[Any], None] = weakref.WeakKeyDictionary()  # in their order
         # loader -> where its length was asked for, whether as a part
@@ -93,7 +93,7 @@ class Lengths:
             if self._as_it_is or asked_by_paceline() or self._workers == 1:
                 return whole
             where = self._where()
-            part = self._is_part(loader, where, _by_a_library(sys._getframe(1), where))
+            part = self._is_part(loader, where, _by_a_library(caller(), where))
             self._asked.setdefault(loader, (where, part))
             return -(-whole // self._workers) if part else whole
 
@@ -124,7 +124,7 @@ class Lengths:
         asked, said_part = self._asked.setdefault(one.loader, (one.where, one.split))
         if said_part != one.split and self._workers > 1:
             told, made = ("a worker's part", "all") if said_part else ("all", "a worker's part")
-            self._words.say(
+            self._reporter.say(
                 f"{asked} asked for the length of the loader of {one.where} and was told the batches of {told}; a pass "
                 f"has those of {made}: look whether a schedule or a mean was made from it"
             )
@@ -143,9 +143,9 @@ class Lengths:
     def _of_data(self, original: Callable[[Any], int]) -> Callable[[Any], int]:
         def length(data: Any) -> int:
             count = original(data)
-            asks = _caller(sys._getframe(1)).f_code.co_filename
+            asks = caller().f_code.co_filename
             if not asks.startswith((PACKAGE, TORCH)) and any(one() is data for one in self._split):
-                self._words.once(
+                self._reporter.once(
                     "data",
                     f"{self._where()} asks how many training samples there are ({count:,}); each worker trains on 1/"
                     f"{self._workers} of them: a sum of its losses divided by that number is too small (divide by the "
@@ -161,16 +161,9 @@ class Lengths:
             self._patches.replace(kind, "__len__", make)
 
 
-def _caller(frame: FrameType) -> FrameType:
-    while frame.f_back is not None and frame.f_globals.get("__name__") == VIRTUAL:
-        frame = frame.f_back
-    return frame
-
-
 def _by_a_library(frame: FrameType, where: str) -> bool:
     """Whether a library that the program calls asks, such as an engine that then runs that many batches."""
-    code = _caller(frame)
-    name = code.f_code.co_filename
-    module = str(code.f_globals.get("__name__", ""))
+    name = frame.f_code.co_filename
+    module = str(frame.f_globals.get("__name__", ""))
     own = name.endswith("/" + where.rsplit(":", 1)[0]) or module == "__main__"
     return not own and not name.startswith((PACKAGE, TORCH)) and not module.startswith(PROGRESS)

@@ -21,12 +21,13 @@ from torch.utils.data import DataLoader
 
 from paceline.data.sharing.shared_loader import SharedLoader
 from paceline.doors.zero import refusals
+from paceline.doors.zero.callers import asked_by_paceline
 from paceline.doors.zero.lengths import Lengths
 from paceline.doors.zero.models import GlobalView
 from paceline.doors.zero.passes import LoaderPass, Passes, PassHistory, at_random
 from paceline.doors.zero.patches import Patches
+from paceline.doors.zero.reporter import Reporter
 from paceline.doors.zero.schedules import Schedules
-from paceline.doors.zero.words import Words, asked_by_paceline
 from paceline.run.run import Run
 
 PassContext = Callable[[Run, DataLoader[Any], str], AbstractContextManager[None]]
@@ -37,26 +38,26 @@ class Loaders:
 
     Args:
         workers: N.
-        words: prints messages.
+        reporter: prints messages.
         where: gives the current line of the program.
-        comes: called when a pass begins; attaches if possible, and gives the attached model or None.
+        attach: called when a pass begins; attaches if possible, and gives the attached model or None.
         around: makes a context around every training pass from the run, the loader and the line.
     """
 
     def __init__(
         self,
         workers: int,
-        words: Words,
+        reporter: Reporter,
         where: Callable[[], str],
-        comes: Callable[[], GlobalView | None],
+        attach: Callable[[], GlobalView | None],
         around: PassContext = lambda run, loader, where: contextlib.nullcontext(),
     ) -> None:
         self._around = around
-        self._workers, self._words, self._where, self._comes = workers, words, where, comes
+        self._workers, self._reporter, self._where, self._attach = workers, reporter, where, attach
         self._passes, self._history = Passes(), PassHistory()
         self._view: GlobalView | None = None
-        self._schedules = Schedules(workers, words, where)
-        self._lengths = Lengths(workers, words, where, self._passes, self._history, self._is_training)
+        self._schedules = Schedules(workers, reporter, where)
+        self._lengths = Lengths(workers, reporter, where, self._passes, self._history, self._is_training)
         self.split = False
         """Whether steps were made from a split pass in this run."""
 
@@ -93,14 +94,14 @@ class Loaders:
         def iterate(loader: DataLoader[Any]) -> Iterator[Any]:
             if asked_by_paceline() or multiprocessing.parent_process() is not None:
                 return original(loader)
-            view, where = self._comes(), self._where()
+            view, where = self._attach(), self._where()
             if self._workers > 1:
                 return self._pass(original, loader, where)  # its use is judged at the first batch
             if view is None:
                 return original(loader)
             if view.trains and torch.is_grad_enabled():
                 return self._alone(loader, view, where)
-            self._words.say(f"{where}: {_samples(loader)}, for evaluation: all of them, on every worker")
+            self._reporter.say(f"{where}: {_samples(loader)}, for evaluation: all of them, on every worker")
             return original(loader)
 
         return iterate
@@ -175,7 +176,7 @@ class Loaders:
 
     def _pass(self, original: Callable[[Any], Iterator[Any]], loader: DataLoader[Any], where: str) -> Iterator[Any]:
         """A pass of one of several workers."""
-        view = self._view = self._comes()
+        view = self._view = self._attach()
         if view is None:
             yield from original(loader)
             return
@@ -281,7 +282,7 @@ class Loaders:
             if one.split
             else "evaluation: all of them, on every worker"
         )
-        self._words.say(f"{one.where}: {_samples(one.loader)}, for {about}")
+        self._reporter.say(f"{one.where}: {_samples(one.loader)}, for {about}")
         self._lengths.used(one)
 
 

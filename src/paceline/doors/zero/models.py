@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.flat import local
-from paceline.doors.zero.words import Words, asked_by_paceline
+from paceline.doors.zero.callers import asked_by_paceline
+from paceline.doors.zero.reporter import Reporter
 from paceline.run.run import Run
 
 FIRST = 8
@@ -32,16 +33,16 @@ class GlobalView:
         run: the run.
         roots: its modules.
         where: gives the current line of the program.
-        words: prints messages.
+        reporter: prints messages.
     """
 
-    def __init__(self, run: Run, roots: list[nn.Module], where: Callable[[], str], words: Words) -> None:
+    def __init__(self, run: Run, roots: list[nn.Module], where: Callable[[], str], reporter: Reporter) -> None:
         self.run, self.roots = run, roots
-        self._where, self._words = where, words
+        self._where, self._reporter = where, reporter
         self._members = {id(module) for root in roots for module in root.modules()}
         self._inside: contextlib.ExitStack | None = None
         self._entered: list[Tensor] = []  # the model's sums and first values then
-        self._mark = Mark(self)
+        self._writes = WriteDetector(self)
         self._in_step = False  # the loss was computed, and the step is pending
         self.catch_up: Callable[[], None] = lambda: None
         """Called before the global parameters are swapped in."""
@@ -68,14 +69,14 @@ class GlobalView:
     def stepped(self) -> None:
         """An optimizer step and its exchange are done."""
         self._in_step = False
-        self._mark.set()
+        self._writes.set()
 
     def merge(self) -> None:
         """A pass is over: all workers merge; the program sees the global model until it trains again."""
         self.leave()
         self.run.merge()
         self._in_step = False
-        self._mark.set()
+        self._writes.set()
         self.enter()
 
     # -- in and out -------------------------------------------------------------------------------
@@ -87,15 +88,15 @@ class GlobalView:
         self.catch_up()
         if self._inside is not None:
             return
-        if self._mark.is_changed():
-            self._words.say(
+        if self._writes.is_changed():
+            self._reporter.say(
                 f"{self._where()}: the program wrote into the model: it is evaluated and saved as it stands"
             )
             return
         self._inside = contextlib.ExitStack()
         with torch.inference_mode(False):  # kept tensors must be usable in training
             self._inside.enter_context(self.run.global_model())
-        self._entered = in_short(self._swapped())
+        self._entered = digests(self._swapped())
 
     def look(self) -> None:
         """The program asks for a state dictionary: it gets the global parameters until it trains again."""
@@ -106,7 +107,7 @@ class GlobalView:
         """Swap the worker's own parameters in; keep values that the program wrote meanwhile."""
         if self._inside is None:
             return
-        if not _same(self._entered, in_short(self._swapped())):
+        if not _same(self._entered, digests(self._swapped())):
             self.loaded_at = self.loaded_at or self._where()
         self._come_out()
 
@@ -119,9 +120,9 @@ class GlobalView:
     def load(self, original: Callable[[], Any]) -> Any:
         """Call `original`, which loads weights in place of the global ones; returns its result."""
         self.enter()
-        before = in_short(self._tensors()) if self._is_shared else []
+        before = digests(self._tensors()) if self._is_shared else []
         found = original()
-        if self._is_shared and not _same(before, in_short(self._tensors())):
+        if self._is_shared and not _same(before, digests(self._tensors())):
             self.loaded_at = self._where()
             if self._inside is not None:
                 self._come_out()
@@ -171,7 +172,7 @@ class GlobalView:
                     local(tensor).copy_(value)
 
 
-class Mark:
+class WriteDetector:
     """Values of a few parameters after the last step, to detect when the program writes into the model.
 
     Args:
@@ -202,7 +203,7 @@ class Mark:
 
 
 @torch.no_grad()
-def in_short(tensors: list[Tensor]) -> list[Tensor]:
+def digests(tensors: list[Tensor]) -> list[Tensor]:
     """Sum, norm and first values of each tensor, as bits; they change when it is written to."""
     with torch.inference_mode(False):
         return [_numbers(local(tensor)) for tensor in tensors if tensor.numel() and tensor.layout == torch.strided]

@@ -38,7 +38,7 @@ def modules(optimizers: list[Optimizer]) -> list[nn.Module]:
             left -= owned
     for parameter, optimizer in owner_of:
         if id(parameter) in left:
-            raise refusals.homeless(tuple(parameter.shape), optimizer)
+            raise refusals.unowned_parameter(tuple(parameter.shape), optimizer)
     return chosen
 
 

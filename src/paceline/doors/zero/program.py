@@ -17,12 +17,13 @@ import torch
 
 from paceline.doors.zero import seeds
 from paceline.doors.zero.attachment import Zero
-from paceline.doors.zero.files import Shadows
+from paceline.doors.zero.callers import PACKAGE, TORCH
+from paceline.doors.zero.file_redirection import FileRedirection
 from paceline.doors.zero.listing import in_order
 from paceline.doors.zero.patches import Patches
-from paceline.doors.zero.rank_discovery import RankPlace, from_environment, own_device
+from paceline.doors.zero.rank_discovery import ZeroWorker, from_environment, own_device
+from paceline.doors.zero.reporter import Reporter
 from paceline.doors.zero.seeds import Streams
-from paceline.doors.zero.words import PACKAGE, TORCH, Words
 from paceline.errors import PacelineError
 
 
@@ -32,31 +33,31 @@ def main(arguments: Sequence[str]) -> None:
         given = repr(arguments[0]) if arguments else "none"
         raise SystemExit(f"give a program that is there, got {given}: python -m paceline.zero train.py [ARGUMENTS]")
     script = Path(arguments[0])
-    place = from_environment(os.environ)
-    device = own_device(place, os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count())
+    worker = from_environment(os.environ)
+    device = own_device(worker, os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count())
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
     sys.excepthook = _hook(script)
-    with Patches() as patches, zero_lines(script, place, patches):
+    with Patches() as patches, zero_lines(script, worker, patches):
         run_as_main(script, arguments)
 
 
 @contextlib.contextmanager
-def zero_lines(script: Path, place: RankPlace, patches: Patches, began: float | None = None) -> Iterator[None]:
+def zero_lines(script: Path, worker: ZeroWorker, patches: Patches, began: float | None = None) -> Iterator[None]:
     """Context around the program of one worker.
 
     Args:
         script: the program.
-        place: the worker.
+        worker: this worker.
         patches: takes the patches of libraries while the program runs.
         began: when the workers began, if they are virtual workers of this process.
     """
-    streams = Streams(seeds.common(os.environ), place) if place.size > 1 else None
-    zero = Zero(script, place, Words(place), streams)
-    if place.rank:
-        logs = place.log if place.log is not None else Path(tempfile.mkdtemp(prefix="paceline-"))
-        Shadows(logs, place.rank, began, alone=began is None).install(patches)
-    elif place.size > 1:
+    streams = Streams(seeds.common(os.environ), worker) if worker.size > 1 else None
+    zero = Zero(script, worker, Reporter(worker), streams)
+    if worker.rank:
+        logs = worker.log if worker.log is not None else Path(tempfile.mkdtemp(prefix="paceline-"))
+        FileRedirection(logs, worker.rank, began, alone=began is None).install(patches)
+    elif worker.size > 1:
         in_order(patches)
     if streams is not None:
         streams.install(patches)

@@ -11,7 +11,7 @@ from paceline.communication import schedulers
 
 
 @dataclass(frozen=True)
-class RankPlace:
+class ZeroWorker:
     """A worker as its launcher numbers it.
 
     Attributes:
@@ -29,26 +29,26 @@ class RankPlace:
     random_data: bool
 
 
-def from_environment(environment: Mapping[str, str]) -> RankPlace:
+def from_environment(environment: Mapping[str, str]) -> ZeroWorker:
     """The rank that a launcher or a scheduler gives; else that of a single worker."""
     worker, log = schedulers.worker(environment), environment.get("PACELINE_LOG")
     rank, size, local_rank = (0, 1, 0) if worker is None else (worker.rank, worker.size, worker.local_rank)
     random_data = environment.get("PACELINE_RANDOM_DATA") == "1"
-    return RankPlace(rank, size, local_rank, Path(log) if log else None, random_data)
+    return ZeroWorker(rank, size, local_rank, Path(log) if log else None, random_data)
 
 
-def own_device(place: RankPlace, visible: str | None, devices: int) -> str | None:
+def own_device(worker: ZeroWorker, visible: str | None, devices: int) -> str | None:
     """The CUDA_VISIBLE_DEVICES by which the program's "cuda" is this worker's device.
 
     Args:
-        place: this worker.
+        worker: this worker.
         visible: the variable's present value, or None.
         devices: visible CUDA devices.
 
     Returns:
         None where there is nothing to choose.
     """
-    if devices < 2 or place.size == 1:
+    if devices < 2 or worker.size == 1:
         return None
     names = [name.strip() for name in visible.split(",")] if visible else [str(number) for number in range(devices)]
-    return names[place.local_rank % len(names)]
+    return names[worker.local_rank % len(names)]

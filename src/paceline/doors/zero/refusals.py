@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from paceline.errors import UnsupportedError
 
-ATTACH = "    run = paceline.attach(model, optimizer)   # behind `import paceline`, before the loop"
+ATTACH = "    run = paceline.attach(model, optimizer)   # after `import paceline`, before the loop"
 SHARE = "    for batch in run.share(batches):          # around whatever gives the batches"
 
 
@@ -32,8 +32,8 @@ def no_loader(where: str, optimizer: str, workers: int) -> Refusal:
 def shared_parameter(shape: tuple[int, ...], first: str, second: str) -> Refusal:
     """Two optimizers step the same parameter."""
     return Refusal(
-        f"{first} and {second} both train one parameter of shape {shape}, so that nobody knows which of them made a "
-        "step of it; give each parameter to one optimizer"
+        f"{first} and {second} both train one parameter of shape {shape}, so that it is unknown which of them made "
+        "a step of it; give each parameter to one optimizer"
     )
 
 
@@ -41,7 +41,7 @@ def later_optimizer(where: str, name: str) -> Refusal:
     """An optimizer was constructed in the middle of a pass."""
     return refusal(
         f"{where}: {name} steps, which was made in the middle of a pass over the training data; a new phase "
-        "begins behind a pass. Make the optimizer before it, or"
+        "begins after a pass. Make the optimizer before it, or"
     )
 
 
@@ -53,7 +53,7 @@ def earlier_optimizer(where: str, name: str) -> Refusal:
     )
 
 
-def homeless(shape: tuple[int, ...], optimizer: str) -> Refusal:
+def unowned_parameter(shape: tuple[int, ...], optimizer: str) -> Refusal:
     """No module owns the parameter."""
     return refusal(
         f"{optimizer} trains a tensor of shape {shape} that no torch module has, so that it cannot be found by name; "

@@ -12,7 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.doors.zero.patches import Patches
-from paceline.doors.zero.words import Words
+from paceline.doors.zero.reporter import Reporter
 
 TOTALS = ("total_steps", "T_max", "total_iters")
 """Attributes of torch's schedulers that hold their total number of `step` calls."""
@@ -26,12 +26,12 @@ class Schedules:
 
     Args:
         workers: N.
-        words: prints messages.
+        reporter: prints messages.
         where: gives the current line of the program.
     """
 
-    def __init__(self, workers: int, words: Words, where: Callable[[], str]) -> None:
-        self._workers, self._words, self._where = workers, words, where
+    def __init__(self, workers: int, reporter: Reporter, where: Callable[[], str]) -> None:
+        self._workers, self._reporter, self._where = workers, reporter, where
         self._made: weakref.WeakKeyDictionary[LRScheduler, str] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
@@ -73,7 +73,7 @@ class Schedules:
 
     def _say(self, one: LRScheduler, what: str) -> None:
         name, where = type(one).__name__, self._made[one]
-        self._words.once(
+        self._reporter.once(
             f"schedule {where}",
             f"{where}: {name} was made for {what}, since each of {self._workers} workers makes 1/{self._workers} "
             "of the steps: the rate stays in the first part of its course; make it from len(loader), which is that of "

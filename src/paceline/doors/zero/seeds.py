@@ -25,7 +25,7 @@ import torch
 from paceline.core import rng
 from paceline.core.rng import mix
 from paceline.doors.zero.patches import Patches
-from paceline.doors.zero.rank_discovery import RankPlace
+from paceline.doors.zero.rank_discovery import ZeroWorker
 
 VARIABLE = "PACELINE_SEED"
 SHARED = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
@@ -51,12 +51,12 @@ class Streams:
 
     Args:
         seed: the same on all workers.
-        place: this worker.
+        worker: this worker.
     """
 
-    def __init__(self, seed: int, place: RankPlace) -> None:
-        self._place, self._pid = place, os.getpid()
-        own = mix(seed, place.rank) if place.random_data else seed
+    def __init__(self, seed: int, worker: ZeroWorker) -> None:
+        self._worker, self._pid = worker, os.getpid()
+        own = mix(seed, worker.rank) if worker.random_data else seed
         self._start, self._entropy = own, random.Random(mix(own, 1))
         self._passes, self._under_way = 0, 0
         self._outside: dict[str, Any] = {}
@@ -65,7 +65,7 @@ class Streams:
     @property
     def apart(self) -> bool:
         """Whether each worker draws its own samples."""
-        return self._place.random_data
+        return self._worker.random_data
 
     def install(self, patches: Patches) -> None:
         """Seed the global generators, and patch the functions that draw seeds from the system."""
@@ -79,7 +79,7 @@ class Streams:
         for owner in (torch, torch.random):
             patches.replace(owner, "seed", self._drawn)
         if self.apart:
-            install(patches, self._place.rank)
+            install(patches, self._worker.rank)
 
     # -- seeds that the program does not set ------------------------------------------------------
 
@@ -128,7 +128,7 @@ class Streams:
             return
         self._outside = rng.capture()
         self._passes += 1
-        own = mix(*positions(), self._passes, self._place.rank)
+        own = mix(*positions(), self._passes, self._worker.rank)
         torch.manual_seed(own)
         numpy.random.seed(own % 2**32)
         random.seed(own)

@@ -13,7 +13,7 @@ from paceline.communication import virtual
 from paceline.communication.virtual.transport import VirtualTransport
 from paceline.doors.zero.patches import Patches
 from paceline.doors.zero.program import zero_lines
-from paceline.doors.zero.rank_discovery import RankPlace
+from paceline.doors.zero.rank_discovery import ZeroWorker
 
 
 class Versions(contextlib.ExitStack):
@@ -119,6 +119,6 @@ class VirtualZeroLines:
     def worker(self, transport: VirtualTransport) -> Iterator[None]:
         """Context around the script of the worker in this thread."""
         world = transport.world
-        place = RankPlace(world.rank, world.size, 0, self._logs, self._random_data)
-        with OwnPatches(self._versions, world.rank) as patches, zero_lines(self._script, place, patches, self._began):
+        worker = ZeroWorker(world.rank, world.size, 0, self._logs, self._random_data)
+        with OwnPatches(self._versions, world.rank) as patches, zero_lines(self._script, worker, patches, self._began):
             yield

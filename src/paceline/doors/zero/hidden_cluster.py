@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed
 
 from paceline.communication import schedulers
-from paceline.doors.zero import refusals
+from paceline.doors.zero import callers, refusals
 from paceline.doors.zero.patches import Patches
-from paceline.doors.zero.words import VIRTUAL
 from paceline.run.run import Run
 
 INSIDERS = ("paceline", "torch")
 
 
-class ClusterHidden:
+class HiddenCluster:
     """Hides the cluster from the program.
 
     Args:
@@ -82,7 +80,4 @@ class ClusterHidden:
 
 def _asked_by_an_insider() -> bool:
     """Whether the caller's caller is paceline or torch."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__") == VIRTUAL:
-        frame = frame.f_back
-    return frame.f_globals.get("__name__", "").split(".")[0] in INSIDERS
+    return callers.calling_module(1).split(".")[0] in INSIDERS

@@ -17,7 +17,6 @@ import os
 import pathlib
 import shutil
 import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -29,10 +28,10 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
+from paceline.doors.zero.callers import calling_module
 from paceline.doors.zero.listing import Entries, OverlayEntry
 from paceline.doors.zero.overlay import Overlay, is_real_folder, missing, process_began
 from paceline.doors.zero.patches import Patches
-from paceline.doors.zero.words import VIRTUAL
 
 FOLDER = "files"
 """Folder in the log directory for the files of all ranks but 0."""
@@ -45,7 +44,7 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 Function = Callable[..., Any]
 
 
-class Shadows:
+class FileRedirection:
     """Replacements for the functions that take paths, on a worker other than rank 0.
 
     Args:
@@ -100,7 +99,7 @@ class Shadows:
     def _is_temporary(self, path: Any) -> bool:
         """Whether `tempfile` asks, for a file with a unique name in a shared folder."""
         name = self._overlay.name(path)
-        if name is None or _asker() != "tempfile":
+        if name is None or calling_module(1) != "tempfile":
             return False
         folder = os.path.dirname(name)  # shared even if the worker has its own copy
         return self._overlay.sees(folder) or not self._overlay.is_own(folder)
@@ -353,11 +352,3 @@ class Shadows:
 
 def _is_path(value: Any) -> bool:
     return isinstance(value, (str, bytes, os.PathLike))
-
-
-def _asker() -> str:
-    """The module that called a patched function."""
-    frame = sys._getframe(3)
-    while frame.f_back is not None and frame.f_globals.get("__name__") == VIRTUAL:
-        frame = frame.f_back
-    return str(frame.f_globals.get("__name__", ""))
