@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches as they come out of loaders: how many samples are in one, and a part of one."""
+"""The user's batches: how many samples one holds, and a part of one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.data.sampling.split import even_parts
 
 
 def samples_in(batch: Any) -> int:
-    """Samples in a batch: the first dimension of the first tensor or array in it; 0 where that cannot be told."""
+    """Samples in a batch: the first dimension of its first tensor or array; 0 if it has none."""
     if isinstance(batch, dict):
         batch = list(batch.values())
     if isinstance(batch, (list, tuple)):
@@ -25,11 +25,11 @@ def samples_in(batch: Any) -> int:
 
 
 def piece_of_rest(rest: list[Any], workers: int, rank: int) -> Any:
-    """Worker `rank`'s piece of the last, incomplete round: each batch of it is cut among some of the workers."""
+    """Worker `rank`'s part of the last, incomplete round, each batch of which is cut among some of the workers."""
     for number, (low, high) in enumerate(even_parts(workers, len(rest))):
         if low <= rank < high:
             batch = rest[number]
-            if samples_in(batch) == 0:  # nothing to cut it by: it stays whole
+            if samples_in(batch) == 0:  # no dimension to cut: it stays whole
                 return batch if rank == low else None
             begin, end = even_parts(samples_in(batch), high - low)[rank - low]
             return _rows(batch, begin, end) if begin < end else None

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of samples of similar length, for speech, lines of text and whatever else is padded to its longest.
+"""Batches of samples of similar length, for data that are padded to the longest sample of a batch, such as speech.
 
-Samples are sorted into buckets by length. In every epoch each bucket is shuffled, the buckets are laid one behind the
-other, and the row is cut into batches. Where the cuts are depends on the lengths alone, so the number of batches is
-the same in every epoch, and which samples meet in a batch is not.
+Samples are sorted into buckets by length. Each epoch shuffles every bucket, concatenates the buckets, and cuts the
+result into batches. The cuts depend on the lengths alone, so the number of batches is the same in every epoch; which
+samples share a batch is not.
 
-In a synchronous step all workers wait for the longest batch. So the batches of one step should be of similar length
-too: :meth:`BucketBatches.for_workers` gives them in groups of N neighbours, and `run.share` asks for that.
+In a synchronous step all workers wait for the longest batch, so the batches of one step should be of similar length
+too: :meth:`BucketBatches.for_workers` yields them in groups of N neighbours, which `run.share` uses.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class BucketBatches(Sampler[list[int]]):
         lengths: of every sample of the data set, shape (n,): whole numbers, 0 or more (frames, tokens, pixels).
         batch_size: samples of a batch, at most.
         most: padded units of a batch, at most: its longest sample times its number of samples.
-        buckets: how many, of about as many samples each; or the greatest length of each bucket, growing (longer samples
-            make one more). Few buckets mix better, many pad less. By default about 8 batches make a bucket,
-            and 100 buckets are the most.
-        shuffle: without it samples and batches come from short to long.
-        drop_last: leave out the last batch of the row (among the longest) where it is smaller than it might be.
+        buckets: how many buckets of about equal size; or the greatest length of each bucket, ascending (longer samples
+            make one more). Few buckets mix better, many pad less. The default is about 8 batches a bucket, and
+            at most 100 buckets.
+        shuffle: without it, samples and batches come from short to long.
+        drop_last: leave out the last (longest) batch if it is smaller than it could be.
 
     Raises:
         ValueError: there are no lengths, one is negative or no whole number, or one sample is longer than `most`.
@@ -93,8 +93,8 @@ class BucketBatches(Sampler[list[int]]):
     def for_workers(self, workers: int) -> Iterator[list[int]]:
         """The batches of an epoch in groups of `workers` neighbours in length, the groups in random order.
 
-        Which batches there are is a matter of the random state alone, not of `workers`. If their number is not a
-        multiple of `workers`, the last group is a smaller one, from anywhere in the row.
+        The batches depend on the random state alone, not on `workers`. If their number is not a multiple of `workers`,
+        the last group is smaller; it is drawn from anywhere in the row.
         """
         row = self._row
         numbers: Sequence[int] = range(len(self._cuts))
@@ -107,8 +107,6 @@ class BucketBatches(Sampler[list[int]]):
             found: list[int] = row[begin:end].tolist()
             yield found
 
-    # -- within -----------------------------------------------------------------------------------
-
     def _check_most(self, most: int) -> None:
         _positive(most, "most")
         longest = int(self._lengths.argmax())
@@ -119,7 +117,7 @@ class BucketBatches(Sampler[list[int]]):
             )
 
     def _bucket_bounds(self, buckets: int | Sequence[int] | None, most: int | None) -> list[tuple[int, int]]:
-        """begin .. end (excl.) of every bucket in the row; none is empty."""
+        """begin .. end (excl.) of every bucket in the row; no bucket is empty."""
         count = len(self._row)
         if buckets is None:
             batches = -(-count // self._samples)
@@ -136,7 +134,7 @@ class BucketBatches(Sampler[list[int]]):
         return list(pairwise(edges))
 
     def _cut(self, longest: Lengths, most: int | None) -> list[tuple[int, int]]:
-        """begin .. end (excl.) of every batch in the row, each as large as it may be."""
+        """begin .. end (excl.) of every batch in the row, each as large as allowed."""
         cuts, begin = [], 0
         while begin < len(longest):
             end = self._end(longest, begin, most)
@@ -145,7 +143,7 @@ class BucketBatches(Sampler[list[int]]):
         return cuts
 
     def _end(self, longest: Lengths, begin: int, most: int | None) -> int:
-        """Where the batch that begins there ends: the lengths grow, so what fits is a prefix."""
+        """The end of the batch that starts at `begin`; lengths ascend, so the samples that fit are a prefix."""
         if most is None:
             return min(len(longest), begin + self._samples)
         end = min(len(longest), begin + self._samples, begin + most // max(1, int(longest[begin])))
@@ -153,7 +151,7 @@ class BucketBatches(Sampler[list[int]]):
         return begin + int(np.searchsorted(sizes, most, side="right"))
 
     def _last_is_short(self, longest: Lengths, most: int | None) -> bool:
-        """Whether one more sample, as long as the last, would fit into the last batch."""
+        """Whether one more sample of the last one's length would fit into the last batch."""
         begin, end = self._cuts[-1]
         return end - begin < self._samples and (most is None or (end - begin + 1) * int(longest[-1]) <= most)
 
@@ -165,9 +163,9 @@ class BucketBatches(Sampler[list[int]]):
 
 
 def _grouped(count: int, size: int, generator: torch.Generator) -> list[int]:
-    """0 .. count in groups of `size` neighbours; groups and what is in each are in random order."""
+    """0 .. count in groups of `size` neighbours; shuffles the groups, and the numbers inside each."""
     groups, rest = divmod(count, size)
-    odd = int(torch.randint(groups + 1, (), generator=generator))  # the place in the row of the incomplete group
+    odd = int(torch.randint(groups + 1, (), generator=generator))  # where the incomplete group stands in the row
     starts = [k * size + (rest if k >= odd else 0) for k in torch.randperm(groups, generator=generator).tolist()]
     found = [start + k for start in starts for k in torch.randperm(size, generator=generator).tolist()]
     return found + [odd * size + k for k in torch.randperm(rest, generator=generator).tolist()]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws from the user's sampler: all at once if it is finite, piece by piece if it is huge or endless.
+"""Draws from the user's sampler: all at once if it is finite, chunk by chunk if it is huge or endless.
 
-Every worker draws all of it, from a seed of the epoch, and takes its part, so that no communication is needed.
+Every worker draws the whole order from the epoch's seed and takes its part, so that no communication is needed.
 """
 
 from __future__ import annotations
@@ -20,83 +20,83 @@ from paceline.data.sampling.order import Drawn, Order
 from paceline.data.sampling.position import set_states
 
 HELD = 1 << 20
-"""Samples of an order that are held at once, at least."""
+"""An order of at most this many samples is held in memory."""
 LONGEST = 1 << 26
-"""Items of a sampler that are held, at most, where it says beforehand how many there will be."""
+"""A sampler with a length of at most this many items is held in memory."""
 CHUNK = 1 << 10
 
 
 class Drawing:
-    """A sampler under way, whose random generators go on where they stood and leave those outside alone.
+    """Iterates over a sampler with random states of its own; those of the program stay as they are.
 
     Args:
-        items: gives what is gone through.
-        begin: puts all generators where they are to begin.
-        generators: of the sampler's own.
+        items: returns the iterable.
+        begin: sets all generators to the state at the start.
+        generators: the sampler's own.
     """
 
     def __init__(
         self, items: Callable[[], Iterable[Any]], begin: Callable[[], None], generators: list[torch.Generator]
     ) -> None:
         self._items, self._begin, self._generators = items, begin, generators
-        self._under_way: Iterator[Any] | None = None
-        self._stand: tuple[dict[str, Any], list[torch.Tensor]] | None = None
+        self._iterator: Iterator[Any] | None = None
+        self._states: tuple[dict[str, Any], list[torch.Tensor]] | None = None
 
     def take(self, enough: Callable[[list[Any]], bool]) -> list[Any]:
-        """The next items, until these are enough; all that are left, where that never is so."""
+        """Draw items until `enough` of them, or to the end."""
         found: list[Any] = []
         with self._inside():
-            if self._under_way is None:
-                self._under_way = iter(self._items())
-            while not enough(found) and (chunk := list(islice(self._under_way, CHUNK))):
+            if self._iterator is None:
+                self._iterator = iter(self._items())
+            while not enough(found) and (chunk := list(islice(self._iterator, CHUNK))):
                 found += chunk
         return found
 
     def again(self) -> Drawing:
-        """From the start."""
+        """The same from the start."""
         return Drawing(self._items, self._begin, self._generators)
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
         outside = self._now()
         try:
-            if self._stand is None:
+            if self._states is None:
                 self._begin()
             else:
-                self._put(self._stand)
+                self._put(self._states)
             yield
-            self._stand = self._now()
+            self._states = self._now()
         finally:
             self._put(outside)
 
     def _now(self) -> tuple[dict[str, Any], list[torch.Tensor]]:
         return rng.capture(), [generator.get_state() for generator in self._generators]
 
-    def _put(self, stand: tuple[dict[str, Any], list[torch.Tensor]]) -> None:
-        rng.restore(stand[0])
-        set_states(self._generators, stand[1])
+    def _put(self, states: tuple[dict[str, Any], list[torch.Tensor]]) -> None:
+        rng.restore(states[0])
+        set_states(self._generators, states[1])
 
 
 class StreamedOrder:
-    """A sampler that is drawn from as its places are asked for; some of what was drawn last is kept.
+    """The order of a sampler too long to hold: draws on demand, and keeps the latest items.
 
     Args:
         drawing: of the sampler.
-        begun: what was drawn so far.
-        length: what the sampler says; None where it has no end.
+        begun: the items drawn so far.
+        length: the sampler's; None if it has none.
     """
 
     def __init__(self, drawing: Drawing, begun: list[Any], length: int | None) -> None:
         self._drawing, self._held, self._first = drawing, begun, 0
         self._length, self._most = length, len(begun)
         self.end: int | None = None
-        """Where it came to an end after all."""
+        """Number of items, once the sampler has ended."""
 
     def __len__(self) -> int:
         return ENDLESS if self._length is None else self._length
 
     def reach(self, place: int) -> int:
-        """Draw as far as this place (excl.), and give how far there is something."""
+        """Draw up to `place` (excl.); returns `place`, or the end if the sampler ends before."""
         missing = place - self._first - len(self._held)
         if missing > 0 and self.end is None:
             self._held += self._drawing.take(lambda found: len(found) >= missing)
@@ -105,10 +105,10 @@ class StreamedOrder:
         return place if self.end is None else min(place, self.end)
 
     def at(self, ranges: Iterable[Range]) -> list[Any]:
-        """What stands at these places; less, where they lie behind the end."""
+        """The items at these places; fewer if some lie after the end."""
         found: list[Any] = []
         for begin, end in ranges:
-            if begin < self._first:  # a lost worker's, that are done again
+            if begin < self._first:  # a lost worker's places: draw again from the start
                 self._drawing, self._held, self._first = self._drawing.again(), [], 0
             while begin >= self._first + 2 * self._most:
                 self.reach(self._first + 2 * self._most)
@@ -122,11 +122,11 @@ class StreamedOrder:
 
 
 def drawn(drawing: Drawing, length: int | None) -> Order:
-    """What a sampler gives, as a list where it is not too long for one.
+    """The order of a sampler: a list, or a :class:`StreamedOrder` if it is too long for one.
 
     Args:
-        drawing: of it.
-        length: what it says itself; None where it does not.
+        drawing: of the sampler.
+        length: the sampler's; None if it has none.
     """
     least = length if length is not None and length <= LONGEST else 0
     weight = 0

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of an epoch: which sample stands at which place. A pure function of (data, seed, epoch), on every
-worker."""
+"""The order of an epoch, which maps places to samples: a pure function of (data, seed, epoch), alike on all workers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,25 +14,20 @@ from paceline.data.ledger.ranges import Range
 from paceline.data.sampling.permutation import Permutation, Places
 
 TURNED = 2
-"""Buffers among which shards change their places when an epoch goes backwards through the last one's."""
+"""With `turns`, shards are shuffled within blocks of so many buffers."""
 
 
 class Order(Protocol):
-    """Samples in a row."""
+    """The samples of an epoch, in order."""
 
-    def __len__(self) -> int:
-        """How many."""
+    def __len__(self) -> int: ...
 
     def at(self, ranges: Iterable[Range]) -> Sequence[Any]:
-        """What stands at these places, as the data set is indexed."""
+        """The indices of the samples at these places."""
 
 
 class Sequential:
-    """0, 1, 2, ...: as the data lie.
-
-    Args:
-        n: number of samples.
-    """
+    """0, 1, 2, .. n - 1."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -41,18 +36,11 @@ class Sequential:
         return self.n
 
     def at(self, ranges: Iterable[Range]) -> Sequence[int]:
-        """What stands at these places."""
         return [place for begin, end in ranges for place in range(begin, end)]
 
 
 class Shuffled:
-    """A seeded permutation that takes no memory.
-
-    Args:
-        n: number of samples.
-        seed: of the run.
-        epoch: each has an order of its own.
-    """
+    """A seeded permutation of n samples, which takes no memory."""
 
     def __init__(self, n: int, seed: int, epoch: int) -> None:
         self._permutation = Permutation(n, rng.mix(seed, epoch))
@@ -61,17 +49,12 @@ class Shuffled:
         return self._permutation.n
 
     def at(self, ranges: Iterable[Range]) -> Sequence[int]:
-        """What stands at these places."""
         found: list[int] = self._permutation.at(places(ranges)).tolist()
         return found
 
 
 class Drawn:
-    """What a sampler of the user's own gave, one after another.
-
-    Args:
-        items: indices, keys, or whole batches of them.
-    """
+    """The items that the user's sampler gave: indices, keys, or whole batches of them."""
 
     def __init__(self, items: Sequence[Any]) -> None:
         self._items = items
@@ -80,18 +63,17 @@ class Drawn:
         return len(self._items)
 
     def at(self, ranges: Iterable[Range]) -> Sequence[Any]:
-        """What stands at these places."""
         return [item for begin, end in ranges for item in self._items[begin:end]]
 
 
 class InShards:
-    """Shards in a seeded order, and within a buffer of so many of them their samples in a seeded order.
+    """Shards in a seeded order; the samples of every `buffer` consecutive shards are shuffled with each other.
 
-    So an epoch is read file by file, a few at a time, and neighbours in the order still come from different files.
+    So an epoch reads a few files at a time, and neighbours in the order still come from different files.
 
-    With `turns`, an epoch goes through the shards backwards, as the epoch before went through them, but for a shuffle
-    among every `TURNED` buffers. A cache that drops what was used least recently, and holds c of n shards, has no hit
-    when an epoch begins anew with the first; so it has c of n.
+    With `turns`, an epoch goes through the shards of the epoch before in reverse, shuffled within blocks of `TURNED`
+    buffers. An LRU cache that holds c of n shards then hits c of n; if each epoch started with the first shard again,
+    it would hit none.
 
     Args:
         sizes: samples of each shard, in the order of the data set's indices.
@@ -116,50 +98,41 @@ class InShards:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def at(self, ranges: Iterable[Range]) -> Sequence[int]:
-        """What stands at these places."""
-        return [sample for begin, end in ranges for sample in self._between(begin, end)]
+        return [sample for piece in self._pieces(ranges) for sample in self._mixed(*piece)]
 
     @property
     def window(self) -> int:
-        """Places of a buffer of shards, on average."""
+        """Mean number of places in a buffer of shards."""
         return max(1, len(self) * min(self._buffer, len(self._counts)) // max(1, len(self._counts)))
 
     def first(self, shard: int) -> int:
-        """The first sample of a shard."""
         return int(self._first[shard])
 
     def windows(self, ranges: Iterable[Range]) -> Iterator[tuple[list[int], list[Range]]]:
-        """The buffers of shards that places lie in, one after another: (shards, these places of theirs)."""
-        last, shards, found = -1, list[int](), list[Range]()
+        """Yield (shards of a buffer, the given places in it) for every buffer that has some of the places."""
+        for buffer, pieces in groupby(self._pieces(ranges), key=lambda piece: piece[0]):
+            first, last = self._shards_of(buffer)
+            yield self.shards[first:last].tolist(), [(begin, end) for _, begin, end in pieces]
+
+    def _pieces(self, ranges: Iterable[Range]) -> Iterator[tuple[int, int, int]]:
+        """(buffer, begin, end): the ranges, cut where a buffer of shards ends."""
         for begin, end in ranges:
             while begin < end:
-                group = int(np.searchsorted(self._ends, begin, side="right")) // self._buffer
-                if group != last:
-                    if found:
-                        yield shards, found
-                    low, high = group * self._buffer, min((group + 1) * self._buffer, len(self._ends))
-                    last, shards, found = group, self.shards[low:high].tolist(), []
-                stop = min(end, int(self._ends[min((group + 1) * self._buffer, len(self._ends)) - 1]))
-                found.append((begin, stop))
+                buffer = int(np.searchsorted(self._ends, begin, side="right")) // self._buffer
+                stop = min(end, int(self._ends[self._shards_of(buffer)[1] - 1]))
+                yield buffer, begin, stop
                 begin = stop
-        if found:
-            yield shards, found
 
-    def _between(self, begin: int, end: int) -> list[int]:
-        found: list[int] = []
-        while begin < end:
-            group = int(np.searchsorted(self._ends, begin, side="right")) // self._buffer
-            first, last = group * self._buffer, min((group + 1) * self._buffer, len(self._ends))
-            base = int(self._ends[first - 1]) if first else 0
-            stop = min(end, int(self._ends[last - 1]))
-            found += self._mixed(group, first, last, base, begin, stop)
-            begin = stop
-        return found
+    def _shards_of(self, buffer: int) -> Range:
+        """first .. last (excl.) of the order's shards."""
+        return buffer * self._buffer, min((buffer + 1) * self._buffer, len(self._ends))
 
-    def _mixed(self, group: int, first: int, last: int, base: int, begin: int, end: int) -> list[int]:
-        """The places begin .. end of a buffer of shards first .. last of the order."""
+    def _mixed(self, buffer: int, begin: int, end: int) -> list[int]:
+        """The samples at places begin .. end of a buffer."""
+        first, last = self._shards_of(buffer)
+        base = int(self._ends[first - 1]) if first else 0
         size = int(self._ends[last - 1]) - base
-        mixed = Permutation(size, rng.mix(self._seed, self._epoch, group)).at(np.arange(begin, end) - base)
+        mixed = Permutation(size, rng.mix(self._seed, self._epoch, buffer)).at(np.arange(begin, end) - base)
         which = first + np.searchsorted(self._ends[first:last] - base, mixed, side="right")
         shard = self.shards[which]
         offset = mixed - (self._ends[which] - base - self._counts[shard])
@@ -168,12 +141,12 @@ class InShards:
 
 
 def _shards(count: int, seed: int, epoch: int) -> Places:
-    """Shards in an order that no other epoch has."""
+    """The shards in the epoch's own order."""
     return Permutation(count, rng.mix(seed, epoch, -1)).at(np.arange(count))
 
 
 def _turning(count: int, seed: int, epoch: int, block: int) -> Places:
-    """The order of the epoch before, backwards and shuffled within blocks; that of the first epoch is any."""
+    """The order of the epoch before, reversed and shuffled within blocks; epoch 0 is shuffled freely."""
     shards = _shards(count, seed, 0)
     for one in range(1, epoch + 1):
         shards = shards[::-1]
@@ -185,6 +158,6 @@ def _turning(count: int, seed: int, epoch: int, block: int) -> Places:
 
 
 def places(ranges: Iterable[Range]) -> Places:
-    """The numbers of some ranges, one after another."""
+    """The numbers of some ranges, concatenated."""
     rows = [np.arange(begin, end, dtype=np.int64) for begin, end in ranges]
     return np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)

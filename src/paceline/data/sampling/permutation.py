@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shuffled order of n samples that takes no memory: a permutation that is computed, place by place.
+"""A shuffled order of n samples that takes no memory: a permutation that is computed place by place.
 
 A generalised Feistel network over pairs. Every x < n is written as x = a' R + b', with sides L and R of about sqrt(n)
 each and L R >= n; a round adds to one half a keyed hash of the other, in turns::

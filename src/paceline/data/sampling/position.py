@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a worker is in its data, and what is left of an epoch for other workers: a few numbers of the checkpoint."""
+"""How far a worker is in its data, and what remains of an epoch for another number of workers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Cut = tuple[str, int, int, int]
 
 @dataclass
 class Pass:
-    """This worker's way through one epoch.
+    """This worker's pass over one epoch.
 
     Attributes:
         cut: how the epoch was split; None before the first batch.
-        batches: handed out since then.
+        batches: batches handed out.
         entered: those of them whose work is in the global model.
-        consumed: the places that they are made of, where shards are dealt whose lengths nobody knows.
+        shard_progress: their places, if the epoch is split into shards of unknown length.
     """
 
     cut: Cut | None = None
@@ -39,7 +39,7 @@ class Pass:
 
     @property
     def endless(self) -> bool:
-        """Whether it was not known how long it is."""
+        """Whether the epoch's length was unknown."""
         return self.cut is not None and self.cut[1] == ENDLESS
 
 
@@ -47,22 +47,22 @@ class Position:
     """How far a worker is in its data.
 
     Attributes:
-        epoch: passes over the data that have been begun, less one.
-        fresh: whether no batch of this epoch was asked for yet.
-        rest: epoch -> what was left of it when it was split; an epoch that is not there was whole.
-        played: epoch -> the random state at its start, where one worker's own loader gives the order.
-        leased: whether its places are leased, so that the ledger knows what is done.
-        arranged: epoch -> the number of workers for which its order was made, where that depends on it.
-        held: leases of which nothing was begun yet.
-        course: the pass under way, where its places are leased.
-        begun: gives the places of batches that are being made.
-        epoch_start: random state at the epoch's start, kept only where the user's own loader is iterated.
-        generators: the loader's own generators, where it has some.
+        epoch: passes over the data that have begun, less one.
+        fresh: whether no batch of this epoch was requested yet.
+        rest: epoch -> the places that remained when it was split; an epoch without an entry was whole.
+        played: epoch -> random state at its start, if one worker's own loader gives the order.
+        leased: whether its places are leased, so that the ledger records what is done.
+        arranged: epoch -> number of workers for which its order was made.
+        held: leases that are not begun.
+        iteration: the active pass, if its places are leased.
+        begun: returns the places of batches that are being made.
+        epoch_start: random state at the epoch's start, kept only if the user's own loader is iterated.
+        generators: the loader's own generators.
     """
 
     def __init__(self) -> None:
         self.epoch, self.fresh = 0, True
-        self._passes: dict[int, Pass] = {0: Pass()}  # the present one, and those whose last work is under way
+        self._passes: dict[int, Pass] = {0: Pass()}  # the present one, and those whose last work has not entered
         self.rest: dict[int, Ranges] = {}
         self.played: dict[int, dict[str, Any]] = {}
         self.leased = False
@@ -78,18 +78,17 @@ class Position:
 
     @property
     def now(self) -> Pass:
-        """The present pass."""
         return self._passes[self.epoch]
 
     def let_go(self) -> None:
-        """Whatever pass is under way goes no further: what it has leased is for others."""
+        """End the active pass; its leases are returned."""
         if self.iteration is not None:
             self.iteration.close()
             self.iteration = None
 
     def begin(self) -> int:
-        """Start to iterate: the number of batches to pass over (not 0 only after a resume)."""
-        if not self.fresh:  # the last pass was left early: what it did not come to is not wanted
+        """Start to iterate; returns the number of batches to skip (above 0 only after a resume)."""
+        if not self.fresh:  # the program left the last pass early: drop the rest of it
             self._passes.pop(self.epoch)
             self._go_on(self.epoch + 1)
         self.fresh = False
@@ -100,7 +99,7 @@ class Position:
         self._go_on(self.epoch + 1)
 
     def go_to(self, epoch: int) -> None:
-        """Take this epoch from its start."""
+        """Go to the start of `epoch`."""
         if epoch != self.epoch:
             self._passes.pop(self.epoch)
             self._go_on(epoch)
@@ -116,14 +115,14 @@ class Position:
         self._tidy()
 
     def _tidy(self) -> None:
-        """Forget passes of which all has entered, but the last one of a stream: nothing else tells how long it was."""
+        """Drop passes whose work has all entered, except the last one of a stream: it alone tells the length."""
         for epoch, one in self._rows():
             last_of_stream = epoch == self.epoch - 1 and one.endless
             if epoch != self.epoch and one.entered == one.batches and not last_of_stream:
                 del self._passes[epoch]
 
     def entered(self, epoch: int, batches: int) -> None:
-        """The work of so many batches of an epoch is in the global model."""
+        """The work of the first `batches` batches of an epoch is in the global model."""
         one = self._passes.get(epoch)
         if one is not None:
             one.entered = batches
@@ -132,20 +131,20 @@ class Position:
 
     @property
     def settled(self) -> bool:
-        """Whether the work of all that was handed out is in the global model."""
+        """Whether the work of all batches that were handed out is in the global model."""
         return not self.held and all(one.entered == one.batches for one in self._passes.values())
 
     def strip(self) -> None:
-        """The data are gone: what only another pass would need is not kept."""
+        """The program dropped the data: drop what only another pass would need."""
         self.epoch_start, self.generators, self.iteration, self.begun = None, [], None, list
 
     @property
     def others(self) -> bool:
-        """Whether other workers than these began the epoch."""
+        """Whether the epoch was begun by another number of workers."""
         return self.epoch in self.rest
 
     def track(self, generators: list[torch.Generator]) -> None:
-        """The generators that the user's loader draws from are part of the position."""
+        """Save and restore these generators, which the user's loader draws from, with the position."""
         self.generators = generators
         if generators and self._loaded:
             set_states(generators, self._loaded)
@@ -154,10 +153,12 @@ class Position:
     # -- checkpoints ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """For the checkpoint."""
         return {
             "epoch": self.epoch,
-            "passes": [[epoch, *_row_of(one)] for epoch, one in self._rows()],
+            "passes": [
+                [epoch, one.cut and list(one.cut), one.batches, one.entered, one.shard_progress.state()]
+                for epoch, one in self._rows()
+            ],
             "rest": [[epoch, rest.state()] for epoch, rest in self.rest.items()],
             "played": [[epoch, start] for epoch, start in self.played.items()],
             "leased": self.leased,
@@ -171,7 +172,7 @@ class Position:
         return sorted(self._passes.items())
 
     def load(self, state: dict[str, Any]) -> None:
-        """From a checkpoint of as many workers; the next iteration goes on from here."""
+        """Restore `state` of the same number of workers; the next pass continues there."""
         self.epoch, self.fresh = state["epoch"], True
         self._passes = passes_of(state)
         self.rest = {epoch: Ranges(rest) for epoch, rest in state["rest"]}
@@ -182,12 +183,12 @@ class Position:
         self.track(self.generators)
 
     def regroup(self, states: list[dict[str, Any]], ledger: dict[str, Any] | None, loader: int) -> None:
-        """From a checkpoint of other workers: what is done stays done, and the rest is to be split anew.
+        """Restore a checkpoint of another number of workers; what remains is split anew.
 
         Args:
-            states: of every worker of then, in rank order.
-            ledger: what the ledger of then said, where there was one.
-            loader: the number of this loader in it.
+            states: one of each worker then, in rank order.
+            ledger: the ledger's state then, if there was one.
+            loader: number of this loader in it.
         """
         self.held.clear()
         self.epoch_start, self._loaded, self.fresh = None, [], True
@@ -208,12 +209,12 @@ class Position:
         self._passes = {self.epoch: Pass()}
 
     def follow(self, state: dict[str, Any]) -> None:
-        """Begin in the epoch in which another worker of the run is; the ledger knows what is done of it."""
+        """Start in the epoch of another worker of the run; the ledger records what is done of it."""
         self.load({**state, "passes": [], "held": [], "epoch_start": None, "generators": []})
         self._passes = {self.epoch: Pass()}
 
     def _regroup_epoch(self, epoch: int, states: list[dict[str, Any]]) -> None:
-        """What is left of one epoch: all of the split but what has entered."""
+        """Set what remains of one epoch: its split without what has entered."""
         passes = [passes_of(state).get(epoch) for state in states]
         cut = next((one.cut for one in passes if one is not None and one.cut is not None), None)
         if cut is None:
@@ -228,7 +229,7 @@ class Position:
             return
         split, rounds = split_of(cut), []
         for rank, (one, state) in enumerate(zip(passes, states, strict=True)):
-            # of a stream that was ended long ago nobody knows the length
+            # the length of a stream that ended earlier is unknown
             whole = max(one.entered for one in begun) if cut[1] == ENDLESS else split.batches(rank)
             rounds.append(one.entered if one is not None else whole if state["epoch"] > epoch else 0)
         done = [place for begin, end in split.done(rounds) for place in before.cut(begin, end)]
@@ -238,24 +239,20 @@ class Position:
 
 
 def passes_of(state: dict[str, Any]) -> dict[int, Pass]:
-    """The passes that a saved position speaks of."""
+    """epoch -> pass, from a saved position."""
     return {
         epoch: Pass(tuple(cut) if cut is not None else None, batches, entered, ShardProgress.of(shard_progress))
         for epoch, cut, batches, entered, shard_progress in state["passes"]
     }
 
 
-def _row_of(one: Pass) -> list[Any]:
-    return [one.cut and list(one.cut), one.batches, one.entered, one.shard_progress.state()]
-
-
 def _read(before: Ranges, passes: list[Pass | None], beyond: list[bool]) -> Ranges:
-    """What is in the global model of shards that were dealt to as many workers as there are passes.
+    """The places of shards whose work is in the global model.
 
     Args:
-        before: what was dealt.
-        passes: of every worker, in rank order; None where there is nothing more to be known of it.
-        beyond: which workers are in a later epoch.
+        before: the places that were split.
+        passes: one of each worker, in rank order; None if its pass was dropped.
+        beyond: whether each worker is in a later epoch.
     """
     found = Ranges()
     for rank, one in enumerate(passes):
@@ -266,6 +263,6 @@ def _read(before: Ranges, passes: list[Pass | None], beyond: list[bool]) -> Rang
 
 
 def set_states(generators: list[torch.Generator], states: list[Tensor]) -> None:
-    """Give generators the states that they had."""
+    """Restore the states of generators."""
     for generator, state in zip(generators, states, strict=False):
         generator.set_state(state)

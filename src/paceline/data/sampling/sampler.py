@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A map-style `DataLoader` as a plan: how many places an epoch has, and which samples stand at them.
+"""The plan of a map-style `DataLoader`: how many places an epoch has, and which samples they hold.
 
-With `shuffle=True` the order is a permutation that takes no memory; any other sampler of the user's is run from a seed
-made of (seed, epoch), on every worker alike. With a batch sampler the places are the batches that it makes.
+With `shuffle=True` the order is a permutation that takes no memory; every worker runs any other sampler of the user's
+from the same seed, made of (seed, epoch). With a batch sampler a place is a batch that it makes.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from paceline.errors import UnsupportedError
 
 
 class SamplingPlan:
-    """What stands where in an epoch of a loader.
+    """Maps the places of a loader's epochs to samples.
 
     Args:
         loader: the user's.
         seed: of the order; the same on every worker.
-        position: how far this worker is.
-        workers: N, where N batches of a round are trained on at the same time; 1 where they are leased.
+        position: this worker's.
+        workers: N if a round of N batches is one step; 1 if batches are leased.
 
     Attributes:
-        loader: the user's.
         whole: whether a place is a batch that the user's sampler made.
         unit: places of a batch.
     """
@@ -49,7 +48,7 @@ class SamplingPlan:
             )
         self.whole = loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler
         self.unit = 1 if self.whole else int(loader.batch_size or 1)
-        self._orders: dict[int, tuple[Any, Order]] = {}  # with what the position said of it
+        self._orders: dict[int, tuple[Any, Order]] = {}  # epoch -> (what the order depends on, order)
         self._lookups: LookupCache | None = None
 
     @property
@@ -59,17 +58,17 @@ class SamplingPlan:
 
     @property
     def sampler(self) -> Any:
-        """The user's, that makes what stands at the places."""
+        """The user's sampler whose items are the places."""
         return self.loader.batch_sampler if self.whole else self.loader.sampler
 
     @property
     def drops_last(self) -> bool:
-        """Whether the samples of an incomplete batch are left out."""
+        """Whether the samples of an incomplete batch are dropped."""
         return self.loader.drop_last and not self.whole
 
     @property
     def most(self) -> int:
-        """Batches of a lease, at most: so many that a buffer of shards is read by few workers."""
+        """The most batches of a lease: enough that few workers read the same buffer of shards."""
         if not self.in_shards:
             return MOST
         order = self.order(self._position.epoch)
@@ -77,10 +76,7 @@ class SamplingPlan:
 
     @property
     def foreseen(self) -> bool:
-        """Whether the data set gains from an order that is known in advance, with one worker too.
-
-        It lies in shards, which are read one after another, or wants to be told what will be asked of it.
-        """
+        """Whether the data set gains from a planned order even with one worker: it prefetches, or lies in shards."""
         fetches = hasattr(self.loader.dataset, "prefetch") and type(self.sampler) is SequentialSampler
         return fetches or (_shuffles(self.sampler) and (self.in_shards or hasattr(self.loader.dataset, "prefetch")))
 
@@ -89,21 +85,20 @@ class SamplingPlan:
         return self.loader.batch_size or (len(self.order(epoch).at([(0, 1)])[0]) if self.places(epoch) else 0)
 
     def places(self, epoch: int) -> int:
-        """Places of an epoch."""
         count = len(self.order(epoch))
         return count // self.unit * self.unit if self.drops_last else count
 
     def streamed(self, epoch: int) -> StreamedOrder | None:
-        """The order of an epoch, where it is too long to be known; its length may be `ENDLESS`."""
+        """The order of an epoch if it is too long to hold; its length may be `ENDLESS`."""
         order = self.order(epoch)
         return order if isinstance(order, StreamedOrder) else None
 
     def ids(self, portion: Portion, coming: Callable[[], Iterable[Portion]] = tuple) -> Sequence[Any]:
-        """The samples of a batch, as the data set is indexed.
+        """The indices of the samples of a portion.
 
         Args:
             portion: which places.
-            coming: gives those that will be asked for next, as far as they are known; they are computed with these.
+            coming: returns the known portions that follow, which are looked up at the same time.
         """
         found = self._at(portion, coming)
         if self.whole:
@@ -111,7 +106,6 @@ class SamplingPlan:
         return cut_up(found, portion.part) if portion.part is not None else found
 
     def _at(self, portion: Portion, coming: Callable[[], Iterable[Portion]]) -> Sequence[Any]:
-        """What stands at the places of a portion."""
         order = self.order(portion.epoch)
         if not isinstance(order, (Shuffled, InShards)):
             return order.at(portion.places)
@@ -124,22 +118,21 @@ class SamplingPlan:
         return found
 
     def cut(self, places: int, workers: int) -> Cut:
-        """How so many places are split."""
         return ("stripes" if self.in_shards else "rounds", places, self.unit, workers)
 
     def stripe_of(self, world: World, epoch: int) -> int:
-        """Whose part of the epoch this worker takes: where epochs go back and forth, the one whose end it had."""
+        """Whose part this worker takes; where epochs alternate in direction, the part whose shards it read last."""
         back = self.in_shards and getattr(self.loader.dataset, "turns", False) and epoch % 2 == 1
         return world.size - 1 - world.rank if back else world.rank
 
     # -- orders -----------------------------------------------------------------------------------
 
     def order(self, epoch: int) -> Order:
-        """Of an epoch; the present one and those beside it are kept."""
-        said = self._position.arranged.setdefault(epoch, self._workers), epoch in self._position.played
-        if epoch not in self._orders or self._orders[epoch][0] != said:  # a checkpoint may be loaded in between
+        """The order of an epoch; the present one and its neighbours are kept."""
+        made_from = self._position.arranged.setdefault(epoch, self._workers), epoch in self._position.played
+        if epoch not in self._orders or self._orders[epoch][0] != made_from:  # a checkpoint may be loaded in between
             self._orders = {one: order for one, order in self._orders.items() if abs(one - epoch) <= 1}
-            self._orders[epoch] = said, self._make(epoch)
+            self._orders[epoch] = made_from, self._make(epoch)
         return self._orders[epoch][1]
 
     def _make(self, epoch: int) -> Order:
@@ -150,7 +143,7 @@ class SamplingPlan:
             return Sequential(len(sampler))
         if _shuffles(sampler):
             return self._shuffled(len(sampler), epoch)
-        if isinstance(sampler, DistributedSampler):  # it would split (and pad) a second time
+        if isinstance(sampler, DistributedSampler):  # it would split (and pad) again
             count = len(sampler.dataset)  # type: ignore[arg-type]
             return self._shuffled(count, epoch) if sampler.shuffle else Sequential(count)
         return self._drawn(sampler, rng.mix(self._seed, epoch), self._position.arranged[epoch])
@@ -164,9 +157,9 @@ class SamplingPlan:
         return InShards(sizes, self._seed, epoch, buffer, turns)
 
     def _drawn(self, sampler: Any, seed: int, workers: int) -> Order:
-        """What the sampler gives when it starts from `seed`, without touching any generator.
+        """The sampler's order from `seed`; the program's generators stay as they are.
 
-        A sampler with a method `for_workers` puts batches that suit each other side by side.
+        A sampler with a method `for_workers` groups the batches of one step.
         """
         own = _generator(sampler)
 
@@ -182,7 +175,7 @@ class SamplingPlan:
         return drawn(Drawing(items, begin, [own] if own is not None else []), _length(sampler))
 
     def _played(self, sampler: Any, start: dict[str, Any]) -> Order:
-        """What the user's own loader gave in an epoch that began with these random states."""
+        """The order that the user's own loader gave in an epoch that began with these random states."""
         generators = generators_of(self.loader)
 
         def begin() -> None:
@@ -206,7 +199,7 @@ def _length(sampler: Any) -> int | None:
 
 
 def _shuffles(sampler: Any) -> bool:
-    """Whether it gives every sample once, in random order, as `shuffle=True` does."""
+    """Whether it gives every sample once in random order, as `shuffle=True` does."""
     if type(sampler) is not RandomSampler or sampler.replacement:
         return False
     return sampler.num_samples == len(sampler.data_source)

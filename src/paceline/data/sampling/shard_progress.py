@@ -16,11 +16,11 @@ from paceline.data.ledger.ranges import Range, Ranges
 UNIT = 1 << 40
 """Places of a shard."""
 MOST_SHARDS = 1 << 20
-"""More would give places that other numbers have no room for."""
+"""Keeps places at or below 2^60, well below `ENDLESS`."""
 
 
 def pieces(rest: Iterable[Range]) -> list[Range]:
-    """Ranges of places, cut where one shard ends and the next begins."""
+    """Cut ranges of places where one shard ends and the next begins."""
     found = []
     for begin, end in rest:
         while begin < end:
@@ -36,7 +36,7 @@ def round_robin(rest: Iterable[Range], workers: int, rank: int) -> Ranges:
 
 
 class ShardProgress:
-    """Places that one worker handed out in a pass, and after which of its batches.
+    """The places that one worker handed out in a pass, by the number of the batch that held them.
 
     Attributes:
         entered: places whose work is in the global model.
@@ -51,24 +51,23 @@ class ShardProgress:
         self._later.append((batches, places))
 
     def enter(self, batches: int) -> None:
-        """The work of so many batches is in the global model."""
+        """The work of the first `batches` batches is in the global model."""
         while self._later and self._later[0][0] <= batches:
             for begin, end in self._later.popleft()[1]:
                 self.entered.add(begin, end)
 
     @property
     def all(self) -> Ranges:
-        """What was handed out."""
+        """All places that were handed out."""
         return Ranges([*self.entered, *(one for _, places in self._later for one in places)])
 
     def state(self) -> list[Any]:
-        """For the checkpoint."""
         later = [[batches, [list(one) for one in places]] for batches, places in self._later]
         return [self.entered.state(), later]
 
     @classmethod
     def of(cls, state: list[Any]) -> ShardProgress:
-        """What `state` gave."""
+        """Restore `state`."""
         found = cls()
         found.entered = Ranges(state[0])
         found._later = deque((batches, [(begin, end) for begin, end in places]) for batches, places in state[1])

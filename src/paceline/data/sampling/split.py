@@ -2,17 +2,17 @@
 """The split of an epoch over workers: a pure function of (places, batch size, N), so that no traffic is needed.
 
 *Rounds.* An epoch is cut into rounds. In a full round each of N workers takes one batch of b places, worker r the
-places r b .. (r+1) b (excl.) of the round, so that a round holds what one worker alone would have seen in one batch of
-N b. What remains is neither dropped nor repeated: it becomes one more round of smaller batches, as even as can be;
-where it has fewer than two places for each worker (one, where b < 4), the last two rounds are cut anew, so that
-everybody always has something to do and all workers make the same number of steps. Only where that is impossible (fewer
-places than workers, or batches of one) do some workers get one batch less.
+places r b .. (r+1) b (excl.) of the round, so that a round holds what one worker alone would see in one batch of N b.
+The remainder is neither dropped nor repeated: it becomes one more round of smaller batches of about equal size. If it
+has fewer than two places for each worker (one, if b < 4), the last two rounds are cut anew, so that all workers make
+the same number of steps. Only if that is impossible (fewer places than workers, or batches of one) do some workers get
+one batch less.
 
-*Stripes.* Where neighbours in the order lie in one file, worker r takes the r-th of N contiguous parts of the epoch
+*Stripes.* If neighbours in the order lie in one file, worker r takes the r-th of N contiguous parts of the epoch
 instead, and reads its own files.
 
-Both count places from the first that was not done when the split was made: after a resume on another number of
-workers what is left is split anew. Nothing is listed; a worker's k-th batch is computed, however long the epoch is.
+Places are counted from the first one that was not done when the split was made: after a resume on another number of
+workers the remainder is split anew. A worker's k-th batch is computed, so memory does not grow with the epoch.
 """
 
 from __future__ import annotations
@@ -28,30 +28,23 @@ class Split(Protocol):
     """The split of an epoch over workers."""
 
     def __len__(self) -> int:
-        """Rounds: batches of the worker that has most."""
+        """Rounds, that is, the most batches that a worker has."""
 
     def batches(self, rank: int) -> int:
         """Batches of worker `rank`."""
 
     def part(self, number: int, rank: int) -> Range:
-        """Worker `rank`'s places in round `number`; perhaps none."""
+        """Worker `rank`'s places in round `number`; may be empty."""
 
     def done(self, rounds: Sequence[int]) -> Ranges:
-        """What is done when worker r has done its part of `rounds[r]` rounds."""
+        """The places that are done after worker r has done its part of `rounds[r]` rounds."""
 
 
 class Rounds:
-    """N batches a round.
-
-    Args:
-        total: places.
-        batch: places of a full batch.
-        workers: N.
-    """
+    """Rounds of N batches: `total` places, `batch` places in a full batch."""
 
     def __init__(self, total: int, batch: int, workers: int) -> None:
-        self._total, self._batch, self._workers = total, batch, workers
-        self.workers = workers
+        self._total, self._batch, self.workers = total, batch, workers
         self._width = batch * workers
         self._full, rest = divmod(total, self._width)
         self._tail: list[Range] = []  # the rounds that are not full
@@ -59,8 +52,8 @@ class Rounds:
             self._tail = self._cut_tail(rest)
 
     def _cut_tail(self, rest: int) -> list[Range]:
-        # batches of one sample are what BatchNorm cannot take
-        least = self._workers if self._batch < 4 else 2 * self._workers
+        # BatchNorm fails on a batch of one sample
+        least = self.workers if self._batch < 4 else 2 * self.workers
         begin = self._full * self._width
         if rest < least and self._full and self._batch >= 2:
             self._full -= 1
@@ -79,19 +72,16 @@ class Rounds:
         return self._tail[number - self._full]
 
     def batches(self, rank: int) -> int:
-        """Batches of worker `rank`."""
         return self._full + sum(1 for k in range(self._full, len(self)) if len(range(*self.part(k, rank))))
 
     def part(self, number: int, rank: int) -> Range:
-        """Worker `rank`'s places in round `number`; perhaps none."""
         begin, end = self.bounds(number)
         if number < self._full:
             return begin + rank * self._batch, begin + (rank + 1) * self._batch
-        low, high = even_parts(end - begin, self._workers)[rank]
+        low, high = even_parts(end - begin, self.workers)[rank]
         return begin + low, begin + high
 
     def done(self, rounds: Sequence[int]) -> Ranges:
-        """What is done when worker r has done its part of `rounds[r]` rounds."""
         common = min(rounds)
         found = Ranges([(0, self.bounds(common - 1)[1])] if common else [])
         for rank, own in enumerate(rounds):
@@ -101,12 +91,7 @@ class Rounds:
 
 
 class SingleWorker:
-    """One worker, whose own loader made the batches: all full but the last.
-
-    Args:
-        total: places.
-        batch: places of a full batch.
-    """
+    """One worker, whose own loader makes the batches: all full but the last."""
 
     def __init__(self, total: int, batch: int) -> None:
         self._total, self._batch = total, batch
@@ -115,29 +100,20 @@ class SingleWorker:
         return -(-self._total // self._batch)
 
     def batches(self, rank: int) -> int:
-        """Batches of the worker."""
         return len(self)
 
     def part(self, number: int, rank: int) -> Range:
-        """The places of batch `number`."""
         return number * self._batch, min(self._total, (number + 1) * self._batch)
 
     def done(self, rounds: Sequence[int]) -> Ranges:
-        """What is done with so many batches."""
         return Ranges([(0, min(self._total, rounds[0] * self._batch))])
 
 
 class Stripes:
-    """A contiguous part for each worker, in batches of which all have the same number.
-
-    Args:
-        total: places.
-        batch: places of a full batch.
-        workers: N.
-    """
+    """A contiguous part for each worker, all in the same number of batches of at most `batch` places."""
 
     def __init__(self, total: int, batch: int, workers: int) -> None:
-        self._batch, self._workers = batch, workers
+        self._batch = batch
         self._bounds = even_parts(total, workers)
         self._longest = -(-(self._bounds[0][1] - self._bounds[0][0]) // batch) if total else 0
 
@@ -145,12 +121,11 @@ class Stripes:
         return self._longest
 
     def batches(self, rank: int) -> int:
-        """Batches of worker `rank`."""
         begin, end = self._bounds[rank]
         return min(self._longest, end - begin)
 
     def part(self, number: int, rank: int) -> Range:
-        """Worker `rank`'s places in its batch `number`; the last two are as even as can be."""
+        """Worker `rank`'s places in its batch `number`; the last two batches are of about equal size."""
         begin, end = self._bounds[rank]
         full = max(0, self._longest - 2)
         if number < full:
@@ -160,7 +135,6 @@ class Stripes:
         return begin + full * self._batch + low, begin + full * self._batch + high
 
     def done(self, rounds: Sequence[int]) -> Ranges:
-        """What is done when worker r has done `rounds[r]` batches."""
         found = Ranges()
         for rank, own in enumerate(rounds):
             if own:
@@ -171,14 +145,11 @@ class Stripes:
 def even_parts(count: int, parts: int) -> list[Range]:
     """Cut 0 .. count into `parts` ranges whose sizes differ by at most one, the longer first."""
     small, longer = divmod(count, parts)
-    bounds = [0]
-    for part in range(parts):
-        bounds.append(bounds[-1] + small + (1 if part < longer else 0))
-    return list(pairwise(bounds))
+    return list(pairwise(part * small + min(part, longer) for part in range(parts + 1)))
 
 
 def split_of(cut: tuple[str, int, int, int]) -> Split:
-    """The split that is named so: "rounds", "stripes" or "alone", places, batch, workers."""
+    """The split of a :data:`~paceline.data.sampling.position.Cut`."""
     kind, total, batch, workers = cut
     if kind == "alone":
         return SingleWorker(total, batch)
