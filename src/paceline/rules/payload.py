@@ -51,10 +51,8 @@ LOCAL_STATE = ("auto", "keep", "reset", "average", "compensate", "fitting")
 class Payload(ABC):
     """What is exchanged, and what follows from that for the code that runs a rule."""
 
-    @property
-    def spans_block(self) -> bool:
-        """Whether it is what a block of minibatches, of any period, made of the parameters; else it is a step's."""
-        return False
+    spans_block = False
+    """Whether it is what a block of minibatches, of any period, made of the parameters; else it is a step's."""
 
     @property
     def moments_after(self) -> int | None:
@@ -84,7 +82,6 @@ class Gradient(Payload):
     """The gradient of one step, handed on to the user's optimizer as the workers' mean."""
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return "the gradient"
 
 
@@ -121,7 +118,6 @@ class FirstMoment(Payload):
             raise UnsupportedError("amsgrad keeps a running maximum that is not defined here; use amsgrad=False")
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return f"Adam's first moment, after {self.warmup} steps with the gradient"
 
 
@@ -139,6 +135,8 @@ class Delta(Payload):
             leaves it.
     """
 
+    spans_block = True
+
     local_state: str = "auto"
     adam_only: bool = False
     mixing: float | None = None
@@ -151,11 +149,6 @@ class Delta(Payload):
             raise RuleError(f"mixing must be a number from 0 to below 1, or None, got {self.mixing!r}")
         if self.beta1 is not None and (not _number(self.beta1) or not 0 <= self.beta1 < 1):
             raise RuleError(f"beta1 must be a number from 0 to below 1, or None, got {self.beta1!r}")
-
-    @property
-    def spans_block(self) -> bool:
-        """Of any period."""
-        return True
 
     def rides(self, moments: int = 2) -> bool:
         """Whether the local optimizer's so many moments travel with the parameters; with "fitting" Adam's two do."""
@@ -187,7 +180,6 @@ class Delta(Payload):
         return choice if keeps_state(optimizer) else "keep"
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         words = {
             "auto": "SGD's momentum restarts with each block, other optimizers keep their state",
             "fitting": "Adam's moments are averaged and compensated, SGD's momentum restarts",
@@ -209,11 +201,7 @@ def _number(value: object) -> bool:
 class Parameters(Payload):
     """The worker's parameters themselves, for elastic averaging; its optimizer keeps its state."""
 
-    @property
-    def spans_block(self) -> bool:
-        """Of any period."""
-        return True
+    spans_block = True
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return "the parameters"

@@ -12,7 +12,7 @@ outer      how is the result applied?              :mod:`paceline.rules.outer`
 =========  ======================================  =====================================
 
 A recipe is a named rule (:mod:`paceline.rules.recipes`). The code that runs a rule knows no method by name:
-it asks the parts what it wants to know.
+it asks the parts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.errors import RuleError
 from paceline.rules.codec import Codec, Dense
@@ -40,8 +40,20 @@ from paceline.rules.payload import Delta, FirstMoment, Gradient, Parameters, Pay
 from paceline.rules.schedule import Bounded, EveryBlock, EveryStep, Paced, Schedule
 from paceline.rules.topology import Flat, Sharded, Topology
 
+T = TypeVar("T")
 ON_GRADIENTS = (AdaDelay, DelayCompensated, TunedMomentum)
-"""What is defined for gradients alone."""
+"""Outer steps that are defined for gradients only."""
+
+
+def _narrowed(choice: str, kind: type[T]) -> T:
+    """A property: this choice of a rule, which has to be a `kind`."""
+
+    def read(rule: Rule) -> T:
+        found = getattr(rule, choice)
+        assert isinstance(found, kind)
+        return found
+
+    return property(read)  # type: ignore[return-value]
 
 
 class RecipeCall(str):
@@ -91,7 +103,7 @@ class Rule:
     def __post_init__(self) -> None:
         if self.within not in ("", "host"):
             raise RuleError(f'within must be "" or "host", got {self.within!r}')
-        _check_company(self)
+        _check_combination(self)
         if self.schedule.workers_meet:
             _check_together(self)
         else:
@@ -119,13 +131,13 @@ class Rule:
             next_momentum=self.merging.momentum_at(block + 1, workers),
         )
 
-    @cached_property  # what a protocol's isinstance costs is much, beside a small model's step
+    @cached_property  # isinstance of a protocol costs much, compared with a small model's step
     def merging(self) -> Outer:
         """The outer of a rule whose workers exchange together."""
         assert not isinstance(self.outer, Arrival)
         return self.outer
 
-    @cached_property  # what a protocol's isinstance costs is much, beside a small model's step
+    @cached_property
     def arrival(self) -> Arrival:
         """The outer of an asynchronous rule."""
         assert isinstance(self.outer, Arrival)
@@ -143,35 +155,12 @@ class Rule:
         assert not isinstance(self.topology, Sharded)
         return self.topology
 
-    @property
-    def sharded(self) -> Sharded:
-        """The topology of an asynchronous rule."""
-        assert isinstance(self.topology, Sharded)
-        return self.topology
-
-    @property
-    def blocks(self) -> EveryBlock:
-        """The schedule of a rule whose workers exchange blocks together."""
-        assert isinstance(self.schedule, EveryBlock)
-        return self.schedule
-
-    @property
-    def paced(self) -> Paced:
-        """The schedule of a rule whose period follows measured times."""
-        assert isinstance(self.schedule, Paced)
-        return self.schedule
-
-    @property
-    def bounded(self) -> Bounded:
-        """The schedule of an asynchronous rule."""
-        assert isinstance(self.schedule, Bounded)
-        return self.schedule
-
-    @property
-    def delta(self) -> Delta:
-        """The payload of a rule whose workers exchange blocks together."""
-        assert isinstance(self.payload, Delta)
-        return self.payload
+    # the choices of the rules that have them
+    sharded = _narrowed("topology", Sharded)
+    blocks = _narrowed("schedule", EveryBlock)
+    paced = _narrowed("schedule", Paced)
+    bounded = _narrowed("schedule", Bounded)
+    delta = _narrowed("payload", Delta)
 
     # -- what follows from several choices --------------------------------------------------------
 
@@ -200,8 +189,8 @@ def _name(choice: object) -> str:
     return type(choice).__name__
 
 
-def _check_company(rule: Rule) -> None:
-    """The three choices of an asynchronous rule, all or none."""
+def _check_combination(rule: Rule) -> None:
+    """Refuse a rule that makes some choices of an asynchronous rule and not the others."""
     single = {
         "schedule": isinstance(rule.schedule, Bounded),
         "topology": isinstance(rule.topology, Sharded),
@@ -217,7 +206,7 @@ def _check_company(rule: Rule) -> None:
 
 
 def _check_together(rule: Rule) -> None:
-    """The choices of a rule whose workers exchange together."""
+    """Check the choices of a rule whose workers exchange together."""
     if isinstance(rule.payload, Parameters):
         raise RuleError(
             "Parameters is for elastic averaging, where each worker exchanges by itself; use Delta() for blocks, or "
@@ -242,7 +231,7 @@ def _check_together(rule: Rule) -> None:
 
 
 def _check_alone(rule: Rule) -> None:
-    """The choices of a rule whose workers exchange each by itself."""
+    """Check the choices of an asynchronous rule."""
     payload, outer = rule.payload, rule.outer
     if rule.within:
         raise RuleError(

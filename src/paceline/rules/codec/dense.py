@@ -21,20 +21,9 @@ from paceline.rules.codec.layout import Layout
 class Dense:
     """Full precision, no error."""
 
-    @property
-    def exact(self) -> bool:
-        """Nothing is lost."""
-        return True
-
-    @property
-    def operations(self) -> int:
-        """One sum."""
-        return 1
-
-    @property
-    def whole(self) -> bool:
-        """Numbers know nothing of their tensors."""
-        return False
+    exact = True
+    operations = 1
+    whole = False
 
     def at(self, number: int) -> Dense:
         """The same at every exchange."""
@@ -50,5 +39,4 @@ class Dense:
         return 2 * 4 * layout.numel * (workers - 1) // workers
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return "dense, 32 bits a number"

@@ -72,5 +72,4 @@ class E3M0(TwoSided):
         return look_up(_PAIRS, codes)[:, :length] * levels
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return f"4 bits a number (E3M0), a scale for {BLOCK}" + (", error feedback" if self.feedback else "")

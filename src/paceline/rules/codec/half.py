@@ -64,5 +64,4 @@ class Half(TwoSided):
         return codes.clone().view(_FORMATS[self.kind]).float()
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return f"16 bits a number ({self.kind}), sums in float32" + (", error feedback" if self.feedback else "")

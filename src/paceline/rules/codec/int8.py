@@ -58,5 +58,4 @@ class Int8(TwoSided):
         return codes.view(torch.int8).float().mul_(levels)
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return f"8 bits a number, a scale for {BLOCK}" + (", error feedback" if self.feedback else "")

@@ -47,6 +47,10 @@ class LowRank:
         min_rate: how many times fewer numbers the factors must hold than the matrix, else it is sent as it is.
     """
 
+    exact = False
+    operations = 2  # the sums of P and of Q
+    whole = True  # a part of a matrix has worse factors
+
     rank: int = 4
     feedback: bool = True
     min_rate: float = 2
@@ -58,21 +62,6 @@ class LowRank:
             raise RuleError(f"feedback must be True or False, got {self.feedback!r}")
         if isinstance(self.min_rate, bool) or not isinstance(self.min_rate, int | float) or not self.min_rate >= 1:
             raise RuleError(f"min_rate must be a number from 1 on, got {self.min_rate!r}")
-
-    @property
-    def exact(self) -> bool:
-        """What is outside the factors' span is not sent."""
-        return False
-
-    @property
-    def operations(self) -> int:
-        """The sums of P and of Q."""
-        return 2
-
-    @property
-    def whole(self) -> bool:
-        """A matrix has its factors; a part of it has worse ones."""
-        return True
 
     def at(self, number: int) -> LowRank:
         """The same at every exchange."""
@@ -114,7 +103,6 @@ class LowRank:
         return sum(2 * 4 * n * (workers - 1) // workers for n in (plan.first_numbers, plan.second_numbers))
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return f"low rank (rank {self.rank})" + (", error feedback" if self.feedback else "")
 
 

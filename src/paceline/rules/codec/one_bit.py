@@ -74,5 +74,4 @@ class OneBit(TwoSided):
         return choose(unpack(codes, length), levels[:, :1], levels[:, 1:])
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return "1 bit a number, two levels a column" + (", error feedback" if self.feedback else "")

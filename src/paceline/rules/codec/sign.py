@@ -64,5 +64,4 @@ class Sign(TwoSided):
         return choose(unpack(codes, length), levels, -levels)
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return "1 bit a number, one scale a column" + (", error feedback" if self.feedback else "")

@@ -49,6 +49,10 @@ class TopK:
         feedback: whether what was not sent is kept.
     """
 
+    exact = False
+    operations = 1
+    whole = False
+
     ratio: float = 0.01
     momentum: float = 0.0
     nesterov: bool = False
@@ -80,21 +84,6 @@ class TopK:
                 raise RuleError(message)
             _check_ratio(stage[1], "a ratio of warmup")
         return self.warmup
-
-    @property
-    def exact(self) -> bool:
-        """The small numbers are not sent."""
-        return False
-
-    @property
-    def operations(self) -> int:
-        """One gathering."""
-        return 1
-
-    @property
-    def whole(self) -> bool:
-        """Numbers know nothing of their tensors."""
-        return False
 
     def at(self, number: int) -> TopK:
         """With the ratio of the warm-up's stage."""
@@ -153,7 +142,6 @@ class TopK:
         return (workers - 1) * 8 * self.count(layout.numel)
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         momentum = f", momentum {self.momentum:g} before the choice" if self.momentum else ""
         warm = ", with a warm-up" if self._stages() else ""
         return f"the largest {100 * self.ratio:g} %{momentum}{warm}" + (", error feedback" if self.feedback else "")

@@ -50,6 +50,10 @@ class TwoSided(ABC):
         feedback: whether what was not sent is added to the next x, on the workers and on the owners.
     """
 
+    exact = False
+    operations = 2  # to the owners, and back
+    whole = False
+
     levels: ClassVar[int]
     feedback: bool
 
@@ -79,21 +83,6 @@ class TwoSided(ABC):
     @abstractmethod
     def describe(self, workers: int) -> str:
         """The choice in words, for `paceline explain`."""
-
-    @property
-    def exact(self) -> bool:
-        """Quantisation loses something."""
-        return False
-
-    @property
-    def operations(self) -> int:
-        """To the owners, and back."""
-        return 2
-
-    @property
-    def whole(self) -> bool:
-        """Tensors may be cut; what remains of a row is a row."""
-        return False
 
     def at(self, number: int) -> TwoSided:
         """The same at every exchange."""

@@ -64,5 +64,4 @@ class Warmed:
         return self.codec.bytes_sent(layout, workers, rank)
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return f"{self.codec.describe(workers)}, after {self.exchanges} dense exchanges"

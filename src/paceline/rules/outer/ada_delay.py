@@ -69,6 +69,5 @@ class AdaDelay(Plain):
         return {"c": self.c}
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         which = "c measured for each coordinate" if self.c == "adaptive" else f"c = {self.c}"
         return f"each push as it comes, rate 1/(1/lr + c sqrt(t + delay)), {which}"

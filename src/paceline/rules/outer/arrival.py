@@ -99,6 +99,8 @@ class CenterPull(Protocol):
 class Plain:
     """What most rules leave as it is: no state, the gradient as it came, each push in full."""
 
+    needs_origin = False
+
     @property
     def center_pull(self) -> CenterPull | None:
         """None: a push is a gradient or a delta."""
@@ -108,11 +110,6 @@ class Plain:
     def tensors(self) -> tuple[str, ...]:
         """No state besides the anchor."""
         return ()
-
-    @property
-    def needs_origin(self) -> bool:
-        """No backup."""
-        return False
 
     def resolve(self, optimizer: Optimizer) -> None:
         """Any optimizer."""

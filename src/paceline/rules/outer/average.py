@@ -20,10 +20,7 @@ from paceline.rules.outer.base import Coefficients, State
 class Average:
     """Add the mean displacement."""
 
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        """No state besides the anchor."""
-        return ()
+    tensors = ()
 
     def momentum_at(self, block: int, workers: int) -> float:
         """No momentum."""
@@ -50,5 +47,4 @@ class Average:
         return {}
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return "the mean"

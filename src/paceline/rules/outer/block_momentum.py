@@ -42,6 +42,8 @@ class BlockMomentum:
         ramp: blocks over which eta rises linearly from 0.
     """
 
+    tensors = ("delta",)
+
     momentum: float | None = None
     lr: float | None = None
     gain: float | str = "auto"
@@ -61,11 +63,6 @@ class BlockMomentum:
     def _grows(self) -> bool:
         """Whether the gain is the default's, which grows with the blocks."""
         return self.gain == "auto" and self.momentum is None
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        """Delta, of the anchor's shape."""
-        return ("delta",)
 
     def momentum_at(self, block: int, workers: int) -> float:
         """eta_n."""
@@ -97,7 +94,6 @@ class BlockMomentum:
         return now, max(0.0, ahead + (c.lr - 1) * tau)
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         eta, zeta = self._numbers(workers)
         kind = "Nesterov" if self.nesterov else "classical"
         words = gain_in_words(eta, zeta, grows=self._grows)

@@ -44,6 +44,8 @@ class DelayCompensated(Plain):
         limit: the largest correction of an element as a share of it; None for no limit.
     """
 
+    needs_origin = True  # w_bak
+
     kind: str = "constant"
     strength: float | None = None
     decay: float = 0.95
@@ -63,11 +65,6 @@ class DelayCompensated(Plain):
     def tensors(self) -> tuple[str, ...]:
         """MS, where lam is adaptive."""
         return ("squares",) if self.kind == "adaptive" else ()
-
-    @property
-    def needs_origin(self) -> bool:
-        """w_bak."""
-        return True
 
     @property
     def lam0(self) -> float:
@@ -94,5 +91,4 @@ class DelayCompensated(Plain):
         return found | ({} if self.limit is None else {"limit": self.limit})
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return f"each push as it comes, its gradient mended by its delay ({self.kind}, strength {self.lam0:g})"

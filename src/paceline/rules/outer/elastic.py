@@ -77,5 +77,4 @@ class Elastic(Plain):
         return {"beta": self.beta, "alpha": self.alpha(workers)}
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return f"worker and center pull each other, alpha {self.alpha(workers):.3g}"

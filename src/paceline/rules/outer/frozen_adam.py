@@ -28,7 +28,6 @@ class FrozenAdam(Average):
     """The mean first moment over the root of a frozen second moment."""
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return "Adam's step with the second moment frozen"
 
 

@@ -36,6 +36,8 @@ class Nesterov:
         ramp: blocks over which mu rises linearly from 0.
     """
 
+    tensors = ("momentum",)  # b
+
     momentum: float | None = None
     lr: float | None = None
     gain: float | str = "auto"
@@ -54,11 +56,6 @@ class Nesterov:
     def _grows(self) -> bool:
         """Whether the gain is the default's, which grows with the blocks."""
         return self.gain == "auto" and self.momentum is None
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        """b, of the anchor's shape."""
-        return ("momentum",)
 
     def momentum_at(self, block: int, workers: int) -> float:
         """mu of this block."""
@@ -84,7 +81,6 @@ class Nesterov:
         return now, max(0.0, c.momentum * now + (c.lr - 1) * tau)
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         mu, nu = self._numbers(workers)
         words = gain_in_words(mu, nu, grows=self._grows)
         return f"outer Nesterov SGD, momentum {mu:.3g}, lr {nu:.3g} ({words})"

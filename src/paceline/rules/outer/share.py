@@ -33,5 +33,4 @@ class Share(Plain):
         return {"share": 1 / workers}
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return f"each push as it comes, with 1/{workers} of the rate"

@@ -25,5 +25,4 @@ class StalenessAware(Plain):
         return 1 / max(1, push.delay)
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return "each push as it comes, its rate divided by its delay"

@@ -24,5 +24,4 @@ class Sum(Plain):
     """Apply each push in full."""
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return "each push in full, as it comes"

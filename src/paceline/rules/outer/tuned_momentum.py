@@ -72,6 +72,5 @@ class TunedMomentum(Plain):
         return {"implicit_momentum": 1 - 1 / workers}
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         gain = ", the gain kept" if self.keep_gain else ""
         return f"each push as it comes, SGD's momentum less {1 - 1 / workers:.3g}{gain}"

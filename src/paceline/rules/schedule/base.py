@@ -43,55 +43,37 @@ class Schedule(ABC):
     def describe(self, workers: int) -> str:
         """The choice in words, for `paceline explain`."""
 
-    # -- who meets whom ---------------------------------------------------------------------------
+    # -- which workers exchange ---------------------------------------------------------------------------
 
-    @property
-    def engine(self) -> str:
-        """What runs it: "collective", where all workers meet at each exchange, or "server", where each worker exchanges
-        with the owners of the shards."""
-        return "collective"
+    engine = "collective"
+    """What runs it: "collective", where all workers meet at each exchange, or "server", where each worker exchanges
+    with the owners of the shards."""
 
-    @property
-    def workers_meet(self) -> bool:
-        """Whether all workers come to each exchange: there they agree on changes, and stand at the same step."""
-        return True
+    workers_meet = True
+    """Whether all workers take part in each exchange: there they agree on changes, and stand at the same step."""
 
-    @property
-    def compares_contributions(self) -> bool:
-        """Whether the workers' contributions are there side by side, so that a guard can tell the outliers."""
-        return True
+    compares_contributions = True
+    """Whether all contributions to an exchange are compared, so that a guard can find outliers."""
 
-    @property
-    def opens_connections(self) -> bool:
-        """Whether workers open connections of their own beside the transport."""
-        return False
+    opens_connections = False
+    """Whether workers open connections of their own beside the transport."""
 
-    @property
-    def survives_loss(self) -> bool:
-        """Whether the other workers go on by themselves when one is lost."""
-        return False
+    survives_loss = False
+    """Whether the other workers go on by themselves when one is lost."""
 
-    @property
-    def can_be_elastic(self) -> bool:
-        """Whether workers may join and leave between two exchanges."""
-        return False
+    can_be_elastic = False
+    """Whether workers may join and leave between two exchanges."""
 
     # -- what is exchanged when -------------------------------------------------------------------
 
-    @property
-    def exchanges_blocks(self) -> bool:
-        """Whether the workers exchange what blocks of minibatches have changed, all together."""
-        return False
+    exchanges_blocks = False
+    """Whether the workers exchange what blocks of minibatches have changed, all together."""
 
-    @property
-    def remembers_start(self) -> bool:
-        """Whether progress is measured from a start that the rule keeps, so that the program must not replace it."""
-        return False
+    remembers_start = False
+    """Whether progress is measured from a start that the rule keeps, so that the program must not replace it."""
 
-    @property
-    def sends_footer(self) -> bool:
-        """Whether a footer follows each exchange: which gradients there were, after the gradients."""
-        return False
+    sends_footer = False
+    """Whether a footer follows each exchange: which gradients there were, after the gradients."""
 
     @property
     def follows_times(self) -> bool:
@@ -111,7 +93,7 @@ class Schedule(ABC):
         return steps >= self.warmup
 
     def exchanges_after(self, steps: int) -> int:
-        """Exchanges that a worker without others has made after so many steps."""
+        """Exchanges that a single worker has counted after so many steps."""
         return steps
 
 

@@ -38,6 +38,11 @@ class Bounded(Schedule):
         hold: blocks of work that are gathered, at most, while an answer is on its way; then the worker waits.
     """
 
+    engine = "server"
+    workers_meet = False
+    compares_contributions = False  # a push is applied when it arrives
+    opens_connections = True
+    survives_loss = True  # the owners' backups take over
     warmup = 0
     fragments = 1
 
@@ -66,31 +71,6 @@ class Bounded(Schedule):
         if not is_whole(self.hold) or self.hold < 1:
             raise RuleError(f"hold must be a whole number of blocks, at least 1, got {self.hold!r}")
 
-    @property
-    def engine(self) -> str:
-        """The owners of the shards serve each worker by itself."""
-        return "server"
-
-    @property
-    def workers_meet(self) -> bool:
-        """No exchange is one of all workers."""
-        return False
-
-    @property
-    def compares_contributions(self) -> bool:
-        """A push is applied when it arrives."""
-        return False
-
-    @property
-    def opens_connections(self) -> bool:
-        """From each worker to each owner."""
-        return True
-
-    @property
-    def survives_loss(self) -> bool:
-        """The owners' backups take over."""
-        return True
-
     def can_go_back(self, warm: bool) -> bool:
         """Never: each worker stands at another step, and the owners have applied what came."""
         return False
@@ -100,12 +80,10 @@ class Bounded(Schedule):
         return self.staleness is None or clock - slowest <= self.staleness
 
     def numbers(self) -> dict[str, float | int | str]:
-        """Its numbers by name, for `paceline explain`."""
         staleness = "any" if self.staleness is None else self.staleness
         return {"period": self.period, "staleness": staleness, "overlap": self.overlap, "hold": self.hold}
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         block = "every minibatch" if self.period == 1 else f"every {self.period} minibatches"
         ahead = "free" if self.staleness is None else f"at most {self.staleness} ahead of the slowest"
         answer = "the answer a minibatch later" if self.overlap else "waits for the answer"

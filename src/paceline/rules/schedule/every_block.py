@@ -31,6 +31,10 @@ class EveryBlock(Schedule):
         overlap: d, minibatches that are made while an exchange is under way; 0 waits for it.
     """
 
+    exchanges_blocks = True
+    remembers_start = True
+    can_be_elastic = True
+
     period: int = 16
     warmup: int = 0
     fragments: int = 1
@@ -51,21 +55,6 @@ class EveryBlock(Schedule):
                 f"{self.overlap!r}"
             )
 
-    @property
-    def exchanges_blocks(self) -> bool:
-        """After each block."""
-        return True
-
-    @property
-    def remembers_start(self) -> bool:
-        """A delta is measured from the start of the block."""
-        return True
-
-    @property
-    def can_be_elastic(self) -> bool:
-        """Between two blocks."""
-        return True
-
     def can_go_back(self, warm: bool) -> bool:
         """Not in a warm-up, which has no outer state yet."""
         return not self.is_lockstep(warm)
@@ -81,14 +70,12 @@ class EveryBlock(Schedule):
         return block * self.period + (fragment + 1) * self.period // self.fragments
 
     def numbers(self) -> dict[str, float | int | str]:
-        """Its numbers by name, for `paceline explain`."""
         found: dict[str, float | int | str] = {"period": self.period, "warmup": self.warmup}
         if self.fragments > 1 or self.overlap:
             found |= {"fragments": self.fragments, "overlap": self.overlap}
         return found
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         text = f"every {self.period} minibatches"
         if self.fragments > 1:
             text += f", in {self.fragments} fragments one after another"

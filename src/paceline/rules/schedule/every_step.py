@@ -12,15 +12,11 @@ from paceline.rules.schedule.base import Schedule
 class EveryStep(Schedule):
     """Lockstep: tau = 1, and what is exchanged is used in the same step."""
 
+    sends_footer = True
     warmup = 0
     period = 1
     fragments = 1
     overlap = 0
-
-    @property
-    def sends_footer(self) -> bool:
-        """Gradients that are there on some workers only."""
-        return True
 
     def is_lockstep(self, warm: bool) -> bool:
         """Always."""
@@ -31,9 +27,7 @@ class EveryStep(Schedule):
         return False
 
     def numbers(self) -> dict[str, float | int | str]:
-        """Its numbers by name, for `paceline explain`."""
         return {"period": self.period}
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return "every step"

@@ -93,11 +93,9 @@ class Paced(EveryBlock):
         return max(self.least, min(self.longest, period))
 
     def numbers(self) -> dict[str, float | int | str]:
-        """Its numbers by name, for `paceline explain`."""
         return super().numbers() | {"share": self.share, "longest": self.longest}
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return (
             f"{super().describe(workers)}; from measured times as few as keep exchanges at {100 * self.share:g} % "
             f"of the time, {self.least} to {self.longest}"

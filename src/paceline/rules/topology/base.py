@@ -9,12 +9,14 @@ slice for the slow dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from paceline.communication.base import Pending, Transport
+from paceline.errors import RuleError
 from paceline.rules.codec.base import Codec, State, Steps
 from paceline.rules.codec.layout import Layout
 
@@ -52,19 +54,27 @@ class DirectWire:
 
     Args:
         transport: the connection.
+        ordered: whether to sum in rank order, instead of in the back end's own.
     """
 
-    def __init__(self, transport: Transport) -> None:
-        self.transport, self._started = transport, 0
+    def __init__(self, transport: Transport, ordered: bool) -> None:
+        self.transport, self._ordered, self._started = transport, ordered, 0
         self.rank, self.size = transport.world.rank, transport.world.size
 
     def channel(self) -> Transport:
         """The connection for the next operation: what follows another operation must not wait in one queue with it.
 
-        Channel 0 is left to what workers tell each other besides.
+        Channel 0 carries headers and other messages.
         """
         self._started += 1
         return self.transport.channel(self._started)
+
+    def sum(self, x: Tensor) -> Steps[None]:
+        """The back end's all-reduce, or all-to-all, sum in rank order, all-gather."""
+        if self._ordered:
+            yield from sum_in_rank_order(self, x)
+        else:
+            yield self.channel().all_reduce(x)
 
     def all_to_all(self, out: Tensor, x: Tensor, out_sizes: list[int], in_sizes: list[int]) -> Pending:
         """Start to send parts of `x`; see :class:`paceline.rules.codec.base.Wire`."""
@@ -86,3 +96,22 @@ def sum_in_rank_order(wire: DirectWire, x: Tensor) -> Steps[None]:
         total.add_(row)
     yield wire.channel().all_gather(rows, total)
     x.copy_(rows.view(-1)[: x.numel()])
+
+
+@dataclass(frozen=True)
+class DirectRoute:
+    """All workers of a transport exchange with one another; `stages` operations follow one another in an exchange."""
+
+    transport: Transport
+    stages: int
+    ordered: bool
+
+    def exchange(self, codec: Codec, x: Tensor, layout: Layout, state: State) -> Steps[tuple[Tensor, State]]:
+        """Sum `x` over the workers."""
+        return codec.exchange(x, layout, DirectWire(self.transport, self.ordered), state)
+
+
+def check_chunks(chunks: object) -> None:
+    """Raise `RuleError` unless an exchange can be cut into so many chunks."""
+    if not isinstance(chunks, int) or not 1 <= chunks <= 64:
+        raise RuleError(f"chunks must be a whole number from 1 to 64, got {chunks!r}")

@@ -33,29 +33,9 @@ from paceline.communication.base import CompletedOperation, Transport
 from paceline.errors import RuleError
 from paceline.rules.codec.base import Codec, Result, State, Steps
 from paceline.rules.codec.layout import Layout
-from paceline.rules.topology.base import DirectWire, sum_in_rank_order
+from paceline.rules.topology.base import DirectWire, check_chunks
 
 Groups = list[list[int]]
-
-
-class SlowWire(DirectWire):
-    """One exchange along the slowest dimension.
-
-    Args:
-        transport: the connection along it.
-        ordered: whether to sum in rank order instead of the back end's own.
-    """
-
-    def __init__(self, transport: Transport, ordered: bool) -> None:
-        super().__init__(transport)
-        self._ordered = ordered
-
-    def sum(self, x: Tensor) -> Steps[None]:
-        """The back end's all-reduce, or all-to-all, sum in rank order, all-gather."""
-        if self._ordered:
-            yield from sum_in_rank_order(self, x)
-        else:
-            yield self.channel().all_reduce(x)
 
 
 @dataclass(frozen=True)
@@ -179,7 +159,7 @@ class HierarchicalRoute:
     def exchange(self, codec: Codec, x: Tensor, layout: Layout, state: State) -> Steps[tuple[Tensor, State]]:
         """Sum `x` over the workers, in its own memory."""
         if not self._fast:
-            return (yield from codec.exchange(x, layout, SlowWire(self._slow, self._ordered), state))
+            return (yield from codec.exchange(x, layout, DirectWire(self._slow, self._ordered), state))
         slices = list(self.plan.slices(self._rank, x.numel()))
         for part, found in zip(self._fast, slices, strict=True):
             yield from _reduce_scatter(part.channel(0), x, found)
@@ -194,7 +174,7 @@ class HierarchicalRoute:
         if begin == end:
             return state
         shard = x[begin:end] if codec.exact else x[begin:end].clone()  # a codec with feedback keeps its memory
-        wire = SlowWire(self._slow, self._ordered)
+        wire = DirectWire(self._slow, self._ordered)
         total, state = yield from codec.exchange(shard, layout.cut(begin, end), wire, state)
         if total.data_ptr() != x[begin:end].data_ptr():
             x[begin:end].copy_(total)
@@ -257,8 +237,7 @@ class Hierarchical:
     ordered: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.chunks, int) or not 1 <= self.chunks <= 64:
-            raise RuleError(f"chunks must be a whole number from 1 to 64, got {self.chunks!r}")
+        check_chunks(self.chunks)
         given = self.dimensions
         if isinstance(given, list):
             object.__setattr__(self, "dimensions", tuple(given))
@@ -294,7 +273,6 @@ class Hierarchical:
         return self._plan(hosts).slow_bytes(codec, layout, rank)
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         how = {"hosts": "within each host, then across hosts", "measured": "among near workers, then across"}
         if isinstance(self.dimensions, str):
             words = how[self.dimensions]

@@ -15,33 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from paceline.communication.base import Transport
-from paceline.errors import RuleError
-from paceline.rules.codec.base import Codec, State, Steps
+from paceline.rules.codec.base import Codec
 from paceline.rules.codec.layout import Layout
-from paceline.rules.topology.base import DirectWire, sum_in_rank_order
-
-
-class OrderedWire(DirectWire):
-    """One exchange over the reproducible route."""
-
-    def sum(self, x: Tensor) -> Steps[None]:
-        """All-to-all, sum in rank order, all-gather."""
-        yield from sum_in_rank_order(self, x)
-
-
-@dataclass(frozen=True)
-class OrderedRoute:
-    """The route bound to a transport, with operations one after another in an exchange."""
-
-    transport: Transport
-    stages: int
-
-    def exchange(self, codec: Codec, x: Tensor, layout: Layout, state: State) -> Steps[tuple[Tensor, State]]:
-        """Sum `x` over the workers."""
-        return codec.exchange(x, layout, OrderedWire(self.transport), state)
+from paceline.rules.topology.base import DirectRoute, check_chunks
 
 
 @dataclass(frozen=True)
@@ -55,18 +32,16 @@ class Ordered:
     chunks: int = 8
 
     def __post_init__(self) -> None:
-        if not isinstance(self.chunks, int) or not 1 <= self.chunks <= 64:
-            raise RuleError(f"chunks must be a whole number from 1 to 64, got {self.chunks!r}")
+        check_chunks(self.chunks)
 
-    def route(self, transport: Transport, operations: int) -> OrderedRoute:
+    def route(self, transport: Transport, operations: int) -> DirectRoute:
         """The route over `transport`."""
         transport.open_channels(1 + 2 * operations)
-        return OrderedRoute(transport, 2 * operations)
+        return DirectRoute(transport, 2 * operations, ordered=True)
 
     def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
         """What the codec sends among all workers."""
         return codec.bytes_sent(layout, len(hosts), rank)
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return "flat, summed in rank order (reproducible bits)"

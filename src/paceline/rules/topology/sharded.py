@@ -90,7 +90,6 @@ class Sharded:
         return ELEMENT_BYTES * (layout.numel - own + (len(hosts) - 1) * own)
 
     def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
         return f"to the owners of the slices, in pieces of at most {self.piece:,} elements"
 
 
