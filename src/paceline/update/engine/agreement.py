@@ -37,9 +37,9 @@ def check_same(transport: Transport, rule: Rule, rows: list[list[object]], setti
     Args:
         rows: name, shape, dtype and kind of each tensor.
     """
-    everybody = transport.gather_json({"rule": rule.text(), "settings": settings, "rows": rows})
-    world, first = transport.world, everybody[0]
-    for rank, one in enumerate(everybody):
+    gathered = transport.gather_json({"rule": rule.text(), "settings": settings, "rows": rows})
+    world, first = transport.world, gathered[0]
+    for rank, one in enumerate(gathered):
         if one["rule"] != first["rule"]:
             raise MismatchError(
                 world.sign(f"{world.name(0)} runs the rule {first['rule']} and {world.name(rank)} {one['rule']}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradients of some parameters end to end, and ranges of them as chunks of an exchange."""
+"""A gradient bucket: the gradients of some parameters in one flat tensor, and its ranges as chunks of an exchange."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from paceline.update.exchange.header import ExchangeSummary
 class GradientBucket:
     """The gradients of a fragment's parameters, end to end.
 
-    Two flat tensors take turns where a codec keeps its residual in the memory that it was given: one is filled and
+    A codec may keep its residual in the memory that it was given. Then two flat tensors alternate: one is filled and
     becomes the residual, the other held the last residual and receives the mean.
 
     Args:
         fragment: the parameters.
-        device: where the transport wants them.
-        lossless: whether they must be written as they are, whatever the rule's codec.
+        device: the device from which the transport sends.
+        lossless: whether the codec is exact.
     """
 
     def __init__(self, fragment: Fragment, device: torch.device, lossless: bool) -> None:
@@ -41,12 +41,12 @@ class GradientBucket:
         )
         self.has = [False] * len(fragment.tensors)
         self.missing = [0.0] * len(fragment.tensors)
-        """Of each parameter that some worker has a gradient of, the share of the workers that have none."""
+        """Of each parameter, the share of the workers without a gradient, if any worker has one."""
         self.finite = True
         self.takes_norm = False
-        """Whether norms are taken: a sum, which finds inf and nan as well, costs half as much."""
+        """Whether norms are taken; else a sum finds inf and nan at half the cost."""
         self.square = 0.0
-        """Of the norm of what was packed, where norms are taken."""
+        """The square of the norm of the packed gradients, if norms are taken."""
         self._packed = 0
         self.muted = False
         self._taken: list[tuple[int, int] | None] = []
@@ -73,17 +73,17 @@ class GradientBucket:
         return found
 
     def forget(self) -> None:
-        """Nothing is packed any more."""
+        """Forget what was packed."""
         self._packed, self.finite, self.square = 0, True, 0.0
         self._taken, self.missing = [], [0.0] * len(self.has)
 
     def is_packed(self, number: int) -> bool:
-        """Whether the gradient of that parameter has left already."""
+        """Whether the gradient of that parameter has been packed."""
         return number < self._packed
 
     @torch.no_grad()
     def pack(self, end: int) -> None:
-        """Copy the gradients of all parameters that begin before `end`; zeros for those that are not there."""
+        """Copy the gradients of all parameters that begin before `end`; zeros for absent ones."""
         targets, sources = [], []
         views, slots = self._views_of(self.wire), self.fragment.slots
         while self._packed < len(slots) and slots[self._packed].offset < end:
@@ -102,7 +102,7 @@ class GradientBucket:
             torch._foreach_copy_(targets, sources)
 
     def changed(self) -> bool:
-        """Whether a gradient is another one than when it was packed: a hook of the user's came after ours."""
+        """Whether a gradient changed after it was packed, for example by a hook of the user's."""
         return any(_mark(tensor.grad) != mark for tensor, mark in zip(self.fragment.tensors, self._taken, strict=False))
 
     def _refuse_sparse(self, number: int, gradient: Tensor) -> None:
@@ -113,7 +113,7 @@ class GradientBucket:
             )
 
     def receive(self, begin: int, end: int, total: Tensor, weight: float, aliased: bool) -> None:
-        """Take the mean of a range: where it was sent from, or in the other tensor where a residual lies there now."""
+        """Take the mean of a range, in the sent memory or, if that holds a residual now, in the other tensor."""
         self._swap = self._swap or aliased
         target = (self.other if aliased else self.wire)[begin:end]
         if weight != 1:
@@ -123,12 +123,12 @@ class GradientBucket:
 
     @property
     def mean(self) -> Tensor:
-        """Where the mean lies between `receive` and `unpack`."""
+        """The flat tensor with the mean, between `receive` and `unpack`."""
         return self.other if self._swap else self.wire
 
     @torch.no_grad()
     def unpack(self) -> None:
-        """Copy the mean to the gradients; make those that this worker lacked and another had."""
+        """Copy the mean to the gradients; create those that only other workers had."""
         targets, sources = [], []
         found = zip(self.has, self.missing, self._views_of(self.mean), self.fragment.tensors, strict=True)
         for has, missing, view, parameter in found:
@@ -142,14 +142,14 @@ class GradientBucket:
             self.wire, self._other, self._swap = self.other, self.wire, False
 
     @torch.no_grad()
-    def spoil(self) -> None:
-        """Make all gradients infinite that this worker or another has, so that a GradScaler skips the step."""
+    def make_infinite(self) -> None:
+        """Make the gradients infinite, so that a GradScaler skips the step."""
         for has, parameter in zip(self.has, self.fragment.tensors, strict=True):
             if has:
                 self.reader.target(parameter).fill_(math.inf)
 
     def checksum(self) -> Tensor:
-        """Of the parameters' bits, int64, shape ()."""
+        """Checksum of the parameters' bits, int64, shape ()."""
         total = torch.zeros((), dtype=torch.int64, device=self.fragment.device)
         for tensor in self.fragment.tensors:
             fold(total, local(tensor).contiguous().view(-1))
@@ -157,7 +157,7 @@ class GradientBucket:
 
 
 def _mark(gradient: Tensor | None) -> tuple[int, int] | None:
-    """Changes whenever the gradient does."""
+    """A mark that changes with the gradient."""
     if gradient is None:
         return None
     return (gradient._version, 0 if gradient.is_sparse else local(gradient).data_ptr())
@@ -167,7 +167,7 @@ class GradientChunk:
     """A range of a bucket.
 
     Args:
-        bucket: in which it lies.
+        bucket: the bucket.
         begin, end: the range (excl.).
     """
 
@@ -182,12 +182,12 @@ class GradientChunk:
         self._aliased = False
 
     def holds(self, number: int) -> bool:
-        """Whether a part of that parameter's gradient lies here."""
+        """Whether the range holds a part of that parameter's gradient."""
         return self.first <= number <= self.last
 
     @torch.no_grad()
     def fill(self, factor: float) -> Tensor:
-        """This worker's gradient times the factor; zeros where it is not finite, which the footer will tell."""
+        """This worker's gradient times the factor; zeros if it is not finite, which the footer reports."""
         self.bucket.pack(self.end)
         x = self.bucket.wire[self.begin : self.end]
         if factor == 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All gradients of an optimizer laid out for the wire, in the order in which they become ready."""
+"""The gradient buckets of an optimizer, laid out in the order in which gradients become ready."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from paceline.update.exchange.header import ExchangeSummary
 
 
 class GradientBuckets:
-    """A bucket of gradients for each dtype and device, cut into chunks, and the buffers that go along.
+    """A bucket for each dtype and device, cut into chunks, and the buffers that are exchanged with them.
 
     Args:
         named: the parameters.
         buffers: the outer states of the buffers.
-        codec: how chunks are written.
-        chunks: into how many they are cut, about.
+        codec: the codec of the chunks.
+        chunks: the approximate number of chunks.
         transport: the connection.
         norms: whether norms are taken.
 
     Attributes:
-        order: of the parameters' numbers, in which they were laid out; empty before.
+        order: the parameters' numbers in the order of the layout; empty before `build`.
         chunks: in the order in which their last gradients become ready.
-        chunks_of: of each parameter, the numbers of the chunks in which its gradient lies.
+        chunks_of: of each parameter, the numbers of the chunks that hold its gradient.
         place: of each parameter, its bucket and its number there.
     """
 
@@ -54,7 +54,7 @@ class GradientBuckets:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing is laid out."""
+        """Drop the layout."""
         self.order: list[int] = []
         self.buckets: list[GradientBucket] = []
         self.chunks: list[GradientChunk] = []
@@ -90,11 +90,11 @@ class GradientBuckets:
             for place, number in self.place
         ]
 
-    # -- what they hold ---------------------------------------------------------------------------
+    # -- contents ---------------------------------------------------------------------------------
 
     @property
     def finite(self) -> bool:
-        """Whether all that was packed is free of inf and nan."""
+        """Whether all packed gradients are finite."""
         return all(bucket.finite for bucket in self.buckets)
 
     @property
@@ -103,29 +103,29 @@ class GradientBuckets:
         return any(bucket.changed() for bucket in self.buckets)
 
     def norm(self) -> float:
-        """Of what was packed."""
+        """The norm of the packed gradients."""
         return math.sqrt(sum(bucket.square for bucket in self.buckets))
 
     def checksum(self) -> int:
-        """Of the parameters, which all workers hold alike."""
+        """Checksum of the parameters, which are equal on all workers."""
         return combine(bucket.checksum() for bucket in self.buckets)
 
     def start(self, reader: PayloadReader | None = None) -> None:
-        """Nothing is packed; `reader` is what reads the payload from now on, where it is another one."""
+        """Begin an exchange; `reader` replaces the payload reader, if given."""
         for bucket in self.buckets:
             bucket.forget()
             if reader is not None:
                 bucket.reader = reader
 
     def mute(self, now: bool) -> None:
-        """Whether zeros are packed in the place of gradients."""
+        """Whether to pack zeros in place of gradients."""
         for bucket in self.buckets:
             bucket.muted = now
 
     # -- presence ---------------------------------------------------------------------------------
 
     def presence(self) -> int:
-        """Checksum of which parameters have a gradient."""
+        """Checksum of the set of parameters that have a gradient."""
         marks = [False] * len(self._named)
         for index, (place, number) in enumerate(self.place):
             marks[index] = self.buckets[place].has[number]
@@ -137,7 +137,7 @@ class GradientBuckets:
             bucket.has = [False] * len(bucket.has)
 
     def share_presence(self, summary: ExchangeSummary) -> None:
-        """Workers have gradients for different parameters: one that lacks another's takes it too."""
+        """If workers have gradients of different parameters, each takes all of them."""
         weight = summary.headers[self._transport.world.rank].factor
         marks = torch.tensor([[float(has), weight * has] for bucket in self.buckets for has in bucket.has])
         device = self._transport.wire_device(marks.device)

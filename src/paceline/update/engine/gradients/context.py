@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the gradient updates of a run share: when gradients are exchanged, and what an exchange tells the run."""
+"""The context that the gradient updates of a run share."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from paceline.update.exchange.work import LocalWork
 
 
 class GradientContext:
-    """What the gradient updates of a run share; there is one update for each optimizer.
+    """The context that the gradient updates of a run share; each optimizer has one update.
 
     Args:
-        run: what all parts of the run share.
+        run: the context that all parts of the run share.
         within_host: whether gradients are exchanged inside a host at every step.
 
     Attributes:
-        local: whether gradients stay on this worker for the moment.
+        local: whether gradients stay on this worker at present.
         closed: whether the run has ended.
         pass_ends: the ends of backward passes.
-        sends_early: whether chunks may leave before the pass is over; with several optimizers their order would not be
-            certain.
+        sends_early: whether chunks are sent before the pass is over; not with several optimizers, whose order could
+            differ between workers.
     """
 
     def __init__(self, run: RunContext, within_host: bool) -> None:
@@ -45,7 +45,7 @@ class GradientContext:
         return self.each_step and not self.local
 
     def work(self) -> LocalWork:
-        """What this worker's gradient stands for."""
+        """One minibatch, with the weight of its samples."""
         return LocalWork(1, self.run.progress.steps, self.run.loaders.factor)
 
     @contextlib.contextmanager
@@ -64,9 +64,6 @@ class GradientContext:
         monitor.end(timing, summaries[0], block=0, warmup=self.run.rule.schedule.exchanges_blocks)
 
     def read_requests(self, summary: ExchangeSummary) -> None:
-        """An exchange is over, and nothing of it is on the wire: learn what a worker has asked of all.
-
-        Of gradients that is in the middle of a step, at whose end it takes effect.
-        """
+        """After an exchange: gather the tuning requests, if a worker announced one; they take effect after the step."""
         if summary.asked:
             self.run.tuner.exchange_requests(self.run.transport)

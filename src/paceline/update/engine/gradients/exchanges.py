@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient exchanges of a run, and the optimizers' steps that wait for them."""
+"""The gradient exchanges of a run."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from paceline.update.exchange.header import ExchangeSummary
 
 
 class GradientExchanges:
-    """One update for each optimizer, while gradients are exchanged; none while they are not.
+    """One update for each optimizer while gradients are exchanged.
 
     Args:
-        run: what the parts of the run share.
+        run: the context that the parts of the run share.
         within_host: whether gradients are exchanged inside a host at every step.
 
     Attributes:
-        context: what the updates share.
-        updates: of the optimizers, in their order.
+        context: the context that the updates share.
+        updates: of the optimizers, in order.
     """
 
     def __init__(self, run: RunContext, within_host: bool) -> None:
@@ -43,7 +43,7 @@ class GradientExchanges:
             )
 
     def stop(self) -> None:
-        """Gradients are not exchanged any more; the hooks go."""
+        """Exchange no more gradients, and remove the hooks."""
         for update in self.updates:
             update.close()
         if self._scaler_hook is not None:
@@ -66,12 +66,12 @@ class GradientExchanges:
         self._settle(optimizer, scaler)
 
     def _settle(self, optimizer: Optimizer, scaler: Any) -> None:
-        """Make sure of the gradients, for a step that is made by `scaler`, or by the program itself (None)."""
+        """Exchange the gradients, for a step made by `scaler`, or by the program itself (None)."""
         agreement.check_unchanged(self._run.owned)
         update = self._update_of(optimizer)
         update.scaling.stepped_by(scaler)
         update.before_step()
-        if update.problem is not None and scaler is None:  # else the scaler finds it on every worker, and all skip
+        if update.problem is not None and scaler is None:  # a scaler finds it on every worker, and all skip
             raise update.problem
 
     def after_step(self, optimizer: Optimizer) -> None:
@@ -79,7 +79,7 @@ class GradientExchanges:
         self._update_of(optimizer).stepped()
 
     def withdraw(self) -> None:
-        """Finish exchanges of passes that failed in the middle, without this worker's part."""
+        """Finish the exchanges of failed passes, without this worker's part."""
         for update in self.updates:
             update.withdraw()
 

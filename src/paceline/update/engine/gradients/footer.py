@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The footer of a gradient exchange: facts that a worker knows only after its backward pass."""
+"""The footer of a gradient exchange: what a worker knows only after its backward pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Footer:
 
     Attributes:
         finite: whether they were free of inf and nan.
-        stale: whether one changed after it had left.
+        stale: whether one changed after it had been sent.
         presence: checksum of which parameters have a gradient.
         passes: backward passes since the last step.
         checksum: of the parameters, 0 where not taken.
@@ -60,9 +60,9 @@ class Footer:
 
 
 def with_footers(summary: ExchangeSummary, footers: Sequence[Footer]) -> ExchangeSummary:
-    """The summary as the footers leave it: a worker whose gradients were not finite weighs nothing.
+    """The summary with the footers: a worker whose gradients were not finite has weight 0.
 
-    Where one has overflowed under a GradScaler, every weight is 0, and no worker is at fault: all skip the step.
+    If one has overflowed under a GradScaler, all weights are 0: all workers skip the step.
     """
     if any(f.overflowed for f in footers):
         return ExchangeSummary(tuple(replace(h, factor=0.0) for h in summary.headers))
@@ -76,12 +76,12 @@ def with_footers(summary: ExchangeSummary, footers: Sequence[Footer]) -> Exchang
 
 def of_buffers(summary: ExchangeSummary, footers: Sequence[Footer]) -> ExchangeSummary:
     """The summary with the weights of the sent buffers, also if gradients are rejected."""
-    said = zip(summary.headers, footers, strict=True)
-    return ExchangeSummary(tuple(replace(h, factor=h.factor if f.buffers else 0.0) for h, f in said))
+    pairs = zip(summary.headers, footers, strict=True)
+    return ExchangeSummary(tuple(replace(h, factor=h.factor if f.buffers else 0.0) for h, f in pairs))
 
 
 def check_same_step(summary: ExchangeSummary, footers: Sequence[Footer], world: World) -> None:
-    """Refuse to go on where workers are at different steps, or hold different parameters."""
+    """Raise an error if workers are at different steps, or hold different parameters."""
     steps = {rank: h.total for rank, h in enumerate(summary.headers) if h.brings}
     if len(set(steps.values())) > 1:
         said = "; ".join(f"{world.name(rank)} in step {total + 1}" for rank, total in steps.items())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks on parameters tell when gradients become ready during backward, without a wrapper round the user's model.
+"""Hooks on parameters report when gradients become ready during backward; the user's model needs no wrapper.
 
 torch calls a hook when a parameter's gradient has been accumulated, and a callback when the backward pass is over. A
 program may make several passes before a step (accumulation, several losses), so passes are counted: the first whose
@@ -31,7 +31,7 @@ class PassEnd:
     def expect(self, number: int, call: Callable[[], None]) -> None:
         """Inside a pass: call `call` at its end, after those of lower numbers."""
         task = torch._C._current_graph_task_id()
-        if task != self._task:  # an id and no flag: a pass that failed never says that it is over
+        if task != self._task:  # an id, not a flag: a failed pass never calls back
             self._task, self._touched = task, {}
             Variable._execution_engine.queue_callback(self._over)
         self._touched[number] = call
@@ -49,9 +49,9 @@ class BackwardHooks:
         parameters: leaves that require a gradient.
         number: of the optimizer, among those that share `ends`.
         ends: the ends of passes.
-        began: called when a pass has touched the first of them.
-        ready: index -> called when its gradient was accumulated.
-        over: called when a pass that touched one of them is over, in the thread of the pass.
+        began: called when a pass has accumulated the first of their gradients.
+        ready: called with a parameter's index when its gradient was accumulated.
+        over: called at the end of a pass that accumulated one of them, in the thread of the pass.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class BackwardHooks:
         self._pass: int | None = None
         self._worker = virtual.current()
         self.passes = 0
-        self.order: list[int] = []  # of the pass under way or the last one
+        self.order: list[int] = []  # of the present or last pass
         self._handles: list[Any] = [
             parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
             for index, parameter in enumerate(parameters)
@@ -78,7 +78,7 @@ class BackwardHooks:
     def _hook(self, index: int) -> Callable[[Tensor], None]:
         def seen(parameter: Tensor) -> None:
             if self._worker is not virtual.current():
-                return  # a thread of the device, where a virtual worker cannot hand on the baton
+                return  # a thread of the device, which the virtual scheduler does not control
             task = torch._C._current_graph_task_id()
             if task != self._pass:
                 gradient = parameter.grad
@@ -93,7 +93,7 @@ class BackwardHooks:
         return seen
 
     def remove(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

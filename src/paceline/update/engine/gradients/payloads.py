@@ -15,33 +15,31 @@ from paceline.rules.outer.frozen_adam import frozen_step
 
 
 class PayloadReader(Protocol):
-    """One kind of payload of a step."""
+    """Reads the payload of a step, and names the memory for its mean."""
 
     def read(self, parameter: Tensor) -> Tensor | None:
-        """What this worker brings, of the parameter's shape; None where there is nothing."""
+        """This worker's contribution, of the parameter's shape, or None."""
 
     def target(self, parameter: Tensor) -> Tensor:
-        """Where the mean goes; made where it is not there yet."""
+        """The memory for the mean, created if it does not exist."""
 
     def completed(self, parameter: Tensor, mean: Tensor, missing: float) -> Tensor:
-        """The mean, where the share `missing` of the workers had no gradient and brought zeros."""
+        """The mean, if the share `missing` of the workers had no gradient and sent zeros."""
 
 
 class GradientReader:
     """The gradient, replaced by the mean."""
 
     def read(self, parameter: Tensor) -> Tensor | None:
-        """The gradient."""
         return parameter.grad
 
     def target(self, parameter: Tensor) -> Tensor:
-        """The gradient's memory."""
         if parameter.grad is None:
             parameter.grad = torch.empty_like(parameter)
         return local(parameter.grad)
 
     def completed(self, parameter: Tensor, mean: Tensor, missing: float) -> Tensor:
-        """No gradient is one of zero."""
+        """An absent gradient counts as zero."""
         return mean
 
 
@@ -65,7 +63,7 @@ class FirstMomentReader:
         return None if parameter.grad is None else self._moment(parameter, parameter.grad)
 
     def _moment(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """The first moment that this gradient makes of the common one."""
+        """The common first moment, updated with this gradient."""
         ensure_state(self._optimizer, parameter)
         group = self._group(parameter)
         gradient = -gradient if group.get("maximize") else gradient
@@ -77,13 +75,12 @@ class FirstMomentReader:
         return isinstance(self._optimizer, AdamW) or bool(group.get("decoupled_weight_decay"))
 
     def target(self, parameter: Tensor) -> Tensor:
-        """The moment itself."""
         ensure_state(self._optimizer, parameter)
         return local(self._optimizer.state[parameter]["exp_avg"])
 
     @torch.no_grad()
     def completed(self, parameter: Tensor, mean: Tensor, missing: float) -> Tensor:
-        """A worker without a gradient has a moment all the same: the common one, aged by a step."""
+        """A worker without a gradient contributes the common moment, aged by a step."""
         return torch.add(mean, local(self._moment(parameter, torch.zeros_like(parameter))), alpha=missing)
 
     def step(self, present: list[Tensor], since: int) -> None:
@@ -112,7 +109,7 @@ class FirstMomentReader:
             parameter.grad = None
 
     def show(self) -> None:
-        """Give the gradients back, after the optimizer's step."""
+        """Restore the gradients, after the optimizer's step."""
         for parameter, gradient in self._hidden:
             parameter.grad = gradient
         self._hidden = []

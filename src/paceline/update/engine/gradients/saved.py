@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint holds of an optimizer's gradient exchanges; the keys are its format."""
+"""The checkpoint state of an optimizer's gradient exchanges; the keys are the checkpoint's format."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from paceline.update.engine.blocks.chunks import restored
 from paceline.update.engine.gradients.update import GradientUpdate
 
 RESHARDED = ("order", "usual", "expected", "exchanges", "norms")
-"""Keys of which another number of workers takes over rank 0's values."""
+"""Keys whose values another number of workers takes from rank 0."""
 
 
 def save(update: GradientUpdate) -> dict[str, Any]:
-    """What a checkpoint holds."""
     return {
         "order": update.buckets.order,
         "usual": sorted(update.usual),
@@ -27,9 +26,9 @@ def save(update: GradientUpdate) -> dict[str, Any]:
 
 
 def load(update: GradientUpdate, saved: Mapping[str, Any]) -> None:
-    """Put back what `save` gave."""
+    """Load the result of `save`."""
     _load_counts(update, saved)
-    update.buckets.clear()  # a run that goes back may have built them
+    update.buckets.clear()  # after a restore they may exist already
     if saved["order"]:
         update.buckets.build([int(index) for index in saved["order"]])
     update.scaling.kept_at = saved.get("scale")
@@ -38,7 +37,7 @@ def load(update: GradientUpdate, saved: Mapping[str, Any]) -> None:
 
 
 def reshard(update: GradientUpdate, saved: Mapping[str, Any]) -> None:
-    """Take over what `save` gave among another number of workers: the counts, and no codec's state."""
+    """Load the result of `save` on another number of workers: the counts, without the codecs' state."""
     _load_counts(update, saved)
     if len(saved["order"]) == len(update.named) and not update.buckets.chunks:
         update.buckets.build([int(index) for index in saved["order"]])
@@ -48,5 +47,5 @@ def reshard(update: GradientUpdate, saved: Mapping[str, Any]) -> None:
 
 def _load_counts(update: GradientUpdate, saved: Mapping[str, Any]) -> None:
     update.usual, update.expected_passes, update.exchanges = set(saved["usual"]), saved["expected"], saved["exchanges"]
-    if update.norms is not None:  # a run that was saved without a guard has none to give
+    if update.norms is not None:  # absent if the run was saved without a guard
         update.norms.load(saved.get("norms") or [])

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradient payloads: the workers' mean gradient takes the place of each worker's own, while backward goes on.
+"""Gradient payloads: replace each worker's gradient by the workers' mean, during the backward pass.
 
 Serves synchronous rules, and the synchronous warm-up of block rules. Knows no method by name.
 
-An exchange is a header, the gradients in chunks, and a footer. Chunks lie in the order in which gradients become ready
-(rank 0's order in the first pass, taken by all); each leaves as soon as its last gradient is there and all before it
-have left, so the order on the wire is the same everywhere whatever the timing. When the pass is over the footer says
-what could not be known before: whether this worker's gradients were finite, and whether one of them changed after it
-had left. Where either happened on any worker, all send again, without what is not finite. Under a GradScaler an
-overflow anywhere is one everywhere: the gradients of all become infinite, so that all scalers skip the step and lower
-the scale alike, as that of one worker with the whole batch does.
+An exchange is a header, the gradients in chunks, and a footer. Chunks are laid out in the order in which gradients
+become ready (rank 0's order in the first pass, on all workers). A chunk is sent as soon as its last gradient is ready
+and all earlier chunks have been sent, so all workers send in the same order. At the end of the pass each worker's
+footer reports whether its gradients were finite, and whether one changed after it had been sent. If either happened on
+any worker, all resend, without the gradients that are not finite. Under a GradScaler an overflow on one worker counts
+for all: all gradients become infinite, so that all scalers skip the step and lower the scale, as one worker with the
+whole batch would.
 
-Buffers (running statistics) go along, as their mean. One that holds inf or nan goes back to the last mean first.
+Buffers (running statistics) are averaged in the same exchange; a buffer that holds inf or nan is first reset to the
+last mean.
 
-When backward returns, gradients are the workers' mean: what a program does with them before the step (clipping, norms)
-it does to the mean, alike on all. Where a program makes several passes before a step, the exchange goes with the last,
-whose number all learn from the footers; an unexpected pass is exchanged as well, which is right because
-gradients add up.
+When backward returns, gradients are the workers' mean, so clipping or norms before the step act on the mean. If a
+program makes several passes before a step, the last one exchanges; the footers tell all workers its number. An
+unexpected pass is exchanged too, which is correct because gradients add up.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from paceline.update.exchange.pipeline import Running
 from paceline.update.exchange.work import LocalWork
 
 CHECK_EVERY = 64
-"""The replicas' bits are compared at every 64th exchange."""
+"""Exchanges from one comparison of the replicas' bits to the next."""
 
 
 class GradientUpdate:
-    """Gradient payloads of one optimizer: the mean gradient takes the place of the worker's own.
+    """The gradient exchanges of one optimizer.
 
     The model's buffers are averaged along with the gradients of the last optimizer.
 
@@ -64,10 +64,10 @@ class GradientUpdate:
         buckets: their gradients, laid out for the wire.
         usual: numbers of the parameters that get a gradient in the last pass before a step.
         expected_passes: backward passes before a step.
-        exchanges: that were made.
-        norms: those that were accepted lately; None where outliers are not looked for.
-        landed: whether the gradients of now are the workers' mean.
-        problem: why they are not, where no worker's gradients could be used.
+        exchanges: how many were made.
+        norms: the recently accepted norms; None without an outlier policy.
+        landed: whether the present gradients are the workers' mean.
+        problem: why they are not, if no worker's gradients could be used.
     """
 
     def __init__(self, context: GradientContext, exchanger: Exchanger, number: int) -> None:
@@ -83,27 +83,27 @@ class GradientUpdate:
         self.buckets = GradientBuckets(
             self.named, self._buffers, self.codec, rule.common.chunks, exchanger.transport, self.norms is not None
         )
-        self._waits: list[set[int]] = []  # of each chunk: parameters that it still waits for
+        self._waits: list[set[int]] = []  # of each chunk, the parameters whose gradients are missing
         self.usual: set[int] = set()
         self.expected_passes = 1
         self.exchanges = 0
-        self._step = 0  # that is exchanged, the first is 0; a step may take several exchanges
+        self._step = 0  # the step of this exchange, from 0; a step may take several exchanges
         self._pending_header: PendingHeader | None = None
         self._running: list[tuple[Chunk, Running]] = []
-        self._sends = False  # whether chunks leave in the pass under way
-        self._stale = False  # whether a gradient has changed after it had left
+        self._sends = False  # whether chunks are sent in the present pass
+        self._stale = False  # whether a gradient changed after it had been sent
         self.landed = False
-        self._present = 0  # gradients that were there when it landed
+        self._present = 0  # number of gradients at the last exchange
         self.problem: NonFiniteError | None = None
         parameters: list[Tensor] = [p for _, p in self.named]
         self._hooks = BackwardHooks(
             parameters, number, context.pass_ends, self._pass_began, self._ready, self._pass_over
         )
 
-    # -- while backward goes on -------------------------------------------------------------------
+    # -- during backward ---------------------------------------------------------------------------
 
     def _pass_began(self) -> None:
-        self.landed = False  # whatever the gradients were, they are growing, or new
+        self.landed = False
         self._sends = bool(self.buckets.chunks) and self._context.sends_early and self._context.due and not self.frozen
 
     def _ready(self, index: int) -> None:
@@ -150,19 +150,19 @@ class GradientUpdate:
 
     @torch.no_grad()
     def exchange(self) -> None:
-        """Replace the gradients by the workers' mean: what has not left yet leaves now.
+        """Send the remaining chunks, and replace the gradients by the workers' mean.
 
         A gradient that no worker has stays absent. Raises as `BlockUpdate.land` does, but keeps a `NonFiniteError` in
-        `problem`: a gradient scaler may mean to skip the step.
+        `problem`, because a gradient scaler may skip the step.
         """
-        met: list[ExchangeSummary] = []
-        with self._context.timed(self._exchanger, met):
+        summaries: list[ExchangeSummary] = []
+        with self._context.timed(self._exchanger, summaries):
             if self._pending_header is None:
                 self._open(self._context.work())
             assert self._pending_header is not None
             pending_header = self._pending_header
             if not self.buckets.chunks:
-                self._pending_header = None  # after an error there is nothing to go on with
+                self._pending_header = None  # nothing to finish if this raises
                 self._arrange(pending_header.summary())
                 self._pending_header = pending_header
             while len(self._running) < len(self.buckets.chunks):
@@ -172,9 +172,9 @@ class GradientUpdate:
             stale = self._stale or self.buckets.changed
             norm = self.buckets.norm() if finite and self.norms is not None else 0.0
             usual = self.norms is None or self.norms.usual(self._exchanger.transport.world.rank, norm)
-            said = (self.buckets.presence(), self._hooks.passes, self._checked(), usual, norm)
-            footer = Footer(finite, stale, *said, overflowed=not finite and self.scaling.active)
-            met.append(self._conclude(pending_header, footer))
+            presence, overflowed = self.buckets.presence(), not finite and self.scaling.active
+            footer = Footer(finite, stale, presence, self._hooks.passes, self._checked(), usual, norm, overflowed)
+            summaries.append(self._conclude(pending_header, footer))
             self._learn()
 
     def join(self, pending_header: PendingHeader) -> ExchangeSummary:
@@ -187,7 +187,7 @@ class GradientUpdate:
 
     @torch.no_grad()
     def withdraw(self) -> None:
-        """Finish an exchange of a pass that failed in the middle, without this worker's part."""
+        """Finish the exchange of a failed pass, without this worker's part."""
         if self._pending_header is None:
             return
         self._factor = 0.0
@@ -201,7 +201,6 @@ class GradientUpdate:
         self.buckets.mute(False)
 
     def _send_all(self, factor: float) -> None:
-        """Every chunk, now."""
         self._factor, self._running = factor, []
         self.buckets.start()
         for _ in self.buckets.chunks:
@@ -244,7 +243,7 @@ class GradientUpdate:
         return self._remember(summary)
 
     def _remember(self, summary: ExchangeSummary) -> ExchangeSummary:
-        """Take the norms into the window; the summary with what was usual before."""
+        """Add the norms to the window; the summary with the usual range of before."""
         if self.norms is None:
             return summary
         between = self.norms.between
@@ -252,7 +251,7 @@ class GradientUpdate:
         return replace(summary, between=between)
 
     def _collect(self, pending_header: PendingHeader) -> tuple[ExchangeSummary, list[Any]]:
-        """Wait for everything; an error of the header is raised when nothing is on the wire any more."""
+        """Wait for all operations, and only then raise an error of the header."""
         try:
             summary = pending_header.summary()
         except ElsewhereError:
@@ -266,7 +265,7 @@ class GradientUpdate:
         for chunk, total, state in results:
             chunk.keep(state)
             chunk.land(total, summary)
-        if self._exchanger.transport.world.rank == 0:  # one of them, so that it is owed once
+        if self._exchanger.transport.world.rank == 0:  # only one worker, so that it counts once
             for chunk in self.buckets.chunks:
                 chunk.take_back(summary.weight)
         for bucket in self.buckets.buckets:
@@ -284,7 +283,7 @@ class GradientUpdate:
         if overflowed:
             self.problem = overflow(self._exchanger.transport.world, overflowed)
             for bucket in self.buckets.buckets:
-                bucket.spoil()
+                bucket.make_infinite()
             return
         try:
             refuse_nothing(summary, self._exchanger.transport.world)
@@ -311,7 +310,7 @@ class GradientUpdate:
     # -- the step ---------------------------------------------------------------------------------
 
     def before_step(self) -> None:
-        """Exchange what backward has not; raises the `NonFiniteError` of an exchange of which nothing could be used."""
+        """Exchange gradients that backward has not exchanged, and make the rule's own step, if it has one."""
         frozen = self.frozen
         if not self.landed or sum(p.grad is not None for _, p in self.named) > self._present:
             self.exchange()
@@ -330,5 +329,5 @@ class GradientUpdate:
         return self.buckets.checksum() if (self.exchanges + 1) % CHECK_EVERY == 0 else 0
 
     def close(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         self._hooks.remove()
