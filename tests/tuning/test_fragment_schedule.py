@@ -71,6 +71,6 @@ def test_before_the_first_block() -> None:
 def test_when_a_request_is_heard() -> None:
     turns, schedule = FragmentSchedule([0, 0]), EveryBlock(6, fragments=2, overlap=4)
     assert begins(turns, schedule, 2) == [3, 6]
-    turns.hear(0, schedule.overlap)  # of the exchange that began after step 3
-    turns.hear(1, schedule.overlap)
-    assert turns.asked == [7, 10]
+    turns.add_request(0, schedule.overlap)  # of the exchange that began after step 3
+    turns.add_request(1, schedule.overlap)
+    assert turns.requests == [7, 10]

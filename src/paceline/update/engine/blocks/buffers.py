@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The outer state of a model's buffers: averaged and exported, never extrapolated.
 
-Running statistics that hold inf or nan (of a bad batch) would stay so, and would make the workers' mean invalid: before
-an exchange they are reset to the last mean.
+Running statistics keep an inf or nan of a bad batch, which would make the workers' mean invalid; so they are reset to
+the last mean before an exchange.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BufferState(OuterState):
         self.fragment.write(begin, end, self._next(begin, end, mean))
 
     def _next(self, begin: int, end: int, mean: Tensor) -> Tensor:
-        """The global values, brought up to date."""
+        """Update and return the global values."""
         start = self.anchor[begin:end].copy_(mean)
         fold(self.checksum, start)
         return start
@@ -49,8 +49,8 @@ class BufferState(OuterState):
     def restore(self) -> None:
         self.fragment.write(0, self.numel, self.anchor)
 
-    def mend(self) -> None:
-        """Reset to the last mean where a number is inf or nan: a bad batch would stay in running statistics."""
+    def reset_nonfinite(self) -> None:
+        """Reset to the last mean, if a number is inf or nan."""
         if not self.fragment.finite():
             self.restore()
 
@@ -59,7 +59,7 @@ class BufferState(OuterState):
 
 
 class CounterState(BufferState):
-    """Whole-number buffers, such as BatchNorm's count of batches: the mean of what each worker added."""
+    """Integer buffers, such as BatchNorm's count of batches: the mean of the workers' increments."""
 
     def weight(self, summary: ExchangeSummary) -> float:
         return float(sum(summary.minibatches))
@@ -84,6 +84,6 @@ class CounterState(BufferState):
 
 
 def buffer_states(model: Modules, device: torch.device | None) -> list[BufferState]:
-    """One for the buffers of each dtype and device."""
+    """The outer states of the model's buffers, one for each dtype and device."""
     parts = fragments("buffers", averaged_buffers(model), find_buffers(model))
     return [(BufferState if p.outer_dtype.is_floating_point else CounterState)(p, device) for p in parts]

@@ -25,18 +25,11 @@ class OuterStateChunk:
     Args:
         outer: the outer state.
         begin, end: its range (excl.).
-        wire: space for it, shape (at least end - begin,), on the transport's device.
+        wire: memory for it, shape (at least end - begin,), on the transport's device.
         numbers: of the block; read when the chunk is packed and when it lands.
     """
 
-    def __init__(
-        self,
-        outer: OuterState,
-        begin: int,
-        end: int,
-        wire: Tensor,
-        numbers: Contribution,
-    ) -> None:
+    def __init__(self, outer: OuterState, begin: int, end: int, wire: Tensor, numbers: Contribution) -> None:
         self.outer, self.begin, self.end = outer, begin, end
         self.layout, self.lossless = outer.layout.cut(begin, end), outer.lossless
         self.state: State = {}
@@ -44,7 +37,7 @@ class OuterStateChunk:
 
     @property
     def device(self) -> torch.device:
-        """Where it lies for the transport."""
+        """The device of the wire memory."""
         return self._wire.device
 
     def _blocks(self) -> list[tuple[int, int]]:
@@ -68,7 +61,7 @@ class OuterStateChunk:
         return self._wire
 
     def keep(self, state: State) -> None:
-        """Take the codec's state; where it lies in the wire's memory, the memory of the old one takes that place."""
+        """Take the codec's state; if it lies in the wire memory, continue with the old state's memory."""
         if any(shares_memory(tensor, self._wire) for tensor in state.values()):
             free = self.state.get("residual")
             self._wire = free if free is not None and free.shape == self._wire.shape else torch.empty_like(self._wire)
@@ -79,7 +72,7 @@ class OuterStateChunk:
         self._each(total, summary, self.outer.apply)
 
     def prepare(self, total: Tensor, summary: ExchangeSummary) -> None:
-        """Apply the mean to the outer state; the tensors are moved later."""
+        """Apply the mean to the outer state; `move` moves the tensors later."""
         self._each(total, summary, self.outer.prepare)
 
     @torch.no_grad()
@@ -89,12 +82,7 @@ class OuterStateChunk:
             self.outer.move(low, high, made)
 
     @torch.no_grad()
-    def _each(
-        self,
-        total: Tensor,
-        summary: ExchangeSummary,
-        use: Use,
-    ) -> None:
+    def _each(self, total: Tensor, summary: ExchangeSummary, use: Use) -> None:
         weight, block = self.outer.weight(summary), self._numbers.end(summary)
         for low, high in self._blocks():
             mean = total[low - self.begin : high - self.begin]
@@ -103,29 +91,29 @@ class OuterStateChunk:
                 mean = scratch.copy_(mean)
             if mean.dtype == torch.int64:
                 mean = torch.div(mean, int(weight), rounding_mode="floor")
-            elif weight != 1:  # into scratch, which stays in the cache; the wire's memory need not be written again
+            elif weight != 1:  # into scratch, which stays in the cache
                 mean = torch.div(mean, weight, out=scratch)
             use(low, high, mean, summary, block)
 
 
 def restored(saved: State, device: torch.device) -> State:
-    """A codec's state from a checkpoint, in memory that torch has laid out itself."""
+    """A codec's state from a checkpoint, copied to `device`."""
     return {name: tensor.to(device, copy=True) for name, tensor in saved.items()}
 
 
 def shares_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors lie in the same storage."""
+    """Whether two tensors share a storage."""
     return one.device == other.device and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def cut_states(
     states: Sequence[OuterState], rule: Rule, exchanger: Exchanger, numbers: Contribution, overlapped: bool
 ) -> list[OuterStateChunk]:
-    """All outer states as chunks; where no data stays in them, a few wire buffers of each dtype and device take turns.
+    """Cut all outer states of a fragment into chunks; chunks that keep no data share a few wire buffers.
 
     Args:
-        states: of a fragment.
-        rule: says how many chunks, and their codec.
+        states: the outer states.
+        rule: gives the number of chunks and their codec.
         exchanger: the connection.
         numbers: of the block.
         overlapped: whether the next block computes during an exchange.
@@ -154,11 +142,9 @@ def cut_states(
 
 
 SMALL_ELEMENTS = 1 << 18
-"""An exchange of fewer elements than this goes in one chunk."""
-
-
+"""An exchange of fewer elements than this is one chunk."""
 SMALL_CODED = 1 << 20
-"""No chunk is smaller where a codec makes the bytes few: messages cost more than what is in them."""
+"""The least elements of a chunk under a lossy codec, whose messages are so short that their number costs more."""
 
 
 def cut(layout: Layout, pieces: int, codec: Codec, coarse: int = 1) -> list[tuple[int, int]]:
@@ -166,18 +152,18 @@ def cut(layout: Layout, pieces: int, codec: Codec, coarse: int = 1) -> list[tupl
 
     Args:
         layout: the tensor's.
-        pieces: so many at most.
-        codec: how they will be written.
+        pieces: the largest number of ranges.
+        codec: the codec of the ranges.
         coarse: the transport's (:attr:`paceline.communication.base.Transport.coarse`).
     """
     if not codec.exact:
         pieces = max(1, min(pieces, layout.numel // SMALL_CODED))
     if codec.whole:
         return _cut_between(layout, pieces)
-    least = SMALL_ELEMENTS * (coarse if codec.exact else 1)  # where chunks are cut decides what a lossy codec loses
+    least = SMALL_ELEMENTS * (coarse if codec.exact else 1)  # a lossy codec's loss depends on the cuts
     if layout.numel < least or pieces == 1:
         return [(0, layout.numel)]
-    length = -(-layout.numel // pieces // 64) * 64  # offsets that suit every dtype
+    length = -(-layout.numel // pieces // 64) * 64  # offsets aligned for every dtype
     return [(begin, min(layout.numel, begin + length)) for begin in range(0, layout.numel, length)]
 
 

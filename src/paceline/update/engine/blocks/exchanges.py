@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The block exchanges of a run: starts and lands them when due, times them, and writes them to the event log."""
+"""The block exchanges of a run: starts, lands, times and logs them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class BlockExchanges:
     """The block exchanges of a run.
 
     Args:
-        run: what the parts of the run share.
+        run: the context that the parts of the run share.
         blocks: all fragments of the model.
         exchanger: the connection among all workers.
         retuning: changes the rule's numbers between two exchanges.
@@ -27,7 +27,7 @@ class BlockExchanges:
         self._merge_point = MergePoint(run.transport.world, len(blocks.updates))
 
     def advance(self, idle: bool) -> None:
-        """A step of a block was made: land the exchanges that are due, and begin the next one if it is.
+        """After a step of a block: land the exchanges that are due, and begin the next one if it is due.
 
         Args:
             idle: whether another process of the host made it.
@@ -42,8 +42,8 @@ class BlockExchanges:
             self._read_requests(rests=False)
 
     def _end_block(self, leaving: bool, idle: bool = False, waits: bool = False) -> ExchangeSummary | None:
-        """End a fragment's block; the summary where the worker waits for the result: without overlap, or as told."""
-        if not leaving:  # a run that was told to close must be able to: with what it owned at attach
+        """End a fragment's block; returns the summary if the worker waits for the result."""
+        if not leaving:  # a run must be able to close after such a change
             agreement.check_unchanged(self._run.owned)
         fragment = self.blocks.next
         self._run.monitor.begin()
@@ -69,7 +69,7 @@ class BlockExchanges:
             self.land(fragment)
 
     def _read_requests(self, rests: bool) -> None:
-        """Read the requests that came with exchanges, if they are due, and apply them."""
+        """Agree on the tuning requests that are due, and apply them."""
         while (now := self.blocks.requests_due(rests)) is not None:
             self._retuning.agree()
             self._retuning.apply(now)
@@ -81,8 +81,8 @@ class BlockExchanges:
         self._merge_point.together = 0
         while self._merge_point.together < len(blocks.updates):
             self._end_block(leaving=False, waits=True)
-            while blocks.schedule.asked:
-                blocks.schedule.asked.pop()
+            while blocks.schedule.requests:
+                blocks.schedule.requests.pop()
                 self._retuning.agree()
         blocks.align(blocks.schedule.begun)
         self._retuning.apply(blocks.schedule.steps)

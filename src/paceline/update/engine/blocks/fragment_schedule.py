@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the exchange of each fragment begins."""
+"""The fragment schedule: when each fragment's exchange begins and lands."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from paceline.rules.schedule import EveryBlock
 
 @dataclass
 class FragmentSchedule:
-    """Where the sequence of exchanges stands.
+    """Position in the sequence of exchanges.
 
     Attributes:
         since: of each fragment, minibatches since its last exchange began.
-        made: fragment -> minibatches made since its exchange began, of those under way.
+        made: fragment -> minibatches since its exchange began, of those in flight.
         begun: exchanges begun so far, by any worker.
         steps: minibatches since the first block began.
-        at: after which of these steps the last exchanges began, one of each fragment.
+        at: the steps after which the last exchanges began, one for each fragment.
         shift: minibatches by which changes of the period have moved the schedule.
-        asked: after which of these steps the workers read their requests to one another.
+        requests: the steps after which workers gather tuning requests.
     """
 
     since: list[int]
@@ -28,16 +28,16 @@ class FragmentSchedule:
     steps: int = 0
     at: list[int] = field(default_factory=list)
     shift: int = 0
-    asked: list[int] = field(default_factory=list)
+    requests: list[int] = field(default_factory=list)
 
     def stepped(self) -> None:
-        """A minibatch was made."""
+        """Count a minibatch."""
         self.steps += 1
         self.since = [n + 1 for n in self.since]
         self.made = {fragment: n + 1 for fragment, n in self.made.items()}
 
     def ends(self, schedule: EveryBlock) -> int:
-        """After which step the next exchange begins: by the schedule, but never before it can."""
+        """The step after which the next exchange begins: the schedule's, or the first possible one."""
         step = schedule.ends(self.begun) + self.shift
         if self.at:
             step = max(step, self.at[-1] + 1)
@@ -46,17 +46,17 @@ class FragmentSchedule:
         return step
 
     def begin(self, schedule: EveryBlock) -> None:
-        """The next exchange begins."""
+        """Count the beginning of the next exchange."""
         self.at = [*self.at, self.ends(schedule)][-schedule.fragments :]
         self.begun += 1
 
     def retime(self, before: EveryBlock, after: EveryBlock, now: int) -> None:
-        """Go on with another period: the block under way ends when it has as many minibatches, or at once."""
+        """Change the period: the present block ends when it has that many minibatches, or at once if it has more."""
         last = self.at[-1] if self.at else before.ends(self.begun - 1) + self.shift
         gap = after.ends(self.begun) - after.ends(self.begun - 1)
         self.shift = max(last + gap, now) - after.ends(self.begun)
 
-    def hear(self, fragment: int, overlap: int) -> None:
-        """A worker announced a request with a fragment's exchange: read it once all workers have landed that."""
+    def add_request(self, fragment: int, overlap: int) -> None:
+        """Schedule the gathering of a request, announced with a fragment's exchange, after all workers landed that."""
         number = self.begun - 1 - (self.begun - 1 - fragment) % len(self.since)
-        self.asked = sorted([*self.asked, self.at[number - self.begun] + overlap])
+        self.requests = sorted([*self.requests, self.at[number - self.begun] + overlap])

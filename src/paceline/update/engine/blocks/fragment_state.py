@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outer state of one fragment of the model: of its parameters, buffers and moments."""
+"""The outer state of one fragment of the model: its parameters, buffers and moments."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class FragmentState:
 
     Args:
         rule: the rule.
-        model: the user's modules (for buffers); None where another fragment carries them.
+        model: the user's modules, for their buffers; None if another fragment holds these.
         optimizers: the fragment's.
         numbers: of its blocks.
-        device: where outer state lies; None for the tensors' own device.
-        mixes_at_once: whether the rule's mixing holds for exchanges that are waited for, too.
+        device: of the outer state; None for the tensors' own device.
+        mixes_at_once: whether the rule's mixing also applies to exchanges without overlap.
 
     Attributes:
         all: of parameters, buffers and moments, in this order.
-        moments: made when the optimizers have made their state; None before.
+        moments: created once the optimizers have state; None before.
     """
 
     all: list[OuterState]
@@ -54,22 +54,22 @@ class FragmentState:
         ]
         self.buffers = buffer_states(model, device) if model is not None else []
         self.drop_moments()
-        if optimizers.have_state:  # moments from before attach are a start too
+        if optimizers.have_state:  # from before attach
             self.make_moments()
 
     def make_moments(self) -> None:
-        """The optimizers have made their state."""
+        """Create the outer state of the moments, once the optimizers have state."""
         self.moments = moment_states(self._optimizers, self._device)
         self.all = [*self.averaged, *self.moments]
 
     def drop_moments(self) -> None:
-        """The optimizers have no state yet."""
+        """Drop the outer state of the moments."""
         self.moments = None
         self.all = [*self.averaged]
 
     @property
     def averaged(self) -> Sequence[OuterState]:
-        """Those of parameters and buffers, which every worker has before its optimizers have state."""
+        """The outer states of parameters and buffers, which exist before the optimizers have state."""
         return [*self.parameters, *self.buffers]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -92,7 +92,7 @@ class FragmentState:
             state.take_snapshot()
 
     def release_snapshot(self) -> None:
-        """The exchange is over."""
+        """Read the tensors themselves again, after the exchange."""
         for state in self.all:
             state.uses_snapshot = False
 
@@ -104,7 +104,7 @@ class FragmentState:
 
     @torch.no_grad()
     def capture(self) -> None:
-        """Take the tensors as they are for the start of the next block."""
+        """Take the present tensors as the start of the next block."""
         for state in self.all:
             state.capture()
 
@@ -113,18 +113,18 @@ class FragmentState:
         return measure(self.all)
 
     def finite(self) -> bool:
-        """Whether all tensors are free of inf and nan."""
+        """Whether all tensors are finite."""
         return all(state.fragment.finite() for state in self.all)
 
     def checksum(self) -> int:
-        """Of the state that the last exchange left; taken once."""
+        """Checksum of the last exchange's result, which is then reset."""
         total = combine(state.checksum for state in self.all)
         for state in self.all:
             state.checksum.zero_()
         return total
 
-    def sum_anew(self) -> None:
-        """The checksums of the state that all have taken over, so that the next exchange compares it."""
+    def renew_checksums(self) -> None:
+        """Recompute the checksums of the state, so that the next exchange compares it."""
         for state in self.all:
             state.checksum.zero_()
             for tensor in state.state().values():

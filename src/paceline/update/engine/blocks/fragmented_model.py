@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Block payloads over time: the fragments of a model take turns, and each lands when it is due.
+"""A model in fragments, whose blocks are exchanged in turn.
 
-Exchanges of all fragments form one sequence, fragment `number mod F`, so that a worker which has run out of data knows
-which fragment comes next and can join it. Several may be under way at once.
+Exchange k is of fragment `k mod F`, so a worker that has run out of data knows which fragment is next and can join.
+Several exchanges may be in flight.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class FragmentedModel:
     Args:
         rule: the rule.
         exchanger: the connection.
-        model: the user's modules (their buffers go with the first fragment).
+        model: the user's modules; their buffers belong to the first fragment.
         owned: (optimizer, its named parameters) pairs.
         settings: of the run.
         workers: N, as the rule counts them.
 
     Attributes:
         updates: of each fragment.
-        schedule: where the sequence of exchanges stands.
-        entered: of each fragment, minibatches of this worker up to the end of its last block; its exchange may be under
-            way, and will be in the global model.
+        schedule: the fragment schedule.
+        entered: of each fragment, this worker's minibatches up to the end of its last block, whose exchange may be in
+            flight.
     """
 
     def __init__(
@@ -57,15 +57,15 @@ class FragmentedModel:
         self.schedule = FragmentSchedule([0] * len(self.updates))
         self.entered = [0] * len(self.updates)
 
-    # -- over time --------------------------------------------------------------------------------
+    # -- schedule ---------------------------------------------------------------------------------
 
     @property
     def next(self) -> int:
-        """The fragment whose turn it is."""
+        """The fragment of the next exchange."""
         return self.schedule.begun % len(self.updates)
 
     def landing(self) -> Iterator[int]:
-        """The fragments whose exchange has had its time."""
+        """The fragments whose exchange is due to land."""
         return (f for f, made in list(self.schedule.made.items()) if made >= self._rule_schedule.overlap)
 
     def due(self) -> bool:
@@ -73,17 +73,17 @@ class FragmentedModel:
         return self.schedule.steps >= self.schedule.ends(self._rule_schedule)
 
     def requests_due(self, rests: bool) -> int | None:
-        """After which step the workers read their requests to one another, where the time for it has come.
+        """The step after which workers gather tuning requests, if that is due, else None.
 
-        Between which two exchanges that is follows from the schedule alone, so that it is the same for workers that go
-        on and for one that `rests`, which makes no steps any more but comes to every exchange.
+        It follows from the schedule alone, so it lies between the same two exchanges for workers that train and for one
+        that `rests`: it makes no more steps, but joins every exchange.
         """
         schedule = self.schedule
         now = schedule.ends(self._rule_schedule) if rests else schedule.steps
-        return schedule.asked.pop(0) if schedule.asked and now >= schedule.asked[0] else None
+        return schedule.requests.pop(0) if schedule.requests and now >= schedule.requests[0] else None
 
     def retune(self, rule: Rule, now: int) -> None:
-        """Go on with other numbers of the rule from step `now` on."""
+        """Continue with other numbers of the rule from step `now` on."""
         self.schedule.retime(self._rule_schedule, rule.blocks, now)
         self._rule_schedule = rule.blocks
         for update in self.updates:
@@ -91,24 +91,24 @@ class FragmentedModel:
 
     @property
     def coming(self) -> bool:
-        """Whether an exchange is under way, and the next step begins no other."""
+        """Whether an exchange is in flight, and the next step begins no other."""
         return bool(self.schedule.made) and self.schedule.steps + 1 < self._rule_schedule.ends(self.schedule.begun)
 
     @property
     def quiet(self) -> bool:
-        """Whether the next step neither begins an exchange nor lands one, so that nothing reads the parameters."""
+        """Whether the next step neither begins nor lands an exchange, so that nothing reads the parameters."""
         schedule = self.schedule
         lands = any(made + 1 >= self._rule_schedule.overlap for made in schedule.made.values())
         return not lands and schedule.steps + 1 < schedule.ends(self._rule_schedule)
 
     def begin(self, total: int, leaving: bool, idle: bool = False, waits: bool = False) -> None:
-        """End the block of the fragment whose turn it is; it lands at once, or later.
+        """End the next fragment's block, and start its exchange.
 
         Args:
-            total: minibatches of this worker since attach.
-            leaving: whether the worker has come to its end.
-            idle: whether it made none of the minibatches since the last exchange itself.
-            waits: whether all merge, and wait for the result whatever the rule's overlap.
+            total: this worker's minibatches since attach.
+            leaving: whether the worker has finished its data.
+            idle: whether another process of the host made the minibatches since the last exchange.
+            waits: whether all workers merge, and wait for the result despite the rule's overlap.
         """
         fragment, schedule = self.next, self.schedule
         work = LocalWork(0 if idle else schedule.since[fragment], total, leaving=leaving, merges=waits)
@@ -136,16 +136,16 @@ class FragmentedModel:
         """Apply the exchange of a fragment that `begin` sent."""
         summary = self.updates[fragment].land(self.schedule.made.pop(fragment, None))
         if summary.asked:
-            self.schedule.hear(fragment, self._rule_schedule.overlap)
+            self.schedule.add_request(fragment, self._rule_schedule.overlap)
         return summary
 
     def align(self, begun: int) -> None:
-        """So many exchanges have begun, and the next one is due after as many steps from now on every worker."""
+        """Set the number of exchanges begun; the next one is due after the same number of steps on every worker."""
         steps = self._rule_schedule.ends(begun - 1) if begun else 0
         self.schedule = FragmentSchedule(self.schedule.since, {}, begun, steps)
 
     def renumber(self, workers: int) -> None:
-        """Workers have left or joined."""
+        """Adapt to a changed number of workers."""
         for update in self.updates:
             update.renumber(workers)
 
@@ -153,7 +153,7 @@ class FragmentedModel:
 
     @property
     def steps_committed(self) -> int:
-        """Minibatches of this worker whose work is in all fragments of the global model."""
+        """This worker's minibatches that are in all fragments of the global model."""
         return min(self.entered)
 
     @property
@@ -163,22 +163,22 @@ class FragmentedModel:
 
     @property
     def outer_states(self) -> list[OuterState]:
-        """Of all fragments."""
+        """The outer states of all fragments."""
         return [state for update in self.updates for state in update.state.all]
 
     @property
     def moment_states(self) -> list[OuterState]:
-        """Of the moments that were there at attach."""
+        """The outer states of the moments."""
         return [state for update in self.updates for state in update.state.moments or []]
 
     def arrive(self) -> None:
-        """Wait until the outer state has the results of all exchanges under way."""
+        """Wait until the outer state has the results of all in-flight exchanges."""
         for update in self.updates:
             update.arrive()
 
     @property
     def global_parts(self) -> list[ParameterState | BufferState]:
-        """Those whose anchors are the global model, with every exchange that has begun; waits for them."""
+        """The outer states whose anchors are the global model; waits for in-flight exchanges."""
         self.arrive()
         return [
             *(state for update in self.updates for state in update.state.parameters),
@@ -193,26 +193,26 @@ class FragmentedModel:
         return found
 
     def prepare(self) -> None:
-        """Make what can only be made once the optimizers have made their state."""
+        """Create outer state that needs the optimizers' state."""
         for update in self.updates:
             update.prepare()
 
     def capture(self) -> None:
-        """Take model and moments, which are the same on all workers, for the first block's start."""
+        """Take the present model and moments, the same on all workers, as the first block's start."""
         for update in self.updates:
             update.capture()
 
     def capture_moments(self) -> None:
-        """Take the moments that were there at attach, which are the same on all workers."""
+        """Take the moments of attach, the same on all workers, as the first block's start."""
         for state in self.moment_states:
             state.capture()
 
     def checksum(self) -> int:
-        """Of the state that the last exchanges left."""
+        """Checksum of the last exchanges' results."""
         return combine(torch.tensor(update.state.checksum()) for update in self.updates)
 
     @property
     def keeps_state(self) -> bool:
-        """Whether a block begins with something that optimizers kept on the workers, each by itself."""
+        """Whether optimizers keep state of their own from block to block."""
         choices = (choice for update in self.updates for choice in update.optimizers.choices)
         return any(choice not in ("compensate", "reset") for choice in choices)

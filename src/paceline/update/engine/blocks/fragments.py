@@ -12,8 +12,8 @@ from paceline.errors import UnsupportedError
 def staggered(owned: Owned, fragments: int) -> list[Owned]:
     """Distribute a model's parameters over fragments, layer by layer, each to the smallest fragment so far.
 
-    With equal layers that is the strided pattern of the Streaming DiLoCo publication. A layer is what has its name up
-    to the first number in common; where there are fewer layers than fragments, each parameter is one.
+    With equal layers that is the strided pattern of the Streaming DiLoCo publication. Parameters of a layer share their
+    name up to the first number; if there are fewer layers than fragments, each parameter is a layer.
     """
     if fragments == 1:
         return [owned]
@@ -34,7 +34,7 @@ def staggered(owned: Owned, fragments: int) -> list[Owned]:
     empty = fragments
     for number, (layer, numel) in enumerate(sizes.items()):
         least = loads.index(min(loads))
-        if len(sizes) - number <= empty:  # no fragment may stay without a parameter
+        if len(sizes) - number <= empty:  # every fragment needs a parameter
             least = loads.index(0)
         empty -= loads[least] == 0
         place[layer] = least

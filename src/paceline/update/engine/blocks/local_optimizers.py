@@ -41,7 +41,7 @@ class LocalOptimizers:
         return any(len(optimizer.state) for optimizer, _ in self.owned)
 
     def fit(self, workers: int) -> None:
-        """Once, when there are several workers: adapt their settings; a value that the user sets later stays."""
+        """Adapt their settings to several workers, once; a value that the user sets later stays."""
         if self._fitted or workers == 1:
             return
         for optimizer, _ in self.owned:
@@ -49,23 +49,23 @@ class LocalOptimizers:
         self._fitted = True
 
     def count(self) -> None:
-        """Take the step counts as they are for those of the block's start."""
+        """Take the present step counts as those of the block's start."""
         self.counts = [step_count(optimizer, parameters) for _, _, optimizer, parameters in self]
 
     def reset_for_overlap(self) -> None:
-        """The next block begins before the last one's result is there."""
+        """Begin the next block before the last one's result has arrived."""
         for _, choice, optimizer, parameters in self:
             if choice == "reset":
                 reset_state(optimizer, parameters)
 
     def advance(self, tau: float, ahead: float, made: int | None, left_out: bool) -> None:
-        """A block's exchange has landed.
+        """Update state and step counts after a block's exchange.
 
         Args:
-            tau: minibatches that the mean displacement stands for.
-            ahead: minibatches that the next start is ahead of it.
-            made: minibatches made since the exchange began; None where the worker waited for it.
-            left_out: whether this worker's contribution was.
+            tau: equivalent minibatches of the mean displacement.
+            ahead: minibatches by which the next start is ahead of it.
+            made: minibatches made since the exchange began; None without overlap.
+            left_out: whether this worker's contribution was rejected.
         """
         for number, choice, optimizer, parameters in self:
             if made is None and (choice == "reset" or (choice == "keep" and left_out)):
@@ -75,7 +75,7 @@ class LocalOptimizers:
                 set_step_count(optimizer, parameters, self.counts[number] + (made or 0))
 
     def count_in(self, tau: float, ahead: float) -> None:
-        """Count a block's exchange whose result is in the outer state already."""
+        """Count an exchange whose result is in the outer state already."""
         for number, choice in enumerate(self.choices):
             self._add(number, choice, tau, ahead)
 
@@ -83,20 +83,16 @@ class LocalOptimizers:
         self.counts[number] += tau + (ahead if choice == "compensate" else 0.0)
 
     def restart(self) -> None:
-        """Restore the block's start, as far as it is known."""
+        """Restore the state of the block's start, or reset it if no copy was kept."""
         for number, choice, optimizer, parameters in self:
-            if choice != "compensate":  # nothing of the block's start was kept
+            if choice != "compensate":  # no copy was kept
                 reset_state(optimizer, parameters)
                 self.counts[number] = 0.0
             else:
                 set_step_count(optimizer, parameters, self.counts[number])
 
     def begin_block(self, averaged: bool) -> None:
-        """Begin a block after a reshard: with the state that outlasts blocks, and nothing of a block under way.
-
-        Args:
-            averaged: whether moments had been exchanged.
-        """
+        """Begin a block after a reshard; `averaged`: whether moments had been exchanged."""
         for number, choice, optimizer, parameters in self:
             if choice == "compensate" and averaged:
                 set_step_count(optimizer, parameters, self.counts[number])

@@ -21,12 +21,12 @@ from paceline.update.exchange.header import ExchangeSummary
 
 
 class MomentState(OuterState):
-    """One moment of the local optimizer: averaged, and compensated where the rule says so.
+    """One moment of the local optimizer.
 
     Args:
         moment: which one.
-        decay: b, read when it is used.
-        compensated: whether the mean is aged by what the outer step added.
+        decay: b, read at the time of use.
+        compensated: whether the mean is compensated for the outer step.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class MomentState(OuterState):
 
     def take_snapshot(self) -> None:
         super().take_snapshot()
-        self._snapshot_decay = self._decay()  # a schedule may change it while the exchange is under way
+        self._snapshot_decay = self._decay()  # a scheduler may change it during the exchange
 
     def _next(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> Tensor:
         """The moments with which the next block starts."""
@@ -61,7 +61,7 @@ class MomentState(OuterState):
             decay = block_decay(b, summary.minibatches, weights)
             start = self.init[begin:end]
             compensate(mean, start, decay=decay, ahead=b**block.ahead, square=self._moment.square, out=start)
-            if self.fragment.dtype != self.dtype:  # the worker starts from what is rounded, and so do we
+            if self.fragment.dtype != self.dtype:  # the worker starts from the rounded values
                 start.copy_(start.to(self.fragment.dtype))
         fold(self.checksum, start)
         return start
@@ -87,7 +87,7 @@ class MomentState(OuterState):
 
 
 def moment_states(optimizers: LocalOptimizers, device: torch.device | None) -> list[MomentState]:
-    """The outer states of all moments that workers average; makes the optimizers' own state where it is missing."""
+    """The outer states of all moments that workers average; creates missing optimizer state."""
     states = []
     for number, ((optimizer, named), choice) in enumerate(zip(optimizers.owned, optimizers.choices, strict=True)):
         if choice not in ("average", "compensate"):
@@ -114,7 +114,7 @@ def _states_of(
     compensated: bool,
     device: torch.device | None,
 ) -> list[MomentState]:
-    """One for each parameter group (they may differ in their betas), dtype and device."""
+    """One outer state for each parameter group (betas may differ), dtype and device."""
     by_name = dict(named)
 
     def find(names: list[str]) -> list[Tensor]:

@@ -27,28 +27,27 @@ class BlockEnd:
 
 
 class Contribution(Protocol):
-    """What a chunk needs to know about its exchange."""
+    """The numbers that a chunk needs of its exchange."""
 
     @property
     def minibatches(self) -> int:
-        """What this worker's contribution stands for."""
+        """The minibatches of this worker's contribution."""
 
     def end(self, summary: ExchangeSummary) -> BlockEnd:
-        """The numbers with which the mean is applied."""
+        """The numbers that apply the mean."""
 
 
 class PlainMean:
-    """Buffers that go with gradients: each worker made one minibatch, and no outer step follows."""
+    """The numbers of buffers that are exchanged with gradients: one minibatch, no outer step."""
 
     minibatches = 1
 
     def end(self, summary: ExchangeSummary) -> BlockEnd:
-        """No outer step."""
         return BlockEnd(Coefficients(0.0, 1.0, 0.0, 0.0), 0.0, 0.0)
 
 
 class BlockNumbers:
-    """Where the sequence of a fragment's blocks stands.
+    """The count of a fragment's blocks, and the numbers of the present one.
 
     Args:
         rule: the rule.
@@ -58,42 +57,42 @@ class BlockNumbers:
         block: blocks that have been exchanged.
         rho: equivalent minibatches that the outer step has accumulated.
         ahead: look-ahead momentum of the block's start.
-        minibatches: what this worker's contribution to the exchange under way stands for.
+        minibatches: of this worker's contribution to the present exchange.
     """
 
     def __init__(self, rule: Rule, workers: int) -> None:
         self.rule, self.workers = rule, workers
         self.block, self.rho, self.ahead = 0, 0.0, 0.0
         self.minibatches = 0
-        self._held: Coefficients | None = None
+        self._frozen: Coefficients | None = None
         self._end: tuple[ExchangeSummary, BlockEnd] | None = None
 
     def restart(self, block: int = 0, rho: float = 0.0, ahead: float = 0.0) -> None:
-        """Go on from other numbers, such as a checkpoint's; no exchange is under way."""
+        """Continue from other numbers, such as a checkpoint's, without a pending exchange."""
         self.block, self.rho, self.ahead = block, rho, ahead
-        self._held = None
+        self._frozen = None
 
     def coefficients(self) -> Coefficients:
-        """Of the block under way; of one that is being exchanged, those with which its exchange began."""
-        return self._held or self.rule.coefficients(self.block + 1, self.workers, self.ahead)
+        """The present block's coefficients; during its exchange, those of the beginning of the exchange."""
+        return self._frozen or self.rule.coefficients(self.block + 1, self.workers, self.ahead)
 
-    def hold(self, coefficients: Coefficients | None = None) -> None:
-        """Fix the coefficients with which the exchange ends, despite retuning; None: the present ones."""
-        self._held = coefficients or self.coefficients()
+    def freeze(self, coefficients: Coefficients | None = None) -> None:
+        """Keep these coefficients (by default the present ones) for the exchange, despite retuning."""
+        self._frozen = coefficients or self.coefficients()
 
     def release(self) -> None:
-        """The exchange is over."""
-        self._held = None
+        """End the effect of `freeze`."""
+        self._frozen = None
 
     def renumber(self, workers: int) -> None:
-        """The exchange under way, if any, is made among so many workers."""
+        """Continue with this number of workers, also in a pending exchange."""
         self.workers = workers
-        if self._held is not None:
-            self._held = None
-            self.hold()
+        if self._frozen is not None:
+            self._frozen = None
+            self.freeze()
 
     def end(self, summary: ExchangeSummary) -> BlockEnd:
-        """What this exchange means in numbers."""
+        """The numbers at the end of this exchange."""
         if self._end is None or self._end[0] is not summary:
             self._end = (summary, self._end_of(summary, self.coefficients()))
         return self._end[1]
@@ -103,7 +102,7 @@ class BlockNumbers:
         return BlockEnd(coefficients, rho, ahead)
 
     def advance(self, summary: ExchangeSummary) -> BlockEnd:
-        """The exchange counts: the next block begins."""
+        """Count the exchange; the next block begins."""
         end = self.end(summary)
         self.block, self.rho, self.ahead = self.block + 1, end.rho, end.coefficients.next_momentum
         return end

@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outer state: what a block exchange sends of a fragment of the user's tensors, and what it does with the mean.
+"""Outer state: computes a worker's contribution to a block exchange, and applies the workers' mean.
 
-An outer state knows two things about any range of its fragment: what this worker contributes (`contribute`) and what to
-do with the workers' mean (`apply`). Both work block by block in cache-sized scratch, so that outer arithmetic costs a
-few passes over memory and no memory of the model's size.
+`contribute` and `apply` work on any range of the fragment, in cache-sized scratch: outer arithmetic costs a few passes
+over memory, and no memory of the model's size. Outer state is at most two 32-bit numbers a parameter (anchor and
+Delta), and one for each compensated moment.
 
-Outer state is at most two numbers of 32 bits for a parameter (anchor and Delta), and one more for each compensated
-moment.
+Under overlap, `take_snapshot` copies the tensors when the exchange begins. A background thread sends the snapshot's
+contribution and applies the mean to the outer state (`prepare`). When the exchange lands, `made` minibatches later,
+`move` changes the tensors:
 
-Where the next block computes during an exchange (overlap), a snapshot of the tensors is taken when the exchange begins.
-What is sent is read from the snapshot, and the mean is applied to the outer state there (`prepare`), both in the
-background; the tensors themselves are moved when the exchange lands (`move`), `made` minibatches later:
-
-    parameters   now + (start - snapshot)                 the new start, and all the progress made meanwhile
+    parameters   now + (start - snapshot)                 the new start plus the progress made meanwhile
                  alpha now + (1 - alpha) start            with a mixing alpha, as Streaming DiLoCo does
-    moments      now + b^made (start - snapshot)          what the optimizer's recursion makes of another start
+    moments      now + b^made (start - snapshot)          the optimizer's recursion from the new start
     buffers      (now + mean) / 2                         between two valid values, never beyond them
     counters     now + (start - snapshot)
 """
@@ -37,7 +34,7 @@ from paceline.update.exchange.checksum import fold
 from paceline.update.exchange.header import ExchangeSummary
 
 LARGEST = 1e150
-"""Taken for a norm that is too large to be computed; its square still can be."""
+"""In place of a norm that overflows; its square does not overflow."""
 
 
 class OuterState(ABC):
@@ -45,11 +42,11 @@ class OuterState(ABC):
 
     Args:
         fragment: the user's tensors.
-        device: where the outer state lies; None for the tensors' own device.
+        device: of the outer state; None for the tensors' own device.
     """
 
     lossless = True
-    """Whether its values must be sent as they are: only differences between two models tolerate a lossy codec."""
+    """Whether it must be sent without loss: only differences between two models tolerate a lossy codec."""
 
     def __init__(self, fragment: Fragment, device: torch.device | None = None) -> None:
         self.fragment = fragment
@@ -67,7 +64,7 @@ class OuterState(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of what travels."""
+        """The dtype on the wire."""
         return self.fragment.outer_dtype
 
     @property
@@ -76,7 +73,7 @@ class OuterState(ABC):
         return BLOCK_ELEMENTS_CPU if self.device.type == "cpu" else self.fragment.block_elements
 
     def scratch(self, number: int, elements: int) -> Tensor:
-        """Temporary space, shape (elements,), in the outer dtype; each number is its own, and each thread's."""
+        """Temporary memory, shape (elements,), in the outer dtype; separate for each number and thread."""
         key = (threading.get_ident(), number)
         if key not in self._scratch:
             size = min(self.block_elements, self.numel)
@@ -89,14 +86,14 @@ class OuterState(ABC):
         self.snapshot = self.fragment.whole(self.device, out=self.snapshot)
 
     def values(self, begin: int, end: int) -> Tensor:
-        """The tensors, or their snapshot while one is used; to be read only."""
+        """The tensors, or their snapshot if one is in use; read-only."""
         if self.uses_snapshot:
             assert self.snapshot is not None
             return self.snapshot[begin:end]
         return self.fragment.read(begin, end, self.scratch(0, end - begin))
 
     def _add(self, begin: int, end: int, share: float) -> Tensor:
-        """The tensors of now plus a share of `snapshot`; in scratch, or in place where they are contiguous."""
+        """The present tensors plus a share of `snapshot`; in scratch, or in place if they are contiguous."""
         assert self.snapshot is not None
         out = self.fragment.piece(begin, end, self.scratch(3, end - begin))
         now = self.fragment.read(begin, end, self.scratch(3, end - begin))
@@ -105,23 +102,20 @@ class OuterState(ABC):
         )
 
     def _put(self, begin: int, end: int, values: Tensor) -> None:
-        """Write values back that `_add` gave."""
+        """Write the result of `_add` to the tensors."""
         if values.data_ptr() == self.scratch(3, end - begin).data_ptr():
             self.fragment.write(begin, end, values)
 
     def weight(self, summary: ExchangeSummary) -> float:
-        """What the sum over the workers has to be divided by."""
+        """The divisor of the sum over the workers."""
         return summary.weight
 
     def factor(self, factor: float, minibatches: int) -> float:
-        """What this worker's numbers are multiplied with."""
+        """The factor on this worker's contribution."""
         return factor
 
     def norm(self) -> float | None:
-        """Euclidean norm of this worker's contribution; None where that says nothing of how the worker trains.
-
-        Infinite or nan where the contribution holds such a number, and where the squares are too large.
-        """
+        """Euclidean norm of this worker's contribution, possibly inf or nan; None if outliers are not judged by it."""
         return None
 
     @abstractmethod
@@ -130,14 +124,14 @@ class OuterState(ABC):
 
     @abstractmethod
     def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
-        """Use the workers' mean for [begin, end)."""
+        """Apply the workers' mean of [begin, end)."""
 
     @abstractmethod
     def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
-        """Use the workers' mean for [begin, end), but leave the tensors; `snapshot` becomes what `move` needs."""
+        """Apply the mean of [begin, end) to the outer state only; `snapshot` becomes the input of `move`."""
 
     def move(self, begin: int, end: int, made: int) -> None:
-        """Move the tensors to what `prepare` found, `made` minibatches after the snapshot was taken."""
+        """Move the tensors by the result of `prepare`, `made` minibatches after the snapshot."""
         self._put(begin, end, self._add(begin, end, 1))
 
     @abstractmethod
@@ -149,19 +143,19 @@ class OuterState(ABC):
         """Restore the tensors of the block's start, as far as it is known."""
 
     def state(self) -> dict[str, Tensor]:
-        """Outer state, by name; what a checkpoint holds."""
+        """Outer state by name, for checkpoints."""
         return {}
 
 
 class ParameterState(OuterState):
-    """Parameters: the delta travels, the outer step is applied.
+    """Parameters: sends the delta, applies the outer step.
 
     Args:
         outer: the rule's outer step.
-        numbers: of the block under way; `origin` needs its look-ahead.
+        numbers: of the present block; `origin` needs its look-ahead.
         mixing: alpha, the share of the local parameters that stays when an exchange lands; None keeps the progress made
             meanwhile.
-        mixes_at_once: whether that holds for exchanges that are waited for, too.
+        mixes_at_once: whether that also applies to exchanges without overlap.
     """
 
     lossless = False
@@ -182,7 +176,7 @@ class ParameterState(OuterState):
         self.tensors = {name: fragment.zeros(self.device) for name in outer.tensors}
 
     def retune(self, outer: Outer) -> None:
-        """Go on with other numbers of the same outer step."""
+        """Continue with other numbers of the same outer step."""
         self._outer = outer
 
     def _origin(self, begin: int, end: int) -> Tensor:
@@ -204,7 +198,7 @@ class ParameterState(OuterState):
             high = min(self.numel, low + self.block_elements)
             out = self.scratch(2, high - low)
             self.contribute(low, high, out)
-            parts.append(torch.linalg.vector_norm(out))  # what it reads is still in the cache
+            parts.append(torch.linalg.vector_norm(out))  # its input is still in the cache
         return float(torch.linalg.vector_norm(torch.stack(parts).double())) if parts else 0.0
 
     def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
@@ -238,7 +232,7 @@ class ParameterState(OuterState):
         self._mix(begin, end, self.snapshot[begin:end], self._mixing)
 
     def _mix(self, begin: int, end: int, start: Tensor, share: float) -> None:
-        """Keep that share of the parameters as they are, and take the rest from the new start."""
+        """Mix a share of the present parameters with the new start."""
         now = self.fragment.read(begin, end, self.scratch(3, end - begin))
         self.fragment.write(begin, end, torch.lerp(start, now, share))
 
@@ -263,6 +257,6 @@ def measure(states: Iterable[OuterState]) -> tuple[float, bool]:
     for state in states:
         norm = state.norm()
         if norm is None or not math.isfinite(norm):
-            finite = finite and state.fragment.finite()  # numbers whose squares are too large are finite still
+            finite = finite and state.fragment.finite()  # large finite numbers may overflow the norm
         square += min(norm, LARGEST) ** 2 if norm is not None and norm == norm else 0.0
     return math.sqrt(square) if finite else 0.0, finite

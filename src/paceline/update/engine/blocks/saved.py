@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint holds of blocks: saved, loaded, and resharded to another number of workers.
+"""The checkpoint state of blocks: save, load, and reshard to another number of workers.
 
-The keys are the checkpoint's format. A row stands for a fragment:
+The keys are the checkpoint's format. Each fragment has a row:
 
-    outer      its outer state, name -> tensor
-    numbers    of its blocks and of the optimizers' step counts
-    passing    the codec's state, and the exchange that has not landed yet, if any ("flight")
+    outer      outer state, name -> tensor
+    numbers    of its blocks, and the optimizers' step counts
+    passing    the codec's state, and the in-flight exchange, if any ("flight")
     since      minibatches since its last exchange began
 
-and the first row has, besides, where the sequence of all fragments' exchanges stands ("turns", "retimed", "entered").
+The first row also has the fragment schedule ("turns", "retimed") and the committed steps ("entered").
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 def save(blocks: FragmentedModel) -> list[Row]:
-    """What a checkpoint holds of every fragment; waits for exchanges under way."""
+    """The row of each fragment; waits for in-flight exchanges."""
     schedule = blocks.schedule
     blocks.arrive()
     rows: list[Row] = [
@@ -41,25 +41,25 @@ def save(blocks: FragmentedModel) -> list[Row]:
         for update, since in zip(blocks.updates, schedule.since, strict=True)
     ]
     rows[0]["turns"] = [schedule.begun, schedule.steps, sorted(schedule.made.items())]
-    rows[0]["retimed"] = [schedule.at, schedule.shift, schedule.asked]
+    rows[0]["retimed"] = [schedule.at, schedule.shift, schedule.requests]
     rows[0]["entered"] = blocks.entered
     return rows
 
 
 def load(blocks: FragmentedModel, rows: Sequence[Row]) -> None:
-    """Put back what `save` gave; after the optimizers' own state."""
+    """Load the result of `save`; after the optimizers' own state."""
     for update, row in zip(blocks.updates, rows, strict=True):
         _load(update, row["outer"], row["numbers"], row["passing"])
     begun, steps, made = rows[0]["turns"]
     blocks.entered = list(rows[0]["entered"])
-    since, under_way = [row["since"] for row in rows], {int(f): int(n) for f, n in made}
-    blocks.schedule = FragmentSchedule(since, under_way, begun, steps, *rows[0]["retimed"])
+    since, in_flight = [row["since"] for row in rows], {int(f): int(n) for f, n in made}
+    blocks.schedule = FragmentSchedule(since, in_flight, begun, steps, *rows[0]["retimed"])
 
 
 def read(blocks: FragmentedModel, old: OldCheckpoint) -> list[Row]:
-    """What all workers held alike of every fragment, from a checkpoint of another number of workers.
+    """The rows that all workers shared, from a checkpoint of another number of workers.
 
-    Nothing where it was made without blocks: by one worker, or by the processes of one host that were one.
+    Empty if the checkpoint has no blocks: one worker made it, or one host with `within="host"`.
 
     Raises:
         CheckpointError: it does not fit.
@@ -79,7 +79,7 @@ def read(blocks: FragmentedModel, old: OldCheckpoint) -> list[Row]:
 
 
 def reshard(blocks: FragmentedModel, rows: Sequence[Row]) -> None:
-    """Begin new blocks from what `read` gave, or first ones where that is nothing; after the optimizers' own state."""
+    """Begin new blocks from the result of `read`, first ones if it is empty; after the optimizers' own state."""
     if not rows:
         for update in blocks.updates:
             _start(update)
@@ -90,7 +90,7 @@ def reshard(blocks: FragmentedModel, rows: Sequence[Row]) -> None:
 
 
 def join(blocks: FragmentedModel, rows: Sequence[Row]) -> None:
-    """Begin in the middle of the other workers' blocks, from what `read` gave; after the optimizers' own state."""
+    """Begin in the middle of the peers' blocks, from the result of `read`; after the optimizers' own state."""
     for update, row in zip(blocks.updates, rows, strict=True):
         _reshard(update, row["outer"], row["numbers"], None, ahead=row["numbers"]["ahead"])
     blocks.align(int(rows[0]["turns"][0]))
@@ -100,7 +100,7 @@ def join(blocks: FragmentedModel, rows: Sequence[Row]) -> None:
 
 
 def numbers(update: BlockUpdate) -> dict[str, Any]:
-    """The numbers that a checkpoint holds."""
+    """The numbers of a fragment's row."""
     return {
         "block": update.numbers.block,
         "rho": update.numbers.rho,
@@ -113,7 +113,6 @@ def numbers(update: BlockUpdate) -> dict[str, Any]:
 
 
 def _passing(update: BlockUpdate) -> dict[str, Any]:
-    """The codec's state, and an exchange that has not landed yet."""
     codec = [dict(chunk.state) for chunk in update.chunks]
     if update.in_flight is None:
         return {"codec": codec, "flight": None}
@@ -130,19 +129,19 @@ def _passing(update: BlockUpdate) -> dict[str, Any]:
     }
 
 
-def _load(update: BlockUpdate, outer: dict[str, Tensor], said: dict[str, Any], passing: dict[str, Any]) -> None:
-    """Put outer state back; makes the moments' where the saved run had them."""
+def _load(update: BlockUpdate, outer: dict[str, Tensor], saved: dict[str, Any], passing: dict[str, Any]) -> None:
+    """Load a row; creates the moments' outer state if the saved run had it."""
     state = update.state
-    update.numbers.restart(said["block"], said["rho"], said["ahead"])
-    _load_norms(update, said)
-    update.optimizers.counts = list(said["counts"])
+    update.numbers.restart(saved["block"], saved["rho"], saved["ahead"])
+    _load_norms(update, saved)
+    update.optimizers.counts = list(saved["counts"])
     update.in_flight, update.chunks = None, []
     state.release_snapshot()
-    if len(said["sums"]) < len(state.all):  # a run goes back to before the optimizers had any state
+    if len(saved["sums"]) < len(state.all):  # saved before the optimizers had state
         state.drop_moments()
-    if state.moments is None and len(said["sums"]) > len(state.all):
+    if state.moments is None and len(saved["sums"]) > len(state.all):
         state.make_moments()
-    for one, checksum in zip(state.all, said["sums"], strict=True):
+    for one, checksum in zip(state.all, saved["sums"], strict=True):
         one.checksum.fill_(checksum)
     for name, tensor in state.tensors().items():
         tensor.copy_(outer[name])
@@ -154,16 +153,15 @@ def _load(update: BlockUpdate, outer: dict[str, Tensor], said: dict[str, Any], p
         _resume_exchange(update, passing["flight"])
 
 
-def _load_norms(update: BlockUpdate, said: dict[str, Any]) -> None:
-    """A run that was saved without a guard has none to give."""
-    if update.norms is not None:
-        update.norms.load(said.get("norms", []))
+def _load_norms(update: BlockUpdate, saved: dict[str, Any]) -> None:
+    if update.norms is not None:  # absent if the run was saved without a guard
+        update.norms.load(saved.get("norms", []))
 
 
 def _resume_exchange(update: BlockUpdate, saved: dict[str, Any]) -> None:
-    """The exchange had arrived, and lands when the schedule says so."""
+    """Resume an exchange that had arrived; it lands when due."""
     update.left_out = saved["left_out"]
-    update.numbers.hold(Coefficients(*saved["coefficients"]))
+    update.numbers.freeze(Coefficients(*saved["coefficients"]))
     for state, snapshot in zip(update.state.all, saved["then"], strict=True):
         state.snapshot = snapshot.to(state.device, copy=True) if snapshot is not None else None
     kept = [restored(state, chunk.device) for chunk, state in zip(update.chunks, saved["codec"], strict=True)]
@@ -176,7 +174,7 @@ def _summary(rows: Sequence[list[int]]) -> ExchangeSummary:
 
 
 def _misfit(update: BlockUpdate, outer: dict[str, Tensor]) -> str:
-    """What of saved outer state does not fit the parameters and buffers here; nothing where all does."""
+    """How saved outer state differs from the parameters and buffers here; "" if it fits."""
     here = update.state.tensors()
     for name, tensor in here.items():
         if name in outer and outer[name].shape != tensor.shape:
@@ -187,15 +185,15 @@ def _misfit(update: BlockUpdate, outer: dict[str, Tensor]) -> str:
 
 
 def _start(update: BlockUpdate) -> None:
-    """Begin the first block from the model and the optimizers' state as they are, the same on all workers."""
+    """Begin the first block from the present model and optimizer state, the same on all workers."""
     update.numbers.restart()
     _renew(update, update.optimizers.have_state)
     update.capture()
-    update.state.sum_anew()
+    update.state.renew_checksums()
 
 
 def _renew(update: BlockUpdate, moments: bool) -> None:
-    """No exchange is under way, and codecs remember nothing."""
+    """Drop the in-flight exchange and the codecs' state; create the moments' outer state anew."""
     update.forget()
     update.state.drop_moments()
     if moments:
@@ -206,7 +204,7 @@ def _renew(update: BlockUpdate, moments: bool) -> None:
 def _reshard(
     update: BlockUpdate,
     outer: dict[str, Tensor],
-    said: dict[str, Any],
+    saved: dict[str, Any],
     headers: Sequence[list[int]] | None,
     ahead: float | None = None,
 ) -> None:
@@ -214,23 +212,23 @@ def _reshard(
 
     Args:
         outer: the outer state.
-        said: what `numbers` gave.
-        headers: of an exchange that had arrived and had not landed yet: its result is in `outer` already.
-        ahead: the look-ahead of the block's start; None: what it is for as many workers as there are now.
+        saved: the result of `numbers`.
+        headers: of an in-flight exchange, whose result is in `outer` already.
+        ahead: the look-ahead of the block's start; None derives it from the present number of workers.
     """
-    update.numbers.restart(said["block"], said["rho"], said["ahead"])
-    _load_norms(update, said)
-    update.optimizers.counts = list(said["counts"])
+    update.numbers.restart(saved["block"], saved["rho"], saved["ahead"])
+    _load_norms(update, saved)
+    update.optimizers.counts = list(saved["counts"])
     if headers is not None and (summary := _summary(headers)).weight != 0:
-        end = update.numbers.count_in(summary, said.get("workers", len(headers)))
+        end = update.numbers.count_in(summary, saved.get("workers", len(headers)))
         update.optimizers.count_in(summary.tau, end.ahead)
     if ahead is None:
         ahead = update.numbers.coefficients().momentum if update.numbers.block else 0.0
     update.numbers.ahead = ahead
-    averaged = len(said["sums"]) > len(update.state.averaged)  # moments had been exchanged
+    averaged = len(saved["sums"]) > len(update.state.averaged)  # moments had been exchanged
     _renew(update, averaged)
     for name, tensor in update.state.tensors().items():
         tensor.copy_(outer[name])
     update.state.restore()
     update.optimizers.begin_block(averaged)
-    update.state.sum_anew()
+    update.state.renew_checksums()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Block payloads: gathers what a block contributes, exchanges it, applies the mean. Knows no method by name.
+"""Block payloads: exchanges a block's contribution and applies the mean. Knows no method by name.
 
 Gradient payloads are served by :mod:`paceline.update.engine.gradients.update`.
 """
@@ -30,9 +30,9 @@ class BlockUpdate:
     Args:
         rule: the rule.
         exchanger: the connection.
-        model: the user's modules (for buffers); None where another fragment carries them.
-        owned: (optimizer, its named parameters) pairs, those of this fragment.
-        settings: of the run; say where outer state lies, and which contributions are outliers.
+        model: the user's modules, for their buffers; None if another fragment holds these.
+        owned: (optimizer, its named parameters) pairs of this fragment.
+        settings: of the run: the device of outer state, and the outlier policy.
         kind: of its exchanges.
         workers: N, as the rule counts them.
 
@@ -41,9 +41,9 @@ class BlockUpdate:
         state: its outer state.
         optimizers: the worker's own.
         chunks: its outer state cut for the wire; empty before the first exchange.
-        in_flight: the exchange under way, if any.
-        left_out: whether this worker's part of the last exchange was not finite, or far larger than usual.
-        norms: those that were accepted lately; None where outliers are not looked for.
+        in_flight: the pending exchange, if any.
+        left_out: whether this worker's part of the last exchange was not finite, or an outlier.
+        norms: the recently accepted norms; None without an outlier policy.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class BlockUpdate:
         self.norms = block_norms(settings.guard, lambda: [one.anchor for one in self.state.parameters])
 
     def retune(self, rule: Rule) -> None:
-        """Go on with other numbers of the rule; an exchange under way ends with those with which it began."""
+        """Continue with other numbers of the rule; an in-flight exchange keeps its own."""
         self.numbers.rule, self._period = rule, rule.schedule.period
         for one in self.state.parameters:
             one.retune(rule.merging)
 
     def prepare(self) -> None:
-        """Make what can only be made once the optimizers have made their state; look up addresses."""
+        """Create outer state that needs the optimizers' state, and look up addresses."""
         if self.state.moments is None:
             self.state.make_moments()
             self.chunks = []
@@ -92,14 +92,14 @@ class BlockUpdate:
         """End the block: send its contribution.
 
         Args:
-            work: what this worker did in the block.
-            overlapped: whether the next block computes during the exchange; else `land` does most of it.
+            work: this worker's minibatches in the block.
+            overlapped: whether the next block computes during the exchange.
         """
         self.prepare()
         self.numbers.minibatches = work.minibatches
-        self.numbers.hold()
+        self.numbers.freeze()
         for one in self.state.buffers:
-            one.mend()
+            one.reset_nonfinite()
         header = self._header(work)
         if not header.usual:
             header = self.exchanger.pre_vote(header)
@@ -114,7 +114,6 @@ class BlockUpdate:
         )
 
     def _header(self, work: LocalWork) -> ExchangeHeader:
-        """The header of this worker's contribution."""
         judged = self.norms is not None and work.minibatches > 0
         norm, finite = self.state.measure() if judged else (0.0, self.state.finite())
         rank = self.exchanger.transport.world.rank
@@ -134,17 +133,17 @@ class BlockUpdate:
         )
 
     def _begin_next_block(self) -> None:
-        """The next block begins before the result of this one's exchange is there."""
+        """Begin the next block before this one's result has arrived."""
         if self.left_out:
             self.restart()
         self.state.take_snapshot()
         self.optimizers.reset_for_overlap()
 
     def land(self, made: int | None) -> ExchangeSummary:
-        """Apply what `begin` sent, and start the next block from the result.
+        """Apply the mean, and start the next block from the result.
 
         Args:
-            made: minibatches made since `begin`; None where the worker waited.
+            made: minibatches since `begin`; None without overlap.
 
         Raises `NonFiniteError`, `DesyncError` or `MismatchError` with the outer state untouched, `PeerLostError`.
         """
@@ -171,30 +170,30 @@ class BlockUpdate:
         return replace(summary, between=between)
 
     def arrive(self) -> None:
-        """Wait until the outer state has the result of the exchange under way."""
+        """Wait until the outer state has the in-flight exchange's result."""
         if self.in_flight is not None:
             self.in_flight.arrive()
 
     # -- the block's start ------------------------------------------------------------------------
 
     def restart(self) -> None:
-        """After an invalid block: restore its start."""
+        """Restore the block's start, after an invalid block."""
         self.state.restore()
         self.optimizers.restart()
 
     def capture(self) -> None:
-        """Take model and moments, which are the same on all workers, for the first block's start; after `prepare`."""
+        """Take the present model and moments as the first block's start; after `prepare`."""
         self.optimizers.count()
         self.state.capture()
 
     def forget(self) -> None:
-        """No exchange is under way, and codecs remember nothing."""
+        """Drop the in-flight exchange and the codecs' state."""
         self.chunks, self.in_flight, self.left_out = [], None, False
 
     def renumber(self, workers: int) -> None:
-        """The number of workers changed: gains follow N, codecs start afresh, all states are compared once more.
+        """Adapt to a changed number of workers: gains follow N, codecs start afresh, all states are compared again.
 
-        The block under way keeps its start.
+        The present block keeps its start.
         """
         self.optimizers.fit(workers)
         self.numbers.renumber(workers)
@@ -202,4 +201,4 @@ class BlockUpdate:
             self.norms.mix()
         for chunk in self.chunks:
             chunk.state = {}
-        self.state.sum_anew()
+        self.state.renew_checksums()

@@ -63,12 +63,10 @@ class Engine:
 
     @property
     def hooks_gradients(self) -> bool:
-        """Whether the optimizers need a pre-step hook."""
         return bool(self.gradients)
 
     @property
     def gradients_due(self) -> bool:
-        """Whether gradients are exchanged before the next step."""
         return self._parts.gradients.context.each_step
 
     @property
@@ -83,7 +81,6 @@ class Engine:
 
     @property
     def steps_committed(self) -> int:
-        """How many of this worker's minibatches, from the first, are in the global model."""
         blocks = self._parts.blocks
         return self._progress.steps if blocks is None or self._progress.lockstep else blocks.blocks.steps_committed
 
@@ -114,7 +111,6 @@ class Engine:
             self._parts.gradients.after_step(optimizer)
 
     def on_step(self, warm: bool) -> None:
-        """A minibatch was counted; `warm` if it ended the warm-up."""
         parts = self._parts
         if warm:
             parts.end_warmup(parts.exchanger.meet(parts.bare_header(WARMUP_END, leaving=False)))
@@ -128,7 +124,6 @@ class Engine:
         self._parts.retuning.apply(self.blocks.schedule.steps if self.blocks is not None else 0)
 
     def follow(self, rule: Rule) -> None:
-        """Continue with changed settings of the rule."""
         self._parts.retuning.follow(rule)
 
     # -- collective calls -------------------------------------------------------------------------
@@ -153,7 +148,6 @@ class Engine:
     # -- checkpoints ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """The engine's state for a checkpoint."""
         self._parts.gradients.withdraw()
         return {
             "blocks": saved_blocks.save(self.blocks) if self.blocks is not None else [],

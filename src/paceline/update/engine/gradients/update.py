@@ -210,7 +210,7 @@ class GradientUpdate:
     def _launch_buffers(self, factor: float) -> None:
         for state in self._buffers:
             state.fragment.refresh()
-            state.mend()
+            state.reset_nonfinite()
         for chunk in self.buckets.buffer_chunks:
             self._running.append((chunk, self._exchanger.begin(chunk, factor, self._step)))
 
