@@ -84,7 +84,7 @@ def test_a_witness_answers_when_it_is_asked() -> None:
     ours.wait([places.answer(2)], timedelta(seconds=20))
     places.read(doing, [1, 2])
     assert doing == {2: Doing("busy", "", 5, 0.0, "train.py:3 f")}
-    ours.set(places.came(2), Doing("waits", "barrier", 6).pack())
+    ours.set(places.failed(2), Doing("waits", "barrier", 6).pack())
     places.read(doing, [1, 2])
     assert doing[2].state == "waits"  # what it says itself is better
     witness.end()

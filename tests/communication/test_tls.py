@@ -210,7 +210,7 @@ def test_strangers_are_sent_away(
         socks = [socket.create_connection((HERE, listener.port)) for _ in range(3)]
         with pytest.raises(Late, match="nobody has connected"):
             listener.accept(SHORT)
-        assert len(listener._greeting) == left
+        assert len(listener._handshaking) == left
         socks[0].settimeout(SOON)
         assert socks[0].recv(1) == b""
         for sock in socks:

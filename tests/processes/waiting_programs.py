@@ -66,8 +66,8 @@ def leaves(directory: Path) -> None:
         with paceline.attach(model, optimizer, "bmuf(period=1)", timeout_s=30):
             model(torch.randn(4, 6)).square().mean().backward()
             optimizer.step()
-            assert sum(t.name == "paceline-witness" for t in threading.enumerate()) == 1
-        assert not any(t.name == "paceline-witness" for t in threading.enumerate())
+            assert sum(t.name == "paceline-responder" for t in threading.enumerate()) == 1
+        assert not any(t.name == "paceline-responder" for t in threading.enumerate())
 
 
 def elsewhere(directory: Path) -> None:

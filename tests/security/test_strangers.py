@@ -185,7 +185,7 @@ def test_strangers_do_not_push_out_a_worker_of_another_host(tmp_path: Path, monk
                 stack.enter_context(socket.create_connection((HERE, listener.port), source_address=(ELSEWHERE, 0)))
             with pytest.raises(Late):
                 listener.accept(SHORT)
-        assert any(peer.startswith(f"{HERE}:{slow.getsockname()[1]}") for peer, _ in listener._greeting.values())
+        assert any(peer.startswith(f"{HERE}:{slow.getsockname()[1]}") for peer, _ in listener._handshaking.values())
 
 
 def test_who_is_turned_away_is_written_down(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

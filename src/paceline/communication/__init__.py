@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Service 1, communication: one narrow interface (:mod:`.base`), and the carriers behind it."""
+"""Service 1, communication: one narrow interface (:mod:`.base`), and the transports that implement it."""
 
 from __future__ import annotations
 

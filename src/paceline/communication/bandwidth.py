@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is near whom: the bandwidth between each two workers, and the groups that it shows.
+"""The bandwidth between each pair of workers, and the groups of workers that are near each other.
 
-Workers meet in N-1 (or N) rounds of disjoint pairs, each two once; a pair sends a few MB both ways at the same time, a
-few times, and keeps the best. The pairs of a round share what links they share, which makes slow links slower still
-and so easier to tell from fast ones.
+The pairs are measured in N-1 (or N) rounds of disjoint pairs; a pair sends a few MB both ways at the same time, a few
+times, and keeps the best. The pairs of a round compete for shared links, which makes slow links slower still and so
+easier to tell from fast ones.
 
-The logarithms of the bandwidths are cut into two classes where the variance between the classes is greatest (Otsu).
-Where the classes' mean bandwidths are less than a factor of 3 apart, the network is taken for uniform; otherwise
-workers joined by a fast pair, directly or through others, are near one another. Everybody computes this from the same
-figures and so finds the same.
+The logarithms of the bandwidths are cut into two classes, so that the variance between the classes is greatest (Otsu).
+If the classes' mean bandwidths differ by less than a factor of 3, the network counts as uniform; otherwise workers
+joined by a fast pair, directly or through other workers, form a group. All workers compute it from the same figures.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from paceline.communication.base import Transport
 BYTES = 1 << 20
 REPEATS = 3
 APART = 3.0
-"""Factor between the mean bandwidths of fast and slow pairs below which they are not told apart."""
+"""Least factor between the mean bandwidths of fast and slow pairs."""
 
 
 def rounds(workers: int) -> list[list[tuple[int, int]]]:
-    """Each two workers once, in rounds of disjoint pairs (round robin: one stands still, the others turn)."""
+    """Each pair of workers once, in rounds of disjoint pairs (round robin: one is fixed, the others rotate)."""
     ring: list[int] = list(range(workers + workers % 2))
     found = []
     for _ in range(len(ring) - 1):
@@ -39,14 +38,9 @@ def rounds(workers: int) -> list[list[tuple[int, int]]]:
 
 
 def measure(transport: Transport, nbytes: int = BYTES) -> list[list[float]]:
-    """Bytes a second each way between each two workers, 0 on the diagonal; the same figures on every worker.
-
-    Args:
-        transport: every worker calls this alike.
-        nbytes: size of a message.
-    """
+    """Bytes a second each way between each pair of workers, 0 on the diagonal; the same figures on every worker."""
     rank, size = transport.world.rank, transport.world.size
-    if transport.name == "virtual":  # nothing to measure, and a run has to repeat
+    if transport.name == "virtual":  # nothing to measure, and runs must be repeatable
         hosts = transport.world.hosts
         return [[0.0 if i == j else 1e9 if hosts[i] == hosts[j] else 1e8 for j in range(size)] for i in range(size)]
     device = transport.wire_device(torch.device("cpu"))
@@ -57,7 +51,7 @@ def measure(transport: Transport, nbytes: int = BYTES) -> list[list[float]]:
         for pair in pairs:
             if rank in pair:
                 other = pair[0] + pair[1] - rank
-                both = (ours[:1], theirs[:1]), *((ours, theirs),) * REPEATS  # one to come together
+                both = (ours[:1], theirs[:1]), *((ours, theirs),) * REPEATS  # the first one synchronises them
                 for x, y in both:
                     began = time.perf_counter()
                     arriving = transport.receive(y, other)
@@ -70,11 +64,7 @@ def measure(transport: Transport, nbytes: int = BYTES) -> list[list[float]]:
 
 
 def neighbours(matrix: Sequence[Sequence[float]]) -> list[int]:
-    """For each worker the lowest rank that is near it; all 0 on a uniform network.
-
-    Args:
-        matrix: bandwidth between each two workers, symmetric.
-    """
+    """For each worker the lowest rank of its group; all 0 on a uniform network. `matrix` is what `measure` gives."""
     size = len(matrix)
     logs = sorted(math.log(matrix[i][j]) for i in range(size) for j in range(i))
     cut, spread = 0, 0.0

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam between paceline and whatever carries its bytes.
+"""The interface of all transports.
 
-A transport has a few operations, started in the same order on every worker, each answered by a :class:`Pending`. Sums
-are sums, never means. What must not wait for one another goes over different channels of one transport
-(:meth:`Transport.open_channels`); what concerns only some of the workers, over a part of it (:meth:`Transport.part`).
+A transport has a few operations, started in the same order on every worker; each returns a :class:`Pending`. Sums are
+sums, never means. Operations that must not wait for each other use different channels of one transport
+(:meth:`Transport.open_channels`); operations among some of the workers use a subgroup (:meth:`Transport.part`).
 
-`bytes_sent` counts what this worker sends, on its channels and parts as well, by the formulas below, which hold for the
-ring and pairwise algorithms of the common back ends (S = bytes of the tensor `x`, N = workers):
+`bytes_sent` counts what this worker sends, on its channels and subgroups as well, by the formulas below. They hold for
+the ring and pairwise algorithms of the common back ends (S = bytes of the tensor `x`, N = workers):
 
 ==================  =======================
 all_reduce          2 (N-1)/N S
 reduce_scatter      (N-1)/N S
-all_to_all          S less the part that stays here, (N-1)/N S where all are alike
+all_to_all          S less the part that stays here; (N-1)/N S for equal parts
 all_gather          (N-1) S      (S of this worker's own part)
 broadcast           (N-1) S      (counted at the source)
 send                S            (counted at the sender)
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 
 
 class Pending(Protocol):
-    """An operation under way."""
+    """An operation in flight."""
 
     def wait(self) -> None:
-        """Return when the result is there; raise `PeerLostError` when the deadline passes first."""
+        """Return once the result is there; raise `PeerLostError` if the deadline passes first."""
 
 
 class CompletedOperation:
-    """An operation that was over when it began."""
+    """An operation that was complete when it was started."""
 
     def wait(self) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
 
 class Transport(ABC):
@@ -57,19 +57,19 @@ class Transport(ABC):
 
     Args:
         world: this worker among the members of the connection.
-        parent: the connection that this one is a channel or a part of; it counts what is sent here.
+        parent: the connection of which this one is a channel or subgroup; it counts what is sent here.
     """
 
     name: str
 
     told: Callable[[list[dict[str, Any]]], None] | None = None
-    """Called with a row for each worker, who waited for whom, when the connection has failed."""
+    """Called when the connection has failed, with a row for each worker: what it was doing."""
 
     coarse = 1
-    """How many times the usual least length a chunk has here; more where chunks in flight side by side gain nothing."""
+    """Multiplies the least length of a chunk; above 1 if chunks in flight side by side gain nothing."""
 
     call = calls.AGREEMENT
-    """What the user called, for which workers agree."""
+    """The user's call for which the workers agree."""
 
     def __init__(self, world: World, parent: Transport | None = None) -> None:
         self.world = world
@@ -79,21 +79,16 @@ class Transport(ABC):
 
     @property
     def cluster(self) -> Cluster | None:
-        """The simulated cluster whose virtual workers share this process; None where a worker has its own process."""
+        """The simulated cluster whose virtual workers share this process; None if a worker has its own process."""
         return None
 
     @property
     def lost(self) -> frozenset[int]:
-        """Ranks of this connection that were found lost so far, where the carrier can tell."""
+        """Ranks of the whole connection that were found lost so far, if the transport can tell."""
         return frozenset()
 
     def cancel(self, why: str) -> None:  # noqa: B027
-        """End every operation under way with `PeerLostError(why)`, from any thread, where the carrier can."""
-
-    @property
-    def serves_threads(self) -> bool:
-        """Whether a thread of its own may exchange while training does; a worker that is alone exchanges nothing."""
-        return self.world.size == 1 or self.background
+        """End all operations, also later ones, with `PeerLostError(why)`, if the transport can; from any thread."""
 
     @property
     def background(self) -> bool:
@@ -101,16 +96,16 @@ class Transport(ABC):
         return False
 
     def wire_device(self, device: torch.device) -> torch.device:
-        """Where a tensor of `device` has to lie for an exchange: the same device unless the carrier cannot."""
+        """The device on which a tensor of `device` must be for an exchange."""
         return device
 
     def now(self) -> float:
-        """Seconds of this worker's own time, since whenever; one that is alone in its process has the wall's."""
+        """Seconds on this worker's own clock: wall time, less the turns of other virtual workers."""
         return time.perf_counter()
 
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Pending:
-        """Sum `x` over the workers, in place, in an order that the carrier chooses."""
+        """Sum `x` over the workers, in place, in an order that the transport chooses."""
 
     @abstractmethod
     def reduce_scatter(self, out: Tensor, x: Tensor) -> Pending:
@@ -120,13 +115,13 @@ class Transport(ABC):
     def all_to_all(
         self, out: Tensor, x: Tensor, out_sizes: Sequence[int] | None = None, in_sizes: Sequence[int] | None = None
     ) -> Pending:
-        """Part j of `x` goes to worker j, and part i of `out` came from worker i.
+        """Send part j of `x` to worker j, and receive part i of `out` from worker i.
 
         Args:
             out: shape (N, k), or of one dimension with `out_sizes`.
             x: shape (N, k), whose rows are the parts, or of one dimension with `in_sizes`.
-            out_sizes: elements that come from each worker, in rank order; zeros are allowed.
-            in_sizes: elements that go to each worker; both sizes are given or neither is.
+            out_sizes: elements from each worker, in rank order; zeros are allowed.
+            in_sizes: elements to each worker; give both sizes or neither.
         """
 
     @abstractmethod
@@ -135,37 +130,37 @@ class Transport(ABC):
 
     @abstractmethod
     def broadcast(self, x: Tensor, source: int) -> Pending:
-        """Make `x` what it is on worker `source`, in place."""
+        """Copy `x` of worker `source` into every worker's `x`."""
 
     @abstractmethod
     def send(self, x: Tensor, to: int) -> Pending:
-        """Send `x` to worker `to`, who calls `receive` for it; what one sends to another arrives in that order."""
+        """Send `x` to worker `to`, which calls `receive` for it; messages between two workers keep their order."""
 
     @abstractmethod
     def receive(self, x: Tensor, source: int) -> Pending:
-        """Fill `x` with what worker `source` sends next to this one; same shape and dtype as there.
+        """Receive the next message of worker `source` into `x`, of the same shape and dtype as there.
 
-        Both take part in no order with the other operations. The deadline is that of every other operation.
+        Messages need no common order with the other operations. Their deadline is the same.
         """
 
     @abstractmethod
     def open_channels(self, number: int) -> None:
-        """Make `channel(0)` to `channel(number - 1)`, where they are not there yet; every worker calls it alike."""
+        """Make `channel(0)` to `channel(number - 1)`, unless they exist; every worker makes the same call."""
 
     @abstractmethod
     def channel(self, k: int) -> Transport:
         """Channel `k`: a connection of the same workers, whose operations never wait for those of other channels.
 
-        Operations on different channels need no common order and may come from different threads. Channel 0 is this
+        Operations on different channels need no common order and may be started in different threads. Channel 0 is this
         connection itself.
         """
 
     @abstractmethod
     def part(self, groups: Sequence[Sequence[int]]) -> Transport:
-        """The connection within this worker's group; every worker calls it with the same groups.
+        """The connection within this worker's group; every worker makes the same call.
 
-        Ranks count within the group, in the order in which it lists them. Errors still name workers as in the whole
-        cluster, and a failure within a part ends the whole connection.
+        Ranks count within the group, in its order. Errors name workers as in the whole cluster, and a failure within a
+        subgroup ends the whole connection.
 
         Args:
             groups: ranks of this connection; each in exactly one group.
@@ -173,33 +168,33 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let the connection go, with its channels and parts; nothing may be started after it."""
+        """Close the connection, with its channels and subgroups; no operation may be started afterwards."""
 
     def gather_json(self, value: Any) -> list[Any]:
-        """Every worker's `value`, in rank order. JSON, so that nothing that arrives is ever executed."""
+        """Every worker's `value`, in rank order; sent as JSON, so that no received data is ever executed."""
         text = json.dumps(value).encode()
         sizes = self.meet(len(text))
         longest = max(sizes)
         row = torch.zeros(longest, dtype=torch.uint8)
         row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         rows = torch.empty(self.world.size, longest, dtype=torch.uint8)
-        _gather_over_carrier(self, rows, row)
+        _gather(self, rows, row)
         return [json.loads(bytes(line[:size].tolist())) for line, size in zip(rows, sizes, strict=True)]
 
     def meet(self, size: int = 0) -> list[int]:
-        """Return when every worker makes the same call as this one; what each said for `size`, in rank order.
+        """Wait until every worker makes the same call as this one; returns each one's `size`, in rank order.
 
         Raises:
-            MismatchError: some are elsewhere, on every worker alike.
+            MismatchError: some workers make another call; on every worker alike.
         """
         rows = torch.empty(self.world.size, calls.WORDS, dtype=torch.int64)
-        _gather_over_carrier(self, rows, calls.row(self.call, size))
+        _gather(self, rows, calls.row(self.call, size))
         calls.check_alike(rows[:, calls.KIND].tolist(), rows[:, calls.LEAVING].bool().tolist(), self.world)
         return [int(said) for said in rows[:, calls.SIZE]]
 
     @contextlib.contextmanager
     def calling(self, call: str) -> Iterator[None]:
-        """Inside, agreements among all say that they belong to `call`, one of :mod:`paceline.communication.calls`."""
+        """Context in which agreements belong to the user's `call`, one of :mod:`paceline.communication.calls`."""
         before, self.call = self.call, call
         try:
             yield
@@ -207,15 +202,15 @@ class Transport(ABC):
             self.call = before
 
     def barrier(self) -> None:
-        """Return when every worker has come here."""
+        """Return once every worker has called it."""
         self.meet()
 
     def count(self, operation: str, x: Tensor, kept: int | None = None) -> None:
-        """Add what this operation makes this worker send to `bytes_sent`.
+        """Add the bytes that this worker sends for an operation.
 
         Args:
             operation: its name.
-            x: what this worker brings.
+            x: this worker's tensor.
             kept: of an all-to-all with sizes: the elements that stay here.
         """
         size, others = self.world.size, self.world.size - 1
@@ -232,7 +227,7 @@ class Transport(ABC):
             self.sent(nbytes * others)
 
     def sent(self, nbytes: int) -> None:
-        """Count bytes that this worker has sent, on this connection or beside it."""
+        """Add bytes that this worker has sent, on this connection or beside it."""
         with self._counting:
             self.bytes_sent += nbytes
         if self._parent is not None:
@@ -240,21 +235,21 @@ class Transport(ABC):
 
 
 def check_other(world: World, rank: int, verb: str) -> None:
-    """Refuse a partner that is no other worker."""
+    """Refuse a peer that is no other worker."""
     if rank == world.rank or not 0 <= rank < world.size:
         raise ValueError(world.sign(f"cannot {verb} rank {rank}: name another one of 0 to {world.size - 1}"))
 
 
 def group_of(world: World, groups: Sequence[Sequence[int]]) -> tuple[int, list[int]]:
-    """Which of `groups` this worker is in, and its ranks."""
+    """The index of this worker's group, and its ranks."""
     ranks = sorted(rank for group in groups for rank in group)
     if ranks != list(range(world.size)):
         raise ValueError(world.sign(f"groups must name each rank of 0 to {world.size - 1} once, got {groups!r}"))
     return next((k, list(group)) for k, group in enumerate(groups) if world.rank in group)
 
 
-def _gather_over_carrier(transport: Transport, out: Tensor, x: Tensor) -> None:
-    """all_gather of small host tensors over whatever device the carrier wants."""
+def _gather(transport: Transport, out: Tensor, x: Tensor) -> None:
+    """all_gather of small host tensors, over the transport's device."""
     device = transport.wire_device(out.device)
     if device == out.device:
         transport.all_gather(out, x).wait()
@@ -278,7 +273,7 @@ def check_sizes(
 
 
 def world_within(world: World, ranks: Sequence[int]) -> World:
-    """What `world` is among `ranks` only, which count from 0 in the order given."""
+    """`world` within a group of ranks, which count from 0 in the given order."""
     hosts = tuple(world.hosts[rank] for rank in ranks)
     rank = list(ranks).index(world.rank)
     mates = [other for other, host in enumerate(hosts) if host == world.host]
@@ -286,7 +281,7 @@ def world_within(world: World, ranks: Sequence[int]) -> World:
 
 
 class SoloTransport(Transport):
-    """A cluster of one: every exchange is over at once and sends nothing."""
+    """A cluster of one worker: every exchange is complete at once and sends nothing."""
 
     name = "none"
 
@@ -321,7 +316,7 @@ class SoloTransport(Transport):
         raise ValueError(f"cannot receive from rank {source}: this worker is alone")
 
     def open_channels(self, number: int) -> None:
-        """Nothing to open: every operation is over when it began."""
+        """Does nothing: every operation is complete when it is started."""
 
     def channel(self, k: int) -> Transport:
         return self
@@ -331,4 +326,4 @@ class SoloTransport(Transport):
         return self
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Does nothing."""

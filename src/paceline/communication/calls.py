@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each worker is calling, said before anything is exchanged: a call of some workers only is found at once.
+"""Each worker's present call, compared before anything is exchanged, so that different calls are found at once.
 
-Every operation among all begins with a row of one shape, whatever it is: an exchange of the training with its header,
-a call such as `run.save` with the row made here. So the first row of a worker that is elsewhere meets the others', and
-all know who called what before tensors of different sizes meet on the wire, which the back ends answer with an abort.
+Every operation among all workers begins with a row of one shape: an exchange of the training with its header, a call
+such as `run.save` with the row made here. So workers that make different calls compare their rows before they send
+tensors of different sizes, which would make the back ends abort.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from paceline.errors import ElsewhereError
 WORDS = 10
 """Integers of a row."""
 KIND, LEAVING, SIZE = 1, 3, 8
-"""Places in a row: what it is about (that of a call is CALL or below), whether the worker ends, bytes that follow."""
+"""Places in a row: its kind (CALL or below for a call), whether the worker ends, bytes that follow."""
 CALL = -10
 BLOCK = 1000
-"""Kind of the exchange of a block's first fragment; the others follow."""
+"""Kind of the exchange of a block's first fragment; the other fragments' follow."""
 AGREEMENT = "an agreement of all workers"
 
 _ADVICE = {
@@ -50,15 +50,12 @@ def row(call: str, size: int) -> Tensor:
 
 
 def check_alike(kinds: Sequence[int], leaving: Sequence[bool], world: World) -> None:
-    """Refuse to go on where one worker makes a call that others do not.
+    """Raise ElsewhereError, on every worker alike, if the workers make different calls.
 
     Args:
         kinds: of the workers' rows, in rank order.
-        leaving: which of them come to their end.
-        world: who speaks.
-
-    Raises:
-        ElsewhereError: on every worker alike.
+        leaving: which of the workers end.
+        world: this worker.
     """
     called = [_NAMES[CALL - kind] for kind in kinds if kind <= CALL]
     if not called or (len(called) == len(kinds) and len(set(called)) == 1):
@@ -71,7 +68,7 @@ def check_alike(kinds: Sequence[int], leaving: Sequence[bool], world: World) -> 
 
 
 def advice(call: str) -> str:
-    """What to do where some workers did not come to `call`."""
+    """What to do if some workers do not make `call`."""
     if call == AGREEMENT:
         return f"{_ADVICE[call][0].upper()}{_ADVICE[call][1:]}"
     more = f" ({_ADVICE[call]})" if _ADVICE[call] else ""
@@ -82,7 +79,7 @@ def advice(call: str) -> str:
 
 
 def _doing(kind: int, leaves: bool) -> str:
-    """What a worker does whose row has this kind, to follow its name."""
+    """What a worker with this row does; follows its name."""
     if kind <= CALL:
         return f"in {_NAMES[CALL - kind]}"
     if leaves:

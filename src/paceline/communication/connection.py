@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which transport there is where this program runs."""
+"""The transport for this program's environment."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from paceline.communication.torch.transport import ProcessTransport, launched
 
 
 def connect(timeout_s: float, group: Any = None, kind: str = "auto", tls: TLS | None = None) -> Transport:
-    """The transport of the place where this program runs.
-
-    A virtual worker finds its virtual cluster; a process that torchrun or the user made part of a group finds the
-    others; everybody else is a cluster of one.
+    """Connect: to the virtual cluster, to the workers of the launcher or the group, or as a cluster of one.
 
     Args:
         timeout_s: deadline of every operation, seconds.
-        group: a group of the user's, or None.
-        kind: how processes speak to each other: "auto" is torch.distributed, "channel" a ring over our own sockets.
-        tls: certificates for the latter, or None for connections in the clear.
+        group: the user's process group, or None.
+        kind: "auto" for torch.distributed, "channel" for a ring over our own sockets.
+        tls: certificates for a ring; None for unencrypted connections.
     """
     here = virtual.current()
     if here is not None:

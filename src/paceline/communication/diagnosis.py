@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who waits for whom: what every worker of a connection was doing when it failed.
+"""What every worker of a connection was doing when the connection failed.
 
-Whoever finds the failure writes into the store what it was waiting for. A worker that is busy in the user's program
-cannot, so a thread of its process answers for it, on a connection of its own to the store, where it sleeps until
-somebody asks (`Witness`). A process that is dead, stopped or cut off does neither, which tells it from the others.
+A worker that finds the failure writes into the store what it was waiting for. A worker that is busy in the user's
+program cannot, so a thread of its process answers for it, on a store connection of its own (`Responder`). A process
+that is dead, stopped or cut off does neither.
 
-Answers are JSON, cut to a length; nothing that arrives is ever executed.
+Answers are JSON of limited length; no received data is ever executed.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ import torch.distributed as dist
 from paceline.core.world import World
 
 ASLEEP = timedelta(hours=1)
-"""Nobody may ask for days; the store's client wants a limit all the same."""
+"""Timeout of one wait at the store; the wait is repeated."""
 SHOWN = 16
-"""Rows of a table in an error message; the event log has all of them."""
+"""Most rows of the table in an error message; the event log has all of them."""
 LONGEST = 200
-"""Characters of a text that comes from another worker."""
+"""Most characters of a text from another worker."""
 
 _HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARIES = (_HOME, os.path.dirname(os.__file__))
-"""paceline and the standard library, whose compiled part lies beneath (asking `sysconfig` takes long)."""
+"""paceline and the standard library with its compiled part (calling `sysconfig` takes long)."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Doing:
 
     Attributes:
         state: "waits" in an operation, is "busy" elsewhere, or "silent".
-        operation: that it waits for, or "".
-        number: of that operation, or of the last one that it began, counted since attach.
+        operation: for which it waits, or "".
+        number: of that operation, or of the last one that it began; counted since attach.
         since_s: seconds that it has waited.
         at: the innermost place in the user's program: file, line, function.
     """
@@ -62,7 +62,7 @@ class Doing:
 
     @classmethod
     def unpack(cls, text: bytes) -> Doing:
-        """The inverse of `pack`; "busy" and nothing more where it cannot be read."""
+        """The inverse of `pack`; only "busy" if it is malformed."""
         try:
             said = json.loads(text[: 20 * LONGEST])
             state = "waits" if said["state"] == "waits" else "busy"
@@ -73,7 +73,7 @@ class Doing:
 
     @property
     def text(self) -> str:
-        """In words, to follow the worker's name."""
+        """For messages; follows the worker's name."""
         place = f" ({self.at})" if self.at else ""
         if self.state == "waits":
             return f"waits for {self.operation}, operation {self.number}, since {self.since_s:.1f} s{place}"
@@ -83,7 +83,7 @@ class Doing:
 
 
 def table(world: World, doing: dict[int, Doing]) -> str:
-    """A line a worker, those first that others wait for; each begins with a new line and two spaces."""
+    """A line for each worker, stragglers first; each begins with a newline and two spaces."""
     order = {"silent": 0, "busy": 1, "waits": 2}
     ranks = sorted(doing, key=lambda rank: (order[doing[rank].state], doing[rank].number, rank))
     lines = [f"\n  {world.name(rank)} {doing[rank].text}" for rank in ranks[:SHOWN]]
@@ -98,7 +98,7 @@ def rows(doing: dict[int, Doing]) -> list[dict[str, Any]]:
 
 
 def place_of(thread: int) -> str:
-    """Where a thread is in the user's program: the innermost frame that is in no library, `train.py:31 main`."""
+    """The innermost frame of a thread that is in the user's program, as `train.py:31 main`."""
     frame = innermost = sys._current_frames().get(thread)
     while frame is not None and in_library(frame.f_code.co_filename):
         frame = frame.f_back
@@ -109,12 +109,12 @@ def place_of(thread: int) -> str:
 
 
 def in_library(path: str) -> bool:
-    """Whether a file is one of paceline, the standard library or an installed package."""
+    """Whether a file belongs to paceline, the standard library or an installed package."""
     return path.startswith(("<", *_LIBRARIES)) or "site-packages" in path or "dist-packages" in path
 
 
 class DiagnosisKeys:
-    """The places in the store where a connection's workers ask and answer.
+    """The keys in the store by which a connection's workers ask and answer.
 
     Args:
         store: of the connection.
@@ -124,28 +124,28 @@ class DiagnosisKeys:
     def __init__(self, store: Any, name: str) -> None:
         self.store, self._name = store, f"paceline/{name}"
 
-    def came(self, rank: int) -> str:
-        """Where a worker says what it was waiting for when it found the failure."""
+    def failed(self, rank: int) -> str:
+        """Has what a worker was waiting for when it found the failure."""
         return f"{self._name}/failed/{rank}"
 
     def asked(self, rank: int) -> str:
-        """Where others ask for a worker that has not come."""
+        """Set to ask the responder of a worker."""
         return f"{self._name}/asked/{rank}"
 
     def answer(self, rank: int) -> str:
-        """Where its witness answers."""
+        """Has the responder's answer."""
         return f"{self._name}/answer/{rank}"
 
     def read(self, doing: dict[int, Doing], ranks: Iterable[int]) -> None:
-        """Take what those have said who are not known, or known as busy; what a worker says itself is better."""
+        """Add new answers to `doing`; a worker's own replaces its responder's."""
         for rank in ranks:
             if rank not in doing and self.store.check([self.answer(rank)]):
                 doing[rank] = Doing.unpack(self.store.get(self.answer(rank)))
-            if (rank not in doing or doing[rank].state == "busy") and self.store.check([self.came(rank)]):
-                doing[rank] = Doing.unpack(self.store.get(self.came(rank)))
+            if (rank not in doing or doing[rank].state == "busy") and self.store.check([self.failed(rank)]):
+                doing[rank] = Doing.unpack(self.store.get(self.failed(rank)))
 
     def ask(self, ranks: Iterable[int]) -> None:
-        """Wake the witnesses of these."""
+        """Wake the responders of these workers."""
         for rank in ranks:
             self.store.set(self.asked(rank), b"what")
 
@@ -156,51 +156,51 @@ _all: weakref.WeakSet[Responder] = weakref.WeakSet()
 @atexit.register
 def _end_all() -> None:
     """A program may end without closing its connections."""
-    for witness in list(_all):
-        witness.end()
+    for responder in list(_all):
+        responder.end()
 
 
 class Responder:
     """A thread that answers for a worker, once.
 
-    It sleeps in the store's client, off the interpreter's lock, and ends with the connection, the store or the process.
+    It waits in the store's client without the GIL, and ends with the connection, the store or the process.
 
     Args:
-        store: of the connection; the thread takes a client of its own.
+        store: of the connection; the thread uses a client of its own.
         name: of the connection.
         rank: this worker.
-        doing: what it is doing now.
+        doing: gives what it is doing now.
     """
 
     def __init__(self, store: Any, name: str, rank: int, doing: Callable[[], Doing]) -> None:
-        self._places, self._rank, self._doing, self._over = DiagnosisKeys(store, name), rank, doing, False
+        self._keys, self._rank, self._doing, self._over = DiagnosisKeys(store, name), rank, doing, False
         self._thread: threading.Thread | None = None
-        with contextlib.suppress(Exception):  # a store that cannot be cloned leaves the worker without a witness
+        with contextlib.suppress(Exception):  # a store that cannot be cloned: the worker has no responder
             own = DiagnosisKeys(store.clone(), name)
-            self._thread = threading.Thread(target=self._attend, args=(own,), name="paceline-witness", daemon=True)
+            self._thread = threading.Thread(target=self._attend, args=(own,), name="paceline-responder", daemon=True)
             self._thread.start()
             _all.add(self)
 
-    def _attend(self, places: DiagnosisKeys) -> None:
+    def _attend(self, keys: DiagnosisKeys) -> None:
         while not self._over:
             try:
-                places.store.wait([places.asked(self._rank)], ASLEEP)
+                keys.store.wait([keys.asked(self._rank)], ASLEEP)
             except dist.DistNetworkError:
-                return  # the store is gone, and whoever could ask with it
+                return  # the store is gone
             except dist.DistStoreError:
-                continue  # nobody asked within the hour
+                continue  # no worker has asked yet
             except RuntimeError:
                 return
             if not self._over:
                 with contextlib.suppress(Exception):
-                    places.store.set(places.answer(self._rank), self._doing().pack())
+                    keys.store.set(keys.answer(self._rank), self._doing().pack())
             return
 
     def end(self) -> None:
-        """Let the thread go; a thread that waited in native code at the interpreter's end could bring it down."""
+        """End the thread: one that waits in native code when the interpreter ends could crash it."""
         if self._thread is None or self._over:
             return
         self._over = True
         with contextlib.suppress(Exception):
-            self._places.store.set(self._places.asked(self._rank), b"nothing")
+            self._keys.store.set(self._keys.asked(self._rank), b"nothing")
         self._thread.join(1.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Channels and parts of a transport that makes them as connections like itself."""
+"""Transports whose channels and subgroups are connections of the same kind."""
 
 from __future__ import annotations
 
@@ -14,32 +14,29 @@ Kin = TypeVar("Kin", bound=Transport)
 
 
 class SubgroupTransport(Transport, Generic[Kin]):
-    """A transport whose channels and parts are of its own kind, with names that all members give them alike."""
+    """A transport whose channels and subgroups are of its own kind, with the same labels on all members."""
 
     def _init_subgroups(self, label: str, ranks: list[int]) -> None:
-        """Be the connection `label` of the members `ranks`, which count in the whole cluster; without branches yet."""
+        """Begin without subgroups; `ranks` are those of the members in the whole cluster."""
         self._label, self._ranks = label, ranks
         self._channels: list[Kin] = []
         self._parts: list[Kin] = []
 
     @abstractmethod
     def _subgroup(self, label: str, ranks: list[int], world: World) -> Kin:
-        """A connection of some or all of this one's members, apart from all others."""
+        """A new connection of some or all of this one's members."""
 
     def open_channels(self, number: int) -> None:
-        """Make the channels, in order."""
         while len(self._channels) + 1 < number:
             label = f"channel{len(self._channels) + 1}"
             self._channels.append(self._subgroup(label, self._ranks, self.world))
 
     def channel(self, k: int) -> Transport:
-        """Channel `k`; 0 is this connection."""
         if not 0 <= k <= len(self._channels):
             raise IndexError(f"channel {k} was not opened: open_channels({k + 1}) comes first, on every worker")
         return self if k == 0 else self._channels[k - 1]
 
     def part(self, groups: Sequence[Sequence[int]]) -> Transport:
-        """The connection within this worker's group."""
         number, mine = group_of(self.world, groups)
         ranks = [self._ranks[rank] for rank in mine]
         part = self._subgroup(f"part{len(self._parts)}.{number}", ranks, world_within(self.world, mine))

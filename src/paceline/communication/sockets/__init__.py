@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets of our own: framed messages, TLS, addresses, and who is turned away."""
+"""Sockets: frames, TLS, addresses, and the log of rejected connections."""

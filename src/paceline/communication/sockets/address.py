@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The address at which other workers reach a listening worker."""
+"""The address at which the other workers reach this worker's listener."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ LOOPBACK = "127.0.0.1"
 
 
 def find_address(world: World, gather: Callable[[str], list[Any]]) -> str:
-    """The address at which the others reach this worker: of the interface that leads to where all have met.
+    """The address of this host's interface that leads to the workers' store.
 
-    The host where they met may know itself by a loopback address only. Where others have a real one, it takes the
-    address of its interface that leads to them.
+    The store's host may resolve its own name to a loopback address. If other workers have a real address, it uses the
+    interface that leads to them.
 
     Args:
-        world: this worker, with the hosts of all.
-        gather: given this worker's word, those of all, in rank order.
+        world: this worker, with all hosts.
+        gather: given this worker's value, returns all workers' values in rank order.
     """
     hosts = [host for host in dict.fromkeys(world.hosts) if host != world.host]
     try:

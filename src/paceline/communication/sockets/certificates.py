@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job's own authority: it signs the certificates by which the job's workers know each other, and nobody else's.
+"""A job's own certificate authority, which signs the certificates of the job's workers.
 
 ::
 
     job = Authority.make("door")              # door/ca.pem, door/ca-key.pem: on the host where the job begins
-    job.export("door/job.pem")                # the one file that another host needs; whoever has it can join
+    job.export("door/job.pem")                # the one file that another host needs; it is enough to join
     Authority.load("job.pem").issue("door/host-1", "host-1")     # there: cert.pem, key.pem and ca.pem, for `TLS.folder`
 
-Keys are of the curve P-256 and lie in files that only their owner can read, in folders that only their owner can enter.
+Keys use the curve P-256. Only their owner can read the files and enter the folders.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate, KeyUsage
 
 WEEKS = 8
-"""How long a job's authority, and what it signs, is good for."""
+"""Validity of a job's authority and of what it signs."""
 SKEW = timedelta(days=1)
-"""How much the clocks of the hosts may differ."""
+"""Tolerated difference between the hosts' clocks."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Authority:
     """The key of a job, and its certificate.
 
     Attributes:
-        key: signs; whoever has it can let anybody in.
-        certificate: by which workers know what it has signed.
+        key: signs certificates; keep it secret.
+        certificate: verifies them.
     """
 
     key: EllipticCurvePrivateKey
@@ -49,7 +49,7 @@ class Authority:
 
     @classmethod
     def new(cls) -> Authority:
-        """An authority that is nowhere but in the memory of this process."""
+        """A new authority in memory only."""
         from cryptography.hazmat.primitives.asymmetric import ec
 
         key = ec.generate_private_key(ec.SECP256R1())
@@ -57,24 +57,24 @@ class Authority:
 
     @classmethod
     def make(cls, folder: str | Path) -> Authority:
-        """A new authority; its certificate `ca.pem` and its secret `ca-key.pem` are written to `folder`."""
+        """A new authority; writes its certificate `ca.pem` and its key `ca-key.pem` to `folder`."""
         made, place = cls.new(), _private(folder)
         _write(place / "ca.pem", _pem(made.certificate))
         _write(place / "ca-key.pem", _secret(made.key))
         return made
 
     def export(self, path: str | Path) -> Path:
-        """Write key and certificate to one file that only its owner can read; its folder has to be there."""
+        """Write key and certificate to one file that only its owner can read; its folder must exist."""
         target = Path(path)
         _write(target, _secret(self.key) + _pem(self.certificate))
         return target
 
     @classmethod
     def load(cls, path: str | Path) -> Authority:
-        """The authority that `export` has written; warns where others than its owner can read the file.
+        """The authority that `export` has written; warns if other users can read the file.
 
         Raises:
-            UnsupportedError: it cannot be read, is damaged, is no authority's, or its time is over.
+            UnsupportedError: it cannot be read, is damaged, is no authority's, or has expired.
         """
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -84,7 +84,7 @@ class Authority:
         try:
             data = file.read_bytes()
             key, certificate = load_pem_private_key(data, None), x509.load_pem_x509_certificate(data)
-        except (OSError, ValueError, TypeError) as error:  # the last: a key with a password
+        except (OSError, ValueError, TypeError) as error:  # TypeError: a key with a password
             raise UnsupportedError(
                 f"{file} cannot be used as a job's file: {error}; copy the job.pem of the host that began the job again"
             ) from error
@@ -99,11 +99,11 @@ class Authority:
         return found
 
     def issue(self, folder: str | Path, name: str) -> TLS:
-        """Make a worker's or a host's own certificate: cert.pem, key.pem and ca.pem in `folder`, which is made.
+        """Make the certificate of a worker or a host: cert.pem, key.pem and ca.pem in `folder`, which is made.
 
         Args:
             folder: for these three files alone.
-            name: of whom it is for, for people who look at it; at most 64 characters.
+            name: of the worker or host, for display; at most 64 characters.
         """
         from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -116,7 +116,7 @@ class Authority:
         return TLS.folder(place)
 
     def _check(self, file: Path) -> None:
-        """Refuse what could sign nothing that anybody accepts."""
+        """Refuse a certificate that cannot sign valid certificates."""
         from cryptography import x509
 
         try:
@@ -135,7 +135,7 @@ class Authority:
 def _sign(
     name: str, public: EllipticCurvePublicKey, key: EllipticCurvePrivateKey, authority: Certificate | None
 ) -> Certificate:
-    """A certificate for `name`: the authority's own where `authority` is None."""
+    """A certificate for `name`: the authority's own if `authority` is None."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -166,7 +166,7 @@ def _sign(
 
 
 def _use(signs: bool) -> KeyUsage:
-    """What a key is for: an authority's signs certificates, a worker's signs handshakes."""
+    """The key usage: an authority's key signs certificates, a worker's signs handshakes."""
     from cryptography import x509
 
     others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
@@ -187,7 +187,7 @@ def _secret(key: EllipticCurvePrivateKey) -> bytes:
 
 
 def _private(folder: str | Path) -> Path:
-    """A folder that only its owner can enter."""
+    """Make a folder that only its owner can enter."""
     place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -198,7 +198,7 @@ def _private(folder: str | Path) -> Path:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Put a file that only its owner can read in its place at once: never half of it, never open for a moment."""
+    """Write a file that only its owner can read, atomically and never readable by others."""
     new = None
     try:
         handle, new = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # with the mode 0600

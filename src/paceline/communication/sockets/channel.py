@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Framed tensors between two processes over one TCP connection, with deadlines, and with TLS where that is wanted.
+"""Framed tensors between two processes over one TCP connection, with deadlines, and optionally with TLS.
 
 The collectives of :mod:`paceline.communication.torch.transport` need every worker at every operation. A channel joins
-just two: one may be late, die or come again without a word to the others. Every wait has a deadline and ends with the
-name of the peer: `Closed` when the connection is gone, `Late` when the deadline passed, both `PeerLostError`.
+just two, and does not involve the other workers. Every wait has a deadline, and its error names the peer: `Closed` if
+the connection is gone, `Late` if the deadline has passed; both are `PeerLostError`.
 
-This module makes the connections; what goes over them is in :mod:`~paceline.communication.sockets.frames`, how in
-:mod:`~paceline.communication.sockets.framing`, who may in :mod:`~paceline.communication.sockets.tls`. Without
-:class:`TLS` whoever reaches the port can speak and listen: only for networks that are the job's own.
+This module makes the connections; :mod:`~paceline.communication.sockets.frames` has the format,
+:mod:`~paceline.communication.sockets.framing` sends and receives, :mod:`~paceline.communication.sockets.tls` has the
+certificates. Without :class:`TLS` a connection is neither encrypted nor authenticated: use it only on a network of the
+job's own.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from paceline.errors import MismatchError, UnsupportedError
 __all__ = ["HEADER_BYTES", "TLS", "Channel", "Closed", "Frame", "FrameHeader", "Late", "Listener", "connect"]
 
 HANDSHAKE_S = 5.0
-"""Seconds that a TLS handshake may take on the listening side."""
+"""Seconds that a TLS handshake may take at the listener."""
 STRANGERS = 64
-"""Handshakes under way at a listener, at most; for another one the oldest is dropped of the host that has most."""
+"""Most handshakes in progress; a further one replaces the oldest of the host that has the most."""
 WELCOME = b"+"
-"""What a listener says behind a handshake: in TLS 1.3 a client learns by its first read whether it was taken."""
+"""A listener sends it after a handshake: in TLS 1.3 a client learns by its first read whether it was accepted."""
 
 
 class Listener:
-    """Takes connections at one address of this host.
+    """Accepts connections at one address of this host.
 
     Args:
         address: the only address at which it listens; `own_address` finds one.
-        tls: None for connections in the clear.
+        tls: None for unencrypted connections.
         port: 0 for any that is free.
 
     Attributes:
@@ -64,10 +65,10 @@ class Listener:
         self.port: int = self._sock.getsockname()[1]
         self._accepting = threading.Lock()
         self._closed = False
-        self._greeting: dict[ssl.SSLSocket, tuple[str, float]] = {}  # handshakes under way: who, and until when
+        self._handshaking: dict[ssl.SSLSocket, tuple[str, float]] = {}  # handshakes: peer, deadline
 
     def accept(self, timeout_s: float) -> Channel:
-        """The next connection; with TLS the next one whose handshake was good. A stranger keeps nobody waiting.
+        """The next connection; with TLS the next one with a complete handshake. Handshakes do not delay each other.
 
         Raises:
             Late: no connection arrived in time.
@@ -76,7 +77,7 @@ class Listener:
         deadline = time.monotonic() + timeout_s
         with self._accepting:
             while not self._closed:
-                channel = self._knock() or self._greet()
+                channel = self._accept() or self._handshakes()
                 if channel is not None:
                     return channel
                 if time.monotonic() >= deadline:
@@ -97,14 +98,14 @@ class Listener:
                 time.sleep(0.1)
 
     def close(self) -> None:
-        """Take no more connections; those that were taken stay. May be called from any thread, and again."""
+        """Accept no more connections; the accepted ones stay open. From any thread, also repeatedly."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # ends the wait of `accept`
         with self._accepting:
-            for sock in [self._sock, *self._greeting]:
+            for sock in [self._sock, *self._handshaking]:
                 sock.close()
-            self._greeting.clear()
+            self._handshaking.clear()
 
     def __enter__(self) -> Listener:
         return self
@@ -112,8 +113,8 @@ class Listener:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _knock(self) -> Channel | None:
-        """Take a connection from the queue: a channel, or with TLS a handshake that begins."""
+    def _accept(self) -> Channel | None:
+        """Accept a connection: a channel, or with TLS the beginning of a handshake."""
         try:
             sock, where = self._sock.accept()
         except (BlockingIOError, ConnectionError):  # no connection, or closed again
@@ -126,20 +127,20 @@ class Listener:
         if self._context is None:
             return Channel(sock, peer)
         sock.setblocking(False)
-        if len(self._greeting) >= STRANGERS:
-            self._drop(self._most_crowded(), "too many handshakes are under way")
+        if len(self._handshaking) >= STRANGERS:
+            self._drop(self._oldest_of_busiest(), "too many handshakes are under way")
         try:
             tls = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         except OSError as error:
             sock.close()
             turned_away(peer, error)
             return None
-        self._greeting[tls] = (peer, time.monotonic() + HANDSHAKE_S)
+        self._handshaking[tls] = (peer, time.monotonic() + HANDSHAKE_S)
         return None
 
-    def _greet(self) -> Channel | None:
-        """Take every handshake as far as it goes; the channel of the first that is over."""
-        for sock, (peer, until) in list(self._greeting.items()):
+    def _handshakes(self) -> Channel | None:
+        """Continue all handshakes; the channel of the first that completes."""
+        for sock, (peer, until) in list(self._handshaking.items()):
             try:
                 sock.do_handshake()
                 sock.send(WELCOME)
@@ -149,24 +150,24 @@ class Listener:
             except OSError as error:
                 self._drop(sock, error)
             else:
-                del self._greeting[sock]
+                del self._handshaking[sock]
                 return Channel(sock, peer)
         return None
 
-    def _most_crowded(self) -> ssl.SSLSocket:
-        """The oldest handshake of where most come from: one stranger does not push out the workers of other hosts."""
-        where = {sock: neighbourhood(peer.rpartition(":")[0]) for sock, (peer, _) in self._greeting.items()}
+    def _oldest_of_busiest(self) -> ssl.SSLSocket:
+        """The oldest handshake of the host with the most: one attacker cannot displace workers of other hosts."""
+        where = {sock: neighbourhood(peer.rpartition(":")[0]) for sock, (peer, _) in self._handshaking.items()}
         most = Counter(where.values()).most_common(1)[0][0]
         return next(sock for sock, place in where.items() if place == most)
 
     def _drop(self, sock: ssl.SSLSocket, why: object) -> None:
-        peer, _ = self._greeting.pop(sock)
+        peer, _ = self._handshaking.pop(sock)
         sock.close()
         turned_away(peer, why)
 
     def _wait(self, until: float) -> None:
         poll = select.poll()
-        for sock in [self._sock, *self._greeting]:
+        for sock in [self._sock, *self._handshaking]:
             poll.register(sock, select.POLLIN)
         poll.poll(milliseconds(until))
 
@@ -175,12 +176,16 @@ def connect(address: str, port: int, peer: str, timeout_s: float, tls: TLS | Non
     """A channel to the listener at `address`, `port`; retries until the deadline.
 
     Args:
-        peer: who that is, for messages.
+        address: of the listener.
+        port: of the listener.
+        peer: its name, for messages.
+        timeout_s: deadline.
+        tls: None for an unencrypted connection.
 
     Raises:
         Late: no listener accepted before the deadline; the message has the last reason.
-        Closed: the other end went away in the TLS handshake.
-        MismatchError: the other end does not take this worker's certificate, shows a wrong one, or speaks no TLS.
+        Closed: the other end closed the connection in the TLS handshake.
+        MismatchError: the other end rejects this worker's certificate, has a wrong one, or does not use TLS.
     """
     deadline = time.monotonic() + timeout_s
     context = tls.client() if tls else None
@@ -199,20 +204,20 @@ def connect(address: str, port: int, peer: str, timeout_s: float, tls: TLS | Non
         pause = min(2 * pause, 0.5)
     if context is None:
         return Channel(sock, peer)
-    return Channel(_shake_hands(sock, context, f"{peer} at {address}, port {port}", deadline), peer)
+    return Channel(_handshake(sock, context, f"{peer} at {address}, port {port}", deadline), peer)
 
 
 def _dial(address: str, port: int, deadline: float) -> socket.socket:
     sock = socket.create_connection((address, port), timeout=max(0.001, deadline - time.monotonic()))
-    # Where nobody listens at a port of the range that is given out, a connection can meet itself.
+    # Without a listener at an ephemeral port, a connection can connect to itself.
     if sock.getsockname() == sock.getpeername():
         sock.close()
         raise ConnectionRefusedError("nobody listens there")
     return sock
 
 
-def _shake_hands(sock: socket.socket, context: ssl.SSLContext, who: str, deadline: float) -> ssl.SSLSocket:
-    """The client's handshake, to the listener's word of welcome."""
+def _handshake(sock: socket.socket, context: ssl.SSLContext, who: str, deadline: float) -> ssl.SSLSocket:
+    """The client's handshake, up to the listener's WELCOME."""
     try:
         sock.settimeout(max(0.001, deadline - time.monotonic()))
         secure = context.wrap_socket(sock, do_handshake_on_connect=False)
@@ -224,7 +229,7 @@ def _shake_hands(sock: socket.socket, context: ssl.SSLContext, who: str, deadlin
         secure.settimeout(max(0.001, deadline - time.monotonic()))
         if secure.recv(len(WELCOME)) == WELCOME:
             return secure
-        error: Exception = Closed(f"{who} closed the connection behind the TLS handshake")
+        error: Exception = Closed(f"{who} closed the connection after the TLS handshake")
     except TimeoutError:
         error = Late(f"{who} did not answer the TLS handshake in time")
     except ssl.SSLError as reason:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes over a channel: frames of a header, a JSON note and the raw bytes of one tensor.
+"""The format of frames: a header, a JSON note and the raw bytes of one tensor.
 
 ::
 
@@ -9,8 +9,8 @@
     │ 8 char │ u8   │ u8    │ u16     │ u32  │ u64  │ 8 x i64 │ `note` bytes   │ `body` bytes         │
     └────────┴──────┴───────┴─────────┴──────┴──────┴─────────┴────────────────┴──────────────────────┘
 
-Nothing that arrives is ever executed: a header is eight numbers and some sizes, a note is JSON, a body is copied into
-memory as it is. Elements travel as they lie in memory, so both ends must be little endian.
+No received data is ever executed: a header is eight numbers and some sizes, a note is JSON, a body is copied into
+memory. Elements are sent as they are in memory, so both ends must be little endian.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAGIC = b"paceline"
 VERSION = 1
 NUMBERS = 8
 NOTE_LIMIT = 1 << 20
-"""Bytes of a note, at most."""
+"""Most bytes of a note."""
 
 _LAYOUT = struct.Struct(f"<8sBBHIQ{NUMBERS}q")
 HEADER_BYTES = _LAYOUT.size  # 88
@@ -44,7 +44,7 @@ DTYPES: dict[int, torch.dtype] = {
     5: torch.bfloat16,
     6: torch.float16,
 }
-"""Code on the wire -> dtype; 0 stands for a frame without a body."""
+"""Code on the wire -> dtype; 0 is a frame without a body."""
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 if sys.byteorder != "little":  # pragma: no cover
@@ -52,23 +52,23 @@ if sys.byteorder != "little":  # pragma: no cover
 
 
 class Closed(PeerLostError):
-    """The connection is closed or reset: nothing more can come over this channel."""
+    """The connection is closed or reset."""
 
 
 class Late(PeerLostError):
-    """The deadline passed first; whether the channel is still of use, its `closed` says."""
+    """The deadline has passed; the channel's `closed` says whether it can still be used."""
 
 
 @dataclass(frozen=True)
 class FrameHeader:
-    """The fixed head of a frame.
+    """The header of a frame.
 
     Attributes:
-        kind: what the frame is, 0..255, as the caller counts.
+        kind: 0..255; the caller gives it a meaning.
         numbers: exactly 8 whole numbers of 64 bits.
         note_bytes: length of the JSON note.
         body_bytes: length of the tensor's bytes.
-        dtype: of the body; None where there is no body (an empty body has a dtype).
+        dtype: of the body; None without a body (an empty body has a dtype).
     """
 
     kind: int
@@ -89,7 +89,7 @@ class FrameHeader:
 
     @classmethod
     def of(cls, kind: int, numbers: Sequence[int], note: bytes, body: Tensor | None) -> FrameHeader:
-        """The header of what is about to be sent; ValueError where a header cannot say it."""
+        """The header of a frame to be sent; ValueError if it is not valid."""
         if not 0 <= kind <= 255:
             raise ValueError(f"the kind of a frame is a number of 0 to 255, got {kind}")
         if len(numbers) > NUMBERS or any(not -(1 << 63) <= n < 1 << 63 for n in numbers):
@@ -106,12 +106,7 @@ class FrameHeader:
 
     @classmethod
     def read(cls, data: bytes | bytearray, limit: int) -> FrameHeader:
-        """The header in 88 bytes that arrived; MismatchError where they are none, or announce more than is allowed.
-
-        Args:
-            data: the bytes.
-            limit: bytes of a body, at most.
-        """
+        """The inverse of `pack`; MismatchError if it is malformed, or announces a body of more than `limit` bytes."""
         magic, kind, code, version, note_bytes, body_bytes, *numbers = _LAYOUT.unpack(data)
         if magic != MAGIC:
             raise MismatchError(
@@ -135,13 +130,13 @@ class FrameHeader:
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame that arrived.
+    """A received frame.
 
     Attributes:
-        kind: what it is, as the sender counts.
+        kind: of the header.
         numbers: exactly 8, padded with zeros.
-        body: None, or what the bytes were put into: the buffer given, or a fresh tensor of one dimension.
-        note: what the JSON says, None without a note.
+        body: the given buffer, or a new one-dimensional tensor; None without a body.
+        note: the decoded JSON; None without a note.
     """
 
     kind: int
@@ -151,12 +146,12 @@ class Frame:
 
 
 def write_note(note: Any) -> bytes:
-    """`note` as JSON, nothing for None; TypeError for what JSON cannot say."""
+    """`note` as JSON, b"" for None; TypeError if it is not serializable."""
     return b"" if note is None else json.dumps(note, separators=(",", ":")).encode()
 
 
 def read_note(data: bytes | bytearray) -> Any:
-    """What a note says; MismatchError where it is no JSON."""
+    """The inverse of `write_note`; MismatchError if it is not JSON."""
     if not data:
         return None
     try:
@@ -166,7 +161,7 @@ def read_note(data: bytes | bytearray) -> Any:
 
 
 def memory(x: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor of the host, not a copy of them; ValueError for any other tensor."""
+    """The bytes of a contiguous host tensor, without a copy; ValueError for any other tensor."""
     if x.device.type != "cpu" or not x.is_contiguous():
         raise ValueError(
             f"a frame's body must be a contiguous tensor of the host, got shape {tuple(x.shape)} with strides "
@@ -176,7 +171,7 @@ def memory(x: Tensor) -> memoryview:
 
 
 def fitting(buffer: Tensor, header: FrameHeader) -> memoryview:
-    """The memory of `buffer`, if the announced body has just its dtype and number of elements; else MismatchError."""
+    """The bytes of `buffer`; MismatchError unless it has the announced dtype and number of elements."""
     if buffer.dtype != header.dtype or buffer.numel() != header.numel:
         raise MismatchError(
             f"a body of {header.numel} elements of {header.dtype} does not fit the buffer of {buffer.numel()} "

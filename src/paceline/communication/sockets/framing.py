@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames over one connected socket, one way and the other, with deadlines.
+"""Sends and receives frames over one connected socket, with deadlines.
 
-The socket never blocks: a call tries first and polls when there is nothing to do, so that a thread that sends and one
-that receives have deadlines of their own, and `close` ends the waits of both. All of it runs without the GIL.
+The socket never blocks: a call tries first and polls if it cannot continue. So a sending and a receiving thread have
+deadlines of their own, and `close` ends the waits of both. The system calls run without the GIL.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ from paceline.communication.sockets.frames import (
 from paceline.errors import MismatchError
 
 STALL_S = 60.0
-"""Seconds that the rest of a frame may take once it has begun, where the caller names no deadline."""
+"""Seconds that the rest of a frame may take once it has begun, if the caller gives no deadline."""
 AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""What an attempt on a socket raises that has to wait."""
+"""Errors of a socket call that would block."""
 _SLICE = 1 << 26
-_RECORD = 15_000  # bytes; with that a small frame is one record of TLS rather than two
-_TLS_SLICE = 1 << 18  # a TLS object does one thing at a time: short turns, so that reading and writing alternate
+_RECORD = 15_000  # bytes; up to this a small frame is one TLS record instead of two
+_TLS_SLICE = 1 << 18  # a TLS connection allows one call at a time: short ones, so that reads and writes alternate
 
 
 class Channel:
     """One connection to one peer.
 
-    One thread may send while another receives, and several may do the same: whole frames, one after another.
+    Several threads may send and receive at the same time: whole frames, one after another.
 
     Args:
-        sock: a connected TCP socket, or one of TLS after its handshake; the channel owns it from now on.
+        sock: a connected TCP socket, or a TLS socket after its handshake; the channel owns it.
         peer: the other end's name in messages.
-        limit: bytes of a body that is received, at most.
+        limit: most bytes of a received body.
 
     Attributes:
-        bytes_sent: headers, notes and bodies of whole frames, without what TLS adds.
-        bytes_received: the same of frames that came.
-        heard_at: when something came last, on the clock of `time.monotonic`.
-        stall_s: seconds that the rest of a frame may take once it has begun, where a call names no deadline.
+        bytes_sent: headers, notes and bodies of whole frames, without the overhead of TLS.
+        bytes_received: the same for received frames.
+        heard_at: when data were last received, on the monotonic clock.
+        stall_s: seconds that the rest of a frame may take once it has begun, if a call gives no deadline.
     """
 
     def __init__(self, sock: socket.socket, peer: str, limit: int = 1 << 31) -> None:
@@ -74,14 +74,14 @@ class Channel:
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._guard = threading.Lock()
-        self._users = 0  # threads inside send or receive: the last one lets go of the file descriptor
+        self._users = 0  # threads inside send or receive: the last one closes the file descriptor
         self._closed = False
         self._head = bytearray(HEADER_BYTES)
         _set_options(sock)
 
     @property
     def closed(self) -> bool:
-        """Whether this end has closed the channel, by `close` or because of an error."""
+        """Whether this end has closed the channel, by `close` or after an error."""
         return self._closed
 
     def send(
@@ -93,20 +93,20 @@ class Channel:
         deadline_s: float | None = None,
         meanwhile: Callable[[], object] | None = None,
     ) -> None:
-        """Hand one frame to the network; return when it has all of it, which does not mean that the peer has.
+        """Send one frame; return once the kernel has taken it, perhaps before the peer has received it.
 
         Args:
             kind: 0..255.
             numbers: up to 8 whole numbers of 64 bits.
-            body: a contiguous tensor of the host, any shape; sent from its own memory, which must not change meanwhile.
-            note: anything that JSON can say, up to 1 MiB.
-            deadline_s: seconds for all of it; None: `stall_s`, counted from this thread's turn.
-            meanwhile: called when the network takes nothing now and something has come: to `receive` it. Two ends that
-                both send more than the network holds, and receive nothing meanwhile, wait for each other for ever.
+            body: a contiguous host tensor of any shape; sent from its own memory, which must not change meanwhile.
+            note: serializable as JSON, up to 1 MiB.
+            deadline_s: seconds for the whole frame; None: `stall_s`, without the wait for other threads' frames.
+            meanwhile: called if the kernel takes nothing now and data have arrived: it should `receive` them. Two ends
+                that both send more than the network buffers, and receive nothing, deadlock.
 
         Raises:
-            PeerLostError: the channel is closed, or (with the channel closed by that) the deadline passed.
-            ValueError: what no frame can say; nothing was sent.
+            PeerLostError: the channel is closed, or the deadline has passed, which closes it.
+            ValueError: the frame is not valid; nothing was sent.
         """
         text = write_note(note)
         header = FrameHeader.of(kind, numbers, text, body)
@@ -122,7 +122,7 @@ class Channel:
                 self._write(parts, until, meanwhile)
                 self.bytes_sent += HEADER_BYTES + header.note_bytes + header.body_bytes
             except BaseException:
-                self.close()  # a part of a frame may be out
+                self.close()  # a part of the frame may have been sent
                 raise
 
     def receive(
@@ -131,19 +131,19 @@ class Channel:
         """Wait for the next frame.
 
         Args:
-            buffer: where the body goes, a contiguous tensor of the host of the body's dtype and number of elements, or
-                what makes one of the header; None: a fresh tensor of one dimension. Without a body it is not used.
-            deadline_s: seconds for all of the frame. None: its beginning may take any time, and once it has begun the
-                rest must come within `stall_s`. To end a wait from another thread, `close` the channel.
+            buffer: for the body, a contiguous host tensor of its dtype and number of elements, or a function that makes
+                one from the header; None: a new one-dimensional tensor.
+            deadline_s: seconds for the whole frame. None: a frame may begin at any time, and its rest must arrive
+                within `stall_s`. To end a wait from another thread, `close` the channel.
 
         Raises:
             Closed: the connection is gone.
-            Late: the deadline passed; the channel is still of use if nothing of the frame had come (see `closed`).
-            MismatchError: what came is no frame, or does not fit; the channel is closed.
-            ValueError: `buffer` is not a contiguous tensor of the host.
+            Late: the deadline has passed; the channel stays open unless a part of the frame has arrived.
+            MismatchError: the frame is malformed or does not fit; the channel is closed.
+            ValueError: `buffer` is not a contiguous host tensor.
         """
         if isinstance(buffer, Tensor):
-            memory(buffer)  # a buffer that can take nothing is refused before anything has come
+            memory(buffer)  # refuse an invalid buffer before data arrive
         deadline = _deadline(deadline_s)
         with self._turn_of(self._receiving, deadline), self._inside():
             begun = 0
@@ -158,21 +158,21 @@ class Channel:
                 raise
 
     def close(self) -> None:
-        """End the connection, and every wait on it; may be called from any thread, and again.
+        """End the connection, and every wait on it; from any thread, also repeatedly.
 
-        What was sent and not yet received may be lost by it: let the peer answer the last frame first.
+        Frames that the peer has not received may be lost: let it answer the last frame first.
         """
         with self._guard:
             if not self._closed:
                 self._closed = True
-                # Not SSLSocket's own, which would let a thread that still reads go on without the encryption.
+                # Not SSLSocket's own, after which a reading thread would continue without encryption.
                 with contextlib.suppress(OSError):
                     socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
             if self._users == 0:
                 self._sock.close()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the descriptor without a word, as the connection is the parent's."""
+        """In a forked child: close the file descriptor only, because the connection is the parent's."""
         self._closed = True
         with contextlib.suppress(OSError):
             os.close(self._sock.detach())
@@ -184,7 +184,7 @@ class Channel:
         self.close()
 
     def _rest(self, begun: int, buffer: Tensor | Callable[[FrameHeader], Tensor] | None, deadline: float) -> Frame:
-        """The frame of whose header the first `begun` bytes are there."""
+        """Receive the rest of a frame after the first `begun` bytes of its header."""
         self._fill(memoryview(self._head)[begun:], deadline)
         header = FrameHeader.read(self._head, self.limit)
         note = bytearray(header.note_bytes)
@@ -201,11 +201,11 @@ class Channel:
         return Frame(header.kind, header.numbers, body, said)
 
     def readable(self) -> bool:
-        """Whether something has come that was not received yet, or the connection has ended."""
+        """Whether data wait to be received, or the connection has ended."""
         return self.wait(None, time.monotonic())
 
     def takes(self) -> bool:
-        """Whether the network takes a small frame now; False where the channel is closed."""
+        """Whether the kernel takes a small frame now; False if the channel is closed."""
         try:
             with self._inside():
                 poll = select.poll()
@@ -215,7 +215,7 @@ class Channel:
             return False
 
     def wait(self, other: socket.socket | None, deadline: float | None = None) -> bool:
-        """Wait until something comes here, or at `other`; whether it is here. False at the deadline as well."""
+        """Wait until data arrive here or at `other`; whether they are here. False at the deadline."""
         with self._inside():
             if self._tls:
                 with self._turn:
@@ -258,7 +258,7 @@ class Channel:
             view = view[self._read_some(view, deadline) :]
 
     def _read_some(self, view: memoryview, deadline: float | None) -> int:
-        """Wait until there is something, and put it into the beginning of `view`; how many bytes."""
+        """Wait for data, and copy them to the beginning of `view`; returns the number of bytes."""
         while not self._closed:
             try:
                 if self._tls:
@@ -278,7 +278,7 @@ class Channel:
         raise self._lost()
 
     def _either(self, deadline: float) -> bool:
-        """Wait until something can be sent or has come; whether it has come. `Late` once the deadline has passed."""
+        """Wait until data can be sent or have arrived; whether they have arrived. `Late` at the deadline."""
         if self._tls:
             with self._turn:
                 if self._sock.pending():  # type: ignore[attr-defined]
@@ -291,7 +291,7 @@ class Channel:
         return bool(ready[0][1] & ~select.POLLOUT)
 
     def _poll(self, error: OSError, events: int, deadline: float | None) -> None:
-        """Wait for what the attempt that ended with `error` lacked; `Late` once the deadline has passed."""
+        """Wait until the call that ended with `error` can continue; `Late` at the deadline."""
         if not _ready(self._sock, error, events, deadline):
             raise Late(f"{self.peer} did not {'answer' if events == select.POLLIN else 'take what was sent'} in time")
 
@@ -314,7 +314,7 @@ class Channel:
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
-        """While a thread uses the file descriptor it stays open, so that its number is not reused."""
+        """Keep the file descriptor open while a thread uses it, so that its number is not reused."""
         with self._guard:
             if self._closed:
                 raise Closed(f"the connection to {self.peer} is closed")
@@ -329,7 +329,7 @@ class Channel:
 
 
 def milliseconds(deadline: float | None) -> float | None:
-    """Milliseconds until `deadline` for a poll, rounded up and never negative; None waits for ever."""
+    """Milliseconds until `deadline` for a poll, rounded up and never negative; None for no limit."""
     if deadline is None or deadline == math.inf:
         return None
     return math.ceil(max(0.0, min(deadline - time.monotonic(), 1e6)) * 1000)
@@ -340,7 +340,7 @@ def _deadline(seconds: float | None) -> float | None:
 
 
 def _ready(sock: socket.socket, error: OSError, events: int, deadline: float | None) -> bool:
-    """Whether `sock` has, before the deadline, what the attempt that ended with `error` lacked."""
+    """Whether, before the deadline, the call that ended with `error` can continue."""
     if isinstance(error, ssl.SSLWantReadError):
         events = select.POLLIN
     elif isinstance(error, ssl.SSLWantWriteError):
@@ -351,9 +351,9 @@ def _ready(sock: socket.socket, error: OSError, events: int, deadline: float | N
 
 
 def _set_options(sock: socket.socket) -> None:
-    """No blocking, no delay of small frames, and a word from time to time where nothing is sent."""
+    """Non-blocking, without delay of small frames, and with keepalive."""
     sock.setblocking(False)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):  # other systems have other names
+        if hasattr(socket, name):  # the names differ between systems
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

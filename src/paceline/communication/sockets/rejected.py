@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of connections that are turned away: a line each, of which people see one in ten seconds."""
+"""The log of rejected connections: a line for each, and at most one warning in ten seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 logger = logging.getLogger("paceline.doors")
 EVERY_S = 10.0
-"""Seconds between two lines that are warnings; those between them are of the level INFO."""
+"""Least seconds between two warnings; the lines between them have the level INFO."""
 
 _lock = threading.Lock()
 _quiet_until = float("-inf")
@@ -18,10 +18,12 @@ _unsaid = 0
 
 
 def turned_away(peer: str, why: object, expected: bool = False) -> None:
-    """Write down that the connection from `peer` was closed, and why; from any thread.
+    """Log that the connection from `peer` was closed, and why; from any thread.
 
     Args:
-        expected: whether workers of the job come so now and then, so that people need not be told.
+        peer: the other end's address.
+        why: the reason.
+        expected: a normal event in the job, which needs no warning.
     """
     global _quiet_until, _unsaid
     with _lock:
@@ -38,6 +40,6 @@ def turned_away(peer: str, why: object, expected: bool = False) -> None:
 
 
 def neighbourhood(address: str) -> str:
-    """What a stranger cannot easily have many of: an address of IPv4, a network of 64 bits of IPv6."""
+    """The IPv4 address or the IPv6 /64 network: a single attacker rarely has many of them."""
     ip = ipaddress.ip_address(address.split("%")[0])
     return str(ip) if ip.version == 4 else ip.exploded[:19]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may speak on the job's own connections: mutual TLS with an authority of the job's own."""
+"""Mutual TLS with a certificate authority of the job's own."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from paceline.errors import UnsupportedError
 class TLS:
     """Mutual TLS 1.3: both ends must show a certificate that the job's authority has signed.
 
-    Host names are not checked, because workers come and go: whoever holds a key that the authority has signed is a
-    worker of the job, and nobody else is. So use an authority of the job's own, never a public one.
+    Host names are not checked, because workers join and leave: every certificate that the authority has signed is a
+    worker's. So use an authority of the job's own, never a public one.
 
     Attributes:
-        certificate: PEM file of this worker's certificate; where it lists what it is for, that must name both
-            "server" and "client" authentication.
+        certificate: PEM file of this worker's certificate; an extended key usage must allow both server and client
+            authentication.
         key: PEM file of its private key, without a password.
         authority: PEM file of the job's authority.
     """
@@ -30,7 +30,7 @@ class TLS:
 
     @classmethod
     def folder(cls, path: str | Path) -> TLS:
-        """The files cert.pem, key.pem and ca.pem of a folder; UnsupportedError names those that are missing."""
+        """The files cert.pem, key.pem and ca.pem of a folder; UnsupportedError names missing ones."""
         files = [Path(path) / name for name in ("cert.pem", "key.pem", "ca.pem")]
         missing = [file.name for file in files if not file.is_file()]
         if missing:
@@ -40,13 +40,13 @@ class TLS:
         return cls(*files)
 
     def server(self) -> ssl.SSLContext:
-        """The context of the end that listens."""
+        """The context of a listener."""
         context = self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
         context.num_tickets = 0  # sessions are never resumed, and an unread ticket turns a close into a reset
         return context
 
     def client(self) -> ssl.SSLContext:
-        """The context of the end that connects."""
+        """The context of a client."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         return self._load(context)
@@ -55,7 +55,7 @@ class TLS:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
         try:
-            # An empty password: a protected key is an error, not a question on the terminal.
+            # An empty password: a protected key is an error, not a prompt on the terminal.
             context.load_cert_chain(self.certificate, self.key, password="")
             context.load_verify_locations(self.authority)
         except OSError as error:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed as the carrier: gloo, NCCL, MPI."""
+"""The transport over torch.distributed: gloo and NCCL, under any launcher."""

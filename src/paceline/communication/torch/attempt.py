@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which attempt this is: workers that a launcher started again meet each other, and not what their predecessors left.
+"""A store for each restart attempt, so that restarted workers do not read the addresses of the ones before.
 
-torchrun starts all workers again when one fails or a host joins, and its store, where the workers leave the addresses
-at which they listen, lives on. What the dead have written is still there, under the same names, and the connections of
-the next attempt fail ("connectFullMesh failed"). The count of restarts cannot tell attempts apart, because it does not
-change when a host joins. So rank 0 draws a new number from the store, and tells it to the living in a way in which the
-dead cannot take part: each worker says a word of its own that nobody has said before, is answered under that word, and
-confirms the answer. What a dead worker had said is answered as well, and never confirmed.
+torchrun restarts all workers when one fails or a host joins, and its store, where the workers publish the addresses of
+their sockets, lives on. The addresses of the dead workers are still there, under the same keys, and the connections of
+the next attempt fail ("connectFullMesh failed"). The count of restarts does not identify an attempt, because it does
+not change when a host joins. So rank 0 draws a new number from the store, and hands it to the live workers only: each
+worker publishes a random token, gets the number under this token, and confirms it. Tokens of dead workers are answered
+as well, but never confirmed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,12 @@ PREFIX = "paceline/attempt"
 
 
 def shares_store() -> bool:
-    """Whether the workers' store is the launcher's, which lives on when they are started again."""
+    """Whether the workers' store is the launcher's, which outlives them."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def fresh_store(worker: Worker, timeout: timedelta) -> Any:
-    """A part of the launcher's store that belongs to this attempt alone.
-
-    Raises:
-        PeerLostError: some worker did not come within the timeout; the message names it.
-    """
+    """A part of the launcher's store for this attempt alone; PeerLostError names the workers that do not come."""
     assert worker.master is not None
     host, port = worker.master
     store = dist.TCPStore(host, port, None, False, timeout)  # type: ignore[attr-defined]
@@ -45,17 +41,10 @@ def fresh_store(worker: Worker, timeout: timedelta) -> Any:
 
 
 def agree(store: Any, rank: int, size: int, timeout_s: float) -> int:
-    """The number of this attempt, the same on all workers and on none of an earlier one.
-
-    Args:
-        store: of torch.distributed; whatever earlier attempts have left in it does no harm.
-        rank: of this worker.
-        size: of the attempt.
-        timeout_s: for all to come.
-    """
-    word = secrets.token_hex(8)
-    store.set(f"{PREFIX}/{size}/says/{rank}", word)
-    return _lead(store, size, timeout_s) if rank == 0 else _follow(store, rank, word, timeout_s)
+    """The number of this attempt: the same on all `size` workers, and new in the store."""
+    token = secrets.token_hex(8)
+    store.set(f"{PREFIX}/{size}/says/{rank}", token)
+    return _lead(store, size, timeout_s) if rank == 0 else _follow(store, rank, token, timeout_s)
 
 
 def _lead(store: Any, size: int, timeout_s: float) -> int:
@@ -64,11 +53,11 @@ def _lead(store: Any, size: int, timeout_s: float) -> int:
     deadline = time.monotonic() + timeout_s
     while missing:
         for rank in sorted(missing):
-            word = _read(store, f"{PREFIX}/{size}/says/{rank}")
-            if word and word not in answered:
-                store.set(f"{PREFIX}/answer/{word}", str(number))
-                answered.add(word)
-            if word and _read(store, f"{PREFIX}/{number}/confirms/{rank}") == word:
+            token = _read(store, f"{PREFIX}/{size}/says/{rank}")
+            if token and token not in answered:
+                store.set(f"{PREFIX}/answer/{token}", str(number))
+                answered.add(token)
+            if token and _read(store, f"{PREFIX}/{number}/confirms/{rank}") == token:
                 missing.discard(rank)
         if missing and time.monotonic() > deadline:
             who = ", ".join(str(rank) for rank in sorted(missing))
@@ -80,16 +69,16 @@ def _lead(store: Any, size: int, timeout_s: float) -> int:
     return number
 
 
-def _follow(store: Any, rank: int, word: str, timeout_s: float) -> int:
+def _follow(store: Any, rank: int, token: str, timeout_s: float) -> int:
     deadline = time.monotonic() + timeout_s
-    while not (said := _read(store, f"{PREFIX}/answer/{word}")):
+    while not (said := _read(store, f"{PREFIX}/answer/{token}")):
         if time.monotonic() > deadline:
             raise PeerLostError(f"worker 0 did not answer within {timeout_s:g} s: look at its last lines")
         time.sleep(LOOK_EVERY_S)
-    store.set(f"{PREFIX}/{said}/confirms/{rank}", word)
+    store.set(f"{PREFIX}/{said}/confirms/{rank}", token)
     return int(said)
 
 
 def _read(store: Any, key: str) -> str:
-    """What stands there, "" where nothing does; never waits."""
+    """The value of a key, "" if it is not set; never waits."""
     return store.get(key).decode() if store.check([key]) else ""

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The groups of torch.distributed that carry one connection, and how they fail together.
+"""The process groups of torch.distributed that make up one connection, and how they fail together.
 
-A connection has many groups: one for the exchanges that follow one another, one for each further channel, one for each
-part. They are built here, not by `dist.new_group`: that one either needs every process of the program, or names a group
-after the number of groups that a process happens to have, so that members with different histories never find each
-other, and a group that is made again finds the addresses of its predecessor. Ours are named after the connection, live
-in nobody's registry, and end when nothing refers to them.
+A connection has many groups: one for each channel and subgroup. They are built here, not by `dist.new_group`: that
+function either needs every process of the program, or names a group after the number of groups that a process has, so
+that members with different histories never find each other, and a group that is made again reads the addresses of the
+one before it. Ours are named after the connection, are in no registry, and end when nothing refers to them.
 
-That is what a failure needs. The survivors say in the store that they live and drop every group: gloo closes a group's
-sockets when nothing refers to it any more (frames of exceptions and operations under way do), which wakes whoever waits
-for us; so all hear of it within moments, though only the neighbours of the lost worker can notice by themselves. Then
-each looks who else has spoken, asks for those who have not (:mod:`paceline.communication.diagnosis`), and says who
-waits for whom.
+A failure needs that. The survivors report in the store and drop every group. gloo closes a group's sockets when nothing
+refers to it any more (frames of exceptions and operations in flight do), which wakes the workers that wait for this
+one. So all learn of a failure within moments, although only the lost worker's neighbours notice it by themselves. Then
+each worker reads the reports, asks the responders of workers without one (:mod:`paceline.communication.diagnosis`), and
+raises an error that says who waits for whom.
 """
 
 from __future__ import annotations
@@ -33,20 +32,19 @@ from paceline.core.world import World
 from paceline.errors import ClosedError, PeerLostError, UnsupportedError
 
 Begin = Callable[[Any], Any]
-"""Starts an operation on the group it is given, and returns torch's handle of it."""
-
+"""Starts an operation on a group, and returns torch's handle of it."""
 
 ASK_AFTER_S = 0.3
-"""So long those who found the failure themselves have to say so, before it is asked what the others do."""
+"""Seconds for the workers' own reports, before the responders are asked."""
 LONGEST_CALL_S = 5.0
-"""So long it is waited for answers, or a quarter of the deadline where that is less."""
+"""Most seconds for all reports and answers; less if a quarter of the deadline is less."""
 
 
-class GroupHandle:
-    """Holds a group, so that it can be taken away from everybody at once.
+class GroupHolder:
+    """Holds the only reference to a group, so that it can be dropped.
 
     Attributes:
-        group: the `dist.ProcessGroup`, None when it was let go.
+        group: the `dist.ProcessGroup`; None once it is dropped.
     """
 
     def __init__(self, group: Any) -> None:
@@ -54,14 +52,14 @@ class GroupHandle:
 
 
 class TorchOperation:
-    """An operation of torch.distributed under way.
+    """An operation of torch.distributed in flight; a `Pending`.
 
     Args:
         connection: to which it belongs.
         handle: torch's.
         operation: its name, for messages.
         number: counts the operations of the connection.
-        then: what remains to be done when the bytes are there.
+        then: called by `wait` once the data have arrived.
     """
 
     def __init__(
@@ -74,10 +72,9 @@ class TorchOperation:
     ) -> None:
         self._connection, self.operation, self.number, self._then = connection, operation, number, then
         self.handle = handle
-        self.lost = False  # it was under way when the connection failed or was closed
+        self.lost = False  # in flight when the connection failed or was closed
 
     def wait(self) -> None:
-        """Wait for the end; raise `PeerLostError` where it does not come."""
         if self.handle is None and not self.lost:
             return
         try:
@@ -94,47 +91,49 @@ class Connection:
     """All groups of one worker's connection to the same workers.
 
     Args:
-        name: of the connection, the same on every member and never used before over this store.
+        name: the same on every member and never used before in this store.
         backend: torch's name of the back end, such as "gloo" or "cpu:gloo,cuda:nccl".
         rank: this worker.
         size: workers of the connection.
         timeout_s: deadline of every operation, seconds.
 
     Attributes:
-        told: called once with who waited for whom, when the connection has failed.
+        told: called once when the connection has failed, with a row for each worker: what it was doing.
     """
 
     def __init__(self, name: str, backend: str, rank: int, size: int, timeout_s: float) -> None:
         if "gloo" not in backend and "nccl" not in backend:
             raise UnsupportedError(f"exchanges run over the back ends gloo and nccl, and this group's is {backend!r}")
         self.backend, self.timeout_s = backend, timeout_s
-        self.world = World(rank, size)  # until the workers have told each other their hosts
+        self.world = World(rank, size)  # until the workers have exchanged their host names
         self._name, self._store = name, _store()
         self._lock = threading.Lock()
-        self._slots: list[GroupHandle] = []
-        self._under_way: set[TorchOperation] = set()
+        self._holders: list[GroupHolder] = []
+        self._in_flight: set[TorchOperation] = set()
         self._operations = 0
         self._failing = self._closed = False
-        self._verdict = self._reason = self._table = ""
-        self._judged = threading.Event()
-        self._waits: dict[int, tuple[TorchOperation, float]] = {}  # thread -> what it waits for, since when
-        self._user = threading.get_ident()  # the thread that trains, as far as one can tell
-        self._witness = Responder(self._store, name, rank, self._doing)
+        self._cause = self._reason = self._table = ""
+        self._cause_known = threading.Event()
+        self._waits: dict[int, tuple[TorchOperation, float]] = {}  # thread -> its operation, since when
+        self._user = threading.get_ident()  # presumably the training thread
+        self._responder = Responder(self._store, name, rank, self._doing)
         self.told: Callable[[list[dict[str, Any]]], None] | None = None
 
-    def open(self, label: str, ranks: list[int]) -> GroupHandle:
-        """A group of `ranks` of the connection, all of whom call this with the same new `label`."""
+    def open(self, label: str, ranks: list[int]) -> GroupHolder:
+        """A group of `ranks` of the connection; all of them call this with the same new `label`."""
         if self._failing:
             self.fail(f"opening {label}", RuntimeError("the connection has failed before"))
         if self._closed:
             raise self._ended(f"opening {label}")
         try:
-            slot = GroupHandle(self._build(f"paceline/{self._name}/{label}", ranks.index(self.world.rank), len(ranks)))
+            holder = GroupHolder(
+                self._build(f"paceline/{self._name}/{label}", ranks.index(self.world.rank), len(ranks))
+            )
         except RuntimeError as error:
             self.fail(f"opening {label}", error)
         with self._lock:
-            self._slots.append(slot)
-        return slot
+            self._holders.append(holder)
+        return holder
 
     def _build(self, prefix: str, rank: int, size: int) -> Any:
         store, timeout = _under(prefix, self._store), timedelta(seconds=self.timeout_s)
@@ -152,12 +151,12 @@ class Connection:
         return group
 
     def start(
-        self, slot: GroupHandle, operation: str, begin: Begin, then: Callable[[], None] | None = None
+        self, holder: GroupHolder, operation: str, begin: Begin, then: Callable[[], None] | None = None
     ) -> TorchOperation:
-        """Start `operation` on the group of `slot`."""
+        """Start `operation` on the group of `holder`."""
         with self._lock:
             self._operations += 1
-            number, group, failing = self._operations, slot.group, self._failing
+            number, group, failing = self._operations, holder.group, self._failing
         if group is None and not failing:
             raise self._ended(operation)
         problem: RuntimeError | None = None
@@ -172,7 +171,7 @@ class Connection:
         if work is not None:
             with self._lock:
                 if not self._failing:
-                    self._under_way.add(work)
+                    self._in_flight.add(work)
                     return work
             work.handle = None
             problem = RuntimeError("the connection failed meanwhile")
@@ -180,7 +179,7 @@ class Connection:
         self.fail(operation, problem, number)
 
     def finish(self, work: TorchOperation) -> None:
-        """Wait for `work` at torch; a `RuntimeError` where that fails or the connection has."""
+        """Wait for torch's `work`; RuntimeError if that or the connection fails."""
         handle = work.handle
         if handle is None:
             if not self._failing:
@@ -192,17 +191,17 @@ class Connection:
             handle.wait()
         finally:
             del handle
-        del self._waits[thread]  # only here: what a failed worker waited for is told to the others
+        del self._waits[thread]  # not after an error: what a failed worker waited for is reported
         with self._lock:
             work.handle = None
-            self._under_way.discard(work)
+            self._in_flight.discard(work)
 
     def fail(self, operation: str, error: RuntimeError, number: int | None = None) -> NoReturn:
-        """Find out who is missing and raise `PeerLostError`; the first thread to come here asks, the others wait."""
+        """Find the cause and raise `PeerLostError`; the first thread that calls it asks the other workers."""
         if self._closed and not self._failing:
             raise self._ended(operation) from error
         if error.__traceback__ is not None:
-            traceback.clear_frames(error.__traceback__)  # torch's frames hold the group, which has to go
+            traceback.clear_frames(error.__traceback__)  # torch's frames refer to the group
         with self._lock:
             first = not self._failing
             self._failing = True
@@ -210,14 +209,14 @@ class Connection:
         if first:
             try:
                 self._reason = first_line(error)
-                self._judge(self._roll_call(Doing("waits", operation, number)))
+                self._find_cause(self._roll_call(Doing("waits", operation, number)))
             finally:
-                self._judged.set()
+                self._cause_known.set()
         else:
-            self._judged.wait()
+            self._cause_known.wait()
         raise PeerLostError(
             self.world.sign(
-                f"operation {number} ({operation}, deadline {self.timeout_s:g} s) failed: {self._verdict}. Look at the "
+                f"operation {number} ({operation}, deadline {self.timeout_s:g} s) failed: {self._cause}. Look at the "
                 "last lines of that worker; it died, hung, was cut off, made other calls, or made fewer steps and left "
                 f"without run.close(). The back end said: {self._reason}"
             )
@@ -225,7 +224,7 @@ class Connection:
         ) from error
 
     def _doing(self) -> Doing:
-        """What this worker is doing now; may be asked by any thread."""
+        """What this worker is doing now; from any thread."""
         at = place_of(self._user)
         waits = sorted(self._waits.copy().values(), key=lambda pair: pair[1])
         if not waits:
@@ -234,42 +233,43 @@ class Connection:
         return Doing("waits", work.operation, work.number, time.monotonic() - since, at)
 
     def _roll_call(self, failed: Doing) -> dict[int, Doing] | None:
-        """Say what we waited for, wake those who still wait, and see who else speaks up or is answered for.
+        """Report what this worker waited for, wake the other workers, and collect reports and answers.
 
-        Returns what everybody was doing, "silent" of those who do not say; None where the store is gone.
+        Returns:
+            What each worker was doing ("silent" without a report); None if the store is gone.
         """
-        now, size, places = self._doing(), self.world.size, DiagnosisKeys(self._store, self._name)
+        now, size, keys = self._doing(), self.world.size, DiagnosisKeys(self._store, self._name)
         own = now if now.state == "waits" else replace(failed, at=now.at)
         doing = {self.world.rank: own}
         try:
-            self._store.set(places.came(self.world.rank), own.pack())
+            self._store.set(keys.failed(self.world.rank), own.pack())
             self.drop()
             began, asked = time.monotonic(), False
             while len(doing) < size and time.monotonic() < began + min(LONGEST_CALL_S, max(1.0, self.timeout_s / 4)):
-                places.read(doing, range(size))
-                if not asked and time.monotonic() > began + ASK_AFTER_S:  # by then those who wait have heard of it
+                keys.read(doing, range(size))
+                if not asked and time.monotonic() > began + ASK_AFTER_S:  # by then the waiting workers have reported
                     asked = True
-                    places.ask(rank for rank in range(size) if rank not in doing)
+                    keys.ask(rank for rank in range(size) if rank not in doing)
                 time.sleep(0.02)
-        except Exception:  # whatever the store raises: the error says that no worker can be named
+        except Exception:  # the store is gone: no worker can be named
             return None
         finally:
             self.drop()
         return {rank: doing.get(rank, Doing("silent")) for rank in range(size)}
 
-    def _judge(self, doing: dict[int, Doing] | None) -> None:
-        """Put into words who is missing."""
+    def _find_cause(self, doing: dict[int, Doing] | None) -> None:
+        """Describe which workers are missing."""
         if doing is None:
-            self._verdict = (
+            self._cause = (
                 "nobody can be named, because the store is gone in which the workers leave word (it lives in the "
                 "launcher, or in rank 0)"
             )
             return
         silent, busy = ([rank for rank, one in doing.items() if one.state == state] for state in ("silent", "busy"))
         if silent or not busy:
-            self._verdict = f"{self.world.names(silent) if silent else 'nobody that we can name'} did not answer"
+            self._cause = f"{self.world.names(silent) if silent else 'nobody that we can name'} did not answer"
         else:
-            self._verdict = f"{self.world.names(busy)} did not come"
+            self._cause = f"{self.world.names(busy)} did not come"
         self._table = table(self.world, doing)
         if self.told is not None:
             self.told(rows(doing))
@@ -278,28 +278,28 @@ class Connection:
         return ClosedError(self.world.sign(f"{operation}: this connection was closed before"))
 
     def close(self) -> None:
-        """Let everything go; what is under way and not waited for is lost."""
+        """Release everything; operations in flight are lost."""
         self._closed = True
-        self._witness.end()
+        self._responder.end()
         self.drop()
 
-    def drop(self, slots: list[GroupHandle] | None = None) -> None:
-        """Let go of `slots`, all of them by default: their sockets close, and peers that wait hear of it at once."""
+    def drop(self, holders: list[GroupHolder] | None = None) -> None:
+        """Drop the groups of `holders` (default: all): their sockets close, which ends the waits of the peers."""
         with self._lock:
-            if slots is None:
-                slots, self._slots = self._slots, []
-                for work in self._under_way:  # an operation under way refers to the group's connections
+            if holders is None:
+                holders, self._holders = self._holders, []
+                for work in self._in_flight:  # an operation in flight refers to the group's connections
                     work.handle, work.lost = None, True
-                self._under_way.clear()
+                self._in_flight.clear()
             else:
-                self._slots = [slot for slot in self._slots if slot not in slots]
-            for slot in slots:
-                slot.group = None
+                self._holders = [holder for holder in self._holders if holder not in holders]
+            for holder in holders:
+                holder.group = None
         gc.collect()
 
 
 def _store() -> Any:
-    """The store over which the default group was made: our only way to speak when our groups are gone."""
+    """The default group's store: it still works when our groups are gone."""
     return dist.distributed_c10d._get_default_store()
 
 
@@ -308,6 +308,6 @@ def _under(prefix: str, store: Any) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of torch says, without the trace that it brings along."""
+    """The first line of torch's error, without its stack trace."""
     text = str(error).strip().splitlines()
     return text[0][:200] if text else type(error).__name__

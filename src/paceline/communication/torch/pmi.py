@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hydra's `mpiexec` offers its processes: a book of keys and values, and a barrier, over an inherited socket.
+"""A client of hydra's `mpiexec`: keys and values, and a barrier, over an inherited socket.
 
-PMI version 1, as "13/Simple Process Manager Interface v1" of the Flux framework's RFCs writes it down: a line a word,
-`cmd=NAME key=value ...`, answered by a line. It is what an MPI library does when it starts. A process may do so once,
-so programs that use MPI themselves have to start it before `attach`, which then takes theirs.
+It speaks PMI version 1, as in "13/Simple Process Manager Interface v1" of the Flux framework's RFCs: each request is a
+line `cmd=NAME key=value ...`, and so is each answer. An MPI library does the same when it starts, and a process may do
+it once; so programs that use MPI themselves have to start it before `attach`, which then uses theirs.
 """
 
 from __future__ import annotations
@@ -19,46 +19,46 @@ from paceline.core.world import host_name
 from paceline.errors import PeerLostError, UnsupportedError
 
 LONGEST = 8192
-"""Bytes of an answer, at most."""
+"""Most bytes of an answer."""
 
 Open = Callable[[list[str]], str]
-"""Given the names of all workers' hosts, opens the place where they meet, on rank 0, and says where it is."""
+"""Given the names of all workers' hosts, opens the store on rank 0 and returns its address."""
 
 
 def agree(worker: Worker, descriptor: int, timeout_s: float, opens: Open) -> str:
-    """Where the workers meet, as rank 0 says it; all of them call this once.
+    """The address of the workers' store, opened by rank 0; all workers call this once.
 
     Args:
         worker: this one.
         descriptor: of the socket to hydra (PMI_FD).
-        timeout_s: for all to come.
+        timeout_s: for all workers to call it.
         opens: called on rank 0.
 
     Raises:
-        PeerLostError: somebody did not come in time, or hydra is gone.
+        PeerLostError: a worker did not call it in time, or hydra is gone.
         UnsupportedError: hydra does not speak the protocol.
     """
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized():
         names = mpi.COMM_WORLD.allgather(host_name())
         return str(mpi.COMM_WORLD.bcast(opens(names) if worker.rank == 0 else None, root=0))
-    book = _Book(descriptor, worker, timeout_s)
+    client = _PmiClient(descriptor, worker, timeout_s)
     try:
-        book.begin()
-        book.put(f"paceline-host-{worker.rank}", host_name())
-        book.barrier()
+        client.begin()
+        client.put(f"paceline-host-{worker.rank}", host_name())
+        client.barrier()
         if worker.rank == 0:
-            book.put("paceline-meet", opens([book.get(f"paceline-host-{rank}") for rank in range(worker.size)]))
-        book.barrier()
-        where = book.get("paceline-meet")
-        book.finish()
+            client.put("paceline-meet", opens([client.get(f"paceline-host-{rank}") for rank in range(worker.size)]))
+        client.barrier()
+        where = client.get("paceline-meet")
+        client.finish()
         return where
     finally:
-        book.close()
+        client.close()
 
 
-class _Book:
-    """The keys and values of a job."""
+class _PmiClient:
+    """The keys and values of a job, and its barrier."""
 
     def __init__(self, descriptor: int, worker: Worker, timeout_s: float) -> None:
         self._who = f"process {worker.rank} of {worker.size} on {host_name()}"
@@ -71,42 +71,39 @@ class _Book:
                 "for all processes, to the host of rank 0 and a free port of it"
             ) from error
         self._socket.settimeout(timeout_s)
-        self._said, self._name = b"", ""
+        self._received, self._name = b"", ""
 
     def begin(self) -> None:
-        """Before all else."""
         self._ask("init pmi_version=1 pmi_subversion=1", "response_to_init")
         self._name = self._ask("get_my_kvsname", "my_kvsname")["kvsname"]
 
     def put(self, key: str, value: str) -> None:
-        """Write a value, which others see after the next barrier."""
+        """Set a value; other workers see it after the next barrier."""
         self._ask(f"put kvsname={self._name} key={key} value={value}", "put_result")
 
     def get(self, key: str) -> str:
-        """A value that was written before the last barrier."""
+        """A value that was set before the last barrier."""
         return self._ask(f"get kvsname={self._name} key={key}", "get_result")["value"]
 
     def barrier(self) -> None:
-        """Wait until all processes are here."""
         self._ask("barrier_in", "barrier_out")
 
     def finish(self) -> None:
-        """Tell hydra that nothing more will be asked: without it the end of this process would count as a crash."""
+        """End the session: without it the end of this process would count as a crash."""
         self._ask("finalize", "finalize_ack")
 
     def close(self) -> None:
-        """Let the socket go; mpiexec keeps its own."""
         self._socket.close()
 
-    def _ask(self, word: str, answer: str) -> dict[str, str]:
-        """Say one word; what the answer says."""
+    def _ask(self, request: str, answer: str) -> dict[str, str]:
+        """Send a request; returns the keys and values of its answer."""
         try:
-            self._socket.sendall(f"cmd={word}\n".encode())
+            self._socket.sendall(f"cmd={request}\n".encode())
             line = self._line()
         except OSError as error:
             raise PeerLostError(
-                f"{self._who}: mpiexec did not answer {word.split()[0]!r} within {self._timeout_s:g} s ({error}): did "
-                "all processes of the job call attach?"
+                f"{self._who}: mpiexec did not answer {request.split()[0]!r} within {self._timeout_s:g} s ({error}): "
+                "did all processes of the job call attach?"
             ) from error
         found = dict(part.split("=", 1) for part in line.split() if "=" in part)
         if found.get("cmd") != answer or found.get("rc", "0") != "0":
@@ -117,12 +114,12 @@ class _Book:
         return found
 
     def _line(self) -> str:
-        while b"\n" not in self._said:
-            came = self._socket.recv(LONGEST)
-            if not came:
+        while b"\n" not in self._received:
+            data = self._socket.recv(LONGEST)
+            if not data:
                 raise ConnectionError("the connection was closed")
-            self._said += came
-            if len(self._said) > LONGEST:
+            self._received += data
+            if len(self._received) > LONGEST:
                 raise ConnectionError(f"an answer of more than {LONGEST} bytes")
-        line, _, self._said = self._said.partition(b"\n")
+        line, _, self._received = self._received.partition(b"\n")
         return line.decode(errors="replace")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who this process is among the workers of its launcher, and the store where those of a scheduler's job meet.
+"""This process's rank among the workers of its launcher, and the store of a scheduler's job.
 
-torchrun and `paceline run` bring a store along, and torch.distributed finds it by itself. Under MPI, Slurm and Kubeflow
-rank 0 opens one here.
+torchrun and `paceline run` have a store, which torch.distributed finds by itself. Under MPI, Slurm and Kubeflow rank 0
+opens one here.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from paceline.communication.torch.store import LOOPBACK, open_store, own_address
 from paceline.core.world import host_name
 from paceline.errors import PeerLostError, UnsupportedError
 
-_met: list[tuple[Any, str]] = []  # the store of this process, which must stay, and the address where it is
+_met: list[tuple[Any, str]] = []  # this process's store, which must stay, and its address
 
 
 def found() -> Worker | None:
-    """This process among all workers, None if no launcher says that there are several."""
+    """This process among all workers; None if no launcher started several."""
     return schedulers.worker(os.environ)
 
 
 def address() -> str | None:
-    """Where the workers met, None if unknown."""
+    """The address of the store, None if unknown."""
     if _met:
         return _met[0][1]
     return os.environ.get("MASTER_ADDR") or None
@@ -41,7 +41,7 @@ def store(worker: Worker, timeout_s: float) -> Any:
 
     Raises:
         PeerLostError: it cannot be reached within the timeout.
-        UnsupportedError: it cannot be opened where the job says.
+        UnsupportedError: it cannot be opened at the job's address.
     """
     if not _met:
         _met.append(_named(worker, timeout_s) if worker.master is not None else _agreed(worker, timeout_s))
@@ -49,7 +49,7 @@ def store(worker: Worker, timeout_s: float) -> Any:
 
 
 def _named(worker: Worker, timeout_s: float) -> tuple[Any, str]:
-    """The store at the place that everybody knows."""
+    """The store at the address that all workers know."""
     assert worker.master is not None
     host, port = worker.master
     return (_open(worker, host, port, timeout_s) if worker.rank == 0 else _join(worker, host, port, timeout_s)), host
@@ -69,7 +69,7 @@ def _agreed(worker: Worker, timeout_s: float) -> tuple[Any, str]:
 
 
 def _reached_by(worker: Worker, names: list[str]) -> str:
-    """The address of this host that other workers reach."""
+    """An address of this host that the other workers reach."""
     others = [name for name in names if name != host_name()]
     if worker.local_size == worker.size or not others:
         return LOOPBACK

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of this host, and torch's store, open at one of them and at no other.
+"""Addresses of this host, and torch's store, listening at one of them only.
 
-torch's own listens at every interface of the host, also where it is told an address, and asks nobody who they are. So
-the socket is made here and given to it.
+By itself torch's store listens at every interface of the host, even if it is given an address, and is neither encrypted
+nor authenticated. So its socket is made here.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ BACKLOG = 2048  # workers connect all at once
 
 
 def open_store(host: str, port: int, timeout: timedelta, size: int | None = None, wait: bool = False) -> TCPStore:
-    """The store at that address, opened here.
+    """Open the store at an address of this host.
 
     Args:
-        host: a name or an address of this host, by which other workers reach it.
-        port: 0 for any; the store's `port` says which.
+        host: a name or an address of this host that other workers reach.
+        port: 0 for any; the store has it as `port`.
         timeout: of its operations.
-        size: how many will use it, where that is known.
-        wait: for all of them to come.
+        size: number of its clients, if known.
+        wait: for all of them to connect.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # here, for `paceline run --print`
 
@@ -37,17 +37,17 @@ def open_store(host: str, port: int, timeout: timedelta, size: int | None = None
     if listener is None:
         return TCPStore(host, port, size, True, timeout, wait_for_workers=wait)
     port, descriptor = listener.getsockname()[1], listener.detach()
-    libuv = hasattr(TCPStore, "clone")  # before it could be cloned, torch's newer server took no socket of others
+    libuv = hasattr(TCPStore, "clone")  # before that version, libuv's server accepts no given socket
     return TCPStore(
         host, port, size, True, timeout, wait_for_workers=wait, master_listen_fd=descriptor, use_libuv=libuv
     )
 
 
 def listen(host: str, port: int) -> socket.socket | None:
-    """A socket at the one address that `host` names; None where that is no address of this host that others reach.
+    """A socket at the one address that `host` names; None if that is no address of this host that others reach.
 
-    That may be: behind a router that passes connections on, or where a host knows its own name by a loopback address
-    only. Then torch's store listens everywhere.
+    For example behind a router with port forwarding, or if a host resolves its own name to a loopback address. Then
+    torch's store listens at every interface.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for family, _, _, _, where in sorted(found, key=lambda entry: entry[0] != socket.AF_INET):
@@ -55,20 +55,20 @@ def listen(host: str, port: int) -> socket.socket | None:
             continue
         try:
             return socket.create_server((str(where[0]), port), family=family, backlog=BACKLOG)
-        except OSError:  # no address of this host, or the port is taken, which torch says better
+        except OSError:  # no address of this host, or the port is taken: torch has the better error
             continue
     return None
 
 
 def is_local(host: str) -> bool:
-    """Whether by this name every host means itself."""
+    """Whether this name means the local host on every host."""
     return host == "localhost" or _is_loopback(host)
 
 
 def own_address(towards: str) -> str:
-    """The address of this host's interface from which `towards` is reached; 127.0.0.1 where that is this host.
+    """The address of this host's interface that leads to `towards`; 127.0.0.1 if that is this host.
 
-    Nothing is sent: connecting a datagram socket only asks the routing table.
+    Nothing is sent: connecting a datagram socket only looks up the route.
     """
     try:
         found = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
@@ -76,7 +76,7 @@ def own_address(towards: str) -> str:
         with socket.socket(family, kind, protocol) as sock:
             sock.connect(where)
             own = str(sock.getsockname()[0])
-    except (OSError, UnicodeError) as error:  # the latter: no name of a host
+    except (OSError, UnicodeError) as error:  # the latter: not a host name
         raise UnsupportedError(f"there is no way from here to {towards!r}: {error}; name an address") from error
     return LOOPBACK if _is_loopback(own) and family == socket.AF_INET else own
 

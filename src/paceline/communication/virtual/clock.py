@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated clock for virtual workers: how long computing and messages take, and what happens in which order.
+"""A simulated clock for virtual workers: the duration of computing and of messages, and the order of events.
 
-A worker that computes is woken when its time has come; a message arrives when the network has carried it. Whatever
-happens, happens in the order of the simulated time, and at one instant messages come before workers, lower ranks before
-higher ones. Durations are drawn from the seed, the worker and the number of the step alone, so the same seed gives the
-same bits, whatever the order in which the program ran.
+Events are the end of a worker's computing and the arrival of a message. They happen in the order of simulated time; at
+equal times messages come before workers, and lower ranks before higher ones. Durations are drawn from the seed, the
+worker and the number of the step alone, so the same seed gives the same bits in any order of execution.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _MESSAGE, _WORKER = 0, 1
 
 
 def exponential(mean_s: float = 1.0) -> Compute:
-    """Computing times without memory: who pushes next is anybody's guess, and delays are geometric."""
+    """Memoryless computing times: the order of pushes is random, and delays are geometric."""
     return lambda rank, step, generator: generator.expovariate(1.0 / mean_s)
 
 
@@ -33,7 +32,7 @@ def uniform(low_s: float = 0.5, high_s: float = 1.5) -> Compute:
 
 
 def link(latency_s: float = 0.0, bytes_per_s: float = float("inf")) -> Network:
-    """A network in which a message takes the latency and its bytes at the rate; nothing queues."""
+    """A network in which a message takes the latency plus its bytes at the rate, without queues."""
     return lambda source, to, nbytes, generator: latency_s + nbytes / bytes_per_s
 
 
@@ -57,9 +56,9 @@ class Clock:
         compute: seconds of a minibatch: one number for all, one for each worker, or a function of (rank, number of the
             step, generator).
         network: seconds of a message between two workers: a number, or a function of (source, to, bytes, generator).
-        seed: of what is drawn.
-        now: seconds since the beginning; after a run, when it ended.
-        happened: events since the beginning.
+        seed: of the random durations.
+        now: simulated seconds so far; after a run, its duration.
+        happened: events so far.
     """
 
     compute: float | Sequence[float] | Compute = 1.0
@@ -71,7 +70,7 @@ class Clock:
         self.restart()
 
     def restart(self) -> None:
-        """Back to the beginning: a cluster does that, so that a clock which is used again gives the same again."""
+        """Start at 0 again; a cluster calls it, so that a clock used twice gives the same durations."""
         self.now = 0.0
         self._events: list[tuple[float, int, int, int, Callable[[], None]]] = []
         self._number = 0
@@ -80,7 +79,7 @@ class Clock:
         self.happened = 0
 
     def compute_s(self, rank: int, step: int) -> float:
-        """Seconds that worker `rank` needs for its minibatch number `step`."""
+        """Seconds that worker `rank` takes for its minibatch `step`."""
         if callable(self.compute):
             seconds = self.compute(rank, step, random.Random(mix(self.seed, 1, rank, step)))
         elif isinstance(self.compute, Sequence):
@@ -90,25 +89,25 @@ class Clock:
         return _duration(seconds, f"minibatch {step} of worker {rank}")
 
     def network_s(self, source: int, to: int, nbytes: int) -> float:
-        """Seconds that the next message from `source` takes to `to`; none within a worker."""
+        """Seconds that the next message from `source` to `to` takes; 0 within a worker."""
         if source == to:
             return 0.0
         self._messages[source, to] += 1
         return self.message_s(source, to, nbytes, self._messages[source, to])
 
     def message_s(self, source: int, to: int, nbytes: int, number: int) -> float:
-        """Seconds that message `number` from `source` takes to `to`; nothing is counted."""
+        """Seconds that message `number` from `source` to `to` takes; it is not counted."""
         if not callable(self.network):
             return _duration(self.network, "a message")
         generator = random.Random(mix(self.seed, 2, source, to, number))
         return _duration(self.network(source, to, nbytes, generator), f"a message from {source} to {to}")
 
     def wake(self, rank: int, after_s: float, then: Callable[[], None]) -> None:
-        """Do `then`, for worker `rank`, in so many seconds."""
+        """Call `then`, for worker `rank`, after so many seconds."""
         self._put(self.now + after_s, _WORKER, rank, then)
 
     def carry(self, source: int, to: int, nbytes: int, then: Callable[[], None]) -> None:
-        """Do `then` when a message of so many bytes has come from `source` to `to`; those of one pair keep order."""
+        """Call `then` when a message from `source` arrives at `to`; messages between two workers keep their order."""
         arrives = max(self.now + self.network_s(source, to, nbytes), self._arrivals.get((source, to), 0.0))
         self._arrivals[source, to] = arrives
         self._put(arrives, _MESSAGE, source, then)
@@ -118,7 +117,7 @@ class Clock:
         heapq.heappush(self._events, (at_s, kind, rank, self._number, then))
 
     def step(self) -> bool:
-        """Let the next thing happen; False where nothing is left to."""
+        """Carry out the next event; False if there is none."""
         if not self._events:
             return False
         self.now, _, _, _, then = heapq.heappop(self._events)
@@ -127,11 +126,11 @@ class Clock:
         return True
 
     def state(self) -> dict[str, object]:
-        """What a checkpoint holds, between two events."""
+        """For a checkpoint, between two events."""
         return {"now": self.now, "messages": [[*pair, count] for pair, count in sorted(self._messages.items())]}
 
     def load(self, state: dict[str, object]) -> None:
-        """Put back what `state` gave."""
+        """The inverse of `state`."""
         self.now = float(state["now"])  # type: ignore[arg-type]
         self._arrivals = {}
         rows: list[list[int]] = state["messages"]  # type: ignore[assignment]

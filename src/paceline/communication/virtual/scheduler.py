@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler of virtual workers: whose turn it is, who waits for what, and where they meet.
+"""The scheduler of virtual workers, and their exchanges.
 
-One worker runs at a time, in a thread of its own. When it has to wait, it hands the turn to the next worker, in rank
-order, that can continue: one that waits for nothing, or for what has arrived by now. When no worker can, the run is
-deadlocked, and every worker gets an error that names who waits for what.
-:mod:`paceline.communication.virtual.transport` makes a transport of it.
+One worker runs at a time, in a thread of its own. When it has to wait, it passes the turn to the next worker, in rank
+order, that can continue: one that waits for nothing, or whose exchange is complete. If no worker can, the run is
+deadlocked, and every worker gets an error that says who waits for what. :mod:`paceline.communication.virtual.transport`
+is the transport.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Combine = Callable[[list[Any]], list[Any]]
 
 
 class Closable(Protocol):
-    """What comes to its end with a worker's program: closed after a good one, abandoned after a failed one."""
+    """Ends with a worker's program: closed if the program succeeds, abandoned if it fails."""
 
     def close(self) -> None: ...
 
@@ -37,7 +37,7 @@ class Closable(Protocol):
 
 
 class Belonging(Protocol):
-    """More that a worker takes for its own process's: saved before it yields its turn, restored when it resumes."""
+    """Further process-wide state: saved before a worker passes its turn, restored when it resumes."""
 
     def take(self) -> None: ...
 
@@ -45,7 +45,7 @@ class Belonging(Protocol):
 
 
 class _Globals:
-    """What one worker sees as its own process's state, saved and restored with its turn."""
+    """Process-wide state that each worker has for itself, saved and restored with its turn."""
 
     def __init__(self) -> None:
         self.belongings: list[Belonging] = []
@@ -76,72 +76,72 @@ class _Worker:
         self.rank = rank
         self.globals = state
         self.go = threading.Semaphore(0)
-        self.waits_for: str | None = None  # the exchange at which it stands
-        self.call = ""  # the user's call that the exchange belongs to
-        self.ready: Callable[[], bool] = lambda: False  # whether what it waits for is there
+        self.waits_for: str | None = None  # the exchange for which it waits
+        self.call = ""  # the user's call to which the exchange belongs
+        self.ready: Callable[[], bool] = lambda: False  # whether the exchange is complete
         self.finished = False
         self.error: BaseException | None = None
 
 
-class _Meeting:
-    """One exchange among some workers, until the last of them has come."""
+class _Exchange:
+    """One exchange among some workers, until the last of them contributes."""
 
     def __init__(self, members: Sequence[int]) -> None:
         self.members = members
-        self.brought: dict[int, Any] = {}
+        self.contributions: dict[int, Any] = {}
         self.results: dict[int, Any] = {}
 
 
 class Cluster:
-    """The workers, the turn and the exchanges under way.
+    """The workers and their exchanges.
 
     Args:
         size: number of workers.
-        hosts: what each worker takes for the name of its host; all are on this one by default.
-        clock: the simulated time, for what happens while all workers wait.
+        hosts: each worker's host name; this host's by default.
+        clock: the simulated time, which passes while all workers wait.
     """
 
     def __init__(self, size: int, hosts: Sequence[str] | None = None, clock: Clock | None = None) -> None:
         self.size = size
-        self.timed = clock is not None  # else every minibatch takes a second, and a message no time
+        self.timed = clock is not None  # else a minibatch takes one second, and a message no time
         self.clock = clock if clock is not None else Clock()
         self.clock.restart()
-        self.shared: dict[str, Any] = {}  # what virtual workers put where others find it
+        self.shared: dict[str, Any] = {}  # objects that virtual workers share
         self.hosts = tuple(hosts) if hosts is not None else (World().host,) * size
         self.workers = [_Worker(rank, _Globals()) for rank in range(size)]
         self.away_s = [0.0] * size  # seconds in which other workers ran, since each worker's first turn
-        self._meetings: dict[str, _Meeting] = {}
-        self.mail: dict[tuple[str, int, int, int], Tensor] = {}  # (place, from, to, number) -> what was sent
+        self._exchanges: dict[str, _Exchange] = {}
+        self.mail: dict[tuple[str, int, int, int], Tensor] = {}  # (place, from, to, number) -> the message
         self._over = threading.Semaphore(0)
         self.owners: dict[int, tuple[int, Any]] = {}  # id of a parameter -> (rank that attached it, the parameter)
-        self.endings: list[list[Closable]] = [[] for _ in range(size)]  # what each worker has to close at its end
+        self.endings: list[list[Closable]] = [[] for _ in range(size)]  # closed with each worker's program
         self._broken: str | None = None
 
-    def meet(
-        self, rank: int, label: str, brings: Any, combine: Combine, members: Sequence[int] = (), place: str = ""
+    def exchange(
+        self, rank: int, label: str, contribution: Any, combine: Combine, members: Sequence[int] = (), place: str = ""
     ) -> Any:
-        """Wait until every member has come to `place` with the same `label`; then this one's part of the result.
+        """Take part in an exchange; returns this worker's result once every member has contributed.
 
         Args:
-            rank: who comes.
-            label: what for.
-            brings: its contribution.
-            combine: makes a list of results from the list of contributions, both in the order of `members`.
-            members: who has to come; everybody by default.
-            place: name of the meeting place of these members.
+            rank: of this worker.
+            label: describes the exchange; the same on all members.
+            contribution: this worker's.
+            combine: makes the list of results from the list of contributions, both in the order of `members`.
+            members: ranks that take part; all by default.
+            place: identifies this set of members.
         """
         self.check()
-        meeting = self._meetings.setdefault(place, _Meeting(members or range(self.size)))
-        meeting.brought[rank] = brings
+        exchange = self._exchanges.setdefault(place, _Exchange(members or range(self.size)))
+        exchange.contributions[rank] = contribution
         worker = self.workers[rank]
-        worker.waits_for, worker.ready = label, lambda: rank in meeting.results
-        if len(meeting.brought) == len(meeting.members):
-            del self._meetings[place]
-            self._finish_exchange(meeting, combine)
+        worker.waits_for, worker.ready = label, lambda: rank in exchange.results
+        if len(exchange.contributions) == len(exchange.members):
+            del self._exchanges[place]
+            self._finish_exchange(exchange, combine)
         else:
             self._pass_on(rank)
         worker.waits_for = None
-        return meeting.results[rank]
+        return exchange.results[rank]
 
     def wait(self, rank: int, label: str, ready: Callable[[], bool]) -> None:
         """Run other workers until `ready()`."""
@@ -153,39 +153,39 @@ class Cluster:
             worker.waits_for = None
 
     def keep(self, rank: int, belonging: Belonging) -> None:
-        """From now on `belonging` moves with the turn of worker `rank`."""
+        """Save and restore `belonging` with the turn of worker `rank` from now on."""
         self.workers[rank].globals.belongings.append(belonging)
 
     def check(self) -> None:
-        """Raise what broke the cluster, if anything has."""
+        """Raise the error that broke the cluster, if any."""
         if self._broken is not None:
             raise PeerLostError(self._broken)
 
-    def _finish_exchange(self, meeting: _Meeting, combine: Combine) -> None:
-        labels = {self.workers[rank].waits_for for rank in meeting.members}
+    def _finish_exchange(self, exchange: _Exchange, combine: Combine) -> None:
+        labels = {self.workers[rank].waits_for for rank in exchange.members}
         if len(labels) > 1:
             self._broken = "the workers came to different exchanges: " + self._situation()
             raise PeerLostError(self._broken)
-        results = combine([meeting.brought[rank] for rank in meeting.members])
-        meeting.results = dict(zip(meeting.members, results, strict=True))
+        results = combine([exchange.contributions[rank] for rank in exchange.members])
+        exchange.results = dict(zip(exchange.members, results, strict=True))
 
     def _pass_on(self, rank: int) -> None:
         """Run the next worker that can continue, and wait for the turn to return."""
-        heir = self._heir(rank)
+        following = self._next(rank)
         me = self.workers[rank]
-        if heir is None:
+        if following is None:
             self._broken = "nobody can go on: " + self._situation()
-        elif heir is not me:
+        elif following is not me:
             me.globals.take()
             left = time.perf_counter()
-            heir.go.release()
+            following.go.release()
             me.go.acquire()
             self.away_s[rank] += time.perf_counter() - left
             me.globals.put()
         self.check()
 
-    def _heir(self, rank: int) -> _Worker | None:
-        """The next worker that can go on; while there is none, simulated time passes."""
+    def _next(self, rank: int) -> _Worker | None:
+        """The next worker that can continue; while there is none, simulated time passes."""
         while True:
             for step in range(1, self.size + 1):
                 worker = self.workers[(rank + step) % self.size]
@@ -213,7 +213,7 @@ class Cluster:
         target: Callable[[], Result],
         results: list[Result | None],
     ) -> None:
-        """The body of a worker's thread: wait for its turn, work, yield."""
+        """The body of a worker's thread."""
         me = self.workers[rank]
         me.go.acquire()
         me.globals.put()
@@ -226,31 +226,32 @@ class Cluster:
                     raise
             for ending in list(self.endings[rank]):
                 ending.close()
-        except BaseException as error:  # handed to the caller of run()
+        except BaseException as error:  # `run` raises it
             me.error = error
             for ending in list(self.endings[rank]):
                 ending.abandon()
         finally:
             me.finished = True
-            heir = self._heir(rank)
-            if heir is None and any(not w.finished for w in self.workers):
+            following = self._next(rank)
+            if following is None and any(not w.finished for w in self.workers):
                 self._broken = "nobody can go on: " + self._situation()
-                heir = self._heir(rank)
-            if heir is None:
+                following = self._next(rank)
+            if following is None:
                 self._over.release()
             else:
-                heir.go.release()
+                following.go.release()
 
     def run(self, enter: Callable[[Cluster, int], None], target: Callable[[], Result]) -> list[Result | None]:
         """Run `enter(cluster, rank)` and `target` in every worker; the results in rank order, or the first failure."""
         results: list[Result | None] = [None] * self.size
         before = _Globals()
         threads = [
-            threading.Thread(target=self.run_worker, args=(rank, enter, target, results), name=f"worker-{rank}")
+            threading.Thread(
+                target=self.run_worker, args=(rank, enter, target, results), name=f"worker-{rank}", daemon=True
+            )
             for rank in range(self.size)
         ]
         for thread in threads:
-            thread.daemon = True
             thread.start()
         try:
             self.workers[0].go.release()

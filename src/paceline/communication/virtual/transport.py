@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""N workers in one process: each its own thread, model and rank, one running at a time.
+"""N workers in one process: each has its own thread, model and rank, and one runs at a time.
 
-One worker has the turn. A worker keeps it until it comes to an exchange; there it lays down what it brings and
-hands the turn to the next worker, in rank order, that can go on. The last to arrive finishes the exchange for all,
-with sums taken in rank order; in a part of the cluster that is the last of the part. With one turn, what a program
-believes to own alone is swapped: the global random generators of torch (and of every CUDA device in use), NumPy and
+A worker runs until an exchange; there it leaves its contribution and passes the turn to the next worker, in rank order,
+that can continue. The last member to contribute completes the exchange for all, with sums taken in rank order. With the
+turn, process-wide state is swapped: the global random generators of torch (and of every CUDA device in use), NumPy and
 `random`, `sys.argv`, `sys.stdout` and the module `__main__`. So a run repeats bit for bit, and a program that was
 written for one process runs unchanged.
 
-There are no timeouts here: a deadlock is seen at once, and the error says who waits for what.
+There are no timeouts: a deadlock is found at once, and the error says who waits for what.
 """
 
 from __future__ import annotations
@@ -32,10 +31,8 @@ from paceline.communication.base import (
 )
 from paceline.communication.calls import AGREEMENT
 from paceline.communication.virtual.clock import Clock
-from paceline.communication.virtual.scheduler import Closable, Cluster, Combine, Result
+from paceline.communication.virtual.scheduler import Cluster, Combine, Result
 from paceline.core.world import World
-
-__all__ = ["Closable", "Cluster", "VirtualTransport", "current", "run"]
 
 _here = threading.local()
 
@@ -45,38 +42,38 @@ def _enter(cluster: Cluster, rank: int) -> None:
 
 
 def current() -> VirtualTransport | None:
-    """The transport of the virtual worker that runs this thread, or None outside of :func:`run`."""
+    """The transport of this thread's virtual worker; None outside of :func:`run`."""
     return getattr(_here, "transport", None)
 
 
 class _Receive:
-    """A message on its way, or not even sent yet."""
+    """A message to be received."""
 
     def __init__(self, transport: VirtualTransport, x: Tensor, source: int, number: int) -> None:
         self._transport, self._x, self._source, self._number = transport, x, source, number
 
     def wait(self) -> None:
-        """Run other workers until the message is there."""
+        """Run other workers until the message has arrived."""
         if self._number >= 0:
             self._transport.take(self._x, self._source, self._number)
             self._number = -1
 
 
 class VirtualTransport(Transport):
-    """One virtual worker's connection: every operation is one meeting.
+    """One virtual worker's connection: every operation is one exchange of the cluster.
 
     Args:
         cluster: the workers.
-        members: ranks in the cluster of those that this connection joins, in its own order.
+        members: their ranks in the cluster, in this connection's order.
         rank: this worker's place among them.
-        parent: the connection that this one is a part of.
-        place: the same for all members, and for no other connection among other members.
+        parent: the connection of which this one is a subgroup.
+        place: identifies this set of members.
     """
 
     name = "virtual"
 
     coarse = 16
-    """Each chunk gives every worker one turn, and an operation is over when it was started."""
+    """Each chunk costs a turn of every worker, and an operation is complete when it is started."""
 
     def __init__(
         self,
@@ -87,9 +84,8 @@ class VirtualTransport(Transport):
         place: str = "",
     ) -> None:
         hosts = cluster.hosts
-        own = members[rank]
-        mine = World(own, cluster.size, 0, 1, hosts[own], hosts)
-        super().__init__(world_within(mine, members), parent)
+        whole = World(members[rank], cluster.size, 0, 1, hosts[members[rank]], hosts)
+        super().__init__(world_within(whole, members), parent)
         self._cluster, self.members = cluster, tuple(members)
         self._place, self._parts = place, 0
         self._numbers: Counter[tuple[str, int]] = Counter()  # messages to and from each worker
@@ -98,34 +94,29 @@ class VirtualTransport(Transport):
     def cluster(self) -> Cluster:
         return self._cluster
 
-    @property
-    def serves_threads(self) -> bool:
-        """A thread has no turn of its own."""
-        return False
-
     def clone(self) -> VirtualTransport:
-        """A connection with a byte count of its own; all of a worker's connections share its turn."""
+        """A connection with a byte count of its own."""
         return VirtualTransport(self.cluster, self.members, self.world.rank)
 
-    def _meet(self, label: str, brings: Any, combine: Combine) -> Any:
+    def _exchange(self, label: str, contribution: Any, combine: Combine) -> Any:
         if self._place:
             label += f" among workers {', '.join(str(rank) for rank in self.members)}"
         rank = self.members[self.world.rank]
         self.cluster.workers[rank].call = "" if self.call == AGREEMENT else f" for {self.call}"
-        return self.cluster.meet(rank, label, brings, combine, self.members, self._place)
+        return self.cluster.exchange(rank, label, contribution, combine, self.members, self._place)
 
     def now(self) -> float:
         return super().now() - self.cluster.away_s[self.members[self.world.rank]]
 
     def open_channels(self, number: int) -> None:
-        """Nothing to open: an operation is over when it was started."""
+        """Does nothing: an operation is complete when it is started."""
 
     def channel(self, k: int) -> Transport:
         return self
 
     def part(self, groups: Sequence[Sequence[int]]) -> Transport:
         number, mine = group_of(self.world, groups)
-        self._meet(f"part into {groups!r}", None, _everybody_gets_all)
+        self._exchange(f"part into {groups!r}", None, _all_to_each)
         self._parts += 1
         members = [self.members[rank] for rank in mine]
         place = f"{self._place}/{self._parts}.{number}"
@@ -133,13 +124,13 @@ class VirtualTransport(Transport):
 
     def all_reduce(self, x: Tensor) -> Pending:
         self.count("all_reduce", x)
-        total = self._meet(f"all_reduce of {x.numel()}", x, _sum_in_rank_order)
+        total = self._exchange(f"all_reduce of {x.numel()}", x, _sum_in_rank_order)
         x.copy_(total)
         return CompletedOperation()
 
     def reduce_scatter(self, out: Tensor, x: Tensor) -> Pending:
         self.count("reduce_scatter", x)
-        total = self._meet(f"reduce_scatter of {x.numel()}", x, _sum_in_rank_order)
+        total = self._exchange(f"reduce_scatter of {x.numel()}", x, _sum_in_rank_order)
         out.copy_(total[self.world.rank])
         return CompletedOperation()
 
@@ -149,10 +140,10 @@ class VirtualTransport(Transport):
         check_sizes(out, x, out_sizes, in_sizes, self.world.size)
         self.count("all_to_all", x, in_sizes[self.world.rank] if in_sizes is not None else None)
         if in_sizes is None or out_sizes is None:
-            arrived = self._meet(f"all_to_all of {x.numel()}", x.clone().unbind(0), _transpose)
+            arrived = self._exchange(f"all_to_all of {x.numel()}", x.clone().unbind(0), _transpose)
             places: Sequence[Tensor] = out.unbind(0)
         else:
-            arrived = self._meet("all_to_all of parts", torch.split(x.clone(), list(in_sizes)), _transpose)
+            arrived = self._exchange("all_to_all of parts", torch.split(x.clone(), list(in_sizes)), _transpose)
             places = torch.split(out, list(out_sizes))
         for source, (place, part) in enumerate(zip(places, arrived, strict=True)):
             if place.numel() != part.numel():
@@ -164,7 +155,7 @@ class VirtualTransport(Transport):
 
     def all_gather(self, out: Tensor, x: Tensor) -> Pending:
         self.count("all_gather", x)
-        rows = self._meet(f"all_gather of {x.numel()}", x.clone(), _everybody_gets_all)
+        rows = self._exchange(f"all_gather of {x.numel()}", x.clone(), _all_to_each)
         for row, arrived in zip(out, rows, strict=True):
             row.copy_(arrived)
         return CompletedOperation()
@@ -172,7 +163,7 @@ class VirtualTransport(Transport):
     def broadcast(self, x: Tensor, source: int) -> Pending:
         if self.world.rank == source:
             self.count("broadcast", x)
-        rows = self._meet(f"broadcast of {x.numel()} from {source}", x.clone(), _everybody_gets_all)
+        rows = self._exchange(f"broadcast of {x.numel()} from {source}", x.clone(), _all_to_each)
         if self.world.rank != source:
             x.copy_(rows[source])
         return CompletedOperation()
@@ -198,22 +189,22 @@ class VirtualTransport(Transport):
         x.copy_(self.cluster.mail.pop(key))
 
     def close(self) -> None:
-        """The cluster ends with its threads."""
+        """Does nothing: the cluster ends with its threads."""
 
 
-def _sum_in_rank_order(brought: list[Tensor]) -> list[Tensor]:
-    total = brought[0].clone()
-    for x in brought[1:]:
+def _sum_in_rank_order(contributions: list[Tensor]) -> list[Tensor]:
+    total = contributions[0].clone()
+    for x in contributions[1:]:
         total.add_(x.to(total.device))
-    return [total] * len(brought)
+    return [total] * len(contributions)
 
 
-def _transpose(brought: list[Sequence[Tensor]]) -> list[list[Tensor]]:
-    return [[parts[place] for parts in brought] for place in range(len(brought))]
+def _transpose(contributions: list[Sequence[Tensor]]) -> list[list[Tensor]]:
+    return [[parts[place] for parts in contributions] for place in range(len(contributions))]
 
 
-def _everybody_gets_all(brought: list[Any]) -> list[list[Any]]:
-    return [brought] * len(brought)
+def _all_to_each(contributions: list[Any]) -> list[list[Any]]:
+    return [contributions] * len(contributions)
 
 
 def run(
@@ -221,15 +212,15 @@ def run(
 ) -> Sequence[Result | None]:
     """Run `target()` in `workers` virtual workers; the results in rank order.
 
-    Inside, `paceline.attach` finds the virtual cluster by itself. Every worker starts with the random state that the
-    caller had, as N processes that set the same seed would. The first error of a worker is raised here.
+    Inside, `paceline.attach` finds the virtual cluster by itself. Every worker starts with the caller's random state,
+    as N processes that set the same seed would. The first error of a worker is raised here.
 
     Args:
         workers: N, at least 1.
-        target: called once in each worker, without arguments; whatever it builds is that worker's own.
-        hosts: a name for each worker's host, to try what depends on who is near whom; all are on this one by default.
-        clock: how long computing and messages take, for asynchronous rules; everything takes one second, and messages
-            none, by default.
+        target: called once in each worker, without arguments; the objects that it makes are that worker's own.
+        hosts: a name for each worker's host, to test rules that depend on hosts; this host by default.
+        clock: durations of computing and messages, for asynchronous rules; by default a minibatch takes one second,
+            and a message none.
     """
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
