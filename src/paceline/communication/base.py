@@ -91,6 +91,11 @@ class Transport(ABC):
         """End all operations, also later ones, with `PeerLostError(why)`, if the transport can; from any thread."""
 
     @property
+    def serves_threads(self) -> bool:
+        """Whether another thread may exchange while training does."""
+        return self.world.size == 1 or self.background
+
+    @property
     def background(self) -> bool:
         """Whether operations on different channels may be started and waited for in threads of their own."""
         return False

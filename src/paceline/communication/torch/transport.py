@@ -75,6 +75,11 @@ class ProcessTransport(SubgroupTransport["ProcessTransport"]):
         """False for NCCL: several communicators in use at once may deadlock."""
         return "nccl" not in self.name
 
+    @property
+    def serves_threads(self) -> bool:
+        """NCCL does not; with gloo beside it, host memory goes over gloo."""
+        return super().serves_threads or "gloo" in self.name
+
     def wire_device(self, device: torch.device) -> torch.device:
         """gloo takes host memory, NCCL device memory; a group with both takes either."""
         cpu, cuda = "gloo" in self.name, "nccl" in self.name

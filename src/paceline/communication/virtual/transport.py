@@ -94,6 +94,11 @@ class VirtualTransport(Transport):
     def cluster(self) -> Cluster:
         return self._cluster
 
+    @property
+    def serves_threads(self) -> bool:
+        """A thread has no turn of its own."""
+        return False
+
     def clone(self) -> VirtualTransport:
         """A connection with a byte count of its own."""
         return VirtualTransport(self.cluster, self.members, self.world.rank)
