@@ -35,7 +35,6 @@ from paceline.communication.base import CompletedOperation
 from paceline.forecast.planner.network import Network
 from paceline.rules.codec import Codec, Dense, Layout, Steps
 from paceline.rules.rule import Rule
-from paceline.rules.topology import Hierarchical, Ordered
 from paceline.rules.traffic import FOOTER_BYTES, HEADER_BYTES, overhead_bytes
 from paceline.update.engine.blocks.chunks import cut
 from paceline.update.exchange.exchanger import IN_FLIGHT
@@ -162,24 +161,17 @@ def chunked_s(operations: list[OperationTime], chunks: int, in_flight: int = IN_
 def _operations(rule: Rule, codec: Codec, layout: Layout, network: Network, workers: int) -> Iterator[OperationTime]:
     """The operations of one exchange over the rule's route."""
     topology, hosts = rule.common, network.hosts(workers)
-    sent = topology.bytes_sent(codec, layout, hosts, 0)
-    ordered = isinstance(topology, Ordered) or (isinstance(topology, Hierarchical) and topology.ordered)
-    kinds = [kind for one in operations_of(codec) for kind in ((ALL_TO_ALL,) * 2 if ordered and one == SUM else (one,))]
-    if not isinstance(topology, Hierarchical):
-        for kind in kinds:
-            yield operation(kind, sent / len(kinds), network, workers)
-        return
-    slow = topology.slow_bytes(codec, layout, hosts, 0)
-    near = network.near(workers)
-    if sent > slow:
+    sent, slow = (count(codec, layout, hosts, 0) for count in (topology.bytes_sent, topology.slow_bytes))
+    a_sum = (ALL_TO_ALL,) * 2 if topology.ordered else (SUM,)
+    kinds = [kind for one in operations_of(codec) for kind in (a_sum if one == SUM else (one,))]
+    between, members = network, workers
+    if sent > slow:  # two dimensions
+        near = network.near(workers)
         link = network.within if network.per_host > 1 else network.across
         for _ in range(2):
             yield OperationTime(
                 link.latency_s + (near - 1) * link.message_s, (sent - slow) / 2 / link.bandwidth_bytes_s
             )
-    if sent == slow:  # one dimension only: a flat exchange
-        between, members = network, workers
-    else:
         between, members = Network("between", network.across.shared(near)), -(-workers // near)
     for kind in kinds:
         yield operation(kind, slow / len(kinds), between, members)

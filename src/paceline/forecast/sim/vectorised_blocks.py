@@ -23,7 +23,6 @@ from paceline.core.optimizer_state import (
     set_step_count,
 )
 from paceline.errors import NonFiniteError, UnsupportedError
-from paceline.rules.codec import Dense
 from paceline.rules.outer.base import Coefficients, State
 from paceline.rules.outer.moments import block_decay, compensate
 from paceline.rules.rule import Rule
@@ -36,8 +35,8 @@ def check_rule(rule: Rule) -> None:
         reason = "its workers exchange each by itself"
     elif payload.moments_after is not None:
         reason = f"it exchanges {type(payload).__name__}"
-    elif not isinstance(rule.codec, Dense):
-        reason = f"its codec is {type(rule.codec).__name__}, and only Dense is known here"
+    elif not rule.codec.exact:
+        reason = f"its codec {type(rule.codec).__name__} is lossy"
     elif rule.within:
         reason = f'it has within="{rule.within}"'
     elif schedule.fragments > 1 or schedule.overlap:

@@ -39,11 +39,18 @@ class Topology(Protocol):
     def chunks(self) -> int:
         """How many pieces a large exchange is cut into."""
 
+    @property
+    def ordered(self) -> bool:
+        """Whether sums over the slowest dimension are in rank order."""
+
     def route(self, transport: Transport, operations: int) -> Route:
         """The route over `transport`, for codecs of at most so many `operations`; every worker calls it alike."""
 
     def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
         """Bytes that `rank` sends for one exchange, where `hosts` names each worker's host in rank order."""
+
+    def slow_bytes(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
+        """The part of `bytes_sent` along the slowest dimension; all of it where there is one dimension only."""
 
     def describe(self, workers: int) -> str:
         """The choice in words, for `paceline explain`."""

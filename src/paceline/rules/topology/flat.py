@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from paceline.communication.base import Transport
 from paceline.rules.codec.base import Codec
@@ -29,6 +30,7 @@ class Flat:
     """
 
     chunks: int = 8
+    ordered: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_chunks(self.chunks)
@@ -41,6 +43,8 @@ class Flat:
     def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
         """What the codec sends among all workers."""
         return codec.bytes_sent(layout, len(hosts), rank)
+
+    slow_bytes = bytes_sent
 
     def describe(self, workers: int) -> str:
         return f"flat all-reduce in {self.chunks} chunks"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from paceline.communication.base import Transport
 from paceline.rules.codec.base import Codec
@@ -30,6 +31,7 @@ class Ordered:
     """
 
     chunks: int = 8
+    ordered: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_chunks(self.chunks)
@@ -42,6 +44,8 @@ class Ordered:
     def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
         """What the codec sends among all workers."""
         return codec.bytes_sent(layout, len(hosts), rank)
+
+    slow_bytes = bytes_sent
 
     def describe(self, workers: int) -> str:
         return "flat, summed in rank order (reproducible bits)"
