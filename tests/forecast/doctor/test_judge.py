@@ -62,7 +62,7 @@ def test_who_stopped_answering_is_named() -> None:
 def test_a_host_that_is_cut_off_is_one_finding_and_not_four() -> None:
     pairs = [(0, 2), (1, 2), (2, 0), (2, 1)]
     finding = only(broken(cluster(), pairs))
-    assert finding.sentence.startswith("rank 2 on node2 reaches nobody, and nobody reaches it (10.0.0.9: no answer)")
+    assert finding.sentence.startswith("rank 2 on node2 reaches no worker, and no worker reaches it (10.0.0.9: no")
     assert "firewall" in finding.advice
     assert finding.ranks == (2,)
 
@@ -70,8 +70,8 @@ def test_a_host_that_is_cut_off_is_one_finding_and_not_four() -> None:
 @pytest.mark.parametrize(
     ("pairs", "words"),
     [
-        ([(0, 2), (1, 2)], "nobody reaches rank 2 on node2, while it reaches others"),
-        ([(2, 0), (2, 1)], "rank 2 on node2 reaches nobody, while others reach it"),
+        ([(0, 2), (1, 2)], "no worker reaches rank 2 on node2, while it reaches others"),
+        ([(2, 0), (2, 1)], "rank 2 on node2 reaches no worker, while others reach it"),
         ([(0, 1)], "rank 0 on node0 does not reach rank 1 on node1"),
         ([(0, 1), (1, 0)], "rank 0 on node0 and rank 1 on node1 do not reach each other"),
     ],
@@ -92,7 +92,7 @@ def test_a_second_interface_is_part_of_the_advice() -> None:
 
 def test_a_refused_connection_is_not_called_a_firewall() -> None:
     finding = only(broken(cluster(), [(0, 2), (1, 2)], "10.0.0.3: Connection refused"))
-    assert "leads elsewhere" in finding.advice
+    assert "belongs to another host" in finding.advice
 
 
 def test_two_workers_that_do_not_connect() -> None:
@@ -103,7 +103,7 @@ def test_two_workers_that_do_not_connect() -> None:
 def test_the_debian_trap_is_named_with_its_cure() -> None:
     trap = with_machine(cluster(), 1, gloo_address="127.0.1.1", resolved=["127.0.1.1"])
     finding = only(trap)
-    assert finding.sentence.startswith("on node1 its own name leads to 127.0.1.1, which no other host can reach")
+    assert finding.sentence.startswith("on node1 its own name has 127.0.1.1, which no other host reaches")
     assert "GLOO_SOCKET_IFNAME=eth0 on node1" in finding.advice
     assert "/etc/hosts" in finding.advice
 
@@ -121,7 +121,7 @@ def test_an_interface_that_does_not_exist() -> None:
 
 def test_a_name_that_leads_nowhere() -> None:
     finding = only(with_machine(cluster(), 0, gloo_address="", resolved=[]))
-    assert finding.sentence.startswith("on node0 its own name leads to no address")
+    assert finding.sentence.startswith("on node0 its own name has no address")
 
 
 def test_an_address_that_only_gloo_would_take() -> None:
@@ -175,7 +175,7 @@ def test_within_one_host_speed_is_not_judged() -> None:
 def test_a_distant_host_is_a_note() -> None:
     far = [(a, b) for a in range(4) for b in range(4) if a != b and 3 in (a, b)]
     finding = only(with_links(cluster(4), far, latency_s=0.04), "note")
-    assert finding.sentence.startswith("rank 3 on node3 is far from the others: a round trip takes up to 40.00 ms")
+    assert finding.sentence.startswith("rank 3 on node3 is far from other workers: a round trip takes up to 40.00 ms")
 
 
 def test_a_clock_that_is_off_is_a_note() -> None:
@@ -200,7 +200,7 @@ def test_memory_that_is_too_small_for_the_model() -> None:
     small = with_machine(cluster(), 1, memory_bytes=8_000_000_000)
     finding = only(small, "wrong", parameters=1_000_000_000)
     assert finding.sentence == (
-        "rank 1 on node1: 8.0 GB free for the workers of that host, where the model wants 16.0 GB a worker"
+        "rank 1 on node1: 8.0 GB free for the workers of that host, where the model needs 16.0 GB a worker"
     )
     assert fit(judge(small, 100_000_000))
     together = cluster(8, hosts=1)  # 64 GB for eight workers

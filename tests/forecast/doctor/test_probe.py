@@ -12,18 +12,18 @@ import pytest
 from paceline.forecast.doctor import ProbeCoordinates, coordinates_from
 from paceline.forecast.doctor.machine import examine, gloo_address
 from paceline.forecast.doctor.probe import bandwidth_pairs
-from paceline.forecast.doctor.wire import MOST_BYTES, Server, call, give, ping, receive, send
+from paceline.forecast.doctor.wire import MOST_BYTES, Server, connect, measure_bandwidth, ping, receive, send
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 
 
 def test_a_server_answers_pings_and_swallows_transfers() -> None:
     server = Server(3, "token")
-    peer = call("127.0.0.1", server.port, 3, "token", 5.0)
+    peer = connect("127.0.0.1", server.port, 3, "token", 5.0)
     trip, clock = ping(peer)
     assert 0 < trip < 5
     assert abs(clock) < 1
-    assert give(peer, 0.05) > 0
+    assert measure_bandwidth(peer, 0.05) > 0
     assert ping(peer)[0] > 0  # and goes on
     peer.close()
     server.close()
@@ -32,9 +32,9 @@ def test_a_server_answers_pings_and_swallows_transfers() -> None:
 def test_a_stranger_and_a_wrong_worker_are_refused() -> None:
     server = Server(3, "token")
     with pytest.raises(ConnectionError, match="closed"):
-        call("127.0.0.1", server.port, 3, "another", 5.0)
+        connect("127.0.0.1", server.port, 3, "another", 5.0)
     with pytest.raises(ConnectionError, match="rank 3 answers there"):
-        call("127.0.0.1", server.port, 2, "token", 5.0)
+        connect("127.0.0.1", server.port, 2, "token", 5.0)
     server.close()
 
 

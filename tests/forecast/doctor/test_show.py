@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from paceline.forecast.doctor import Measurements, judge
-from paceline.forecast.doctor.measured import link_from_json, machine_from_json
+from paceline.forecast.doctor.measured import Machine, MeasuredLink, from_json
 from paceline.forecast.doctor.show import as_json, print_all, write_report
 
 from .examples import GBIT, broken, cluster, with_links
@@ -28,7 +28,7 @@ def test_the_terminal_ends_with_what_is_wrong_and_the_verdict() -> None:
     lines = printed(broken(cluster(), [(0, 2), (1, 2)]), 25_600_000).splitlines()
     assert lines[0].strip() == "bandwidth from row to column"
     assert lines[2].split() == ["0", "node0", "1000", "Mbit/s", "none"]
-    assert lines[-4].startswith("WRONG connections: nobody reaches rank 2 on node2")
+    assert lines[-4].startswith("WRONG connections: no worker reaches rank 2 on node2")
     assert lines[-3].strip().startswith("-> ")
     assert lines[-2] == ("one exchange of 25.6 M fp32 parameters among 3 workers takes 1.1 s or more at 1000 Mbit/s")
     assert lines[-1] == "not fit: 1 thing is wrong"
@@ -60,10 +60,10 @@ def test_json_holds_everything() -> None:
     assert values["fit"] is True
     assert values["exchange_s"] == pytest.approx(4 / 3 * 4 * 25.6e6 / GBIT)
     assert len(values["links"]) == 6
-    assert [machine_from_json(m) for m in values["machines"]] == list(found.machines.values())
+    assert [from_json(Machine, m) for m in values["machines"]] == list(found.machines.values())
 
 
 def test_values_come_back_from_json_the_same_and_what_is_unknown_is_left_out() -> None:
     found = cluster()
-    assert link_from_json({**asdict(found.links[0]), "new": 1}) == found.links[0]
-    assert machine_from_json({**asdict(found.machines[0]), "new": 1}) == found.machines[0]
+    assert from_json(MeasuredLink, {**asdict(found.links[0]), "new": 1}) == found.links[0]
+    assert from_json(Machine, {**asdict(found.machines[0]), "new": 1}) == found.machines[0]

@@ -7,16 +7,17 @@ import pytest
 
 from paceline.errors import RuleError
 from paceline.forecast.planner import Advice, recommend
-from paceline.forecast.planner.advice import exchange_share, least_period
+from paceline.forecast.planner.advice import SHARE, exchange_share
 from paceline.rules.recipes import rule_from_text
+from paceline.rules.schedule.paced import least_period
 
 from .examples import NOTHING, wire, work
 
 
 def test_the_least_period_by_hand() -> None:
     """An exchange of one step's time is 2 % of 50."""
-    assert least_period(0.1, 0.1) == 49
-    assert least_period(0.0, 0.1) == 1
+    assert least_period(0.1, 0.1, SHARE) == 49
+    assert least_period(0.0, 0.1, SHARE) == 1
     assert least_period(0.3, 0.1, share=0.5) == 3
     with pytest.raises(RuleError):
         least_period(0.1, 0.1, share=1.0)

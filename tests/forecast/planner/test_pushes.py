@@ -7,7 +7,7 @@ import pytest
 
 import paceline
 from paceline.forecast.planner import LogNormal
-from paceline.forecast.planner.pushes import Trip, block_s
+from paceline.forecast.planner.pushes import block_s
 from paceline.forecast.sim import Clock, simulate
 from paceline.rules.schedule import Bounded
 from tests.helpers import make_net
@@ -16,31 +16,31 @@ EVEN = LogNormal(0.1)
 
 
 def test_an_answer_behind_the_next_minibatch_costs_nothing() -> None:
-    assert block_s(Bounded(overlap=1), EVEN, Trip(0.04), 4) == pytest.approx(0.1)
+    assert block_s(Bounded(overlap=1), EVEN, 0.04, 4) == pytest.approx(0.1)
 
 
 def test_a_late_answer_is_the_cycle() -> None:
-    assert block_s(Bounded(overlap=1), EVEN, Trip(0.1), 4) == pytest.approx(0.2)
+    assert block_s(Bounded(overlap=1), EVEN, 0.1, 4) == pytest.approx(0.2)
 
 
 def test_who_waits_for_each_answer_pays_for_it() -> None:
-    assert block_s(Bounded(overlap=0), EVEN, Trip(0.04), 4) == pytest.approx(0.18)
-    assert block_s(Bounded(overlap=0, period=5), EVEN, Trip(0.04), 4) == pytest.approx(0.58)
+    assert block_s(Bounded(overlap=0), EVEN, 0.04, 4) == pytest.approx(0.18)
+    assert block_s(Bounded(overlap=0, period=5), EVEN, 0.04, 4) == pytest.approx(0.58)
 
 
 def test_held_minibatches_fill_the_time() -> None:
     """Three may be gathered while an answer takes 2.5 minibatches."""
-    assert block_s(Bounded(overlap=1, hold=3), EVEN, Trip(0.125), 4) == pytest.approx(0.1)
+    assert block_s(Bounded(overlap=1, hold=3), EVEN, 0.125, 4) == pytest.approx(0.1)
 
 
 def test_free_workers_do_not_wait_for_each_other() -> None:
     steps = LogNormal(0.1, 0.5)
-    assert block_s(Bounded(overlap=1), steps, Trip(0.0), 16) == pytest.approx(0.1, rel=0.03)
+    assert block_s(Bounded(overlap=1), steps, 0.0, 16) == pytest.approx(0.1, rel=0.03)
 
 
 def test_a_bound_lies_between_lockstep_and_freedom() -> None:
     steps, workers = LogNormal(0.1, 0.5), 8
-    near, far = (block_s(Bounded(staleness=s, overlap=0), steps, Trip(0.0), workers) for s in (1, 16))
+    near, far = (block_s(Bounded(staleness=s, overlap=0), steps, 0.0, workers) for s in (1, 16))
     assert 0.1 < far < 0.95 * near < near < steps.slowest(1, workers)
 
 
@@ -64,4 +64,4 @@ def test_the_server_itself_takes_as_long(rule: str) -> None:
     simulate(train, 3, clock=clock)
     schedule = paceline.rules.recipes.rule_from_text(rule).schedule
     assert isinstance(schedule, Bounded)
-    assert clock.now / minibatches == pytest.approx(block_s(schedule, EVEN, Trip(0.03), 3), rel=0.05)
+    assert clock.now / minibatches == pytest.approx(block_s(schedule, EVEN, 0.03, 3), rel=0.05)

@@ -3,10 +3,10 @@
 
 ::
 
-    measured   what is measured, as plain values
-    machine    what a worker knows of its own machine
+    measured   the measurements, as dataclasses
+    machine    examines the worker's own machine
     wire       JSON messages over plain sockets, with deadlines
-    probe      what one worker does in an examination
+    probe      one worker's part in an examination
     judge      measurements -> findings, each with advice; pure
     show       terminal, picture, page, JSON
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the measurements mean: findings, each with a sentence and what to do. Nothing here measures anything.
+"""Findings from the measurements, each with a sentence and advice; pure.
 
 A cluster is fit where nothing is wrong.
 """
@@ -16,11 +16,11 @@ from paceline.forecast.doctor.measured import Measurements
 
 
 def judge(found: Measurements, parameters: int | None = None) -> list[Finding]:
-    """All findings, what is wrong first.
+    """All findings, the wrong ones first.
 
     Args:
-        found: what was measured.
-        parameters: of the model that is to be trained, where known.
+        found: the measurements.
+        parameters: number of parameters of the model, where known.
     """
     rules: list[Callable[[Measurements], list[Finding]]] = [
         attendance,

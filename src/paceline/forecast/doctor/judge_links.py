@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findings about the links between workers: speed and round trips, and how far the clocks are apart."""
+"""Findings about the links between workers: speed, round trips, and offsets of the clocks."""
 
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 
-from paceline.forecast.doctor.finding import Finding, count, latency_text, rate_text, speeds
+from paceline.forecast.doctor.finding import Finding, latency_text, rate_text, speeds
 from paceline.forecast.doctor.measured import MeasuredLink, Measurements
 
 SLOW = 0.5  # of the median speed
@@ -28,8 +29,10 @@ def speed(found: Measurements) -> list[Finding]:
 
 
 def _usual(links: Sequence[MeasuredLink]) -> float:
-    """What a worker can have: the median over the workers of their best link. The median over the links would be that
-    of the slow ones as soon as one of three hosts is slow."""
+    """The median over the workers of their best link.
+
+    With one slow host of three, the median over the links would be that of a slow link.
+    """
     ranks = {end for link in links for end in (link.source, link.target)}
     return statistics.median(max(speeds(_of(rank, links))) for rank in ranks)
 
@@ -37,7 +40,7 @@ def _usual(links: Sequence[MeasuredLink]) -> float:
 def _slow(
     found: Measurements, slow: Sequence[MeasuredLink], links: Sequence[MeasuredLink], usual: float
 ) -> list[Finding]:
-    """Name the ranks that are slow with everybody, and for what is left the links."""
+    """Name the ranks that are slow on all links, and then the remaining slow links."""
     findings, left = [], list(slow)
     while left:
         ends = {end for link in left for end in (link.source, link.target)}
@@ -47,29 +50,27 @@ def _slow(
         findings.append(_slow_rank(found, rank, _of(rank, left), usual))
         left = [link for link in left if rank not in (link.source, link.target)]
     for link in left:
-        says = (
-            f"{found.name(link.source)} sends to {found.name(link.target)} at {rate_text(link.bandwidth_bytes_s or 0)}"
-        )
-        sentence = f"{says}, where {rate_text(usual)} is usual"
+        rate = f"{rate_text(link.bandwidth_bytes_s or 0)}, where {rate_text(usual)} is usual"
+        sentence = f"{found.name(link.source)} sends to {found.name(link.target)} at {rate}"
         concerned = (link.source, link.target)
-        findings.append(Finding("wrong", "bandwidth", sentence, "look at the way between these two", concerned))
+        findings.append(Finding("wrong", "bandwidth", sentence, "check the route between these two", concerned))
     return findings
 
 
 def _slow_rank(found: Measurements, rank: int, links: Sequence[MeasuredLink], usual: float) -> Finding:
     out, into = ([k for k in links if getattr(k, end) == rank] for end in ("source", "target"))
-    ways = [f"sends at {rate_text(_middle(out))}"] if out else []
-    ways += [f"receives at {rate_text(_middle(into))}"] if into else []
+    ways = [f"sends at {rate_text(statistics.median(speeds(out)))}"] if out else []
+    ways += [f"receives at {rate_text(statistics.median(speeds(into)))}"] if into else []
     sentence = f"{found.name(rank)} {' and '.join(ways)}, where {rate_text(usual)} is usual"
     advice = (
-        "every synchronous exchange runs at the speed of the slowest link: look at its cable, switch port and duplex, "
-        "and at what else uses it"
+        "every synchronous exchange runs at the speed of the slowest link: check its cable, switch port and duplex, "
+        "and which other programs use it"
     )
     return Finding("wrong", "bandwidth", sentence, advice, (rank,))
 
 
 def _of(rank: int, links: Sequence[MeasuredLink]) -> list[MeasuredLink]:
-    """Those that begin or end at a rank."""
+    """Links from or to a rank."""
     return [link for link in links if rank in (link.source, link.target)]
 
 
@@ -82,10 +83,10 @@ def distance(found: Measurements) -> list[Finding]:
     middle = statistics.median(min(k.latency_s or 0.0 for k in _of(rank, links)) for rank in ranks)
     far = [link for link in links if (link.latency_s or 0.0) > max(FAR_S, FAR * middle)]
     if far and len(found.hosts) > 1:
-        ends = count(end for link in far for end in (link.source, link.target))
+        ends = Counter(end for link in far for end in (link.source, link.target))
         rank = max(sorted(ends), key=lambda r: ends[r])
         longest = max(link.latency_s or 0.0 for link in far)
-        sentence = f"{found.name(rank)} is far from the others: a round trip takes up to {latency_text(longest)}, "
+        sentence = f"{found.name(rank)} is far from other workers: a round trip takes up to {latency_text(longest)}, "
         sentence += f"where {latency_text(middle)} is usual"
         return [Finding("note", "latency", sentence, "prefer rules that exchange once a block", (rank,))]
     return [Finding("good", "latency", f"{latency_text(min(trips))} to {latency_text(max(trips))} a round trip")]
@@ -98,16 +99,20 @@ def clocks(found: Measurements) -> list[Finding]:
     wrong = {rank: seconds for rank, seconds in ahead.items() if abs(seconds) > SKEW_S}
     if wrong:
         rank = max(wrong, key=lambda r: abs(wrong[r]))
-        way = "ahead" if wrong[rank] > 0 else "behind"
-        more = f", and {len(wrong) - 1} more are off" if len(wrong) > 1 else ""
-        sentence = f"the clock of {found.name(rank)} is {abs(wrong[rank]):.1f} s {way}{more}"
-        return [Finding("note", "clocks", sentence, "run an NTP client there, or logs will not fit", tuple(wrong))]
+        direction = "ahead" if wrong[rank] > 0 else "behind"
+        more = f", and {len(wrong) - 1} more are wrong" if len(wrong) > 1 else ""
+        sentence = f"the clock of {found.name(rank)} is {abs(wrong[rank]):.1f} s {direction}{more}"
+        return [
+            Finding(
+                "note", "clocks", sentence, "run an NTP client there, or times in logs will not match", tuple(wrong)
+            )
+        ]
     most = max(ahead.values()) - min(ahead.values())
     return [Finding("good", "clocks", f"within {latency_text(most)} of each other")]
 
 
 def _ahead(found: Measurements) -> dict[int, float]:
-    """How much each clock is ahead of the middle one, as rank 0 (or the first that came) sees them."""
+    """Offset of each clock from the median clock, as measured from and to the first rank."""
     first = min(found.machines, default=0)
     seen = {first: 0.0}
     for link in found.links:
@@ -116,7 +121,3 @@ def _ahead(found: Measurements) -> dict[int, float]:
     seen |= {k.target: k.clock_s for k in found.links if k.clock_s is not None and k.source == first}
     middle = statistics.median_low(seen.values())
     return {rank: seconds - middle for rank, seconds in seen.items()}
-
-
-def _middle(links: Sequence[MeasuredLink]) -> float:
-    return statistics.median(speeds(links))

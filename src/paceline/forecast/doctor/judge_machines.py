@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findings about the machines: what is installed, and what memory, files, cores and GPUs they have."""
+"""Findings about the machines: installed versions, memory, files, cores and GPUs."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from paceline.forecast.doctor.finding import Finding, Severity, ranks_text
@@ -11,11 +12,13 @@ from paceline.forecast.doctor.measured import Measurements
 SHM_BYTES = 256 << 20  # Docker gives 64 MB, which a few loaders fill
 FILES = 1024
 BYTES_A_PARAMETER = 16  # parameters, gradients, one moment of the optimizer, the exchange
+SEVERITIES: dict[str, Severity] = {"paceline": "wrong", "torch": "wrong", "python": "note", "numpy": "note"}
+"""Of different versions."""
 
 
 def versions(found: Measurements) -> list[Finding]:
     findings: list[Finding] = []
-    for what, severity in (("paceline", "wrong"), ("torch", "wrong"), ("python", "note"), ("numpy", "note")):
+    for what, severity in SEVERITIES.items():
         seen: dict[str, list[int]] = {}
         for rank, machine in sorted(found.machines.items()):
             seen.setdefault(machine.versions.get(what, "none"), []).append(rank)
@@ -24,18 +27,13 @@ def versions(found: Measurements) -> list[Finding]:
             odd = [rank for version, ranks in seen.items() if version != usual for rank in ranks]
             parts = "; ".join(f"{version}: {ranks_text(ranks)}" for version, ranks in seen.items())
             sentence = f"{what} differs ({parts})"
-            findings.append(
-                Finding(_severity(severity), "versions", sentence, f"install {what} {usual} everywhere", tuple(odd))
-            )
+            advice = f"install {what} {usual} everywhere"
+            findings.append(Finding(severity, "versions", sentence, advice, tuple(odd)))
     if findings or not found.machines:
         return findings
     one = next(iter(found.machines.values())).versions
-    shown = ", ".join(f"{name} {one[name]}" for name in ("paceline", "torch", "python", "numpy") if name in one)
+    shown = ", ".join(f"{name} {one[name]}" for name in SEVERITIES if name in one)
     return [Finding("good", "versions", shown)]
-
-
-def _severity(text: str) -> Severity:
-    return "wrong" if text == "wrong" else "note"
 
 
 def memory(found: Measurements, parameters: int | None) -> list[Finding]:
@@ -51,8 +49,8 @@ def memory(found: Measurements, parameters: int | None) -> list[Finding]:
         if short:
             need = f"{BYTES_A_PARAMETER * parameters / 1e9:.1f} GB a worker"
             have = f"{(known[short[0]].memory_bytes or 0) / 1e9:.1f} GB"
-            sentence = f"{found.names(short)}: {have} free for the workers of that host, where the model wants {need}"
-            advice = "start fewer workers there, or end what else runs"
+            sentence = f"{found.names(short)}: {have} free for the workers of that host, where the model needs {need}"
+            advice = "start fewer workers there, or stop other processes"
             return [Finding("wrong", "memory", sentence, advice, tuple(short))]
     least = min(machine.memory_bytes or 0 for machine in known.values())
     return [Finding("good", "memory", f"{least / 1e9:.1f} GB free or more on every host")]
@@ -73,7 +71,7 @@ def files(found: Measurements) -> list[Finding]:
     if not few:
         return []
     have = min(found.machines[r].open_files or 0 for r in few)
-    sentence = f"{found.names(few)}: only {have} files and sockets may be open, where {need} are wise"
+    sentence = f"{found.names(few)}: only {have} files and sockets may be open; use at least {need}"
     return [Finding("note", "files", sentence, f"ulimit -n {need}", tuple(few))]
 
 
@@ -84,12 +82,11 @@ def cores(found: Measurements) -> list[Finding]:
         cores, load = min(m.cores for m in here), max(m.load for m in here)
         if len(here) > cores and not here[0].gpus:
             sentence = f"{host} runs {len(here)} workers on {cores} core{'s' if cores > 1 else ''}"
-            findings.append(
-                Finding("note", "processors", sentence, "without GPUs, more workers than cores do not help")
-            )
+            advice = "without GPUs, more workers than cores do not help"
+            findings.append(Finding("note", "processors", sentence, advice))
         elif load > 0.5 * cores + len(here):
             sentence = f"{host} is busy: load {load:.1f} on {cores} cores"
-            findings.append(Finding("note", "processors", sentence, "see what else runs there"))
+            findings.append(Finding("note", "processors", sentence, "check which other processes run there"))
     return findings
 
 
@@ -104,12 +101,11 @@ def gpus(found: Measurements) -> list[Finding]:
     shown = {host: _gpu_text(gpus) for host, gpus in kinds.items()}
     if len(set(shown.values())) > 1:
         parts = "; ".join(f"{host}: {text}" for host, text in shown.items())
-        findings.append(Finding("note", "GPUs", f"the hosts differ ({parts})", "the slowest sets the pace"))
+        findings.append(Finding("note", "GPUs", f"the hosts differ ({parts})", "the slowest GPU determines the speed"))
     if not findings and any(kinds.values()):
         findings.append(Finding("good", "GPUs", f"{next(iter(shown.values()))} on every host"))
     return findings
 
 
 def _gpu_text(gpus: Sequence[str]) -> str:
-    counts = {name: list(gpus).count(name) for name in gpus}
-    return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "none"
+    return ", ".join(f"{count} x {name}" for name, count in Counter(gpus).items()) or "none"

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findings about who came, who reaches whom, and on which interface gloo listens."""
+"""Findings about missing workers, broken connections, and the interface on which gloo listens."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from paceline.forecast.doctor.finding import Finding, count, hosts_text, ranks_text
+from paceline.forecast.doctor.finding import Finding, ranks_text
 from paceline.forecast.doctor.measured import MeasuredLink, Measurements
 
 ASK = "GLOO_SOCKET_IFNAME"
@@ -15,26 +16,16 @@ def attendance(found: Measurements) -> list[Finding]:
     findings = []
     if found.missing:
         several = len(found.missing) > 1
-        findings.append(
-            Finding(
-                "wrong",
-                "workers",
-                f"{ranks_text(found.missing)} did not come within {found.timeout_s:g} s",
-                f"start {'them' if several else 'it'}; if {'they say' if several else 'it says'} that MASTER_ADDR "
-                "cannot be reached, open that port on the host of rank 0",
-                tuple(found.missing),
-            )
+        sentence = f"{ranks_text(found.missing)} did not come within {found.timeout_s:g} s"
+        advice = (
+            f"start {'them' if several else 'it'}; if {'they say' if several else 'it says'} that MASTER_ADDR cannot "
+            "be reached, open that port on the host of rank 0"
         )
+        findings.append(Finding("wrong", "workers", sentence, advice, tuple(found.missing)))
     if found.lost:
-        findings.append(
-            Finding(
-                "wrong",
-                "workers",
-                f"{found.names(found.lost)} came and then stopped answering",
-                "look at what it printed, and whether its host is up and its link does not drop out",
-                tuple(found.lost),
-            )
-        )
+        sentence = f"{found.names(found.lost)} came and then stopped answering"
+        advice = "read its output, and check that its host is up and its link is stable"
+        findings.append(Finding("wrong", "workers", sentence, advice, tuple(found.lost)))
     if not findings:
         hosts = len(found.hosts)
         findings.append(Finding("good", "workers", f"all {found.size} came, on {hosts} host{'s' if hosts > 1 else ''}"))
@@ -42,7 +33,7 @@ def attendance(found: Measurements) -> list[Finding]:
 
 
 def reach(found: Measurements) -> list[Finding]:
-    """Ranks that are cut off are named as such; what is left are pairs."""
+    """Name the ranks that are cut off, and then the remaining pairs."""
     broken = [link for link in found.links if link.problem]
     present = len(found.machines)
     findings: list[Finding] = []
@@ -58,31 +49,29 @@ def reach(found: Measurements) -> list[Finding]:
 
 
 def _culprit(broken: Sequence[MeasuredLink], present: int) -> tuple[int, str | None]:
-    """A rank that explains several broken links, and how: it hears nobody, or is heard by nobody, or both."""
+    """A rank all of whose links are broken, and the direction: "in", "out" or "both"; or (-1, None)."""
     others = present - 1
-    ins = count(link.target for link in broken)
-    outs = count(link.source for link in broken)
-    ranks = sorted({*ins, *outs}, key=lambda r: (-ins.get(r, 0) - outs.get(r, 0), r))
-    for rank in ranks:
-        inward, outward = ins.get(rank, 0) >= others, outs.get(rank, 0) >= others
+    ins = Counter(link.target for link in broken)
+    outs = Counter(link.source for link in broken)
+    for rank in sorted({*ins, *outs}, key=lambda r: (-ins[r] - outs[r], r)):
+        inward, outward = ins[rank] >= others, outs[rank] >= others
         if others > 1 and (inward or outward):
             return rank, "both" if inward and outward else "in" if inward else "out"
     return -1, None
 
 
 def _cut_off(found: Measurements, rank: int, how: str, broken: Sequence[MeasuredLink]) -> Finding:
-    mine = [link for link in broken if rank in (link.source, link.target)]
-    said = mine[0].problem
+    problem = next(link.problem for link in broken if rank in (link.source, link.target))
     sentence = {
-        "both": f"{found.name(rank)} reaches nobody, and nobody reaches it",
-        "in": f"nobody reaches {found.name(rank)}, while it reaches others",
-        "out": f"{found.name(rank)} reaches nobody, while others reach it",
+        "both": f"{found.name(rank)} reaches no worker, and no worker reaches it",
+        "in": f"no worker reaches {found.name(rank)}, while it reaches others",
+        "out": f"{found.name(rank)} reaches no worker, while others reach it",
     }[how]
-    return Finding("wrong", "connections", f"{sentence} ({said})", _open(found, rank, said), (rank,))
+    return Finding("wrong", "connections", f"{sentence} ({problem})", _advice(found, rank, problem), (rank,))
 
 
 def _pairs(found: Measurements, broken: Sequence[MeasuredLink]) -> list[Finding]:
-    """A pair that is broken both ways is one finding."""
+    """A pair that is broken in both directions is one finding."""
     ways = {(link.source, link.target): link for link in broken}
     findings = []
     for (source, target), link in ways.items():
@@ -94,24 +83,26 @@ def _pairs(found: Measurements, broken: Sequence[MeasuredLink]) -> list[Finding]
             sentence = f"{found.name(source)} and {found.name(target)} do not reach each other ({problem})"
         else:
             continue
-        findings.append(Finding("wrong", "connections", sentence, _open(found, target, link.problem), (source, target)))
+        findings.append(
+            Finding("wrong", "connections", sentence, _advice(found, target, link.problem), (source, target))
+        )
     return findings
 
 
-def _open(found: Measurements, rank: int, said: str) -> str:
+def _advice(found: Measurements, rank: int, problem: str) -> str:
     machine = found.machines[rank]
     others = [n for n, a in machine.interfaces.items() if not a.startswith("127.") and n != machine.gloo_interface]
-    beside = f"; or set {ASK}, there, to an interface that the others reach ({', '.join(others)})" if others else ""
-    if "refused" in said:
-        return f"the address leads elsewhere or is blocked: see that {machine.host} has one name and address{beside}"
+    beside = f"; or set {ASK}, there, to an interface that other hosts reach ({', '.join(others)})" if others else ""
+    if "refused" in problem:
+        return f"the address belongs to another host or is blocked: give {machine.host} one name and address{beside}"
     return (
-        "a firewall or a route drops it, which `ip route get ADDRESS` tells apart: gloo listens on ports of the "
+        "a firewall or a missing route drops it (check with `ip route get ADDRESS`): gloo listens on ports of the "
         f"system's choice, so let the cluster's hosts reach every TCP port of {machine.host}{beside}"
     )
 
 
 def gloo(found: Measurements) -> list[Finding]:
-    """Whether gloo, which nobody tells, will take an address that the others reach."""
+    """Whether gloo's default interface is reachable from other hosts."""
     findings = []
     for rank, machine in sorted(found.machines.items()):
         if machine.asked_interface and not machine.gloo_address:
@@ -134,11 +125,9 @@ def _gloo_between_hosts(found: Measurements, rank: int) -> list[Finding]:
     better = next((n for n, a in machine.interfaces.items() if used and a == used.address), "") or " or ".join(outside)
     advice = f"set {ASK}={better or 'INTERFACE'} on {machine.host}, or correct its /etc/hosts"
     if not address:
-        sentence = f"on {machine.host} its own name leads to no address, so gloo would not know where to listen"
+        sentence = f"on {machine.host} its own name has no address, so gloo would not know where to listen"
     elif address.startswith("127."):
-        sentence = (
-            f"on {machine.host} its own name leads to {address}, which no other host can reach; gloo would take it"
-        )
+        sentence = f"on {machine.host} its own name has {address}, which no other host reaches; gloo would take it"
     elif used is not None:
         sentence = f"gloo would take {used.gloo_problem} on {machine.host}; {used.address} does answer"
     else:
@@ -158,5 +147,6 @@ def _several_interfaces(found: Measurements) -> list[Finding]:
         return []
     one = several[0]
     shown = ", ".join(f"{name} {address}" for name, address in one.interfaces.items() if not address.startswith("127."))
-    sentence = f"{hosts_text(several)} could take several interfaces ({shown}); gloo takes {one.gloo_interface or '?'}"
+    hosts = ", ".join(dict.fromkeys(machine.host for machine in several))
+    sentence = f"{hosts} could take several interfaces ({shown}); gloo takes {one.gloo_interface or '?'}"
     return [Finding("note", "interface", sentence, f"if that is not the fast one, set {ASK}")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one worker can say about the machine it is on, without talking to anybody."""
+"""Examines the worker's own machine, without the network."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from paceline.core.world import host_name
 from paceline.forecast.doctor.measured import Machine
 from paceline.version import __version__
 
-LOOKUP_S = 5.0  # for the host's own name; a name server that is down must not stop the examination
+LOOKUP_S = 5.0  # for the host's own name; a name server may be down
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
 def examine(rank: int) -> Machine:
-    """This worker's surroundings."""
+    """This worker's machine."""
     found, resolved = interfaces(), lookup(host_name())
     asked = os.environ.get("GLOO_SOCKET_IFNAME", "")
     return Machine(
@@ -45,7 +45,7 @@ def examine(rank: int) -> Machine:
 
 
 def versions() -> dict[str, str]:
-    """Of what has to fit together."""
+    """Versions that should match on all workers."""
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -56,28 +56,28 @@ def versions() -> dict[str, str]:
 
 
 def gloo_address(asked: str, found: dict[str, str], resolved: list[str]) -> str:
-    """Where gloo will listen: on the interface that was asked for, or where the host's own name leads."""
+    """Where gloo will listen: on the interface that was set, or at the address of the host's own name."""
     if asked:
         return found.get(asked.split(",")[0].strip(), "")
     return resolved[0] if resolved else ""
 
 
 def interfaces() -> dict[str, str]:
-    """Name -> IPv4 address of every interface that has one; empty where the system cannot be asked so."""
+    """Name -> IPv4 address of every interface that has one; empty where the system does not say."""
     addresses = {}
     with contextlib.suppress(ImportError, OSError):
         import fcntl
 
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
             for _, name in socket.if_nameindex():
-                with contextlib.suppress(OSError):  # it has none
+                with contextlib.suppress(OSError):  # it has no address
                     answer = fcntl.ioctl(asker.fileno(), SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
                     addresses[name] = socket.inet_ntoa(answer[20:24])
     return addresses
 
 
 def lookup(name: str) -> list[str]:
-    """The IPv4 addresses to which a name leads; empty where it leads nowhere in time."""
+    """The IPv4 addresses of a name; empty without an answer in time."""
     found: list[str] = []
 
     def ask() -> None:
@@ -92,7 +92,7 @@ def lookup(name: str) -> list[str]:
 
 
 def memory_bytes() -> int | None:
-    """What a program could still take, by Linux's own estimate."""
+    """Available memory, by Linux's estimate."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -101,7 +101,7 @@ def memory_bytes() -> int | None:
 
 
 def open_files() -> int | None:
-    """How many files and sockets this process may have open."""
+    """Limit of open files and sockets of this process."""
     try:
         import resource
     except ImportError:

@@ -1,33 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the doctor measures: plain values that go through JSON and come back the same.
+"""The doctor's measurements, as dataclasses that go to JSON and back.
 
-Seconds are `_s`, bytes `_bytes`. A link is directed: what `source` sees when it talks to `target`.
+A link is directed: `source` measures the way to `target`.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One worker's surroundings.
+    """One worker's machine.
 
     Attributes:
         rank: of the worker.
         host: its name.
         versions: of Python, torch, numpy, paceline and the operating system.
         cores: that this process may use.
-        load: processes that wanted to run, on average over the last minute.
+        load: mean number of runnable processes over the last minute.
         memory_bytes: available; None where unknown.
         shm_bytes: free in /dev/shm; None where there is none.
         open_files: the soft limit; None where unknown.
         gpus: their names.
         interfaces: name -> IPv4 address, loopback included.
-        resolved: addresses to which the host's own name leads, looked up on the host.
+        resolved: addresses of the host's own name, looked up on the host.
         asked_interface: GLOO_SOCKET_IFNAME, or empty.
-        gloo_address: where gloo will listen; empty where it would find nothing.
+        gloo_address: where gloo will listen; empty where it would find no address.
     """
 
     rank: int
@@ -52,15 +54,15 @@ class Machine:
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """What one worker sees of another.
+    """One worker's measurement of another.
 
     Attributes:
         source, target: ranks.
-        address: of the target that answered; empty where none did.
-        problem: why nothing could be measured, as the system said it; empty where something was.
-        gloo_problem: why gloo's own address of the target did not answer, where another did.
+        address: address of the target that answered; empty without an answer.
+        problem: the system's error, where nothing could be measured.
+        gloo_problem: the error of the target's gloo address, where another address answered.
         latency_s: fastest round trip.
-        bandwidth_bytes_s: from source to target; None where this pair was left out.
+        bandwidth_bytes_s: from source to target; None where it was not measured.
         clock_s: the target's clock minus the source's; right within `latency_s / 2`.
     """
 
@@ -76,14 +78,14 @@ class MeasuredLink:
 
 @dataclass(frozen=True)
 class Measurements:
-    """Everything that the workers found.
+    """The measurements of all workers.
 
     Attributes:
-        size: workers that should have come.
-        machines: rank -> surroundings, of those who came.
-        links: of every ordered pair of those who came.
-        lost: ranks that came and then stopped answering.
-        timeout_s: how long was waited for who did not come.
+        size: expected workers.
+        machines: rank -> machine, of the workers that joined.
+        links: of every ordered pair of them.
+        lost: ranks that joined and then stopped answering.
+        timeout_s: how long to wait for workers to join.
     """
 
     size: int
@@ -94,21 +96,21 @@ class Measurements:
 
     @property
     def missing(self) -> list[int]:
-        """Ranks that never came."""
+        """Ranks that never joined."""
         return [rank for rank in range(self.size) if rank not in self.machines]
 
     @property
     def hosts(self) -> list[str]:
-        """Names of the hosts, in order of their first rank."""
+        """Host names, in order of their first rank."""
         return list(dict.fromkeys(machine.host for _, machine in sorted(self.machines.items())))
 
     def name(self, rank: int) -> str:
-        """Rank and host as a person reads them."""
+        """Rank and host, for people."""
         machine = self.machines.get(rank)
         return f"rank {rank} on {machine.host}" if machine else f"rank {rank}"
 
     def names(self, ranks: list[int]) -> str:
-        """Several of them."""
+        """Ranks and hosts, for people."""
         return ", ".join(self.name(rank) for rank in ranks)
 
     def across(self) -> list[MeasuredLink]:
@@ -118,22 +120,13 @@ class Measurements:
         return [k for k in self.links if self.machines[k.source].host != self.machines[k.target].host]
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """For JSON."""
         found = asdict(self)
         found["machines"] = [asdict(machine) for _, machine in sorted(self.machines.items())]
         return found
 
 
-def machine_from_json(values: dict[str, Any]) -> Machine:
-    """The inverse of `asdict`; unknown names are left out, so that versions may differ."""
-    return Machine(**_known(Machine, values))
-
-
-def link_from_json(values: dict[str, Any]) -> MeasuredLink:
-    """The inverse of `asdict`."""
-    return MeasuredLink(**_known(MeasuredLink, values))
-
-
-def _known(kind: type[Machine] | type[MeasuredLink], values: dict[str, Any]) -> dict[str, Any]:
-    names = {f.name for f in fields(kind)}
-    return {name: value for name, value in values.items() if name in names}
+def from_json(kind: type[Kind], values: dict[str, Any]) -> Kind:
+    """The inverse of `asdict`; unknown names are ignored, so that versions may differ."""
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in values.items() if name in names})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The findings for a person: on the terminal, as a picture, as a page, as JSON."""
+"""The findings on the terminal, as a figure, as a page, and as JSON."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from html import escape
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,16 +31,8 @@ STYLES = {"wrong": "bold red", "note": "yellow", "good": "green"}
 Value = Callable[[MeasuredLink], float | None]
 
 
-def bandwidth(link: MeasuredLink) -> float | None:
-    return link.bandwidth_bytes_s
-
-
-def latency(link: MeasuredLink) -> float | None:
-    return link.latency_s
-
-
 def estimate_text(found: Measurements, parameters: int) -> str:
-    """What one exchange of the model costs here; empty where nothing was measured."""
+    """Seconds of one exchange of the model; empty where nothing was measured."""
     seconds, slowest = exchange_s(found, parameters), slowest_bytes_s(found)
     if seconds is None or slowest is None or found.size < 2:
         return ""
@@ -54,11 +47,11 @@ def _short(seconds: float) -> str:
 
 
 def print_all(console: Console, found: Measurements, findings: Sequence[Finding], parameters: int | None) -> None:
-    """The tables, then the findings, what is wrong last, where the eye ends up."""
+    """Print the tables, then the findings, the wrong ones last."""
     if len(found.machines) > 1:
         if len(found.machines) <= MOST_COLUMNS:
-            _print_matrix(console, found, "bandwidth from row to column", bandwidth, rate_text)
-            _print_matrix(console, found, "round trip", latency, latency_text)
+            _print_matrix(console, found, "bandwidth from row to column", attrgetter("bandwidth_bytes_s"), rate_text)
+            _print_matrix(console, found, "round trip", attrgetter("latency_s"), latency_text)
         else:
             _print_slowest(console, found)
     for finding in reversed(findings):
@@ -111,11 +104,8 @@ def _print_slowest(console: Console, found: Measurements) -> None:
     console.print()
 
 
-# ---- JSON and page --------------------------------------------------------------------------------------------------
-
-
 def as_json(found: Measurements, findings: Sequence[Finding], parameters: int | None) -> dict[str, Any]:
-    """All of it."""
+    """All results."""
     return {
         "fit": fit(findings),
         "findings": [asdict(finding) for finding in findings],
@@ -127,7 +117,7 @@ def as_json(found: Measurements, findings: Sequence[Finding], parameters: int | 
 
 
 def write_report(directory: Path, found: Measurements, findings: Sequence[Finding], parameters: int | None) -> Path:
-    """`directory/doctor.html`, the picture beside it as PNG, and everything as JSON; returns the page's path."""
+    """Write `directory/doctor.html`, the figure as PNG, and all results as JSON; returns the page's path."""
     figure = draw(found)  # first: without matplotlib nothing is written
     directory.mkdir(parents=True, exist_ok=True)
     values = json.dumps(as_json(found, findings, parameters), indent=1)
@@ -147,16 +137,13 @@ def _body(found: Measurements, findings: Sequence[Finding], parameters: int | No
     lead = f"{len(found.machines)} of {found.size} workers on {', '.join(found.hosts) or 'no host'}."
     if parameters is not None and (text := estimate_text(found, parameters)):
         lead += f" At best, {text}."
-    rows = [
-        {"": f.severity, "what": f.about, "found": f.sentence, "to do": f.advice}
-        for f in findings
-        if f.severity != "wrong"
-    ]
+    other = [f for f in findings if f.severity != "wrong"]
+    rows = [{"": f.severity, "what": f.about, "found": f.sentence, "to do": f.advice} for f in other]
     parts = [f"<h1>{escape(verdict)}</h1>", f'<p class="lead">{escape(lead)}</p>', page.warning_box(wrong)]
     if figure is not None:
         caption = "From row to column; red crosses are connections that did not open."
         parts.append(page.figure_block(figure, "Links", caption, 0))
-    parts += [page.heading("Also looked at"), page.table(rows), page.heading("Workers"), page.table(_workers(found))]
+    parts += [page.heading("Other checks"), page.table(rows), page.heading("Workers"), page.table(_workers(found))]
     return parts
 
 
@@ -184,16 +171,12 @@ def draw(found: Measurements) -> Figure | None:
     with style():
         figure = new_figure(4.4)
         left, right = figure.subplots(1, 2)
-        _heat_map(figure, left, found, "bandwidth [Mbit/s]", lambda k: _scaled(k.bandwidth_bytes_s, 8e-6))
-        _heat_map(figure, right, found, "round trip [ms]", lambda k: _scaled(k.latency_s, 1e3))
+        _heat_map(figure, left, found, "bandwidth [Mbit/s]", attrgetter("bandwidth_bytes_s"), 8e-6)
+        _heat_map(figure, right, found, "round trip [ms]", attrgetter("latency_s"), 1e3)
     return figure
 
 
-def _scaled(value: float | None, scale: float) -> float | None:
-    return None if value is None else value * scale
-
-
-def _heat_map(figure: Figure, axes: Axes, found: Measurements, label: str, value: Value) -> None:
+def _heat_map(figure: Figure, axes: Axes, found: Measurements, label: str, value: Value, scale: float) -> None:
     import numpy as np
 
     ranks = sorted(found.machines)
@@ -206,7 +189,7 @@ def _heat_map(figure: Figure, axes: Axes, found: Measurements, label: str, value
         if link.problem:
             broken.append(at)
         elif number is not None:
-            grid[at] = number
+            grid[at] = scale * number
     if np.isfinite(grid).any():
         picture = axes.imshow(grid, cmap="viridis", vmin=0)
         figure.colorbar(picture, ax=axes, shrink=0.8)
@@ -224,7 +207,7 @@ def _heat_map(figure: Figure, axes: Axes, found: Measurements, label: str, value
 
 
 def _write_numbers(axes: Axes, grid: Any) -> None:
-    """In the cells, where they are large enough to be read."""
+    """Write the numbers into the cells of a small grid."""
     import numpy as np
 
     if len(grid) > 8:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doctor's own conversation: JSON messages over plain sockets, with a deadline on everything.
+"""The doctor's protocol: JSON messages over plain sockets, with a deadline on every operation.
 
-A message is its length, four bytes in network order, and so many bytes of JSON. It works where gloo cannot connect, and
-nothing that arrives is ever more than JSON. A transfer is chunks, each with its length before it, and an empty one.
+A message is its length, four bytes in network order, and that many bytes of JSON. It works where gloo cannot connect,
+and only JSON is accepted. A transfer is chunks, each after its length, and an empty chunk.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 MOST_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 18
-GUESTS = 1024  # connections at a time
-PATIENCE_S = 30.0  # of a server for a peer that says nothing
-TCP_NOTSENT_LOWAT = 25  # keeps what waits in our own buffers out of the measurement
+MAX_CONNECTIONS = 1024
+IDLE_TIMEOUT_S = 30.0
+TCP_NOTSENT_LOWAT = 25  # keeps data in send buffers out of the measurement
 LENGTH = struct.Struct(">I")
 
 
@@ -31,16 +31,16 @@ def send(peer: socket.socket, value: dict[str, Any]) -> None:
 
 
 def receive(peer: socket.socket) -> dict[str, Any]:
-    """Receive one message; raises OSError where what comes is not one."""
+    """Receive one message; raises OSError for other data."""
     size = LENGTH.unpack(_exactly(peer, LENGTH.size))[0]
     if size > MOST_BYTES:
-        raise ConnectionError(f"a message of {size} bytes is none of ours")
+        raise ConnectionError(f"a message of {size} bytes is too long")
     try:
         value = json.loads(_exactly(peer, size))
     except ValueError as error:
-        raise ConnectionError("what came was not JSON") from error
+        raise ConnectionError("the message is not JSON") from error
     if not isinstance(value, dict):
-        raise ConnectionError("what came was not a message")
+        raise ConnectionError("the message is not a JSON object")
     return value
 
 
@@ -55,22 +55,22 @@ def _exactly(peer: socket.socket, size: int) -> bytes:
 
 
 class Server:
-    """Answers the other workers, each in a thread of its own, as long as this process lives.
+    """Answers other workers, each in a thread of its own.
 
     Args:
-        rank: who we are.
-        token: of this examination, so that nobody takes another process for one of ours.
+        rank: of this worker.
+        token: of this examination, which other processes do not know.
     """
 
     def __init__(self, rank: int, token: str) -> None:
         self.rank, self.token = rank, token
-        self._guests = threading.Semaphore(GUESTS)
+        self._free = threading.Semaphore(MAX_CONNECTIONS)
         self._socket = socket.create_server(("", 0), backlog=512)
         self.port: int = self._socket.getsockname()[1]
         threading.Thread(target=self._accept, name="doctor", daemon=True).start()
 
     def close(self) -> None:
-        """Accept nobody any more."""
+        """Accept no more connections."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -81,20 +81,20 @@ class Server:
                 peer, _ = self._socket.accept()
             except OSError:
                 return
-            if not self._guests.acquire(blocking=False):
+            if not self._free.acquire(blocking=False):
                 peer.close()
                 continue
             threading.Thread(target=self._serve, args=(peer,), name="doctor-peer", daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:
         try:
-            self._converse(peer)
+            self._answer(peer)
         finally:
-            self._guests.release()
+            self._free.release()
 
-    def _converse(self, peer: socket.socket) -> None:
+    def _answer(self, peer: socket.socket) -> None:
         with peer, contextlib.suppress(OSError, KeyError):
-            tune(peer, PATIENCE_S)
+            set_options(peer, IDLE_TIMEOUT_S)
             if receive(peer)["token"] != self.token:
                 return
             send(peer, {"rank": self.rank})
@@ -107,9 +107,8 @@ class Server:
 
 
 def _take(peer: socket.socket) -> float:
-    """Swallow chunks to the empty one; bytes a second, without the first fifth of the time, in which TCP finds its
-    pace."""
-    room = bytearray(CHUNK_BYTES)
+    """Receive a transfer; bytes a second, without the first fifth of the time, in which TCP slow-starts."""
+    buffer = bytearray(CHUNK_BYTES)
     marks: list[tuple[float, int]] = []
     total = 0
     while True:
@@ -117,16 +116,16 @@ def _take(peer: socket.socket) -> float:
         if not left:
             break
         while left:
-            count = peer.recv_into(room, min(left, CHUNK_BYTES))
+            count = peer.recv_into(buffer, min(left, CHUNK_BYTES))
             if not count:
                 raise ConnectionError("the connection was closed")
             left -= count
             total += count
             marks.append((time.monotonic(), total))
-    return _pace(marks)
+    return _bandwidth(marks)
 
 
-def _pace(marks: Sequence[tuple[float, int]]) -> float:
+def _bandwidth(marks: Sequence[tuple[float, int]]) -> float:
     if len(marks) < 2:
         return 0.0
     (began, _), (ended, total) = marks[0], marks[-1]
@@ -136,19 +135,19 @@ def _pace(marks: Sequence[tuple[float, int]]) -> float:
     return (total - start[1]) / max(1e-9, ended - start[0])
 
 
-def tune(peer: socket.socket, timeout_s: float) -> None:
-    """Small messages at once, little in our own buffers, and a deadline."""
+def set_options(peer: socket.socket, timeout_s: float) -> None:
+    """Send small messages at once, keep little in send buffers, and set a deadline."""
     peer.settimeout(timeout_s)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with contextlib.suppress(OSError):
         peer.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, CHUNK_BYTES)
 
 
-def call(address: str, port: int, target: int, token: str, timeout_s: float) -> socket.socket:
-    """Connect to a worker and make sure that it is the one; raises OSError."""
+def connect(address: str, port: int, target: int, token: str, timeout_s: float) -> socket.socket:
+    """Connect to a worker and check its rank; raises OSError."""
     peer = socket.create_connection((address, port), timeout=timeout_s)
     try:
-        tune(peer, timeout_s)
+        set_options(peer, timeout_s)
         send(peer, {"token": token})
         answered = receive(peer).get("rank")
         if answered != target:
@@ -160,7 +159,7 @@ def call(address: str, port: int, target: int, token: str, timeout_s: float) -> 
 
 
 def ping(peer: socket.socket) -> tuple[float, float]:
-    """Round trip, and the peer's clock minus ours, which is right within half of it; seconds."""
+    """Seconds of a round trip, and the peer's clock minus ours, with an error of at most half the round trip."""
     began, clock = time.perf_counter(), time.time()
     send(peer, {"do": "ping"})
     theirs = float(receive(peer)["time_s"])
@@ -168,8 +167,8 @@ def ping(peer: socket.socket) -> tuple[float, float]:
     return trip, theirs - (clock + trip / 2)
 
 
-def give(peer: socket.socket, seconds: float) -> float:
-    """Send as fast as the peer takes it for so long; bytes a second as the peer saw them."""
+def measure_bandwidth(peer: socket.socket, seconds: float) -> float:
+    """Send as fast as the peer receives, for so many seconds; bytes a second as the peer measured them."""
     send(peer, {"do": "take"})
     chunk = LENGTH.pack(CHUNK_BYTES) + bytes(CHUNK_BYTES)
     until = time.monotonic() + seconds

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner: how fast would this be on that network, with which rule, and what would it cost?
+"""The planner: how fast is a rule on a network, and what does it cost?
 
 ::
 
-    network      links, hosts, presets, what the doctor measured
+    network      links, hosts, presets, the doctor's measurements
     stragglers   the slowest of N workers
-    workload     step times, the model's numbers, failures, a price
+    workload     step times, sizes of the model, failures, a price
     timing       an exchange over a route
     lockstep     blocks of workers that exchange together
-    pushes       workers that exchange each by itself, on the simulated clock
-    forecast     all of it, for a rule at N workers
+    pushes       asynchronous workers, on the simulated clock
+    forecast     all of these, for a rule at N workers
     advice       a rule and a period, and why
     stopwatch    times the steps of a user's script
-    table, plot  how it is shown
+    busy         how busy the machine is meanwhile
+    table, plot  tables and figures
 """
 
 from __future__ import annotations

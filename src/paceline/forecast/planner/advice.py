@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rule, and which period: the least change of the method that makes the network affordable.
+"""Recommends a rule and a period: the most frequent exchanges that the network can carry.
 
-Rules that exchange more often stay nearer to what one worker would learn, so they are tried in this order, and the
-first is taken under which exchanges keep workers for no more than `SHARE` of the time:
+Rules that exchange more often stay closer to the result of one worker, so they are tried in this order. The first one
+is taken whose exchanges need no more than `SHARE` of the time:
 
-    1. sync, flat or by way of the hosts
-    2. bmuf (bmuf_adam where the optimizer is Adam), with the least period that does it, to `LONGEST`
-    3. the same behind the next block
-    4. streaming_diloco: an eighth of the bytes, behind the next steps
+    1. sync, flat or hierarchical
+    2. bmuf (bmuf_adam where the optimizer is Adam), with the least sufficient period, up to `LONGEST`
+    3. the same with overlap: an exchange runs while the next block computes
+    4. streaming_diloco: an eighth of the bytes, with overlap
 
-The least period is that of :mod:`paceline.rules.schedule.paced`:  tau = ceil(e (1 - share) / (share c)).  Where the
-wait for the slowest is what is left, a longer period averages it (its share falls with the root of tau), and an
-asynchronous rule with the same period does away with it; that one is taken if it is faster by `GAIN` at least.
+The least period is that of :mod:`paceline.rules.schedule.paced`:  tau = ceil(e (1 - share) / (share c)).  Where
+waiting for the slowest worker dominates, an asynchronous rule with the same period avoids it (a longer period only
+averages it: its share falls with the root of tau); that rule is taken if it is faster by `GAIN` at least.
 
 Source: ours.
 """
@@ -24,11 +24,11 @@ from paceline.forecast.planner.forecast import Forecast, forecast
 from paceline.forecast.planner.network import Network
 from paceline.forecast.planner.workload import Conditions, Workload
 from paceline.rules.recipes import rule_from_text
-from paceline.rules.schedule import paced
+from paceline.rules.schedule.paced import least_period
 
 SHARE = 0.02
 SYNC_SHARE = 0.05
-"""Of synchronous steps, which need nothing else to be chosen."""
+"""For synchronous steps, which need no other hyperparameters."""
 LONGEST = 64
 FARTHEST = 512
 GAIN = 1.15
@@ -36,13 +36,13 @@ GAIN = 1.15
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do.
+    """A recommended rule.
 
     Attributes:
         rule: text for `--rule`.
         period: minibatches of a block.
         why: one or two sentences.
-        forecast: what to expect of it.
+        forecast: of that rule.
     """
 
     rule: str
@@ -53,7 +53,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class _Query:
-    """What is asked; `look` forecasts a rule's text."""
+    """The inputs of `recommend`; `look` forecasts the rule of a text."""
 
     workload: Workload
     network: Network
@@ -65,7 +65,7 @@ class _Query:
 
     @property
     def route(self) -> str:
-        """By way of the hosts, where several workers share one and there are several."""
+        """The setting of a hierarchical topology, where hosts have several workers and there are several hosts."""
         return 'dimensions="hosts"' if 1 < self.network.per_host < self.workers else ""
 
 
@@ -78,97 +78,92 @@ def recommend(workload: Workload, network: Network, workers: int, conditions: Co
         workers: N, at least 1.
         conditions: failures and prices.
     """
-    question = _Query(workload, network, workers, conditions)
+    query = _Query(workload, network, workers, conditions)
     if workers == 1:
-        alone = question.look("sync")
-        return Advice(alone.rule, 1, "One worker has nobody to exchange with: any rule is the program as it is.", alone)
-    routes = dict.fromkeys(("", question.route))
-    synchronous = min((question.look(f"sync({route})") for route in routes), key=lambda found: found.step_s)
+        alone = query.look("sync")
+        return Advice(alone.rule, 1, "One worker exchanges nothing; any rule is the program itself.", alone)
+    routes = dict.fromkeys(("", query.route))
+    synchronous = min((query.look(f"sync({route})") for route in routes), key=lambda found: found.step_s)
     share = exchange_share(synchronous)
     if share > SYNC_SHARE:
-        return _asynchronous(question, _blocks(question, share))
+        return _asynchronous(query, _blocks(query, share))
     why = (
-        f"On {network.name}, {workers} workers hide their gradients behind the backward pass but for {_percent(share)} "
-        "of the time, so nothing has to be given up."
+        f"On {network.name}, {workers} workers send their gradients during the backward pass, which exposes only "
+        f"{_percent(share)} of the time, so synchronous training is fast enough."
     )
-    return _asynchronous(question, Advice(synchronous.rule, 1, why, synchronous))
+    return _asynchronous(query, Advice(synchronous.rule, 1, why, synchronous))
 
 
-def _blocks(question: _Query, synchronous_share: float) -> Advice:
-    """A rule that exchanges blocks; `synchronous_share` is what exchanges would take of synchronous steps."""
-    name = "bmuf_adam" if question.workload.moments == 2 else "bmuf"
-    route = f", {question.route}" if question.route else ""
-    so = (
-        f"On {question.network.name}, synchronous steps of {question.workers} workers would stand still for "
+def _blocks(query: _Query, synchronous_share: float) -> Advice:
+    """A rule that exchanges blocks; `synchronous_share` is the share of exchanges in synchronous steps."""
+    name = "bmuf_adam" if query.workload.moments == 2 else "bmuf"
+    route = f", {query.route}" if query.route else ""
+    reason = (
+        f"On {query.network.name}, synchronous steps of {query.workers} workers would wait for exchanges "
         f"{_percent(synchronous_share)} of the time"
     )
-    period = least_period(question.look(f"{name}(period=1{route})").exchange_s, question.workload.step_s)
+    period = least_period(query.look(f"{name}(period=1{route})").exchange_s, query.workload.step_s, SHARE)
     if period <= LONGEST:
-        found = question.look(f"{name}(period={period}{route})")
-        why = f"{so}; a block of {period} minibatches brings that to {_percent(exchange_share(found))}."
+        found = query.look(f"{name}(period={period}{route})")
+        why = f"{reason}; a block of {period} minibatches brings that to {_percent(exchange_share(found))}."
         return Advice(found.rule, period, why, found)
-    behind = _least(question, f"{name}(period={{0}}, overlap={{0}}{route})")
-    if behind is not None and behind.period <= LONGEST:
+    overlapped = _least(query, f"{name}(period={{0}}, overlap={{0}}{route})")
+    if overlapped is not None and overlapped.period <= LONGEST:
         why = (
-            f"{so}; a block has {behind.period} minibatches and is exchanged behind the next one, which leaves "
-            f"{_percent(exchange_share(behind))}."
+            f"{reason}; blocks of {overlapped.period} minibatches, each exchanged while the next one computes, leave "
+            f"{_percent(exchange_share(overlapped))}."
         )
-        return Advice(behind.rule, behind.period, why, behind)
-    return _streaming(question, so)
+        return Advice(overlapped.rule, overlapped.period, why, overlapped)
+    return _streaming(query, reason)
 
 
-def _streaming(question: _Query, so: str) -> Advice:
+def _streaming(query: _Query, reason: str) -> Advice:
     """Four bits a number, for the slowest networks."""
     template = "streaming_diloco(period={0}, overlap={1})"
-    found = _least(question, template) or question.look(template.format(FARTHEST, FARTHEST // 4))
+    found = _least(query, template) or query.look(template.format(FARTHEST, FARTHEST // 4))
     left = _percent(exchange_share(found))
     if found.period <= LONGEST:
         why = (
-            f"{so}; what the links carry is four bits a number, a quarter of the model at a time and behind the next "
-            f"steps, once in {found.period} minibatches, which leaves {left}."
+            f"{reason}; four bits a number, a quarter of the model at a time and during the next steps, once in "
+            f"{found.period} minibatches, leave {left}."
         )
     else:
         why = (
-            f"{so}, and even four bits a number need blocks of {found.period} minibatches ({left} is left): see how "
-            "much less the model learns so, or use fewer workers."
+            f"{reason}, and even four bits a number need blocks of {found.period} minibatches ({left} is left): "
+            "measure how much less the model learns with them, or use fewer workers."
         )
     return Advice(found.rule, found.period, why, found)
 
 
-def _least(question: _Query, template: str) -> Forecast | None:
-    """The first of rising periods at which exchanges stay under the share; None where none does."""
+def _least(query: _Query, template: str) -> Forecast | None:
+    """The first of increasing periods at which exchanges need at most `SHARE`; None where none suffices."""
     period = 4
     while period <= FARTHEST:
-        found = question.look(template.format(period, period // 4))
+        found = query.look(template.format(period, period // 4))
         if exchange_share(found) <= SHARE:
             return found
         period *= 2
     return None
 
 
-def _asynchronous(question: _Query, found: Advice) -> Advice:
-    """A rule without waiting instead, where waiting is what costs."""
+def _asynchronous(query: _Query, found: Advice) -> Advice:
+    """An asynchronous rule instead, where it is faster by `GAIN`."""
     share = found.forecast.wait_s / found.forecast.step_s
     if share <= 1 - 1 / GAIN:
         return found
-    other = question.look(f"asgd(period={found.period})")
+    other = query.look(f"asgd(period={found.period})")
     if other.efficiency < GAIN * found.forecast.efficiency:
         return found
     why = (
         f"Step times differ so much that {_percent(share)} of the time would go into waiting for the slowest worker "
-        f"under {found.rule}; where each exchanges by itself the efficiency is {_percent(other.efficiency)} instead of "
+        f"under {found.rule}; asynchronous workers have an efficiency of {_percent(other.efficiency)} instead of "
         f"{_percent(found.forecast.efficiency)}. Lower the learning rate with the number of workers."
     )
     return Advice(other.rule, found.period, why, other)
 
 
-def least_period(exchange_s: float, minibatch_s: float, share: float = SHARE) -> int:
-    """That of :mod:`paceline.rules.schedule.paced`, for the share that is allowed here."""
-    return paced.least_period(exchange_s, minibatch_s, share)
-
-
 def exchange_share(found: Forecast) -> float:
-    """Of the time, what goes into exchanges."""
+    """Share of the time in exchanges."""
     return max(0.0, found.exchange_s / found.step_s)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of this machine others use while a program is timed: a step that shares its cores is slower than alone."""
+"""Processor use of other programs while a program is timed: a step on shared cores is slower."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import time
 
 MUCH = 0.15
-"""From this share of all cores on, it is said."""
+"""Share of all cores from which on a note is given."""
 
 
 class OtherProcesses:
-    """Used as `with Others() as others:` around the timing.
+    """Used as `with OtherProcesses() as others:` around the timing.
 
     Attributes:
-        cores: that other processes used on average; None where the system does not say.
+        cores: mean number of cores that other processes used; None where the system does not say.
         all_cores: of this machine.
     """
 
@@ -33,23 +33,23 @@ class OtherProcesses:
 
     @property
     def note(self) -> str:
-        """What to tell people; "" where there is nothing to tell."""
+        """A note for people; "" on an idle machine."""
         if self.cores is None or self.cores < MUCH * self.all_cores:
             return ""
         return (
             f"this machine is busy: other processes used {self.cores:.1f} of its {self.all_cores} cores while the "
-            "steps were timed, so they may be faster alone; time them again when it is idle"
+            "steps were timed, so they may be faster alone; time them again on an idle machine"
         )
 
 
 def _processing_s() -> float:
-    """Processor time of this process and of those that it has started and that are over."""
+    """Processor time of this process and its ended children."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 def _busy_s() -> float | None:
-    """Processor time of all processes since the machine was started."""
+    """Processor time of all processes since boot."""
     try:
         with open("/proc/stat", encoding="ascii") as file:
             fields = [int(word) for word in file.readline().split()[1:]]

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forecast: how fast, how dear and how much on the wire, for a rule on N workers of a network.
+"""The forecast: speed, cost and bytes of a rule on N workers of a network.
 
     efficiency = c / t * availability         c a minibatch alone, t a minibatch among N, both in seconds of one worker
     epoch      = M / N * t / availability     M minibatches in a pass over the data
     cost       = N * epoch * price
 
-t is a block's time over its minibatches: computing, waiting for the slowest, and the part of exchanges that nothing
-hides (:mod:`paceline.forecast.planner.lockstep`), or what the simulated clock says where each exchanges by itself
-(:mod:`paceline.forecast.planner.pushes`). It is the pace after every warm-up. How much a model learns from a minibatch
-is not
-forecast: efficiencies of rules compare speeds.
+t is a block's time over its minibatches: computing, waiting for the slowest worker, and the exposed part of exchanges
+(:mod:`.lockstep`), or for asynchronous rules the result of the simulated clock (:mod:`.pushes`). Warm-up is not
+included. How much a model learns from a minibatch is not forecast: efficiencies of rules compare speeds.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ from typing import Any
 from paceline.errors import RuleError
 from paceline.forecast.planner.lockstep import BlockTime, barrier, overlapped
 from paceline.forecast.planner.network import Network
-from paceline.forecast.planner.pushes import Trip, block_s
+from paceline.forecast.planner.pushes import block_s
 from paceline.forecast.planner.timing import chunked_s, exchange, operation, scattered_s
 from paceline.forecast.planner.workload import Conditions, Workload, dense
 from paceline.rules.codec import Dense, Layout
 from paceline.rules.rule import Rule
-from paceline.rules.schedule import Bounded, EveryBlock
+from paceline.rules.schedule import EveryBlock
 from paceline.rules.traffic import bytes_per_block, overhead_bytes
 
 MOST_WORKERS = 1 << 16
@@ -35,7 +33,7 @@ MOST_WORKERS = 1 << 16
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a rule makes of N workers.
+    """The speed and cost of a rule on N workers.
 
     Attributes:
         rule: its text.
@@ -43,13 +41,13 @@ class Forecast:
         workers: N.
         period: minibatches of a block.
         step_s: wall time of a minibatch, waiting and exchanging included.
-        compute_s, wait_s, exchange_s: what it is made of; wait_s is for others, exchange_s for the wire.
-        step_bytes: that one worker sends for a minibatch, in the mean.
-        availability: share of the time in which work is done that lasts.
+        compute_s, wait_s, exchange_s: its parts; wait_s is for other workers, exchange_s for the network.
+        step_bytes: mean bytes that one worker sends a minibatch.
+        availability: share of the time in which no work is lost to failures.
         efficiency: speed over N times that of one worker.
         epoch_s: a pass over the data.
-        epoch_bytes: that all workers send in it.
-        cost: of it.
+        epoch_bytes: bytes that all workers send in an epoch.
+        cost: of an epoch.
     """
 
     rule: str
@@ -74,7 +72,7 @@ class Forecast:
 
 
 def forecast_json(forecast: Forecast) -> dict[str, Any]:
-    """A forecast in terms of JSON."""
+    """A forecast for JSON."""
     return asdict(forecast) | {"speed_up": forecast.speed_up}
 
 
@@ -89,22 +87,22 @@ class _Pace:
 def forecast(
     rule: Rule, workload: Workload, network: Network, workers: int, conditions: Conditions | None = None
 ) -> Forecast:
-    """What `rule` makes of `workers` workers.
+    """Forecast `rule` on `workers` workers.
 
     Args:
-        rule: any rule; its own formulas say what is sent.
-        workload: what one worker does.
+        rule: any rule; its formulas give the bytes.
+        workload: one worker's work.
         network: between the workers.
         workers: N, at least 1.
         conditions: failures and prices; none by default.
 
     Raises:
-        RuleError: the numbers make no sense, or the rule does not go with so many workers.
+        RuleError: a number is invalid, or the rule does not allow that many workers.
     """
     if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= MOST_WORKERS:
         raise RuleError(f"workers must be a whole number from 1 to {MOST_WORKERS}, got {workers!r}")
     conditions = conditions or Conditions()
-    rule = _settled(rule, workload, network, workers)
+    rule = _with_paced_period(rule, workload, network, workers)
     period = rule.schedule.period
     pace = _pace(rule, workload, network, workers)
     block, step_s = pace.block, pace.block.total_s / period
@@ -142,22 +140,16 @@ def forecasts(
     known: dict[tuple[Any, ...], list[Forecast]] = {}
     found = []
     for rule in rules:
-        key = (
-            rule.schedule,
-            rule.codec,
-            rule.topology,
-            rule.within,
-            rule.payload.rides(workload.moments),
-            type(rule.payload),
-        )
+        payload = type(rule.payload), rule.payload.rides(workload.moments)
+        key = (rule.schedule, rule.codec, rule.topology, rule.within, payload)
         if key not in known:
             known[key] = [forecast(rule, workload, network, n, conditions) for n in counts]
         found.append([replace(one, rule=rule.text()) for one in known[key]])
     return found
 
 
-def _settled(rule: Rule, workload: Workload, network: Network, workers: int) -> Rule:
-    """The rule with the period that it would come to by what is forecast, where that follows measured times."""
+def _with_paced_period(rule: Rule, workload: Workload, network: Network, workers: int) -> Rule:
+    """The rule with the period that it would reach by the forecast times, where its period follows measured times."""
     if not rule.schedule.follows_times or workers == 1:
         return rule
     exchange_s = _pace(rule, workload, network, workers).block.exchange_s
@@ -165,7 +157,7 @@ def _settled(rule: Rule, workload: Workload, network: Network, workers: int) -> 
 
 
 def _pace(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pace:
-    """A block under any kind of rule."""
+    """Block time and bytes under any rule."""
     if workers == 1:
         return _Pace(barrier(workload.steps, rule.schedule.period, 0.0, 1), 0.0)
     if not rule.schedule.workers_meet:
@@ -176,7 +168,7 @@ def _pace(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pa
 
 
 def _every_step(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pace:
-    """Gradients leave behind the backward pass."""
+    """Gradients are sent during the backward pass."""
     found = exchange(rule, workload.layout, workload.buffers, network, workers)
     exposed_s = found.exposed_s(workload.backward * workload.step_s) + _processing_s(rule, workload)
     return _Pace(barrier(workload.steps, 1, exposed_s, workers), found.sent_bytes)
@@ -199,7 +191,7 @@ def _blocks(rule: Rule, workload: Workload, network: Network, workers: int) -> _
 
 
 def _barrier_blocks(workload: Workload, schedule: EveryBlock, exposed_s: float, workers: int) -> BlockTime:
-    """A block of one or several fragments, each of which ends with an exchange that all wait for."""
+    """A block without overlap, of one or several fragments."""
     ends = [0, *(schedule.ends(e) for e in range(schedule.fragments))]
     made = [after - before for before, after in pairwise(ends)]
     parts = [barrier(workload.steps, steps, exposed_s, workers) for steps in made]
@@ -207,7 +199,7 @@ def _barrier_blocks(workload: Workload, schedule: EveryBlock, exposed_s: float, 
 
 
 def _within(rule: Rule, workload: Workload, network: Network, workers: int) -> tuple[float, float]:
-    """(seconds, bytes) of one synchronous step among the workers of a host, where the rule makes them."""
+    """(seconds, bytes) of one synchronous step among the workers of a host, where the rule has such steps."""
     near = network.near(workers)
     if not rule.within or near == 1:
         return 0.0, 0.0
@@ -219,27 +211,23 @@ def _within(rule: Rule, workload: Workload, network: Network, workers: int) -> t
 
 
 def _asynchronous_pace(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pace:
-    """Each worker by itself, on the simulated clock."""
+    """Asynchronous workers, on the simulated clock."""
     schedule = rule.bounded
     hosts = network.hosts(workers)
     sent = bytes_per_block(rule, workers, workload.layout, workload.buffers, workload.moments, hosts=hosts)
     sent += overhead_bytes(rule, workers, workload.layout)
     link = network.within if network.one_host(workers) else network.across
-    trip = Trip(link.latency_s + (workers - 1) * link.message_s + scattered_s(sent / 2, network, workers))
+    one_way_s = link.latency_s + (workers - 1) * link.message_s + scattered_s(sent / 2, network, workers)
     compute_s = schedule.period * workload.step_s
-    total_s = max(compute_s, block_s(schedule, workload.steps, trip, workers))  # a mean of draws may lie below
-    exposed_s = min(max(0.0, total_s - compute_s), _left_s(schedule, workload.step_s, trip))
+    total_s = max(compute_s, block_s(schedule, workload.steps, one_way_s, workers))  # draws may give less
+    round_trip_s = 2 * one_way_s  # a worker waits for it, or for what overlap does not hide, if all are equally fast
+    exposed_s = max(0.0, round_trip_s - compute_s) if schedule.overlap else round_trip_s
+    exposed_s = min(max(0.0, total_s - compute_s), exposed_s)
     return _Pace(BlockTime(compute_s, total_s - compute_s - exposed_s, exposed_s), sent)
 
 
-def _left_s(schedule: Bounded, step_s: float, trip: Trip) -> float:
-    """What a worker waits for the wire in a block when all are equally fast."""
-    there_and_back = 2 * trip.one_way_s
-    return max(0.0, there_and_back - schedule.period * step_s) if schedule.overlap else there_and_back
-
-
 def _processing_s(rule: Rule, workload: Workload) -> float:
-    """The worker's own time for an exchange of the whole model."""
+    """A worker's processor time for one exchange of the whole model."""
     return workload.pack_s + (0.0 if rule.codec.exact else workload.codec_s)
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of workers that exchange together: computing, waiting for the slowest, and what is left of the exchange.
+"""Blocks of workers that exchange together: computing, waiting for the slowest, and the exposed exchange.
 
-Without overlap a block of k minibatches takes  E[max_i S_i(k)] + T,  T the exchange: all begin it together and end it
-together (Dean & Barroso, CACM 56 (2013), on what the slowest of many costs).
+Without overlap a block of k minibatches takes  E[max_i S_i(k)] + T,  T the exchange: all begin and end it together
+(Dean & Barroso, CACM 56 (2013), on stragglers).
 
-With overlap d a worker goes on while the exchange is under way, and waits only where that has not landed d steps later.
-a_i(e) being when worker i begins exchange e, and D(e) when it has landed:
+With overlap d a worker goes on while the exchange is under way, and waits only if it has not ended d steps later.
+With a_i(e) the time at which worker i begins exchange e, and D(e) the time at which it ends:
 
     D(e) = max(max_i a_i(e), D(e-1)) + T
     a_i(e+1) = max(a_i(e) + S_i(d), D(e)) + S_i(g - d)                 g steps from one exchange to the next, d <= g
@@ -26,17 +26,17 @@ from paceline.rules.schedule import EveryBlock
 
 BLOCKS = 96
 FORGOTTEN = 16
-"""Blocks at the beginning that do not count: the workers start together, and spread."""
+"""Blocks at the start that do not count, in which the workers spread."""
 
 
 @dataclass(frozen=True)
 class BlockTime:
-    """Seconds of a block, in the mean.
+    """Mean seconds of a block.
 
     Attributes:
         compute_s: of one worker's minibatches.
-        wait_s: for the slowest.
-        exchange_s: of exchanges that a worker stands still for.
+        wait_s: for the slowest worker.
+        exchange_s: exposed time of exchanges.
     """
 
     compute_s: float
@@ -50,24 +50,24 @@ class BlockTime:
 
 
 def barrier(steps: StepTimes, made: int, exposed_s: float, workers: int) -> BlockTime:
-    """A block that ends with an exchange of which all wait for so many seconds."""
+    """A block that ends with an exchange of `exposed_s` seconds."""
     compute_s = made * steps.mean_s
     return BlockTime(compute_s, max(0.0, steps.slowest(made, workers) - compute_s), exposed_s)
 
 
 def overlapped(schedule: EveryBlock, steps: StepTimes, exchange_s: float, workers: int) -> BlockTime:
-    """A block whose exchanges run behind the steps that follow.
+    """A block whose exchanges run during the following steps.
 
     Args:
         schedule: its period, fragments and overlap.
         steps: the time of a minibatch.
-        exchange_s: of each exchange, seconds on the wire.
+        exchange_s: seconds of each exchange on the wire.
         workers: N.
     """
     compute_s = schedule.period * steps.mean_s
     total_s = max(compute_s, _pace(schedule, steps, exchange_s, workers))
     alone_s = total_s
-    if steps.variation:  # what would be left if all were equally fast
+    if steps.variation:  # without stragglers
         alone_s = max(compute_s, min(total_s, _pace(schedule, LogNormal(steps.mean_s), exchange_s, 1)))
     return BlockTime(compute_s, total_s - alone_s, alone_s - compute_s)
 
@@ -76,7 +76,7 @@ def _pace(schedule: EveryBlock, steps: StepTimes, exchange_s: float, workers: in
     """Mean seconds of a block, by the recursion."""
     generator = np.random.default_rng(workers)
     now = np.zeros(workers if steps.variation else 1)
-    landed: dict[int, float] = {}
+    ended: dict[int, float] = {}
     free_s, step, marks, drawn_s, means = 0.0, 0, [0.0], 0.0, [0.0]
     for at, exchange, begins in _events(schedule):
         if at > step:
@@ -84,20 +84,20 @@ def _pace(schedule: EveryBlock, steps: StepTimes, exchange_s: float, workers: in
             now, drawn_s = now + sums, drawn_s + float(sums.mean())
             step = at
         if not begins:
-            now = np.maximum(now, landed.pop(exchange))
+            now = np.maximum(now, ended.pop(exchange))
             continue
         free_s = max(float(now.max()), free_s) + exchange_s
-        landed[exchange] = free_s
+        ended[exchange] = free_s
         if (exchange + 1) % schedule.fragments == 0:
             marks.append(float(now.mean()))
             means.append(drawn_s)
     blocks = len(marks) - 1 - FORGOTTEN
-    unlucky_s = means[-1] - means[FORGOTTEN] - blocks * schedule.period * steps.mean_s  # of what was drawn
+    unlucky_s = means[-1] - means[FORGOTTEN] - blocks * schedule.period * steps.mean_s  # of the draws
     return (marks[-1] - marks[FORGOTTEN] - unlucky_s) / blocks
 
 
 def _events(schedule: EveryBlock) -> Iterator[tuple[int, int, bool]]:
-    """(step, exchange, whether it begins there or lands), in order; at a step, what lands comes before what begins."""
+    """(step, exchange, whether it begins or ends), in order; at a step, ends come before beginnings."""
     exchanges = BLOCKS * schedule.fragments
     begins = [(schedule.ends(e), 1, e) for e in range(exchanges)]
     lands = [(schedule.ends(e) + schedule.overlap, 0 if schedule.overlap else 2, e) for e in range(exchanges)]

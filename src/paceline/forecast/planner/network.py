@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network as the planner sees it: links of hosts to a switch, and within a host something faster.
+"""A network for the planner: links of hosts to a switch, and faster links within a host.
 
     time of a message of n bytes = latency + n / bandwidth             (Hockney's alpha-beta model)
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -25,11 +26,10 @@ from typing import Any
 
 from paceline.core.parse import like, read_call
 from paceline.errors import RuleError
-from paceline.forecast.doctor.measured import Machine, link_from_json, machine_from_json
-from paceline.forecast.doctor.measured import MeasuredLink as Seen
+from paceline.forecast.doctor.measured import Machine, MeasuredLink, from_json
 
 ETHERNET = 1448 / 1538
-"""Share of an Ethernet wire that is payload of TCP, at the usual frame of 1500 bytes."""
+"""Share of TCP payload on an Ethernet wire, at the usual frame of 1500 bytes."""
 GIGABIT = 1e9 / 8
 
 
@@ -39,12 +39,12 @@ def _number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class NetworkLink:
-    """The way from one worker to another.
+    """The link from one worker to another.
 
     Attributes:
-        latency_s: seconds that a message takes besides its bytes, one way.
+        latency_s: seconds of a message without its bytes, one way.
         bandwidth_bytes_s: bytes a second in each direction.
-        message_s: seconds of a processor for each message, when many leave at once.
+        message_s: processor seconds a message, when many are sent at once.
     """
 
     latency_s: float = 0.0
@@ -59,11 +59,11 @@ class NetworkLink:
             raise RuleError(f"bandwidth_bytes_s of a link must be above 0, got {self.bandwidth_bytes_s!r}")
 
     def seconds(self, nbytes: float) -> float:
-        """Seconds of a message of so many bytes."""
+        """Seconds of a message of `nbytes`."""
         return self.latency_s + nbytes / self.bandwidth_bytes_s
 
     def shared(self, by: int) -> NetworkLink:
-        """What each of so many workers has of it when all use it at once."""
+        """The share of each of `by` workers that use it at once."""
         return NetworkLink(self.latency_s, self.bandwidth_bytes_s / by, self.message_s)
 
 
@@ -72,9 +72,9 @@ class Network:
     """Hosts of `per_host` workers each.
 
     Attributes:
-        name: what messages call it.
-        across: a host's link to the others.
-        within: what the workers of a host have among themselves; not used with one worker a host.
+        name: for messages.
+        across: a host's link to other hosts.
+        within: the link between workers of a host; not used with one worker a host.
         per_host: workers of a host.
     """
 
@@ -88,15 +88,15 @@ class Network:
             raise RuleError(f"per_host must be a whole number of workers, at least 1, got {self.per_host!r}")
 
     def hosts(self, workers: int) -> tuple[str, ...]:
-        """The host of each worker, rank after rank."""
+        """The host of each worker, by rank."""
         return tuple(f"host{rank // self.per_host}" for rank in range(workers))
 
     def near(self, workers: int) -> int:
-        """Workers of a full host, where there are so many in all."""
+        """Workers of the first host."""
         return min(self.per_host, workers)
 
     def one_host(self, workers: int) -> bool:
-        """Whether so many workers fit into one host, so that nothing leaves it."""
+        """Whether all workers fit on one host."""
         return self.per_host > 1 and workers <= self.per_host
 
     def describe(self) -> str:
@@ -133,11 +133,11 @@ Gbit/s of Ethernet between hosts; and hosts in several cities with 200 Mbit/s ea
 def network_from_text(text: str) -> Network:
     """A preset's name, `link(mbit=500, ms=1)`, or the path of a JSON file.
 
-    In `link`, mbit is what a host's link carries of payload in each direction, ms the latency one way; with `per_host`
-    workers a host, `within_mbit` and `within_ms` are what these have among themselves.
+    In `link`, mbit is the payload bandwidth of a host's link in each direction, ms the latency one way; with `per_host`
+    workers a host, `within_mbit` and `within_ms` are those of the link between them.
 
     Raises:
-        RuleError: nothing of these, or numbers that make no sense.
+        RuleError: other text, or invalid numbers.
     """
     if text in PRESETS:
         return PRESETS[text]
@@ -162,8 +162,10 @@ def network_from_text(text: str) -> Network:
 
 
 def network_from_file(path: Path) -> Network:
-    """What `paceline doctor --json` wrote, or a network as JSON: {"across": {"latency_s": .., "bandwidth_bytes_s": ..},
-    "within": {..}, "per_host": 8}."""
+    """The file of `paceline doctor --json`, or a network as JSON.
+
+    For example {"across": {"latency_s": .., "bandwidth_bytes_s": ..}, "within": {..}, "per_host": 8}.
+    """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -188,12 +190,12 @@ def network_from_file(path: Path) -> Network:
 def network_from_doctor(values: Mapping[str, Any], name: str = "measured") -> Network:
     """The network that `paceline doctor` measured.
 
-    Workers that exchange together go at the pace of the slowest link, so that is the bandwidth; the latency is half the
-    median of the fastest round trips.
+    Its bandwidth is that of the slowest link, which limits a collective exchange; its latency is half the median of the
+    fastest round trips.
     """
     try:
-        machines = [machine_from_json(row) for row in values.get("machines", [])]
-        links = [link_from_json(row) for row in values["links"]]
+        machines = [from_json(Machine, row) for row in values.get("machines", [])]
+        links = [from_json(MeasuredLink, row) for row in values["links"]]
     except (TypeError, AttributeError) as error:
         raise RuleError(f"these are not measurements of paceline doctor --json: {error}") from error
     host_of = {machine.rank: machine.host for machine in machines}
@@ -201,19 +203,12 @@ def network_from_doctor(values: Mapping[str, Any], name: str = "measured") -> Ne
     outside = [link for link in links if link not in inside]
     if not outside:  # one host: its workers stand for hosts
         return Network(name, _slowest(inside, name))
-    per_host = max(_counts(machines).values(), default=1)
+    per_host = max(Counter(machine.host for machine in machines).values(), default=1)
     within = _slowest(inside, name) if inside and per_host > 1 else NetworkLink()
     return Network(name, _slowest(outside, name), within, per_host)
 
 
-def _counts(machines: list[Machine]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for machine in machines:
-        found[machine.host] = found.get(machine.host, 0) + 1
-    return found
-
-
-def _slowest(links: list[Seen], name: str) -> NetworkLink:
+def _slowest(links: list[MeasuredLink], name: str) -> NetworkLink:
     speeds = [link.bandwidth_bytes_s for link in links if link.bandwidth_bytes_s]
     trips = [link.latency_s for link in links if link.latency_s is not None]
     if not speeds or not trips:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of forecasts: speed-up and efficiency over the number of workers (needs the extra `paceline[report]`)."""
+"""The figure of forecasts: speed-up and efficiency over the number of workers (needs the extra `paceline[report]`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -19,14 +18,13 @@ if TYPE_CHECKING:
 
 KINDS = ("png", "svg")
 ALIKE = 0.002
-"""Rules whose efficiencies lie so near each other at every N share a line."""
-LETTERS = 24
-"""Of a line of the legend."""
+"""Rules whose efficiencies differ by less at every N share a line."""
+LETTERS = 24  # of a line of the legend
 DASHES = ("-", "--", ":")
 
 
 def draw(rows: Rows) -> Figure:
-    """Speed-up on the left, with the straight line of N times the speed; efficiency on the right."""
+    """Speed-up on the left, with linear speed-up as a line; efficiency on the right."""
     with style():
         lines = [(fill(label, LETTERS), row) for label, row in _lines(rows)]
         names = sum(label.count("\n") + 1 for label, _ in lines)
@@ -48,7 +46,7 @@ def draw(rows: Rows) -> Figure:
 
 
 def save(rows: Rows, path: Path) -> None:
-    """Write the picture; its kind is that of the name, PNG or SVG."""
+    """Write the figure as PNG or SVG, by the suffix of `path`."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in KINDS:
         raise RuleError(f"a plot is written as {' or '.join(KINDS)}, got {path.name!r}; name it plan.png or plan.svg")
@@ -59,21 +57,16 @@ def save(rows: Rows, path: Path) -> None:
 
 
 def _lines(rows: Rows) -> list[tuple[str, list[Forecast]]]:
-    """Lines to draw; rules that are equally fast share one."""
+    """Label and forecasts of each line; rules that are equally fast share one."""
     found: list[tuple[list[str], list[Forecast]]] = []
     for row in rows:
         for names, other in found:
             if all(abs(a.efficiency - b.efficiency) <= ALIKE for a, b in zip(row, other, strict=True)):
-                names.append(_name(row))
+                names.append(row[0].rule.removesuffix("()"))
                 break
         else:
-            found.append(([_name(row)], list(row)))
+            found.append(([row[0].rule.removesuffix("()")], list(row)))
     return [(", ".join(names), row) for names, row in found]
-
-
-def _name(row: Sequence[Forecast]) -> str:
-    text = row[0].rule
-    return text.removesuffix("()")
 
 
 def _scale(axes: Axes, counts: list[int], label: str) -> None:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that exchange each by itself, on the simulated clock (:class:`paceline.communication.virtual.clock.Clock`).
+"""Asynchronous workers on the simulated clock (:class:`paceline.communication.virtual.clock.Clock`).
 
 A worker computes a block, pushes it, and goes on: at once with overlap 1, with the answer with overlap 0. While an
-answer is on its way it gathers up to `hold` blocks, then it waits. An owner answers when the schedule's own bound
-allows (`Bounded.may_start`). The clock orders what happens and carries the messages; step times are drawn here, many at
-once, because a generator for each would take most of the time.
+answer is under way it gathers up to `hold` blocks, then it waits. An owner answers when the schedule's bound allows
+(`Bounded.may_start`). The clock orders the events and carries the messages; step times are drawn here, many at once,
+because a generator for each would take most of the time.
 
-The owners are all the other workers, each with an equal slice, so pushes and answers of one worker are drawn as one
-message of half of the bytes that the rule's formula names, and as an owner a worker sends as much again as it gets.
+Every worker owns an equal shard, so a worker's push is one message of half of the bytes in the rule's formula, its
+answer is another, and as an owner a worker sends as much as it receives.
 
     cycle >= tau c,    cycle >= 2 alpha + bytes / B with overlap,    tau c + 2 alpha + bytes / B without
 
@@ -17,7 +17,6 @@ Source: as :mod:`paceline.rules.schedule.bounded`.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -27,25 +26,18 @@ from paceline.forecast.planner.stragglers import StepTimes
 from paceline.rules.schedule import Bounded
 
 BLOCKS = 4096
-"""Blocks that are simulated, of all workers together; at least `LEAST` of each."""
+"""Simulated blocks of all workers together; at least `LEAST` of each."""
 LEAST = 12
 DRAWN = 1024
-
-
-@dataclass(frozen=True)
-class Trip:
-    """Seconds of a push and of an answer, each."""
-
-    one_way_s: float
 
 
 class _Fleet:
     """N workers under one schedule."""
 
-    def __init__(self, schedule: Bounded, steps: StepTimes, trip: Trip, workers: int) -> None:
+    def __init__(self, schedule: Bounded, steps: StepTimes, one_way_s: float, workers: int) -> None:
         self._schedule, self._workers = schedule, workers
         self._draws = _Draws(steps, schedule.period)
-        self.clock = Clock(network=trip.one_way_s)
+        self.clock = Clock(network=one_way_s)
         self.finished = [0] * workers
         self.gathered = [0] * workers
         self.asking = [False] * workers
@@ -111,21 +103,21 @@ class _Draws:
         """Seconds of one more block."""
         if not self._left:
             drawn = self._steps.sums(self._period, (DRAWN,), self._generator)
-            self._left = (drawn * (self._period * self._steps.mean_s / drawn.mean())).tolist()  # nobody was lucky
+            self._left = (drawn * (self._period * self._steps.mean_s / drawn.mean())).tolist()  # with the exact mean
         return self._left.pop()
 
 
-def block_s(schedule: Bounded, steps: StepTimes, trip: Trip, workers: int) -> float:
-    """Mean seconds of a block of one worker, once the beginning is forgotten.
+def block_s(schedule: Bounded, steps: StepTimes, one_way_s: float, workers: int) -> float:
+    """Mean seconds of a block of one worker in the steady state.
 
     Args:
-        schedule: when workers push and whom they wait for.
+        schedule: when workers push and for whom they wait.
         steps: the time of a minibatch.
-        trip: what a push and an answer take.
+        one_way_s: seconds of a push, and of an answer.
         workers: N, at least 2.
     """
-    workers = workers if steps.variation else 2  # all alike, and the trip knows how many they are
-    fleet = _Fleet(schedule, steps, trip, workers)
+    workers = workers if steps.variation else 2  # equal workers behave alike
+    fleet = _Fleet(schedule, steps, one_way_s, workers)
     each = max(LEAST, BLOCKS // workers) if steps.variation else LEAST
     for rank in range(workers):
         fleet.begin(rank)

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times the steps of a user's script, which stays as it is: one process, a few steps, and what its optimizer holds.
+"""Times some steps of a user's unchanged script, and records its parameters and optimizer state.
 
-The script runs in a process of its own (`python -m paceline.forecast.planner.stopwatch`), alone as on a cluster of one.
-torch calls a hook behind every optimizer's step, whichever optimizer it is. From one step's end to the next is a step
-time, loading of data included; the first few, in which memory is found and kernels are chosen, are left out. Where the
-script steps several optimizers in turn, the one that made the first step marks the time, and the numbers of all are
-added up. When enough steps are made the script is ended as by `sys.exit()`, so that its `finally` blocks run.
-
-The answer comes as JSON in a file.
+The script runs in a process of its own (`python -m paceline.forecast.planner.stopwatch`), as the only worker. torch
+calls a hook after every step of every optimizer. A step time is from one step's end to the next, loading of data
+included; the first few steps, which allocate memory and choose kernels, do not count. With several optimizers, the one
+that makes the first step marks the time, and the parameters of all count. After enough steps the script ends as by
+`sys.exit()`, so that its `finally` blocks run. The result is a JSON file.
 """
 
 from __future__ import annotations
@@ -35,12 +33,12 @@ LEAST_STEPS = 3
 
 
 class StopwatchError(PacelineError, RuntimeError):
-    """A script could not be timed; the message says what it did instead."""
+    """A script could not be timed; the message says how it ended."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """What was found.
+    """The result.
 
     Attributes:
         times_s: of the steps, in order.
@@ -60,37 +58,30 @@ def time_script(script: Path, arguments: Sequence[str] = (), steps: int = 20, ti
 
     Args:
         script: a training program; any that steps an optimizer of torch.
-        arguments: its own.
-        steps: that are measured, behind the first few.
-        timeout_s: after which the script is ended.
+        arguments: of the script.
+        steps: to measure, after the first few.
+        timeout_s: after which the script is killed.
 
     Raises:
         StopwatchError: it failed, or made too few steps before its end or the deadline.
     """
     with tempfile.TemporaryDirectory() as directory:
-        answer, said, log = (Path(directory) / name for name in ("answer.json", "said", "log"))
+        answer, output, log = (Path(directory) / name for name in ("answer.json", "output", "log"))
         environment = alone(os.environ) | {"PACELINE_LOG": str(log)}
-        command = [
-            sys.executable,
-            "-m",
-            "paceline.forecast.planner.stopwatch",
-            str(answer),
-            str(steps),
-            str(script),
-            *arguments,
-        ]
-        how = _finish(command, environment, said, timeout_s)
+        module = "paceline.forecast.planner.stopwatch"
+        command = [sys.executable, "-m", module, str(answer), str(steps), str(script), *arguments]
+        how = _finish(command, environment, output, timeout_s)
         if not answer.is_file():
             raise StopwatchError(f"{script} {how}, and no optimizer of torch made {LEAST_STEPS + WARM_STEPS} steps; "
-                                 f"the last that it said: {_last_words(said)}")  # fmt: skip
+                                 f"its last output: {_last_line(output)}")  # fmt: skip
         values = json.loads(answer.read_text(encoding="utf-8"))
         shapes = tuple(tuple(shape) for shape in values["shapes"])
         return Timed(tuple(values["times_s"]), shapes, values["moments"], _batches(log))
 
 
-def _finish(command: list[str], environment: dict[str, str], said: Path, timeout_s: float) -> str:
-    """Run to the end or the deadline, and leave nothing behind; how it ended, in words."""
-    with said.open("wb") as sink:
+def _finish(command: list[str], environment: dict[str, str], output: Path, timeout_s: float) -> str:
+    """Run to the end or the deadline, kill all processes; how it ended, in words."""
+    with output.open("wb") as sink:
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
         )
@@ -104,24 +95,21 @@ def _finish(command: list[str], environment: dict[str, str], said: Path, timeout
             process.wait()
 
 
-def _last_words(said: Path) -> str:
-    lines = [line for line in said.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+def _last_line(output: Path) -> str:
+    lines = [line for line in output.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return lines[-1].strip()[:300] if lines else "nothing"
 
 
 def _batches(log: Path) -> int | None:
-    """Minibatches of the first pass over the data, as the run's own log has them."""
+    """Minibatches of the first pass over the data, from the run's log."""
     if not has_run(log):
         return None
     found = [epoch.batches for run in read_runs(log) for worker in run.workers for epoch in worker.epochs]
     return next((batches for batches in found if batches), None)
 
 
-# ---- within the script's process ------------------------------------------------------------------------------------
-
-
 class _Hook:
-    """Called behind every step of every optimizer.
+    """Called after every step of every optimizer, in the script's process.
 
     Args:
         steps: to measure.
@@ -139,30 +127,24 @@ class _Hook:
         if id(optimizer) != next(iter(self._optimizers)):
             return
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # what was queued belongs to the step
+            torch.cuda.synchronize()  # queued kernels belong to the step
         self._marks.append(time.perf_counter())
         if len(self._marks) == self._most:
             raise SystemExit(0)
 
     def found(self) -> Timed | None:
-        """What was measured; None where it is too little."""
+        """The result; None after too few steps."""
         import torch
 
         times = [after - before for before, after in zip(self._marks, self._marks[1:], strict=False)][WARM_STEPS:]
         if len(times) < LEAST_STEPS:
             return None
-        parameters = [p for o in self._optimizers.values() for group in o.param_groups for p in group["params"]]
-        shapes, moments = [], 0
-        for optimizer in self._optimizers.values():
-            for state in optimizer.state.values():
-                like = [v for v in state.values() if torch.is_tensor(v) and v.dim() > 0]
-                moments = max(moments, len(like))
-        seen: set[int] = set()
-        for parameter in parameters:
-            if parameter.requires_grad and id(parameter) not in seen:
-                seen.add(id(parameter))
-                shapes.append(tuple(parameter.shape))
-        return Timed(tuple(times), tuple(shapes), moments)
+        optimizers = self._optimizers.values()
+        parameters = {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
+        shapes = tuple(tuple(p.shape) for p in parameters.values() if p.requires_grad)
+        states = [state.values() for o in optimizers for state in o.state.values()]
+        moments = [sum(torch.is_tensor(value) and value.dim() > 0 for value in state) for state in states]
+        return Timed(tuple(times), shapes, max(moments, default=0))
 
 
 def main() -> None:

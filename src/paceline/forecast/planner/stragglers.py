@@ -3,14 +3,14 @@
 
     S_i = X_i1 + .. + X_ik,                 E[max_i S_i] = N int Q(Phi(z)) phi(z) Phi(z)^(N-1) dz
 
-X are one worker's step times, independent and alike, Q the quantile function of S, phi and Phi the density and the
-distribution of the standard normal (the order statistic's expectation with u = Phi(z)). The sum of k lognormal times is
-taken for lognormal with the sum's mean and variance (Fenton 1960), which is exact for k = 1:
+X are one worker's step times, independent and identically distributed, Q the quantile function of S, phi and Phi the
+density and the distribution of the standard normal (the order statistic's expectation with u = Phi(z)). The sum of k
+lognormal times is taken for lognormal with the sum's mean and variance (Fenton 1960), which is exact for k = 1:
 
     s^2 = ln(1 + v^2 / k),   m = ln(k c) - s^2 / 2,   Q(Phi(z)) = exp(m + s z)       c the mean, v the coefficient
                                                                                      of variation of a step time
-Of n measured sums, sorted, the maximum's expectation is  sum_j x_(j) [(j/n)^N - ((j-1)/n)^N];  a maximum beyond what
-was measured cannot come out, so give more times than there are workers.
+Of n measured sums, sorted, the maximum's expectation is  sum_j x_(j) [(j/n)^N - ((j-1)/n)^N];  no maximum exceeds
+the measured ones, so give more times than there are workers.
 
 Sources: David & Nagaraja, Order Statistics (2003), section 3.1; L. Fenton, IRE Trans. Commun. Systems 8 (1960).
 """
@@ -30,7 +30,7 @@ from paceline.errors import RuleError
 
 Numbers = NDArray[np.float64]
 SUMS = 8192
-"""Sums of measured times that are drawn to know the distribution of a sum."""
+"""Draws of a sum of measured times."""
 
 
 class StepTimes(Protocol):
@@ -53,7 +53,7 @@ class StepTimes(Protocol):
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Step times with a mean and a spread; spread 0 is the same time always.
+    """Step times with a mean and a spread; without spread all are equal.
 
     Attributes:
         mean_s: c, above 0.
@@ -92,7 +92,7 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Measured:
-    """Step times as they were measured.
+    """Measured step times.
 
     Attributes:
         times_s: seconds, at least two, none of them below 0.
@@ -155,7 +155,7 @@ def maximum_weights(workers: int) -> tuple[Numbers, Numbers]:
 
 
 def times_from_text(text: str) -> Measured:
-    """Step times, in seconds, with white space or commas between; `RuleError` where that is something else."""
+    """Step times in seconds, separated by white space or commas; `RuleError` for other text."""
     try:
         return Measured(tuple(float(word) for word in text.replace(",", " ").split()))
     except ValueError as error:
@@ -165,5 +165,5 @@ def times_from_text(text: str) -> Measured:
 
 
 def step_times(mean_s: float, variation: float, measured: Sequence[float] = ()) -> StepTimes:
-    """Measured times where there are some; else a mean and a spread."""
+    """Measured times where there are at least two; else a mean and a spread."""
     return Measured(tuple(measured)) if len(measured) >= 2 else LogNormal(mean_s, variation)

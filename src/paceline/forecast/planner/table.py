@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forecasts in a terminal and as JSON."""
+"""Forecasts as tables for a terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rows = Sequence[Sequence[Forecast]]
 
 
 def efficiencies(rows: Rows, width: int = 120) -> Table:
-    """Rules down, workers across, efficiency in percent; in whole percent where there is no room for more."""
+    """Efficiency in percent, rules by numbers of workers; whole percent in a narrow terminal."""
     names = max(len("efficiency, %"), *(len(row[0].rule) for row in rows))
     wide = names + sum(1 + max(len(f"N={found.workers}"), len("100.0")) for found in rows[0]) <= width
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
@@ -31,7 +31,7 @@ def efficiencies(rows: Rows, width: int = 120) -> Table:
 
 
 def details(rows: Rows, workers: int, priced: bool) -> Table:
-    """At one number of workers: where a minibatch's time goes, an epoch, bytes, and the cost where there is a price."""
+    """At one number of workers: the time of a minibatch and its parts, an epoch, bytes, and the cost with a price."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(f"at N={workers}", overflow="fold")
     for name in ("a step", "waits", "exchange", "speed-up", "epoch", "sent", *(["cost"] if priced else [])):
@@ -39,7 +39,7 @@ def details(rows: Rows, workers: int, priced: bool) -> Table:
     for found in at(rows, workers):
         cells = [
             seconds_text(found.step_s),
-            share_text(max(0.0, found.wait_s) / found.step_s),  # rounding leaves a little less than nothing
+            share_text(max(0.0, found.wait_s) / found.step_s),  # rounding may make it negative
             share_text(max(0.0, found.exchange_s) / found.step_s),
             f"{found.speed_up:.2f}",
             seconds_text(found.epoch_s),
@@ -50,12 +50,12 @@ def details(rows: Rows, workers: int, priced: bool) -> Table:
 
 
 def at(rows: Rows, workers: int) -> list[Forecast]:
-    """Of each rule, the forecast at so many workers."""
+    """Each rule's forecast at this number of workers."""
     return [found for row in rows for found in row if found.workers == workers]
 
 
 def as_json(rows: Rows, advice: Advice, setting: dict[str, Any]) -> dict[str, Any]:
-    """All of it, for programs."""
+    """All forecasts, for programs."""
     recommended = {"rule": advice.rule, "period": advice.period, "why": advice.why}
     return {
         "setting": setting,

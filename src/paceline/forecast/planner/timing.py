@@ -17,7 +17,7 @@ latencies:
     T = (L + b) + (C - 1) max(b, (L + b) / F)
 
 so latency is paid once where the wire is busy, and C/F times where it is idle in between. The header, an all-gather
-around a ring, is on its way at the same time; the footer of gradients comes behind all.
+around a ring, is under way at the same time; the footer of gradients comes after all.
 
 Sources: Thakur, Rabenseifner & Gropp, IJHPCA 19 (2005), for the collectives; Cho et al., MLSys 2019 (BlueConnect), for
 the hierarchical one; the pipeline is ours (:mod:`paceline.update.exchange.exchanger`).
@@ -25,6 +25,7 @@ the hierarchical one; the pipeline is ours (:mod:`paceline.update.exchange.excha
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -40,17 +41,17 @@ from paceline.update.engine.blocks.chunks import cut
 from paceline.update.exchange.exchanger import IN_FLIGHT
 
 AFTER_WARMUP = 1 << 30
-"""The exchange that is asked about: one after every warm-up."""
+"""Number of an exchange after every warm-up."""
 SAMPLE = Layout.of([(64, 64)])
 SUM, ALL_TO_ALL = "sum", "all_to_all"
 
 
 @dataclass(frozen=True)
 class OperationTime:
-    """What one operation on the wire takes, before it is cut into chunks.
+    """The time of one operation on the wire, before it is cut into chunks.
 
     Attributes:
-        latency_s: for each chunk anew.
+        latency_s: of each chunk.
         bytes_s: for all chunks together.
     """
 
@@ -60,12 +61,12 @@ class OperationTime:
 
 @dataclass(frozen=True)
 class ExchangeTime:
-    """One exchange among all workers, after all have come to it.
+    """The time of one exchange, from the arrival of the last worker.
 
     Attributes:
-        payload_s: from the first number to the last.
-        header_s: of the header, on its way at the same time.
-        footer_s: of the footer, behind the payload; for gradients.
+        payload_s: of the payload.
+        header_s: of the header, which is under way at the same time.
+        footer_s: of the footer, after the payload; for gradients.
         chunks: pieces of the payload.
         sent_bytes: by one worker, the header included.
     """
@@ -78,17 +79,17 @@ class ExchangeTime:
 
     @property
     def total_s(self) -> float:
-        """All of it, where nothing is hidden."""
+        """All of it, without overlap."""
         return max(self.payload_s, self.header_s) + self.footer_s
 
     def exposed_s(self, backward_s: float) -> float:
-        """What is left of it when gradients leave while the backward pass of so many seconds goes on.
+        """The part after a backward pass of so many seconds, when gradients are sent during the pass.
 
         Chunk k of C is ready k/C through the pass, and the wire takes one after another:
 
             left = max(T/C, T - (1 - 1/C) backward)
 
-        so one chunk at least, and all of T but the time behind the first chunk. Source: Li et al., VLDB 2020 (buckets
+        so one chunk at least, and all of T but the pass after the first chunk. Source: Li et al., VLDB 2020 (buckets
         of DistributedDataParallel); the formula is the finish of a queue with evenly spaced arrivals.
         """
         body = max(self.payload_s / self.chunks, self.payload_s - (1 - 1 / self.chunks) * backward_s)
@@ -96,7 +97,7 @@ class ExchangeTime:
 
 
 class RecordingWire:
-    """A wire between two workers that carries nothing and writes down the operations."""
+    """A wire between two workers that only records the operations."""
 
     rank, size = 0, 2
 
@@ -118,19 +119,17 @@ class RecordingWire:
 def operations_of(codec: Codec) -> tuple[str, ...]:
     """The operations of one exchange under this codec, one after another: "sum" or "all_to_all"."""
     wire = RecordingWire()
-    steps = codec.exchange(torch.zeros(SAMPLE.numel), SAMPLE, wire, {})
-    for _ in steps:
-        pass
+    deque(codec.exchange(torch.zeros(SAMPLE.numel), SAMPLE, wire, {}), maxlen=0)
     return tuple(wire.kinds)
 
 
 def exchange(rule: Rule, layout: Layout, dense: int, network: Network, workers: int) -> ExchangeTime:
-    """What exchanging so many numbers takes under a rule by which workers exchange together.
+    """The time of one exchange under a collective rule.
 
     Args:
         rule: the rule.
-        layout: the numbers that its codec writes.
-        dense: further 32-bit numbers that go with them as they are (buffers, moments).
+        layout: the numbers that its codec encodes.
+        dense: further 32-bit numbers that are sent without the codec (buffers, moments).
         network: between the workers.
         workers: N.
     """
@@ -151,7 +150,7 @@ def exchange(rule: Rule, layout: Layout, dense: int, network: Network, workers: 
 
 
 def chunked_s(operations: list[OperationTime], chunks: int, in_flight: int = IN_FLIGHT) -> float:
-    """T of the head of this file: operations follow one another, chunks run beside each other."""
+    """T of this file's docstring: operations are sequential, chunks are pipelined."""
     latency_s = sum(operation.latency_s for operation in operations)
     bytes_s = sum(operation.bytes_s for operation in operations) / chunks
     alone_s = latency_s + bytes_s
@@ -178,7 +177,7 @@ def _operations(rule: Rule, codec: Codec, layout: Layout, network: Network, work
 
 
 def operation(kind: str, sent: float, network: Network, workers: int) -> OperationTime:
-    """One operation in which each of N workers sends so many bytes; see the head of this file."""
+    """One operation in which each of N workers sends so many bytes; see this file's docstring."""
     if workers == 1:
         return OperationTime(0.0, 0.0)
     link = network.within if network.one_host(workers) else network.across
@@ -188,7 +187,7 @@ def operation(kind: str, sent: float, network: Network, workers: int) -> Operati
 
 
 def scattered_s(sent: float, network: Network, workers: int) -> float:
-    """Seconds of the bytes when each worker sends `sent` of them, as many to each other worker."""
+    """Seconds of the bytes when each worker sends `sent` bytes, equally to all other workers."""
     if network.one_host(workers):
         return sent / network.within.bandwidth_bytes_s
     near = network.near(workers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is trained, and under which conditions: step times, numbers of the model, an epoch, failures, a price."""
+"""The workload and its conditions: step times, sizes of the model, an epoch, failures, a price."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.forecast.planner.stragglers import StepTimes
 from paceline.rules.codec import Layout
 
 BACKWARD = 2 / 3
-"""Of a step; backward computes two gradients, by the inputs and by the weights, where forward computes one product."""
+"""Share of a step: backward computes two products, for inputs and weights, and forward one."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Workload:
         layout: trainable parameters.
         buffers: 32-bit numbers of averaged buffers.
         moments: moments of the local optimizer: 2 for Adam, 1 for SGD with momentum, 0 for plain SGD.
-        backward: share of a step behind which gradients can leave.
+        backward: share of a step during which gradients can be sent.
         epoch: minibatches of one worker's size in a pass over the data.
-        pack_s: a worker's own time for one exchange of the whole model: copies, outer step, checksum.
-        codec_s: its time to write and read the whole model once, under codecs that lose something.
+        pack_s: a worker's processor time for one exchange of the whole model: copies, outer step, checksum.
+        codec_s: its time to encode and decode the whole model once, under lossy codecs.
     """
 
     steps: StepTimes
@@ -57,20 +57,20 @@ class Workload:
 
 
 def dense(workload: Workload, rides: bool) -> int:
-    """32-bit numbers that travel beside the parameters; `rides`: whether the optimizer's moments do."""
+    """32-bit numbers that are sent with the parameters; `rides`: whether the optimizer's moments are."""
     return workload.buffers + (workload.moments * workload.layout.numel if rides else 0)
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What the cluster is like besides its network.
+    """The cluster besides its network.
 
     Attributes:
         failures_per_hour: of one worker.
         recovery_s: until a lost worker is replaced.
-        checkpoint_s: what writing a checkpoint keeps everybody.
-        elastic: whether the others go on without a lost worker (`paceline run --elastic`, asynchronous rules), or all
-            start again from the last checkpoint.
+        checkpoint_s: for which all workers wait for a checkpoint.
+        elastic: whether the remaining workers go on without a lost one (`paceline run --elastic`, asynchronous rules),
+            or all restart from the last checkpoint.
         price_per_hour: of one worker.
     """
 
@@ -87,21 +87,21 @@ class Conditions:
                 raise RuleError(f"{name} must be a number, at least 0, got {value!r}")
 
     def availability(self, workers: int, block_s: float, elastic: bool) -> float:
-        """Share of the time in which work is done that lasts.
+        """Share of the time in which no work is lost to failures.
 
             all start again:    1 / (1 + C/I + N f (R + I/2)),     I = sqrt(2 C / (N f))
             others go on:       1 / (1 + f (R + b/2))
 
         f failures of a worker a second, R recovery, C a checkpoint, I the interval between two, b a block. Where all
-        start again, each failure costs everybody the recovery and half an interval; where the others go on, it costs
-        one worker that, and half a block.
+        restart, each failure costs all workers the recovery and half an interval; where the others go on, it costs one
+        worker the recovery and half a block.
 
         Source: J. Young, CACM 17 (1974), whose interval it is; Daly, FGCS 22 (2006), has the higher orders.
 
         Args:
             workers: N.
             block_s: seconds of a block.
-            elastic: whether the others go on, by the rule or by `elastic`.
+            elastic: whether the rule lets the others go on.
         """
         rate = self.failures_per_hour / 3600
         if not rate:
