@@ -184,7 +184,7 @@ class Cache:
             return
         self._closed = True
         if self._process == os.getpid():
-            self._downloader.close()
+            self._downloader.closed.set()
             self._prefetcher.close()
             self._release_stats_file()
 

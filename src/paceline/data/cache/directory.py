@@ -33,16 +33,7 @@ from paceline.errors import CacheError
 
 
 class CacheDirectory:
-    """A cache directory.
-
-    Args:
-        path: created where it is missing.
-        cap_bytes: how much of it files may fill; None: as much as the disk has.
-        timeout_s: how long to wait for another process that holds the directory's lock.
-
-    Raises:
-        CacheError: the directory cannot be made.
-    """
+    """A cache directory, created where it is missing; CacheError if that fails."""
 
     def __init__(self, path: Path, cap_bytes: int | None, timeout_s: float) -> None:
         self.path, self.cap_bytes = path, cap_bytes
@@ -81,13 +72,13 @@ class CacheDirectory:
             os.utime(self._meta(url), ns=(now, now), follow_symlinks=False)
 
     def reserve(self, url: str, size: int | None, rank: EvictionRank, lock: FileLock) -> bool:
-        """Reserve room for a download, evicting what is needed least; False where too little is evictable.
+        """Reserve room for a download, evicting by `rank`; False where too little is evictable.
 
         Args:
-            url: whose `lock` the caller holds exclusively.
+            url: the file.
             size: in bytes; None: unknown.
-            rank: see :class:`paceline.data.cache.evict.Evictor`.
-            lock: that lock; the reservation is written into it as well.
+            rank: see :mod:`paceline.data.cache.evict`.
+            lock: the file's exclusive lock; the reservation is written into it as well.
 
         Raises:
             CacheError: the file is larger than the cap.

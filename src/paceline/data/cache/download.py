@@ -31,25 +31,18 @@ class CorruptDownload(Exception):
 
 
 class Downloader:
-    """Downloads files of any source.
-
-    Args:
-        options: see :func:`paceline.data.cache.backend_choice.backend_for`.
-        retries: tries after the first.
-        timeout_s: of one request.
-        counters: of bytes, retries and corrupt downloads.
-    """
+    """Downloads files of any source; `options` as for :func:`paceline.data.cache.backend_choice.backend_for`."""
 
     def __init__(self, options: Mapping[str, Any], retries: int, timeout_s: float, counters: Counters) -> None:
         self._options, self._retries, self._timeout_s, self._counters = options, retries, timeout_s, counters
         self._backends: dict[str, Backend] = {}
         self._lock = threading.Lock()
-        self.closed = threading.Event()
+        self.closed = threading.Event()  # running downloads end at their next pause
 
     def fetch(
         self, url: str, part: Path, sha256: str | None, reserve: Reserve, evict: Callable[[int], bool]
     ) -> CacheEntry | None:
-        """Download a file into `part`.
+        """Download a file into `part`; None where there was no room.
 
         Args:
             url: the file.
@@ -57,9 +50,6 @@ class Downloader:
             sha256: the digest that the caller requires.
             reserve: called before the first byte is written, and again at the end if the source did not give a size.
             evict: removes other files when the disk is full; False: there are none to remove.
-
-        Returns:
-            The file's entry; None where there was no room.
 
         Raises:
             NotServedError: the source refuses the file.
@@ -84,10 +74,6 @@ class Downloader:
                 self._pause(source, tries)
             except OSError as error:
                 self._make_room(part, error, evict)
-
-    def close(self) -> None:
-        """Abandon running downloads at their next pause."""
-        self.closed.set()
 
     def _final(self, url: str, error: Exception, tries: int) -> CacheError:
         if isinstance(error, CorruptDownload):

@@ -16,12 +16,7 @@ REFUSED = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryE
 
 
 class FsspecBackend:
-    """A file system of fsspec.
-
-    Args:
-        url: any url of the file system.
-        options: given to the file system.
-    """
+    """The file system of fsspec to which a URL belongs."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         import fsspec

@@ -25,14 +25,7 @@ State = tuple[int, int, int]
 
 
 class FileGetter:
-    """Gets files into a directory, for one process.
-
-    Args:
-        directory: the cache directory.
-        downloader: fetches from the source.
-        counters: of damaged files.
-        timeout_s: how long to wait for other processes that make no progress.
-    """
+    """Gets files into a directory, for one process; other processes may stall for `timeout_s`."""
 
     def __init__(self, directory: CacheDirectory, downloader: Downloader, counters: Counters, timeout_s: float) -> None:
         self._directory, self._downloader, self._counters, self._timeout_s = directory, downloader, counters, timeout_s
@@ -42,11 +35,7 @@ class FileGetter:
         self._likely_bytes: int | None = None  # of the next file: the size of the last one
 
     def pin(self, url: str, sha256: str | None, rank: EvictionRank) -> tuple[FileLock, bool]:
-        """Get a file and keep it from eviction.
-
-        Returns:
-            the lock that keeps it, to be released by the caller, and whether the file was there already.
-        """
+        """Get a file; return the shared lock that prevents its eviction, and whether the file was there already."""
         directory, lock, hit = self._directory, self._directory.lock(url), True
         stall = StallTimeout(
             self._timeout_s, lambda: os.stat(directory.part(url)).st_size, partial(self._stalled_download, url)

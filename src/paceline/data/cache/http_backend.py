@@ -72,13 +72,7 @@ def _without_user(url: str) -> tuple[str, dict[str, str]]:
 
 
 class HttpBackend:
-    """A web server.
-
-    Args:
-        headers: sent with every request, such as `Authorization`, but not after a redirect to another host, port or
-            scheme.
-        timeout_s: of connecting, and of each read.
-    """
+    """Web servers; `headers` go with every request, but not to another host, port or scheme after a redirect."""
 
     def __init__(self, headers: Mapping[str, str], timeout_s: float) -> None:
         self._headers = {**OWN_HEADERS, **headers}

@@ -40,13 +40,7 @@ class SpaceUsage:
 
 
 class SpaceLedger:
-    """The space usage of one directory.
-
-    Args:
-        directory: of the cache.
-        count: counts the files in the directory.
-        timeout_s: how long to wait for another process, which holds the lock for some milliseconds.
-    """
+    """The space usage of one directory; `count` counts its files, another process may hold its lock for `timeout_s`."""
 
     def __init__(self, directory: Path, count: Callable[[], SpaceUsage], timeout_s: float) -> None:
         self._path, self._count, self._timeout_s = directory / "ledger", count, timeout_s

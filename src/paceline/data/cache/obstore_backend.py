@@ -33,13 +33,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class ObstoreBackend:
-    """One bucket.
-
-    Args:
-        url: any url of the bucket.
-        options: obstore's settings of the store (`endpoint`, `region`, `access_key_id`, `secret_access_key`,
-            `skip_signature`, `client_options`, ...).
-        timeout_s: of one request, and of connecting.
+    """The bucket to which a URL belongs; `options` are obstore's settings of the store.
 
     Raises:
         NotServedError: obstore is missing, rejects the options, or did not survive a fork.

@@ -25,13 +25,8 @@ class Fetch(Protocol):
 class Prefetcher:
     """A list of files and the threads that fetch them.
 
-    Requests run side by side, but room is reserved strictly in the order of the list.
-
-    Args:
-        threads: concurrent downloads.
-        hints: show other processes which files this one has prefetched.
-        fetch: fetches one file; after an error the file is skipped, and `open` meets the error again.
-        rest: called after such an error with the URL; returns the seconds to pause.
+    Requests run side by side, but room is reserved strictly in the order of the list. After an error of `fetch` the
+    file is skipped, and the thread pauses for `rest(url)` seconds.
     """
 
     def __init__(self, threads: int, hints: PrefetchHints, fetch: Fetch, rest: Callable[[str], float]) -> None:

@@ -12,12 +12,7 @@ from paceline.errors import CacheError
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """The descriptor of a regular file without a second hard link, created with `os.O_CREAT`.
-
-    Raises:
-        CacheError: the path is a symbolic link, has a second hard link, or is a device or a pipe.
-        OSError: as `os.open`.
-    """
+    """As `os.open`; CacheError if the path is a symbolic link, has a second hard link, or is a device or a pipe."""
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     except OSError as error:

@@ -44,11 +44,7 @@ def added(several: Iterable[Mapping[str, Stats]]) -> dict[str, Stats]:
 
 
 class Counters:
-    """The counts of one process by source, and which sources do not answer.
-
-    Args:
-        on_change: called with a source and its counts after every change.
-    """
+    """The counts of one process by source, and which sources do not answer; `on_change` sees every change."""
 
     def __init__(self, on_change: Callable[[str, Stats], None]) -> None:
         self._lock, self._on_change = threading.Lock(), on_change

@@ -40,12 +40,7 @@ StatsFileName: TypeAlias = tuple[str, str]
 class StatsFile:
     """The counts of one process; made by `of_original` and `of_copy`.
 
-    No method raises: a process that cannot write, as on a full disk, counts for itself alone.
-
-    Args:
-        folder: of the files of one original and its copies.
-        number: of this file.
-        lock: on the file, or on the folder by the original; None: nothing can be written.
+    No method raises: a process that cannot write, as on a full disk, has no lock and counts for itself alone.
     """
 
     def __init__(self, folder: Path, number: str, lock: FileLock | None) -> None:

@@ -76,11 +76,7 @@ class Index:
 
     @classmethod
     def from_json(cls, raw: bytes, where: str) -> Index:
-        """Read and check it.
-
-        Raises:
-            DataError: it is not an index, of a later version, or inconsistent.
-        """
+        """Read and check it; DataError if it is no index, of a later version, or inconsistent."""
         try:
             found = json.loads(raw)
         except (ValueError, RecursionError) as error:
@@ -126,11 +122,7 @@ def offsets_to_bytes(offsets: NDArray[np.int64]) -> bytes:
 
 
 def offsets_from_bytes(raw: bytes, shard: PackedShard, where: str) -> NDArray[np.int64]:
-    """Read the offsets, int64 [samples + 1], and check that each sample lies within the shard.
-
-    Raises:
-        DataError: the file is damaged or belongs to another shard.
-    """
+    """Read the offsets, int64 [samples + 1], and check that they fit the shard; DataError if not."""
     file = io.BytesIO(raw)
     try:
         if np.lib.format.read_magic(file) != (1, 0):

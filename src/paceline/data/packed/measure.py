@@ -28,21 +28,13 @@ _STREAM = re.compile(r".*\.(tar|tgz|txz|tbz2|tzst|jsonl|ndjson|parquet|pq|ark)(\
 
 @dataclass(frozen=True)
 class Holding:
-    """What a storage holds.
+    """What a storage holds."""
 
-    Attributes:
-        kind: "packed" or "files".
-        files: (name, bytes) of those that were listed.
-        bytes: of all files; None where more exist than were listed.
-        bytes_per_sample: mean.
-        notes: the limits of these numbers.
-    """
-
-    kind: str
-    files: tuple[tuple[str, int], ...]
-    bytes: int | None
-    bytes_per_sample: float
-    notes: tuple[str, ...] = ()
+    kind: str  # "packed" or "files"
+    files: tuple[tuple[str, int], ...]  # (name, bytes) of those that were listed
+    bytes: int | None  # of all files; None where more exist than were listed
+    bytes_per_sample: float  # mean
+    notes: tuple[str, ...] = ()  # the limits of these numbers
 
     @property
     def file_bytes(self) -> float:
@@ -52,19 +44,12 @@ class Holding:
 
 @dataclass(frozen=True)
 class Speed:
-    """A measurement of reading.
+    """A measurement of reading."""
 
-    Attributes:
-        readers: concurrent threads.
-        bytes: read by all of them.
-        seconds: until the last reader finished its piece.
-        files: opened; some more than once where there are few.
-    """
-
-    readers: int
-    bytes: int
-    seconds: float
-    files: int
+    readers: int  # concurrent threads
+    bytes: int  # read by all of them
+    seconds: float  # until the last reader finished its piece
+    files: int  # opened; some more than once where there are few
 
     @property
     def bytes_s(self) -> float:
@@ -73,11 +58,7 @@ class Speed:
 
 
 def inspect(storage: Storage, bytes_per_sample: float | None = None) -> Holding:
-    """What a storage holds, by its index, or else by its files.
-
-    Raises:
-        DataError: there are no files, or the size of a sample is unknown.
-    """
+    """What a storage holds, by its index, or else by its files; DataError if that leaves a sample's size unknown."""
     try:
         storage.size(INDEX)
     except DataError:
@@ -133,11 +114,7 @@ def _remote(root: str) -> Iterator[tuple[str, int]]:
 
 
 def first_byte_s(storage: Storage, holding: Holding) -> float:
-    """Seconds from the request for a file to its first KiB: the median over a few files.
-
-    Raises:
-        DataError: a file cannot be read, or the storage does not answer.
-    """
+    """Seconds from the request for a file to its first KiB: the median over a few files."""
     found: list[float] = []
 
     def probe() -> None:
@@ -151,11 +128,7 @@ def first_byte_s(storage: Storage, holding: Holding) -> float:
 
 
 def read_speed(storage: Storage, holding: Holding, readers: int, seconds: float) -> Speed:
-    """Read whole files in random order for some seconds.
-
-    Raises:
-        DataError: a file cannot be read, or the storage does not answer.
-    """
+    """Read whole files in random order for some seconds; DataError if a file cannot be read or the storage stalls."""
     counts, ends, opened = [0] * readers, [0.0] * readers, [0] * readers
     began = time.perf_counter()
 

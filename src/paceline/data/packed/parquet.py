@@ -23,16 +23,25 @@ DECODED_GROUPS = 4  # kept in memory
 
 
 def pyarrow_parquet() -> Any:
-    """The library.
-
-    Raises:
-        DataError: it is not installed.
-    """
+    """The library; DataError if it is not installed."""
     try:
         from pyarrow import parquet
     except ImportError as error:
         raise DataError("Parquet needs pyarrow, which is not installed: pip install 'paceline[parquet]'") from error
     return parquet
+
+
+@contextlib.contextmanager
+def parquet_errors(url: str) -> Iterator[None]:
+    """Turn errors of pyarrow within the context into a DataError that names the file."""
+    try:
+        yield
+    except DataError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"{url} does not exist; check the path") from error
+    except Exception as error:  # pyarrow's errors are ValueError, OSError, IndexError and others
+        raise DataError(f"cannot read {url} as Parquet: {' '.join(str(error).split())}") from error
 
 
 class _Group(NamedTuple):
@@ -162,22 +171,15 @@ class ParquetDataset(Dataset[Any]):
     def _file(self, url: str, whole: bool) -> Iterator[Any]:
         """An open file; with `whole`, a remote one comes from the cache if there is one."""
         parquet = pyarrow_parquet()
-        try:
-            with ExitStack() as stack:
-                if not is_url(url):
-                    source: Any = str(local_path(url))
-                elif whole and self.cache is not None:
-                    source = str(stack.enter_context(self.cache.open(url)))
-                else:
-                    system, path = file_system(url)
-                    source = stack.enter_context(system.open(path, "rb"))
-                yield stack.enter_context(parquet.ParquetFile(source))
-        except DataError:
-            raise
-        except FileNotFoundError as error:
-            raise DataError(f"{url} does not exist; check the path") from error
-        except Exception as error:  # pyarrow's errors are ValueError, OSError, IndexError and others
-            raise DataError(f"cannot read {url} as Parquet: {' '.join(str(error).split())}") from error
+        with parquet_errors(url), ExitStack() as stack:
+            if not is_url(url):
+                source: Any = str(local_path(url))
+            elif whole and self.cache is not None:
+                source = str(stack.enter_context(self.cache.open(url)))
+            else:
+                system, path = file_system(url)
+                source = stack.enter_context(system.open(path, "rb"))
+            yield stack.enter_context(parquet.ParquetFile(source))
 
 
 def _files(given: Iterable[str]) -> Iterator[str]:

@@ -24,21 +24,13 @@ SCALING = 0.6  # of the ideal speed-up, above which more readers help
 
 @dataclass(frozen=True)
 class Need:
-    """What training needs.
+    """What training needs."""
 
-    Attributes:
-        workers: in all, spread evenly over the hosts.
-        hosts: number of them.
-        samples_s: of each worker.
-        link_bytes_s: of a host to the storage; None: unknown.
-        cache_bytes: of a host; 0: no cache.
-    """
-
-    workers: int
+    workers: int  # in all, spread evenly over the hosts
     hosts: int
-    samples_s: float
-    link_bytes_s: float | None = None
-    cache_bytes: int = 0
+    samples_s: float  # of each worker
+    link_bytes_s: float | None = None  # of a host to the storage; None: unknown
+    cache_bytes: int = 0  # of a host; 0: no cache
 
     @property
     def workers_a_host(self) -> int:
@@ -52,19 +44,12 @@ class Need:
 
 @dataclass(frozen=True)
 class Epoch:
-    """Need and have of a host in one epoch.
-
-    Attributes:
-        name: which epoch.
-        hits: fraction that comes from the cache.
-        need_bytes_s: from the storage.
-        have_bytes_s: from the storage.
-    """
+    """Need and have of a host in one epoch."""
 
     name: str
-    hits: float
-    need_bytes_s: float
-    have_bytes_s: float
+    hits: float  # fraction from the cache
+    need_bytes_s: float  # from the storage
+    have_bytes_s: float  # from the storage
 
     @property
     def waiting(self) -> float:
@@ -111,16 +96,7 @@ def _total(need: Need, holding: Holding) -> float:
 
 
 def judge(need: Need, holding: Holding, remote: bool, first_byte_s: float, one: Speed, several: Speed) -> StoragePlan:
-    """Compare what training needs with what the storage gives.
-
-    Args:
-        need: of training.
-        holding: the data.
-        remote: whether the storage is a URL, so that the cache is used.
-        first_byte_s: latency of a file's first byte.
-        one: speed of one reader.
-        several: speed of concurrent readers on this host.
-    """
+    """Compare what training needs with what the storage gives; the cache counts only where the storage is `remote`."""
     have = min(several.bytes_s, need.link_bytes_s or math.inf)
     epochs = _epochs(need, holding, remote, have)
     feeds = all(epoch.waiting == 0 for epoch in epochs)

@@ -14,11 +14,7 @@ _NUMBER = r"\s*([0-9]+(?:\.[0-9]+)?)\s*"
 
 
 def parse_bytes(text: str, name: str) -> int:
-    """`64MiB` is 67108864 and `200GB` is 200000000000; without a unit, bytes.
-
-    Raises:
-        DataError: no size, or 0; `name` says whose.
-    """
+    """`64MiB` is 67108864 and `200GB` is 200000000000; without a unit, bytes. An error names the option `name`."""
     match = re.fullmatch(_NUMBER + r"([kmgtp]?)(i?)b?\s*", text, re.IGNORECASE)
     if match and not (match[3] and not match[2]):
         found = round(float(match[1]) * (_BINARY if match[3] else _DECIMAL)[match[2].upper()])
@@ -28,16 +24,12 @@ def parse_bytes(text: str, name: str) -> int:
 
 
 def parse_rate(text: str, name: str) -> float:
-    """Bytes a second of `1Gbit`, `200Mbps` (divided by 8) or `100MB`, `100MiB`.
-
-    Raises:
-        DataError: no rate, or 0; `name` says whose.
-    """
+    """Bytes a second of `1Gbit`, `200Mbps` (divided by 8) or `100MB`, `100MiB`. An error names the option `name`."""
     cut = re.sub(r"/s\s*$", "", text.strip())
     match = re.fullmatch(_NUMBER + r"([kmgt]?)(bits?|bps)", cut, re.IGNORECASE)
     if match and float(match[1]) > 0:
         return float(match[1]) * _DECIMAL[match[2].upper()] / 8
-    if not match and cut.endswith("B"):  # Gb may be bits or bytes: refused
+    if not match and cut.endswith("B"):  # Gb is ambiguous: refused
         return float(parse_bytes(cut, name))
     raise DataError(f"{name} must be a rate such as 1Gbit or 100MB, got {text!r}")
 

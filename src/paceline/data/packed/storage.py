@@ -30,11 +30,7 @@ def join(root: str, name: str) -> str:
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """(fsspec's file system, the path within it).
-
-    Raises:
-        DataError: no installed library supports the protocol, or the store cannot be reached.
-    """
+    """(fsspec's file system, the path within it); DataError if there is none for this protocol."""
     import fsspec
 
     try:
@@ -75,11 +71,7 @@ def faults_of(url: str) -> Iterator[None]:
 
 
 class Storage:
-    """The files of a directory or a URL.
-
-    Args:
-        root: a path, or a URL.
-    """
+    """The files of a directory or a URL."""
 
     def __init__(self, root: str) -> None:
         self.root, self.remote = root, is_url(root)

@@ -49,11 +49,7 @@ class TarMember(NamedTuple):
 
 
 def make_header(name: str, size: int) -> bytes:
-    """A ustar header; owner, time and mode are constants, so that equal samples make equal archives.
-
-    Raises:
-        DataError: the name or the size does not fit ustar.
-    """
+    """A ustar header; owner, time and mode are constants, so that equal samples make equal archives."""
     raw, digits = name.encode("utf-8", "replace"), b"%011o" % size
     if not name.isascii() or not 0 < len(raw) <= 100 or not 0 <= size < 8**11:
         raise DataError(f"a member {name!r} of {size} bytes does not fit a tar archive; shorten or rename it")
@@ -67,11 +63,7 @@ def padding(size: int) -> int:
 
 
 def parse_header(block: bytes, where: str) -> TarHeader | None:
-    """A header; None for a block of zeros.
-
-    Raises:
-        DataError: the block is cut short, or its sum is wrong.
-    """
+    """A header; None for a block of zeros; DataError if the block is cut short or its checksum is wrong."""
     if len(block) < BLOCK:
         raise DataError(f"{where}: cut off within a header, {len(block)} of {BLOCK} bytes are left; copy it again")
     if block == _ZEROS:
@@ -101,12 +93,9 @@ def _text(field: bytes) -> str:
 
 
 class TarStream:
-    """The regular files of an archive, front to back; memory holds one of them.
+    """The regular files of a decompressed archive, front to back; memory holds one of them.
 
-    Args:
-        file: the decompressed archive.
-        name: of the archive, for messages.
-        largest: bytes of a member above which it is refused, before it is read.
+    `name` stands in messages. A member of more than `largest` bytes is refused before it is read.
     """
 
     def __init__(self, file: Readable, name: str, largest: int) -> None:

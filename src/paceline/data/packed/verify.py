@@ -51,16 +51,9 @@ def verify(
     jobs: int = 1,
     on_shard: Callable[[PackedShard], None] = lambda shard: None,
 ) -> Report:
-    """Check every shard against the index.
+    """Check every shard, or with `quick` only sizes, against the index; DataError if there is no sound index.
 
-    Args:
-        storage: holds the data set.
-        quick: check sizes only.
-        jobs: shards read at once.
-        on_shard: called after each shard.
-
-    Raises:
-        DataError: the index is missing or damaged.
+    `jobs` shards are read at once; `on_shard` is called after each.
     """
     index = read_index(storage)
 

@@ -38,11 +38,7 @@ class ShardWriter:
         self.samples, self.bytes = 0, 0
 
     def add(self, members: Mapping[str, bytes]) -> None:
-        """Write a sample: extension -> bytes.
-
-        Raises:
-            DataError: the sample has no member, or an extension that a tar cannot hold.
-        """
+        """Write a sample: extension -> bytes; DataError if it has no member, or an extension that a tar cannot hold."""
         if not members:
             raise DataError(f"sample {self.samples} has no member; leave it out of the source")
         for extension in members:

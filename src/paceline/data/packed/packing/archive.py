@@ -18,6 +18,7 @@ from paceline.data.packed.packing.base import (
     no_shuffle,
     origin,
     reading,
+    too_large,
 )
 from paceline.data.packed.tar import TarMember, TarStream, split_name
 from paceline.errors import DataError
@@ -84,10 +85,8 @@ class TarSource(FileSource):
                 f"{name} at byte {member.offset}: {member.name!r} is the sample's second member of this kind; rename it"
             )
         if size > self._largest:
-            raise DataError(
-                f"{name} at byte {member.offset}: the sample of {member.name!r} has more than {self._largest} bytes; "
-                "give a larger --largest-sample if that is meant"
-            )
+            where = f"{name} at byte {member.offset}: the sample of {member.name!r}"
+            raise too_large(f"{where} has more than {self._largest} bytes")
         self._together = self._together or bool(sample)
         if len(self._extensions) < 5:
             self._extensions.add(extension)

@@ -50,12 +50,7 @@ class SampleSource(Protocol):
 
 
 class FileSource:
-    """Files that are read one after another.
-
-    Args:
-        paths: the files.
-        largest: bytes of a sample above which it is refused.
-    """
+    """Files that are read one after another; a sample of more than `largest` bytes is refused."""
 
     def __init__(self, paths: Sequence[Path], largest: int) -> None:
         self._paths, self._largest = paths, largest
@@ -75,14 +70,19 @@ def origin(key: str, **more: Any) -> bytes:
     return json.dumps({"key": key, **more}).encode()
 
 
+def too_large(what: str) -> DataError:
+    """The error of a sample above the limit."""
+    return DataError(f"{what}; give a larger --largest-sample if that is meant")
+
+
+@dataclass(frozen=True)
 class Ready:
     """A task whose sample has been read, so that it needs no thread."""
 
-    def __init__(self, members: Members) -> None:
-        self._members = members
+    members: Members
 
     def __call__(self) -> Members:
-        return self._members
+        return self.members
 
 
 @contextlib.contextmanager
@@ -101,13 +101,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 class Stream:
-    """File number `number` of a source, read front to back and decompressed if it ends in .gz, .bz2, .xz or .zst.
-
-    Args:
-        paths: the files of the source.
-        number: of this file.
-        progress: of the source; `update` changes it.
-    """
+    """File `number` of a source, read front to back and decompressed if it ends in .gz, .bz2, .xz or .zst."""
 
     def __init__(self, paths: Sequence[Path], number: int, progress: SourceProgress) -> None:
         self.path, self._number, self._count, self._progress = paths[number], number, len(paths), progress
@@ -123,7 +117,7 @@ class Stream:
         self._raw.close()
 
     def update(self) -> None:
-        """Update the progress."""
+        """Update the source's progress."""
         self._progress.fraction = (self._number + min(1.0, self._raw.tell() / self._size)) / self._count
 
 
@@ -151,13 +145,7 @@ def _zst(raw: BinaryIO, path: Path) -> io.RawIOBase:
 
 
 class _Zst(io.RawIOBase):
-    """Frames one after another; unlike zstandard's own reader it raises where the last frame is cut off.
-
-    Args:
-        raw: compressed.
-        library: makes an object that decompresses one frame.
-        error: its exception class.
-    """
+    """Frames one after another; unlike zstandard's own reader it raises where the last frame is cut off."""
 
     def __init__(self, raw: BinaryIO, library: Any, error: type[Exception]) -> None:
         self._raw, self._library, self._error = raw, library, error

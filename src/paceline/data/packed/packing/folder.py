@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from paceline.data.packed.packing.base import ORIGIN, Members, SourceProgress, Task, origin, reading
+from paceline.data.packed.packing.base import ORIGIN, Members, SourceProgress, Task, origin, reading, too_large
 from paceline.data.packed.storage import read_up_to
 from paceline.errors import DataError
 
@@ -26,11 +26,8 @@ Group = tuple[str, str, tuple[str, ...]]
 class FolderSource:
     """The samples of a folder and its subfolders, in the order of names.
 
-    Without a seed memory holds the names of one folder, with one all names.
-
-    Args:
-        root: the folder.
-        largest: bytes of a sample above which it is refused.
+    Without a seed memory holds the names of one folder, with one all names. A sample of more than `largest` bytes is
+    refused.
     """
 
     def __init__(self, root: Path, largest: int) -> None:
@@ -88,10 +85,7 @@ class FolderSource:
                 members[extension] = read_up_to(file, left + 1)
             left -= len(members[extension])
             if left < 0:
-                raise DataError(
-                    f"{path}: the sample has more than {self._largest} bytes; give a larger --largest-sample if that "
-                    "is meant"
-                )
+                raise too_large(f"{path}: the sample has more than {self._largest} bytes")
         members[ORIGIN] = origin(f"{below}/{stem}" if below else stem, **{"class": below})
         return members
 

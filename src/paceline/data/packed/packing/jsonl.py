@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.packed.packing.base import FileSource, Members, Ready, Stream, Task, no_shuffle, reading
+from paceline.data.packed.packing.base import FileSource, Members, Ready, Stream, Task, no_shuffle, reading, too_large
 from paceline.errors import DataError
 
 
@@ -39,10 +39,7 @@ class JsonlSource(FileSource):
                 while line := file.readline(self._largest + 1):
                     number += 1
                     if len(line) > self._largest:
-                        raise DataError(
-                            f"{path} line {number}: more than {self._largest} bytes; give a larger --largest-sample if "
-                            "that is meant"
-                        )
+                        raise too_large(f"{path} line {number}: more than {self._largest} bytes")
                     if not line.endswith(b"\n"):
                         file.read(1)  # raises where a damaged file ends within the line
                     if line.strip():

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.packed.packing.base import Members
+from paceline.data.packed.packing.base import Members, too_large
 from paceline.errors import DataError
 
 LONGEST_KEY = 4096
@@ -33,13 +33,7 @@ _ITEM: dict[str, np.dtype[Any]] = {"F": np.dtype("<f4"), "D": np.dtype("<f8")}
 
 
 class Reader:
-    """Reads keys and values of an archive at the file's position.
-
-    Args:
-        file: binary and seekable.
-        name: for messages.
-        largest: bytes of a value above which it is refused.
-    """
+    """Reads keys and values of an archive at the file's position; a value of more than `largest` bytes is refused."""
 
     def __init__(self, file: BinaryIO, name: str, largest: int) -> None:
         self._file, self._name, self._largest = file, name, largest
@@ -129,10 +123,7 @@ class Reader:
         if count > left:
             raise DataError(f"{where}: needs {count} bytes, the file has {left} more; it is cut off or damaged")
         if count > self._largest:
-            raise DataError(
-                f"{where}: a value of {count} bytes, more than the largest sample ({self._largest}); give a larger "
-                "--largest-sample if that is meant"
-            )
+            raise too_large(f"{where}: a value of {count} bytes, more than the largest sample ({self._largest})")
         return self._file.read(count)
 
 

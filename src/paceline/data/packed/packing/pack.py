@@ -38,17 +38,11 @@ class PackProgress:
 
 @dataclass(frozen=True)
 class Result:
-    """A packed data set.
-
-    Attributes:
-        index: of the new data set.
-        kinds: extensions of a sample, joined by " + " -> number of such samples.
-        notes: what was skipped.
-    """
+    """A packed data set."""
 
     index: Index
-    kinds: dict[str, int]
-    notes: tuple[str, ...]
+    kinds: dict[str, int]  # extensions of a sample, joined by " + " -> number of such samples
+    notes: tuple[str, ...]  # what was skipped
 
 
 def pack(

@@ -25,11 +25,7 @@ LONGEST_NOTE = 4096
 
 @contextlib.contextmanager
 def partial_directory(out: Path) -> Iterator[Path]:
-    """An empty directory beside `out`, which is removed unless it was renamed.
-
-    Raises:
-        DataError: another pack is running, the directory is not from a pack of this host, or cannot be made.
-    """
+    """An empty directory beside `out`, which is removed unless it was renamed; DataError if it may not be used."""
     partial = out.with_name(out.name + ".partial")
     lock = FileLock(out.with_name(out.name + ".partial.lock"))
     try:

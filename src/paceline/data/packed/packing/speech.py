@@ -45,9 +45,7 @@ class ArkSource(FileSource):
 class ScpSource:
     """The utterances of a list, in its order or in a seeded one; with a seed memory holds all lines.
 
-    Args:
-        path: lines of `utt path:offset` or `utt path`.
-        largest: bytes of a value above which it is refused.
+    A line is `utt path:offset` or `utt path`. A value of more than `largest` bytes is refused.
     """
 
     def __init__(self, path: Path, largest: int) -> None:

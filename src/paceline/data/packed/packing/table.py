@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from paceline.data.packed.packing.base import FileSource, Members, Ready, Task, no_shuffle
-from paceline.data.packed.parquet import pyarrow_parquet
+from paceline.data.packed.packing.base import FileSource, Members, Ready, Task, no_shuffle, too_large
+from paceline.data.packed.parquet import parquet_errors, pyarrow_parquet
 from paceline.errors import DataError
 
 ROWS = 64  # decoded at a time
@@ -46,13 +46,8 @@ class ParquetSource(FileSource):
             raise no_shuffle(str(self._paths[0]), "a Parquet file")
         parquet = pyarrow_parquet()
         for which, path in enumerate(self._paths):
-            try:
-                with parquet.ParquetFile(path) as file:
-                    yield from self._rows(file, which, path)
-            except DataError:
-                raise
-            except Exception as error:  # pyarrow's errors are ValueError, OSError and others
-                raise DataError(f"cannot read {path} as Parquet: {' '.join(str(error).split())}") from error
+            with parquet_errors(str(path)), parquet.ParquetFile(path) as file:
+                yield from self._rows(file, which, path)
 
     def _rows(self, file: Any, which: int, path: Path) -> Iterator[Task]:
         number, count = 0, max(1, file.metadata.num_rows)
@@ -60,10 +55,7 @@ class ParquetSource(FileSource):
             for row in batch.to_pylist():
                 sample = sample_of(row, f"{path} row {number}")
                 if sum(map(len, sample.values())) > self._largest:
-                    raise DataError(
-                        f"{path} row {number}: more than {self._largest} bytes; give a larger --largest-sample if that "
-                        "is meant"
-                    )
+                    raise too_large(f"{path} row {number}: more than {self._largest} bytes")
                 yield Ready(sample)
                 number += 1
             self.progress.fraction = (which + number / count) / len(self._paths)
