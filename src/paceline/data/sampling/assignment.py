@@ -88,13 +88,14 @@ class EvenAssignment:
         """Append the next portion to `_coming`; False at the end."""
         while self._number < len(self._split):
             self._number += 1
-            portion = self._portion(self._number - 1)
+            portion = self.portion(self._number - 1)
             if portion is not None:
                 self._coming.append(portion)
                 return True
         return False
 
-    def _portion(self, number: int) -> Portion | None:
+    def portion(self, number: int) -> Portion | None:
+        """The portion of round `number`; None if this worker has none."""
         split = self._split
         if self._whole and isinstance(split, Rounds):
             begin, end = split.bounds(number)
@@ -117,12 +118,12 @@ class StreamedAssignment(EvenAssignment):
         super().__init__(epoch, rest, split, rank, first, whole)
         self._reach = reach
 
-    def _portion(self, number: int) -> Portion | None:
+    def portion(self, number: int) -> Portion | None:
         assert isinstance(self._split, Rounds)
         begin, end = self._split.bounds(number)
         there = self._reach(end)
         if there >= end:
-            return super()._portion(number)
+            return super().portion(number)
         self._number = len(self._split)  # the last round
         workers = self._split.workers
         if self._whole and 0 < there - begin < workers:

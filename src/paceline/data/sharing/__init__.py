@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`run.share`: a loader as each worker iterates over its part."""
+"""`run.share`: each worker iterates over its part of a loader."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The caches behind a run's data, and what the log says of them."""
+"""Finds the caches of a run's data sets, and logs their statistics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from paceline.data.cache import Cache, Stats
 
 TELL_EVERY_S = 5.0
-"""The log has a line for each cache at most so often, and one at the end."""
+"""The least time between two events of a cache, but for the last one."""
 
 
 class CacheLog:
-    """Finds the caches of the data sets that are shared, and writes down what they did.
+    """Logs the statistics of the caches of all shared data sets.
 
     A `cache` event holds the totals of one cache since it was made, by source; it is written when they have changed.
     The field `cache` tells the caches of one host apart.
@@ -37,12 +37,11 @@ class CacheLog:
         self._at = time.monotonic()
 
     def add(self, data: Any) -> None:
-        """A data set is shared."""
         known = {id(cache) for cache in self._caches}
         self._caches += [cache for cache in caches_of(data) if id(cache) not in known]
 
     def tell(self, *, now: bool = False) -> None:
-        """Write what is new, if it is time, or `now`."""
+        """Write the totals that have changed, at most every `every_s` seconds unless `now`."""
         if not self._caches or not (now or time.monotonic() - self._at >= self._every_s):
             return
         self._at = time.monotonic()
@@ -69,20 +68,20 @@ def _totals(stats: Mapping[str, Stats]) -> dict[str, dict[str, float]]:
 
 
 def caches_of(data: Any) -> list[Cache]:
-    """The caches of a data set and of those that it is made of, as `Subset` and `ConcatDataset` are; each once.
+    """The caches of a data set and of its parts, such as those of `Subset` and `ConcatDataset`; each once.
 
-    A data set shows its cache as the attribute `cache`, and what it is made of as `dataset` or `datasets`.
+    A data set shows its cache as the attribute `cache`, and its parts as `dataset` or `datasets`.
     """
     from paceline.data.cache import Cache, Files
 
     found: dict[int, Cache] = {}
-    waiting, seen = deque([data]), dict[int, Any]()  # whose ids stay their own because they are kept
+    waiting, seen = deque([data]), dict[int, Any]()  # kept, so that ids stay unique
     while waiting:
         one = waiting.popleft()
         if id(one) in seen:
             continue
         seen[id(one)] = one
-        if not (isinstance(one, Files) and one.local):  # which would make a cache that nobody needs
+        if not (isinstance(one, Files) and one.local):  # its attribute would make a cache
             cache = _attribute(one, "cache")
             if isinstance(cache, Cache):
                 found[id(cache)] = cache
@@ -94,14 +93,14 @@ def _parts(data: Any) -> Iterator[Any]:
     inner, several = _attribute(data, "dataset"), _attribute(data, "datasets")
     if inner is not None:
         yield inner
-    if isinstance(several, Mapping):  # of a StackDataset
+    if isinstance(several, Mapping):  # a StackDataset
         yield from several.values()
-    elif isinstance(several, (list, tuple)):  # and not an iterator, of which one look would leave nothing
+    elif isinstance(several, (list, tuple)):  # not an iterator, which this would exhaust
         yield from several
 
 
 def _attribute(data: Any, name: str) -> Any:
-    """What the user's object has under a name; a property of it that fails is none of our business."""
+    """An attribute of the user's object; None if it has none, or the property raises."""
     with contextlib.suppress(AttributeError, PacelineError, OSError):
         return getattr(data, name)
     return None

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pass over a worker's part of a loader: one way for each kind of loader that people have.
+"""A pass over a worker's part of a loader, for each kind of loader.
 
-With one worker the user's loader itself is iterated. With several, a map-style `DataLoader` is rebuilt around a plan of
-ours (:mod:`.plan`) and keeps everything else: collate, worker processes, pinning. Any other iterable of batches is
-gone through by every worker, which takes its own.
+With one worker, the user's loader itself is iterated. With several, a map-style `DataLoader` is rebuilt around a
+:class:`~paceline.data.sampling.sampler.SamplingPlan`; its collate_fn, loader processes and pinning stay. Of any other
+iterable of batches every worker iterates over the whole and takes its own batches.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -47,20 +48,20 @@ _END = object()
 
 
 class Iteration:
-    """How the batches of a worker come about.
+    """Makes a worker's batches.
 
     Args:
         loader: the user's.
-        number: of the loader, as all workers number them.
-        position: how far this worker is.
-        feed: the run's data, which hears of every batch.
-        leases: the way to the ledger; None where the split is even.
+        number: of the loader's data, alike on all workers.
+        position: this worker's.
+        registry: counts every batch.
+        leases: the connection to the ledger; None for an even split.
 
     Attributes:
-        plan: what stands where, of a map-style loader.
-        listed: the same, of a list.
-        shards: how a stream of shards is read.
-        reached: epoch, and the furthest place of it that this worker was given.
+        plan: the plan of a map-style loader.
+        listed: the plan of a list.
+        shards: the reader of a stream of shards.
+        reached: (epoch, the furthest place of it that this worker was given).
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Iteration:
         if isinstance(loader, DataLoader) and isinstance(loader.dataset, ShardStream):
             self.shards = ShardReading(loader, registry.seed)
         if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-            whole = loader.batch_sampler is None  # one worker may have its batches as it likes
+            whole = loader.batch_sampler is None  # which one worker may have
             workers = 1 if leases is not None else self._world.size
             self.plan = (
                 None if whole and self._world.size == 1 else SamplingPlan(loader, registry.seed, position, workers)
@@ -92,7 +93,7 @@ class Iteration:
 
     @property
     def _world(self) -> World:
-        return self._registry.world  # workers may come and go
+        return self._registry.world  # changes as workers join and leave
 
     @property
     def as_it_is(self) -> bool:
@@ -101,32 +102,31 @@ class Iteration:
         return alone and not (self.plan is not None and self.plan.foreseen)
 
     def batches(self, skip: int, length: int | None) -> Generator[Any, None, None]:
-        """The batches of a pass, `length` as far as that is known, of which `skip` are passed over."""
+        """The batches of a pass, of `length` batches if known, without the first `skip`."""
         self._length = length
         if self.shards is not None:
             return self._read(self.shards)
         if self.listed is not None:
-            return self._picked(self.listed, skip)
+            return self._from_list(self.listed, skip)
         if self.as_it_is:
             return self._users_own(skip)
         if self.plan is not None:
-            return self._made(self.plan, self._assignment(self.plan, skip))
-        return self._dealt(skip) if self._leases is None else self._dealt_leased(self._leases)
+            return self._planned(self.plan, self._assignment(self.plan, skip))
+        return self._rounds(skip) if self._leases is None else self._leased_batches(self._leases)
 
     def _begin(self, cut: Cut | None) -> None:
-        """A pass begins."""
         self._position.now.cut = cut
         self._registry.began(self._position.epoch, self._length)
 
     def rest(self, places: int) -> Ranges:
-        """What is left of the epoch, of which there are so many places."""
+        """The remaining ones of the epoch's `places` places."""
         rest = self._position.rest.get(self._position.epoch)
         return rest if rest is not None else Ranges([(0, places)])
 
     # -- one worker -------------------------------------------------------------------------------
 
     def _users_own(self, skip: int) -> Generator[Any, None, None]:
-        """One worker: the loader as it is. After a resume the epoch's start is played again up to the position."""
+        """The user's loader itself. After a resume, replay the epoch from its start up to the position."""
         position = self._position
         self._begin(self._own_cut())
         now, generators = rng.capture(), position.generators
@@ -157,7 +157,6 @@ class Iteration:
     # -- a map-style loader -----------------------------------------------------------------------
 
     def _assignment(self, plan: SamplingPlan | ListPlan, skip: int) -> Assignment:
-        """What this worker is to do of the epoch."""
         position, world = self._position, self._world
         places = plan.places(position.epoch)
         self._check_same_data(places)
@@ -175,9 +174,9 @@ class Iteration:
         return EvenAssignment(position.epoch, rest, split_of(cut), plan.stripe_of(world, position.epoch), skip, whole)
 
     def _check_same_data(self, places: int, unit: int = 1) -> None:
-        """What a checkpoint says of an epoch holds for data of the same length only."""
+        """Refuse to resume an epoch on data of another length."""
         cut, rest = self._position.now.cut, self._position.rest.get(self._position.epoch)
-        if rest is not None and ENDLESS - 1 in rest:  # the ledger did not know how long the epoch is
+        if rest is not None and ENDLESS - 1 in rest:  # the length was unknown to the ledger
             rest.remove(places, ENDLESS)
         then = max((end for _, end in rest), default=0) if rest is not None else cut[1] if cut is not None else places
         if then > places or (rest is None and then != places):
@@ -189,8 +188,8 @@ class Iteration:
                 )
             )
 
-    def _made(self, plan: SamplingPlan, assignment: Assignment) -> Generator[Any, None, None]:
-        """Portions made into batches; when nothing is left that could be begun, wait for what others may leave."""
+    def _planned(self, plan: SamplingPlan, assignment: Assignment) -> Generator[Any, None, None]:
+        """Batches of a map-style loader; an idle worker waits for leases that lost workers may free."""
         if self._loading is None:
             self._loading = Loading(plan.loader, self._registry.seed)
         nominal = plan.nominal(self._position.epoch)
@@ -205,47 +204,48 @@ class Iteration:
                 ids = plan.ids(portion, assignment.known)
                 if len(ids):
                     under_way.append((portion, len(ids)))
-                    prefetch.begun(portion)  # which may ask for a lease, and tell what this worker holds
+                    prefetch.begun(portion)  # may request a lease, which reports what this worker holds
                     yield BatchRequest(portion.epoch, ids)
                 elif isinstance(assignment, LeasedAssignment):
                     self._end_of_stream(plan, assignment, portion)
                 portion = assignment.next(wait=False)
 
-        complete = False
-        try:
+        with self._until_left(assignment):
             while (portion := assignment.next(wait=True)) is not None:
                 for batch in self._loading.batches(requests(portion)):
                     portion, samples = under_way.popleft()
                     yield self._hand_out(batch, samples, nominal, portion)
-            complete = True
-        finally:
-            if isinstance(assignment, LeasedAssignment):
-                self._let_go(assignment, complete)
 
     def _end_of_stream(self, plan: SamplingPlan, assignment: LeasedAssignment, portion: Portion) -> None:
-        """Nothing stands at a leased place: behind the end of a sampler whose length nobody knew."""
+        """A leased place is empty: report the end of a sampler whose length was unknown."""
         stream = plan.streamed(portion.epoch)
         if stream is not None and stream.end is not None and self._leases is not None:
             assignment.held.clear()
             self._leases.ends(self._number, portion.epoch, stream.end)
 
     def rest_of(self, epoch: int, batches: int) -> Iterator[Any]:
-        """The batches that other workers have of a pass of which this one has seen its first `batches`."""
+        """The other workers' batches of a pass of which this one has seen its first `batches`."""
         assert self.plan is not None and self._loading is not None
         plan, world = self.plan, self._world
         portions = rest_of_pass(plan, world, epoch, batches)
         return self._loading.batches(BatchRequest(epoch, ids) for one in portions if len(ids := plan.ids(one)))
 
-    def _let_go(self, assignment: LeasedAssignment, complete: bool) -> None:
-        """The pass is over; where the program left it early, what this worker holds is for others."""
-        position = self._position
-        if not complete and self._leases is not None:
-            self._leases.leave_early(self._number, position.epoch, [*position.begun(), *assignment.held])
-        assignment.held.clear()
-        position.begun = list
+    @contextlib.contextmanager
+    def _until_left(self, assignment: Assignment) -> Iterator[None]:
+        """At the end of a pass drop its leases; return them if the program left it early."""
+        complete, position = False, self._position
+        try:
+            yield
+            complete = True
+        finally:
+            if isinstance(assignment, LeasedAssignment):
+                if not complete and self._leases is not None:
+                    self._leases.leave_early(self._number, position.epoch, [*position.begun(), *assignment.held])
+                assignment.held.clear()
+                position.begun = list
 
     def _marks(self, portion: Portion | None) -> list[Mark]:
-        """What the ledger is to hear of a batch; nothing, where it leased nothing."""
+        """The marks of a batch; none if it was not leased."""
         if portion is None or self._leases is None:
             return []
         return [(self._number, portion.epoch, begin, end) for begin, end in portion.places]
@@ -271,13 +271,13 @@ class Iteration:
         return ShardAssignment(position.epoch, self.rest(places), world.size, world.rank, position.now.shard_progress)
 
     def _read(self, shards: ShardReading) -> Generator[Any, None, None]:
-        """Shards of this worker, or leased; a place of which nothing comes is done with the next batch."""
+        """Batches of shards; an empty place is marked done with the next batch."""
         position, leased = self._position, self._leases is not None
         assignment = self._shard_assignment(shards.places)
         if leased:
             position.begun = lambda: [mark for portion in shards.begun() for mark in self._marks(portion)]
-        nominal, complete = getattr(self.loader, "batch_size", None) or 0, False
-        try:
+        nominal = getattr(self.loader, "batch_size", None) or 0
+        with self._until_left(assignment):
             for found in shards.batches(assignment):
                 if not leased:
                     position.now.shard_progress.add(position.now.batches + bool(found.samples), found.portion.places)
@@ -286,30 +286,22 @@ class Iteration:
                 if found.samples:
                     nominal = nominal or found.samples
                     yield self._hand_out(found.batch, found.samples, nominal, found.portion)
-            complete = True
-        finally:
-            if isinstance(assignment, LeasedAssignment):
-                self._let_go(assignment, complete)
 
-    def _picked(self, listed: ListPlan, skip: int) -> Generator[Any, None, None]:
+    def _from_list(self, listed: ListPlan, skip: int) -> Generator[Any, None, None]:
         """Items of a list."""
-        assignment, nominal, complete = self._assignment(listed, skip), 0, False
-        try:
+        assignment, nominal = self._assignment(listed, skip), 0
+        with self._until_left(assignment):
             while (portion := assignment.next(wait=True)) is not None:
                 item = listed.at(portion)
                 if item is not None:
                     samples = listed.samples(item)
                     nominal = nominal or samples
                     yield self._hand_out(item, samples, nominal, portion)
-            complete = True
-        finally:
-            if isinstance(assignment, LeasedAssignment):
-                self._let_go(assignment, complete)
 
     # -- any other iterable -----------------------------------------------------------------------
 
-    def _dealt(self, skip: int) -> Generator[Any, None, None]:
-        """Rounds of N batches, one for each worker; the last, incomplete round is cut up."""
+    def _rounds(self, skip: int) -> Generator[Any, None, None]:
+        """Rounds of N batches, one for each worker; the last, incomplete round is cut up by samples."""
         size, rank = self._world.size, self._world.rank
         self._begin(("rounds", ENDLESS, 1, size))
         rest = self._position.rest.get(self._position.epoch)
@@ -330,13 +322,13 @@ class Iteration:
         if mine is not None and done > skip:
             yield self._hand_out(mine, samples_in(mine), nominal or samples_in(mine))
 
-    def _dealt_leased(self, leases: Leases) -> Generator[Any, None, None]:
-        """Batches by their place in the stream, which is begun anew where a place behind comes back to be done."""
+    def _leased_batches(self, leases: Leases) -> Generator[Any, None, None]:
+        """Leased batches of an iterable, which is iterated anew if an earlier place is leased again."""
         self._begin(None)
         question = Question(self._number, self._position.epoch, ENDLESS, most=4)
         assignment = LeasedAssignment(leases, question, self._position.held)
-        stream, at, nominal, complete = iter(self.loader), 0, 0, False
-        try:
+        stream, at, nominal = iter(self.loader), 0, 0
+        with self._until_left(assignment):
             while (portion := assignment.next(wait=True)) is not None:
                 ((place, _),) = portion.places
                 if place < at:
@@ -351,9 +343,6 @@ class Iteration:
                     continue
                 nominal = nominal or samples_in(batch)
                 yield self._hand_out(batch, samples_in(batch), nominal, portion)
-            complete = True
-        finally:
-            self._let_go(assignment, complete)
 
     def _again(self, stream: Iterator[Any]) -> Iterator[Any]:
         again = iter(self.loader)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A list that is shared as it is: of batches, or of files, each of which counts as one sample.
+"""Shares a list of batches, or of files, each of which counts as one sample.
 
-It keeps its order. Its length is known and any item can be had at once, so that after a resume, and where items are
-leased, only this worker's own are touched.
+The list keeps its order. It has a length and random access, so a worker reads only its own items, also after a resume
+and where items are leased.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ from paceline.errors import UnsupportedError
 
 
 class ListPlan:
-    """What stands where in a list; the places are its items.
-
-    Args:
-        items: batches or paths.
-    """
+    """The plan of a list of batches or paths; its items are the places."""
 
     unit, most = 1, MOST
 
@@ -36,27 +32,24 @@ class ListPlan:
 
     @property
     def whole(self) -> bool:
-        """Whether the items of a last, incomplete round can be cut up among the workers."""
+        """Whether the items are batches, so that the last, incomplete round can be cut up among the workers."""
         return len(self._items) > 0 and not isinstance(self._items[0], (str, bytes, os.PathLike))
 
     def places(self, epoch: int) -> int:
-        """Places of an epoch."""
         return len(self._items)
 
     def cut(self, places: int, workers: int) -> Cut:
-        """How so many places are split."""
         return "rounds", places, 1, workers
 
     def stripe_of(self, world: World, epoch: int) -> int:
-        """Whose part of the epoch this worker takes."""
         return world.rank
 
     def batches(self, places: int, workers: int, rank: int) -> int:
-        """Batches of worker `rank`, if so many places are split."""
+        """Batches of worker `rank` if `places` places are split."""
         return -(-places // workers) if self.whole else split_of(self.cut(places, workers)).batches(rank)
 
     def at(self, portion: Portion) -> Any:
-        """The item of a place, or this worker's piece of several; None if it has none."""
+        """The item of a place, or this worker's part of several; None if it has none."""
         found = [self._items[place] for begin, end in portion.places for place in range(begin, end)]
         if portion.part is None:
             return found[0]
@@ -64,5 +57,5 @@ class ListPlan:
         return piece_of_rest(found, workers, rank)
 
     def samples(self, item: Any) -> int:
-        """Samples in an item; 0 where that cannot be told."""
+        """Samples in an item; 0 if unknown."""
         return 1 if isinstance(item, (str, bytes, os.PathLike)) else samples_in(item)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's data: the loaders it shares, how far each is, and how many samples the present step stands for."""
+"""A run's data: the loaders that it shares, their positions, and the number of samples in the present step."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -18,11 +19,11 @@ from paceline.data.sharing.shared_loader import SharedLoader
 
 Load = Callable[[Position], None]
 RECENT = 8
-"""Shares that are kept though the program may have let them go: so many loaders are gone through in turn."""
+"""Shared loaders that are kept although the program may have dropped them."""
 
 
 class LoaderRegistry:
-    """Shares loaders among the workers and counts what they hand out.
+    """Shares loaders among the workers and counts the batches that they hand out.
 
     Args:
         world: this worker.
@@ -32,7 +33,7 @@ class LoaderRegistry:
         shared: called with the data set of every loader that is shared.
 
     Attributes:
-        leases: the way to the ledger, under rules by which workers go on unevenly.
+        leases: the connection to the ledger, under rules that lease samples.
     """
 
     def __init__(
@@ -48,26 +49,26 @@ class LoaderRegistry:
         self._data = NumberedData()
         self._shares: WeakValueDictionary[int, SharedLoader] = WeakValueDictionary()  # by the ids of their loaders
         self._recent: deque[SharedLoader] = deque(maxlen=RECENT)
-        self._loaded: list[Load] = []
-        self._epoch = 0  # where a checkpoint says that the first loader is
+        self._loaded: Sequence[Load] = []
+        self._epoch = 0  # of the first loader, from a checkpoint
         self.samples = 0
         self.ready: Callable[[], None] = lambda: None
         """Called before the first batch of every pass."""
         self.safe: Callable[[], Callable[[], None] | None] = lambda: None
-        """Asked where an iteration of the program's loop is over; what it gives is called if another one follows."""
+        """Called where an iteration of the program's loop is over; its result is called if another one follows."""
         self.empty: Callable[[], None] = lambda: None
-        """Told of a pass in which this worker got no batch."""
+        """Called after a pass in which this worker got no batch."""
         self._batches = 0  # handed out so far
-        self._under_way: dict[Position, object] = {}  # passes, the outermost first, and a token of each
-        self._began: dict[Position, int] = {}  # batches that had been handed out when a pass began
-        self._leader: Position | None = None  # the data in whose pass the optimizer steps
-        self._since = [0, 0, 0]  # samples, batches and nominal samples handed out since the last step
+        self._under_way: dict[Position, object] = {}  # active passes, the outermost first -> token
+        self._began: dict[Position, int] = {}  # value of `_batches` when a pass began
+        self._leader: Position | None = None  # position of the pass in which the optimizer steps
+        self._since = [0, 0, 0]  # samples, batches and nominal samples since the last step
         self._steps: deque[tuple[int, list[list[int]]]] = deque()  # step -> [epoch, batches] of each loader
         self._rows: list[list[int]] = []  # the last of them
-        self._in_hand: list[Mark] = []  # handed out, and not yet on its way to the global model
+        self._in_hand: list[Mark] = []  # handed out, but not yet in a push
 
     def share(self, loader: Iterable[Any], even: bool = False) -> SharedLoader:
-        """The worker's part of `loader`; the same object for the same loader, the same position for the same data.
+        """This worker's part of `loader`; the same object for the same loader, the same position for the same data.
 
         Args:
             loader: the user's.
@@ -76,16 +77,14 @@ class LoaderRegistry:
         found = self._shares.get(id(loader))
         if found is not None:
             return found
-        data = getattr(loader, "dataset", loader)  # a loader may be built anew for each epoch; its data are the same
+        data = getattr(loader, "dataset", loader)  # a program may build a loader for each epoch
         number = self._data.number(data)
+        again = number is not None
         if number is None:
             self._recent = deque((one for one in self._recent if one.again), RECENT)
             number = self._data.add(data)
             if len(self._loaded) > number:
                 self._loaded[number](self._positions[number])
-            again = False
-        else:
-            again = True
         share = SharedLoader(loader, number, self._positions[number], self, None if even else self.leases)
         share.again = again
         self._shares[id(loader)] = share
@@ -100,24 +99,24 @@ class LoaderRegistry:
     # -- where an iteration of the program's loop is over -----------------------------------------
 
     def begins(self, position: Position) -> object:
-        """A pass over the data of `position` begins; the token that ends it."""
+        """A pass over the data of `position` begins; returns a token for `ends`."""
         token = self._under_way[position] = object()
         self._began[position] = self._batches
         return token
 
     def ends(self, position: Position, token: object) -> None:
-        """It is over, or the program has left it."""
-        if self._under_way.get(position) is token:  # else another one has begun over the same data
+        """The pass is over, or the program has left it."""
+        if self._under_way.get(position) is token:  # else a later pass over the same data is active
             del self._under_way[position]
             nothing = self._began.get(position) == self._batches and not position.now.batches
             if nothing and not position.leased:
                 self.empty()
 
     def asked(self, position: Position) -> Callable[[], None] | None:
-        """The program asks for the next batch; what is returned is to be called if there is one.
+        """The program asks for the next batch; the caller calls the result if there is one.
 
-        An iteration is over where the outermost loop asks, if that is the one in which the first step was made: inner
-        loops are in the middle of one, and a loop that makes no steps (a validation) belongs to what comes before it.
+        An iteration is over where the outermost loop asks, if the first step was made in that loop: inner loops run in
+        the middle of an iteration, and a loop without steps (a validation) belongs to the iteration before it.
         """
         if position is self._leader and next(iter(self._under_way), None) is position:
             return self.safe()
@@ -125,12 +124,12 @@ class LoaderRegistry:
 
     @property
     def leads(self) -> bool:
-        """Whether steps are made within a pass over shared data."""
+        """Whether the optimizer steps within a pass over shared data."""
         return self._leader is not None
 
     @property
     def leading(self) -> SharedLoader | None:
-        """The shared loader in whose pass the optimizer steps, while one is under way."""
+        """The shared loader in whose pass the optimizer steps, while that pass is active."""
         if self._leader not in self._under_way:
             return None
         return next((share for share in self._recent if share.goes_by(self._leader)), None)
@@ -143,7 +142,7 @@ class LoaderRegistry:
     # -- over time --------------------------------------------------------------------------------
 
     def handed_out(self, samples: int, nominal: int, marks: list[Mark]) -> None:
-        """A batch goes to the program; samples is 0 where unknown."""
+        """A batch goes to the program; `samples` is 0 if unknown."""
         self._since[0] += samples
         self._since[1] += 1
         self._batches += 1
@@ -152,44 +151,42 @@ class LoaderRegistry:
 
     @property
     def since(self) -> tuple[int, int, int]:
-        """Samples, batches and nominal samples that were handed out since the last step."""
+        """Samples, batches and nominal samples handed out since the last step."""
         samples, batches, nominal = self._since
         return samples, batches, nominal
 
     def untrained(self, since: tuple[int, int, int]) -> None:
-        """What was handed out since `since` was so is no part of the next step."""
+        """Restore an earlier value of `since`: the batches after it are no part of the next step."""
         self._since = list(since)
 
     def passed_over(self, marks: list[Mark]) -> None:
-        """Leased places at which there turned out to be nothing."""
+        """These leased places turned out to be empty."""
         self._in_hand += marks
 
     def take_marks(self) -> list[Mark]:
-        """The leased places whose work goes to the global model now."""
+        """Take the leased places whose work is pushed now."""
         marks, self._in_hand = self._in_hand, []
         return marks
 
     def holding(self) -> list[Mark]:
-        """The leased places whose work is not on its way to the global model yet."""
+        """The leased places whose work is not pushed yet."""
         held = [mark for position in self._positions for mark in (*position.begun(), *position.held)]
         return [*self._in_hand, *held]
 
     @property
     def epoch(self) -> int:
-        """The epoch of the first loader that is under way or comes next."""
-        for position in self._positions:
-            return position.epoch
-        return self._epoch
+        """The active or next epoch of the first loader."""
+        return self._positions[0].epoch if self._positions else self._epoch
 
     @property
     def factor(self) -> float:
-        """Samples since the last step in parts of full batches; 1 where nobody counts."""
+        """Samples since the last step, relative to full batches; 1 if unknown."""
         samples, batches, nominal = self._since
         return samples / nominal if batches and samples and nominal else 1.0
 
     def stepped(self, steps: int) -> int:
-        """Step number `steps` was made of what was handed out: the number of samples in it."""
-        if self._under_way and self._leader not in self._under_way:  # its data may have been made for one epoch only
+        """The optimizer made step number `steps`; returns the number of samples in it."""
+        if self._under_way and self._leader not in self._under_way:  # the program may make its data anew for each epoch
             self._leader = next(iter(self._under_way))
         new = self._since[0]
         self.samples += new
@@ -203,7 +200,7 @@ class LoaderRegistry:
         return new
 
     def entered(self, steps: int) -> None:
-        """The work of so many steps of this worker is in the global model."""
+        """The work of this worker's first `steps` steps is in the global model."""
         while self._steps and self._steps[0][0] <= steps:
             places = self._steps.popleft()[1]
             for number in self._data.live:
@@ -213,7 +210,6 @@ class LoaderRegistry:
     # -- checkpoints ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """For the checkpoint."""
         return {
             "samples": self.samples,
             "since": self._since,
@@ -224,24 +220,27 @@ class LoaderRegistry:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """From a checkpoint of as many workers; loaders that are shared later find their place, too."""
+        """Restore `state` of the same number of workers, also for loaders that are shared later."""
         self.samples, self._since, self._rows = state["samples"], state["since"], []
         self._steps = deque((steps, places) for steps, places in state["steps"])
         self._in_hand = [(loader, epoch, begin, end) for loader, epoch, begin, end in state["in_hand"]]
-        self._place([_loading(row) for row in state["positions"]])
+        self._place([partial(Position.load, state=row) for row in state["positions"]])
         if self.leases is not None and state["ledger"] is not None:
             self.leases.load(state["ledger"])
 
     def regroup(self, states: list[dict[str, Any]]) -> None:
-        """From a checkpoint of other workers, one state of each, in rank order: what they did stays done.
+        """Restore a checkpoint of another number of workers, given their states in rank order.
 
-        The order of an epoch is the same for any number of workers; what is left of it is split among these.
+        The order of an epoch is the same for any number of workers; its remainder is split among the present ones.
         """
         self.samples = sum(state["samples"] for state in states) // self.world.size
         self._since, self._in_hand, self._steps = [0, 0, 0], [], deque()
         ledger = next((state["ledger"] for state in states if state["ledger"] is not None), None)
         rows = zip(*(state["positions"] for state in states), strict=False)
-        places = self._place([_regrouping(list(row), ledger, number) for number, row in enumerate(rows)])
+        loads = [
+            partial(Position.regroup, states=list(row), ledger=ledger, loader=number) for number, row in enumerate(rows)
+        ]
+        places = self._place(loads)
         if self.leases is None:
             return
         for number, position in enumerate(places):
@@ -251,11 +250,11 @@ class LoaderRegistry:
                 self.leases.expect(number, epoch, rest)
 
     def follow(self, state: dict[str, Any]) -> None:
-        """Begin where another worker of the run is, whose data are leased; nothing that it holds is this worker's."""
-        self._place([_following(row) for row in state["positions"]])
+        """Start at the position of another worker of the run, whose data are leased, without its leases."""
+        self._place([partial(Position.follow, state=row) for row in state["positions"]])
 
-    def _place(self, loads: list[Load]) -> list[Position]:
-        """Give every shared loader its place, and those that are shared later."""
+    def _place(self, loads: Sequence[Load]) -> list[Position]:
+        """Set the position of every shared loader, and of those that are shared later."""
         self._loaded, shared = loads, list(self._positions)
         places = [*shared[: len(loads)], *(Position() for _ in loads[len(shared) :])]
         for load, position in zip(loads, places, strict=True):
@@ -263,15 +262,3 @@ class LoaderRegistry:
         if places:
             self._epoch = places[0].epoch
         return places
-
-
-def _loading(row: dict[str, Any]) -> Load:
-    return lambda position: position.load(row)
-
-
-def _following(row: dict[str, Any]) -> Load:
-    return lambda position: position.follow(row)
-
-
-def _regrouping(rows: list[dict[str, Any]], ledger: dict[str, Any] | None, loader: int) -> Load:
-    return lambda position: position.regroup(rows, ledger, loader)

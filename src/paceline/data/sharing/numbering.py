@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data that a run shares, numbered in the order in which they came, the same on every worker.
+"""Numbers the data that a run shares in the order of `run.share`, alike on every worker.
 
-Data that the program has dropped are let go, and only their positions stay: a program may make its batches anew for
-each epoch. What can be referred to weakly is; other data (lists) are kept until nobody else refers to them. When
-that is noticed changes no number, since dropped data cannot be shared again.
+A program may make its batches anew for each epoch, so data that it drops are dropped here too; only their positions
+stay. Data are referred to weakly if their type allows; others (lists) are kept until the reference count shows that
+the program dropped them. Noticing that late changes no number, since dropped data cannot be shared again.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from typing import Any
 from paceline.data.sampling.position import Position
 
 OURS = 3
-"""References to data that only a registry holds: its own, and two of the function that counts."""
+"""Reference count of data that only `NumberedData` holds: its own, and two of the function that counts."""
 
 
 class NumberedData:
-    """What was shared.
+    """The shared data.
 
     Attributes:
-        positions: how far this worker is in each, by number.
-        live: numbers of what the program may still go through, or has not finished.
+        positions: this worker's position in each, by number.
+        live: numbers of data that the program may still iterate over, or whose work has not all entered.
     """
 
     def __init__(self) -> None:
         self.positions: list[Position] = []
         self.live: list[int] = []
         self._numbers: dict[int, int] = {}  # id of data -> number
-        self._data: dict[int, Callable[[], Any]] = {}  # number -> gives the data, or None
-        self._held: dict[int, Any] = {}  # number -> data that cannot be referred to weakly
+        self._data: dict[int, Callable[[], Any]] = {}  # number -> returns the data, or None
+        self._held: dict[int, Any] = {}  # number -> data without weak references
 
     def number(self, data: Any) -> int | None:
-        """The number of data; None of those that are new."""
+        """The number of data; None if they are new."""
         number = self._numbers.get(id(data))
         return number if number is not None and self._data[number]() is data else None
 
     def add(self, data: Any) -> int:
-        """Data that are new: their number."""
+        """Number new data."""
         self._let_go()
         number = len(self.positions)
         try:
@@ -54,7 +54,7 @@ class NumberedData:
         return number
 
     def _let_go(self) -> None:
-        """Forget data that the program has dropped, and finish with positions that nothing can change any more."""
+        """Forget data that the program has dropped, and positions that can no longer change."""
         for number in [one for one in self._held if _is_dropped(self._held, one)]:
             del self._held[number]
         gone = {number for number, data in self._data.items() if data() is None}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a data set is told of the samples that will be asked of it, so that they are there before they are needed.
+"""Tells a data set which samples come next, so that it can fetch them in the background.
 
-A data set may have any of these, and those of `paceline.data` do::
+A data set may have any of these attributes; those of `paceline.data` do::
 
-    prefetch(ids)       fetch in the background what these samples need, in this order; forget earlier wishes
+    prefetch(ids)       fetch in the background what these samples need, in this order; replaces earlier hints
     shard_sizes         samples of each shard: neighbours in the data set lie in one file
     shuffle_buffer      shards whose samples are mixed with each other
     turns               whether every epoch begins with the shards that the last one ended with
@@ -20,17 +20,11 @@ from paceline.data.sampling.order import InShards
 from paceline.data.sampling.sampler import SamplingPlan
 
 BATCHES = 16
-"""How far ahead a data set without shards is told, in batches."""
+"""Prefetch distance for a data set without shards, in batches."""
 
 
 class Prefetch:
-    """Tells a data set what is coming, as batches are begun.
-
-    Args:
-        plan: of the loader.
-        supply: what this worker is to do.
-        epoch: that it is in.
-    """
+    """Sends prefetch hints as batches are begun."""
 
     def __init__(self, plan: SamplingPlan, assignment: Assignment, epoch: int) -> None:
         self._plan, self._assignment = plan, assignment
@@ -43,7 +37,7 @@ class Prefetch:
         self._told: dict[int, Ranges] = {}
 
     def begun(self, portion: Portion) -> None:
-        """A batch was begun; every so many, the data set hears of those that follow."""
+        """A batch was begun; every quarter of the distance, send the next hints."""
         if self._prefetch is None:
             return
         if self._left == 0 or portion.places[0][0] not in self._told.get(portion.epoch, ()):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`run.share(loader)`: the user's loader, of which each worker sees its part.
+"""`run.share(loader)`: each worker's part of the user's loader.
 
-Under rules by which workers go on evenly the part is a function of (seed, epoch, N), and nobody has to ask
-(:mod:`.split`); under asynchronous ones it is leased, batch by batch, as a worker comes to need it (:mod:`.ledger`).
-After a resume, iteration goes on behind the last batch. How batches come about is in :mod:`.course`.
+If all workers make the same number of steps, the part is a function of (seed, epoch, N), without communication
+(:mod:`paceline.data.sampling.split`); asynchronous workers lease it (:mod:`paceline.data.ledger.ledger`). After a
+resume, iteration continues after the last batch. :mod:`.iteration` makes the batches.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class SharedLoader:
 
     Args:
         loader: a `DataLoader`, or any iterable of batches that every worker sees in the same order.
-        number: of the loader, as all workers number them.
-        position: how far this worker is.
-        feed: the run's data, which hears of every batch.
-        leases: the way to the ledger; None where the split is even.
+        number: of the loader's data, alike on all workers.
+        position: this worker's.
+        registry: counts every batch.
+        leases: the connection to the ledger; None for an even split.
     """
 
     measured = False
@@ -52,24 +52,24 @@ class SharedLoader:
         self._iteration = Iteration(loader, number, position, registry, leases)
         self._before = (0, 0, 0)
         self.again = False
-        """Whether its data had been shared before."""
+        """Whether its data were shared before."""
 
     @property
     def _world(self) -> World:
         return self._registry.world
 
-    # -- what the script asks for -----------------------------------------------------------------
+    # -- for the program --------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
-        """The epoch that is under way, or comes next; the first is 0."""
+        """The active or next epoch; the first is 0."""
         return self._position.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """As DistributedSampler's: take the order of this epoch.
+        """Go to this epoch, as with `DistributedSampler`.
 
         Raises:
-            UnsupportedError: places are leased, and it lies behind: what was done of it is not done again.
+            UnsupportedError: places are leased, and the epoch lies before the present one.
         """
         if self._leases is not None and epoch < self._position.epoch:
             raise UnsupportedError(
@@ -83,13 +83,13 @@ class SharedLoader:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "loader":
             raise AttributeError(name)
-        return getattr(self.loader, name)  # dataset, batch_size and whatever else the user's script asks for
+        return getattr(self.loader, name)  # dataset, batch_size, ...
 
     @property
     def progress(self) -> float:
-        """The part of the epoch that was handed out, 0 to 1; a schedule can follow it under every rule.
+        """The fraction of the epoch that was handed out; a schedule can follow it under every rule.
 
-        Where work is leased, a worker's own steps do not tell how far all have come together.
+        If batches are leased, it follows the furthest place that this worker was given, not its own steps.
         """
         iteration = self._iteration
         epoch, place = iteration.reached
@@ -102,11 +102,11 @@ class SharedLoader:
         return place / max(1, total) if epoch == self._position.epoch else 0.0
 
     def goes_by(self, position: Position) -> bool:
-        """Whether `position` says how far this loader is."""
+        """Whether `position` is this loader's."""
         return self._position is position
 
     def __len__(self) -> int:
-        """Batches of this worker in an epoch; where work is leased, as if all workers were as fast."""
+        """Batches of this worker in an epoch; if they are leased, as if all workers were equally fast."""
         self.measured = self.measured or sys._getframe(1).f_globals.get("__package__", "") != __package__
         if self._iteration.plan is not None and not self._iteration.as_it_is:
             return self._batches_of_plan(self._iteration.plan)
@@ -128,7 +128,7 @@ class SharedLoader:
         return split.batches(0) if self._cut_up(plan, places) > rank else split.batches(0) - 1
 
     def _cut_up(self, plan: SamplingPlan, places: int) -> int:
-        """Samples in the last, incomplete round of batches that a sampler made."""
+        """Samples in the last, incomplete round of a sampler's batches."""
         last = places // self._world.size * self._world.size
         return len(plan.ids(Portion(self._position.epoch, self._iteration.rest(places).cut(last, places))))
 
@@ -138,7 +138,7 @@ class SharedLoader:
         return self.batches()
 
     def batches(self) -> Generator[Any, None, None]:
-        """A pass; closing it ends it early."""
+        """One pass; closing the generator ends the pass early."""
         self._registry.ready()
         self._position.let_go()
         skip = self._position.begin()
@@ -150,7 +150,7 @@ class SharedLoader:
         try:
             while True:
                 self._check_alone(batches)
-                take = self._registry.asked(self._position)  # how things stand before the next batch is fetched
+                take = self._registry.asked(self._position)  # decided before the next batch is fetched
                 began = time.perf_counter()
                 batch = next(batches, _END)
                 self._registry.waited(time.perf_counter() - began)
@@ -168,7 +168,7 @@ class SharedLoader:
 
     @property
     def completes(self) -> bool:
-        """Whether `rest` can give what other workers have of the epoch."""
+        """Whether `rest` can give the other workers' batches of the epoch."""
         iteration = self._iteration
         if iteration.plan is None or iteration.as_it_is or self._leases is not None:
             return False
@@ -176,16 +176,16 @@ class SharedLoader:
 
     @property
     def full_batch(self) -> bool:
-        """Whether a worker's first batch is one of the loader's own, and no piece of one."""
+        """Whether a worker's first batch is a whole batch of the loader."""
         iteration = self._iteration
         if iteration.plan is None or iteration.as_it_is:
             return True
         return iteration.plan.places(self._position.epoch) >= iteration.plan.unit * self._world.size
 
     def rest(self, epoch: int, batches: int) -> Iterator[Any]:
-        """What the other workers have of the pass in which this one has seen its first `batches`; nothing was trained.
+        """The other workers' batches of a pass without training, of which this one has seen its first `batches`.
 
-        The pass itself has to be over, or closed.
+        That pass must be over or closed.
         """
         self._registry.untrained(self._before)
         return self._iteration.rest_of(epoch, batches)
