@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: one directory each, safetensors and JSON, checksummed, made in one piece or not at all.
+"""Checkpoints: one directory each, safetensors and JSON, checksummed, written atomically.
 
 ::
 
@@ -8,9 +8,9 @@
     PATH/rank-000.safetensors    rank 0's tensors (its model, optimizer, outer state, generators)
     PATH/rank-000.json           everything of rank 0 that is not a tensor
 
-`run.save(PATH)` makes one where the program says so (:mod:`.saving`); `attach(..., checkpoint=DIR)` keeps the newest
-few as steps in a directory or under a URL (:mod:`.auto_checkpointer`, :mod:`.store`). Another number of workers reads
-the files of all ranks (:mod:`paceline.checkpoint.reshard`).
+`run.save(PATH)` writes one (:mod:`.saving`); `attach(..., checkpoint=DIR)` keeps the newest few as steps in a directory
+or below a URL (:mod:`.auto_checkpointer`, :mod:`.store`). Another number of workers reads the files of all ranks
+(:mod:`.reshard`).
 """
 
 from __future__ import annotations

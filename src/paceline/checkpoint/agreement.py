@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers tell each other while a checkpoint is made or read, so that they go on alike."""
+"""How workers agree while they write or read a checkpoint, so that all go on alike."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any
 from paceline.communication import Transport
 from paceline.errors import CheckpointError
 
+Working = Callable[[Transport, Callable[[], None]], None]
+"""Does this worker's part of the work; every worker calls it at the same place."""
+
 
 def all_well(transport: Transport, problem: str, what: str, sums: dict[str, str] | None = None) -> list[Any]:
-    """Everybody's sums; the same error on all workers where one had a problem."""
+    """All workers' sums; where one of them had a problem, the same error on every worker."""
     everybody = transport.gather_json({"problem": problem, "sums": sums or {}})
     world = transport.world
     said = [f"{world.name(rank)}: {one['problem']}" for rank, one in enumerate(everybody) if one["problem"]]
@@ -21,26 +24,15 @@ def all_well(transport: Transport, problem: str, what: str, sums: dict[str, str]
     return [one["sums"] for one in everybody]
 
 
-class Directly:
-    """Work is done where it is asked for; others wait at most for the deadline of the connection."""
-
-    def done(self, transport: Transport, work: Callable[[], None]) -> None:
-        """Do it."""
-        work()
+def without_beats(transport: Transport, work: Callable[[], None]) -> None:
+    """Work in this thread; other workers wait for it at most until the connection's deadline."""
+    work()
 
 
-class WithBeats:
-    """Work that may take longer than the deadline of the connection: workers say meanwhile that they are alive.
+def with_beats(beat_s: float) -> Working:
+    """Work that may outlast the connection's deadline: workers exchange a message every `beat_s` seconds meanwhile."""
 
-    Args:
-        beat_s: how often, seconds; well below the deadline.
-    """
-
-    def __init__(self, beat_s: float) -> None:
-        self._beat_s = beat_s
-
-    def done(self, transport: Transport, work: Callable[[], None]) -> None:
-        """Return when all workers have done theirs; every worker calls it alike."""
+    def working(transport: Transport, work: Callable[[], None]) -> None:
         over = threading.Event()
 
         def body() -> None:
@@ -51,9 +43,8 @@ class WithBeats:
 
         threading.Thread(target=body, name="paceline-checkpoint-files", daemon=True).start()
         while True:
-            mine = over.wait(self._beat_s)
+            mine = over.wait(beat_s)
             if all(transport.gather_json(mine)):
                 return
 
-
-Working = Directly | WithBeats
+    return working

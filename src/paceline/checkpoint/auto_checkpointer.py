@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints at regular intervals: when one is due, and where in the program it is taken.
+"""Checkpoints at regular intervals: when a step falls due, and where in the program it is taken.
 
-A step falls due inside `optimizer.step()`, when the workers have exchanged K more times. It is taken at the next place
-where a whole iteration of the user's loop is over, as the run says: only there have schedulers and the like been
-stepped too. Every worker reaches that place between the same two exchanges, so what all of them copy fits together. A
-worker that ends its program first takes the step at its end; from the exchange on in which the other workers learn that
-one has ended, no more are taken.
+A step falls due inside `optimizer.step()`, after K more exchanges. It is taken when an iteration of the user's loop is
+over: only then have schedulers and the like been stepped, too. Every worker gets there between the same two exchanges,
+so their copies are consistent. A worker whose program ends first takes the step at its end. After the exchange in which
+the other workers learn that one has ended, no more steps are taken.
 
-The training stops for the copy into host memory. A thread does the rest (:mod:`.step_writer`).
+Training stops for the copy into host memory only; a thread writes it (:mod:`.step_writer`).
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ class AutoCheckpointer:
     """Takes and keeps the steps of a run.
 
     Args:
-        store: where they lie.
-        every: K, exchanges from one to the next.
-        keep: M, how many are kept.
-        transport: the run's connection; every worker makes its checkpointer at the same place.
-        source: what is kept.
+        store: for the steps.
+        every: K, exchanges from one step to the next.
+        keep: how many steps are kept.
+        transport: the run's connection; every worker constructs its checkpointer at the same place.
+        source: the state to save.
         note: writes an event into the log.
-        run: the name of this run, as its first worker gives it.
+        run: the run's name, from its first worker.
 
     Raises:
-        MismatchError: workers want different things.
-        CheckpointError: the place cannot be read or written, or another run writes there.
+        MismatchError: the workers were given different settings.
+        CheckpointError: the store cannot be read or written, or another run uses it.
     """
 
     def __init__(
@@ -63,13 +62,13 @@ class AutoCheckpointer:
         self._source, self._writer = source, StepWriter(store, keep, transport, run, note)
         self._world = self._writer.transport.world
         self._snapshot = Snapshot()
-        self._marks = self._base = 0  # steps that have fallen due, and exchanges before they are counted
+        self._marks = self._base = 0  # steps that have fallen due; exchanges before the first counted one
         self._count_anew = self._place_seen = self._warned = False
         self._due: ExchangePosition | None = None
         self._refusal = self._open_store()
 
     def _open_store(self) -> str:
-        """Claim the store; why nothing may be written before `resumed`, or nothing where it may."""
+        """Claim the store; the reason why nothing may be written before `resumed`, or ""."""
         problem, numbers = "", list[int]()
         try:
             if writes_model(self._world):
@@ -97,7 +96,7 @@ class AutoCheckpointer:
     # -- when ---------------------------------------------------------------------------------------------------------
 
     def resumed(self, number: int, damaged: list[int], there: list[int]) -> None:
-        """The run goes on from step `number` of this place (-1: there is none); these newer ones are damaged."""
+        """The run resumed from step `number` of this store (-1: none); these newer ones are damaged."""
         newer = [one for one in there if one > number and one not in damaged]
         self._refusal = self._why_not(max(newer)) if newer else ""
         self._writer.damaged = sorted(damaged)
@@ -106,7 +105,7 @@ class AutoCheckpointer:
         self._marks, self._due = self._fallen_due(self._source.exchange_position()), None
 
     def require_resume(self, why: str) -> None:
-        """Nothing goes on before `resumed` was told, and exchanges are counted from there."""
+        """Take no step before `resumed` is called, and count exchanges from there."""
         self._refusal, self._count_anew = self._refusal or why, True
 
     def _fallen_due(self, position: ExchangePosition) -> int:
@@ -117,7 +116,7 @@ class AutoCheckpointer:
         """The optimizer made a step.
 
         Raises:
-            CheckpointError: another run's steps lie here, and this run does not go on from them.
+            CheckpointError: the store has steps of another run, and this run did not resume from them.
         """
         writer = self._writer
         if self._refusal:
@@ -135,11 +134,11 @@ class AutoCheckpointer:
         self._marks = marks
 
     def follow(self) -> None:
-        """The optimizer made a step, and another worker keeps the steps of the run."""
+        """The optimizer made a step, and another worker takes the run's steps."""
         self._marks, self._due, self._refusal = self._fallen_due(self._source.exchange_position()), None, ""
 
     def now(self) -> None:
-        """Take one as things stand, because the run cannot go on; from any thread, while the training stands still."""
+        """Take a step now, because the run cannot continue; from any thread, while training is stopped."""
         if not self._writer.stopped and not self._refusal:
             self._due, self._place_seen = self._source.exchange_position(), True
             take = self.at_iteration_end()
@@ -147,7 +146,7 @@ class AutoCheckpointer:
                 take()
 
     def _missed(self, due: ExchangePosition) -> None:
-        """Another one falls due, and no place has come for the last."""
+        """Another step falls due, and the last one was never taken."""
         if not self._warned:
             self._warned = True
             logger.warning(
@@ -163,10 +162,10 @@ class AutoCheckpointer:
     # -- where --------------------------------------------------------------------------------------------------------
 
     def at_iteration_end(self, last: bool = False) -> Callable[[], None] | None:
-        """A whole iteration of the user's loop is over; what is returned, if anything, takes the step as things stand.
+        """An iteration of the user's loop is over; returns a function that takes the due step, or None.
 
         Args:
-            last: the program has come to its end.
+            last: the program has ended.
         """
         if not last:
             self._place_seen = True
@@ -176,7 +175,7 @@ class AutoCheckpointer:
             return None
         began = time.perf_counter()
         report = self._report(self._due)
-        left = self._source.exchange_position().left  # known by now: the state holds everything that has begun
+        left = self._source.exchange_position().left  # known now: the state includes all exchanges that have begun
         if left is not None and left <= self._due.sequence:
             self._writer.stopped, self._due = True, None
             return None
@@ -184,7 +183,7 @@ class AutoCheckpointer:
         return lambda: self._take(report, stopped_s)
 
     def _report(self, due: ExchangePosition) -> StepReport:
-        """What this worker has of the step, its tensors still where they are."""
+        """This worker's part of the step; its tensors are not copied yet."""
         if not self._writer.free.is_set():
             return StepReport(due.count, self._source.about(), missing=BUSY)
         state, model = self._source.kept()
@@ -202,7 +201,7 @@ class AutoCheckpointer:
         return report
 
     def _take(self, report: StepReport, stopped_s: float) -> None:
-        """Copy, and let the rest be done."""
+        """Copy, and hand the copy to the writer."""
         began = time.perf_counter()
         self._due = None
         content = report.content
@@ -221,13 +220,13 @@ class AutoCheckpointer:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def leave(self, shared: bool) -> None:
-        """The program has come to its end, before the workers part; takes what is due.
+        """The program has ended, and the workers have not parted: take the step that is due.
 
         Args:
-            shared: whether it went through shared data, so that places were to come.
+            shared: whether it iterated over shared data, which ends iterations.
         """
         if self._due is not None:
-            self._writer.free.wait()  # the end can wait; every wait in the thread has a deadline
+            self._writer.free.wait()  # every wait in that thread has a deadline
         if self._place_seen or shared:
             take = self.at_iteration_end(last=True)
             if take is not None:
@@ -235,9 +234,9 @@ class AutoCheckpointer:
         self._writer.stopped = True
 
     def finish(self, complain: bool = False) -> None:
-        """Return when everything is written; after the workers have parted."""
+        """Return when everything is written; called after the workers have parted."""
         self._writer.finish(complain)
 
     def close(self) -> None:
-        """Take nothing more, without waiting for what is being written."""
+        """Take no more steps; do not wait for the one that is being written."""
         self._writer.close()

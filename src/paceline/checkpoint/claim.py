@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run at a time writes steps into a place, and that the place can be written is known before the training.
+"""Claims: one run at a time writes steps into a store; and whether it is writable is known before training.
 
-In a directory a process of the run holds a POSIX lock on a file, which the kernel gives back however the process ends:
-nothing has to be removed by hand. What stands in the file says who holds it, and for which run, because the workers of
-an elastic run share a place and take over from each other.
+In a directory, a process of the run holds a POSIX lock on a file; the kernel releases it however the process ends, so
+there is nothing to remove by hand. The file names the holder and its run, because the workers of an elastic run share
+a store and take over from each other.
 
-Object stores have no locks. There the same stands in an object, a lease, which is renewed while the run lives. A lease
-of another run that is not renewed any more, or whose process is known to be gone, is taken over; a run that finds the
-lease of another one in the place of its own writes no more steps and ends.
+Object stores have no locks. There an object, a lease, holds the same; the run renews it. A run takes over the lease of
+another run if it is no longer renewed, or if its process is known to have ended. A run that finds another run's lease
+instead of its own writes no more steps and ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger("paceline")
 LOCK, PROBE, LEASE = ".paceline-lock", ".paceline-probe", "paceline-lease/lease.json"
 PROBE_BYTES = 1 << 16
 WAIT_S = 5.0
-"""Seconds that the processes of an earlier start have to end."""
+"""Seconds for the processes of an earlier start to end."""
 RENEW_S = 20.0
 """Seconds from one renewal of a lease to the next."""
 LOOK_S = 0.05
@@ -42,25 +42,25 @@ _HELD: dict[tuple[int, str], list[int]] = {}  # (process, file) -> handle, claim
 
 
 class Claim(Protocol):
-    """What a run has of a place."""
+    """A run's claim to a store."""
 
     def take(self) -> None:
-        """Have it; CheckpointError where it cannot be written, or another run has it."""
+        """Take it; CheckpointError if the store cannot be written, or another run uses it."""
 
     def check(self) -> None:
-        """Before a step is written; CheckpointError where another run has the place by now."""
+        """Called before a step is written; CheckpointError if another run uses the store by now."""
 
     def release(self) -> None:
-        """Let another run have it."""
+        """Release it for other runs."""
 
 
 def new_run() -> str:
-    """The name of this run; the launcher gives it to all workers and all their starts."""
+    """The name of this run; the launcher gives the same to all workers and all restarts."""
     return os.environ.get("PACELINE_RUN") or secrets.token_hex(8)
 
 
 def about(run: str) -> dict[str, Any]:
-    """What stands in a lock or a lease."""
+    """The content of a lock or a lease."""
     return {
         "run": run,
         "host": host_name(),
@@ -70,7 +70,7 @@ def about(run: str) -> dict[str, Any]:
 
 
 def in_use(place: str, said: dict[str, Any]) -> CheckpointError:
-    """The error for a place that another run has."""
+    """The error for a store that another run uses."""
     who = f"process {said.get('pid', '?')} on {said.get('host', 'an unknown host')}, since {said.get('since', '?')}"
     return CheckpointError(
         f"{place} is in use by another run ({who}), and one run at a time can write its steps into a place; end that "
@@ -82,7 +82,7 @@ def in_use(place: str, said: dict[str, Any]) -> CheckpointError:
 
 
 class DirectoryClaim:
-    """A claim on a directory, which is made.
+    """A claim to a directory, which is created.
 
     Args:
         directory: of the steps.
@@ -128,7 +128,7 @@ class DirectoryClaim:
             os.close(held[0])
 
     def _probe(self) -> None:
-        """Write as a step is written: a new file."""
+        """Write a new file, as a step does."""
         file = self._directory / PROBE
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
@@ -136,11 +136,11 @@ class DirectoryClaim:
             os.fsync(handle)
         finally:
             os.close(handle)
-            with contextlib.suppress(FileNotFoundError):  # another worker has done the same
+            with contextlib.suppress(FileNotFoundError):  # another worker probed, too
                 file.unlink()
 
     def _lock(self) -> None:
-        """Hold the lock, or know that another process of this run does."""
+        """Take the lock, unless another process of this run holds it."""
         self.release()
         until = time.monotonic() + WAIT_S
         while True:
@@ -149,10 +149,10 @@ class DirectoryClaim:
                 return
             if time.monotonic() > until:
                 raise in_use(str(self._directory), said)
-            time.sleep(LOOK_S)  # a process of an earlier start may be about to end, or a new one to say who it is
+            time.sleep(LOOK_S)  # an earlier process may be about to end, or a new one to write its name
 
     def _try(self) -> dict[str, Any] | None:
-        """None where this process holds the lock now; else what its holder says."""
+        """None if this process holds the lock now; else what its holder wrote."""
         file = self._directory.resolve() / LOCK
         key = os.getpid(), str(file)
         held = _HELD.get(key)
@@ -178,7 +178,7 @@ class DirectoryClaim:
         return None
 
     def _same_file(self, handle: int) -> bool:
-        """Whether the lock's file is still in its place."""
+        """Whether the locked file is still the one in the directory."""
         try:
             mine, there = os.fstat(handle), os.stat(self._directory / LOCK)
         except OSError:
@@ -198,12 +198,12 @@ def _table(data: bytes) -> dict[str, Any]:
 
 
 class Lease:
-    """A claim on a place without locks.
+    """A claim to a store without locks.
 
     Args:
-        shown: the place, as it may stand in a message.
+        shown: the store's name for messages.
         run: the name of the run.
-        read: gives the lease's bytes; empty where there is none.
+        read: returns the lease's bytes; empty if there is none.
         write: replaces it.
         delete: removes it.
     """
@@ -262,10 +262,10 @@ class Lease:
         self._write(json.dumps({**about(self._run), "renewal": secrets.token_hex(4)}).encode())
 
     def _keep(self) -> None:
-        """Renew it, unless another worker of this run has done so, or another run has it."""
+        """Renew the lease periodically, unless another worker of this run does, or another run took it."""
         last: dict[str, Any] = {}
         while not self._over.wait(RENEW_S):
-            with contextlib.suppress(CheckpointError):  # the store may be away for a time; a step says what is wrong
+            with contextlib.suppress(CheckpointError):  # the next step reports a store that is down
                 said = _table(self._read())
                 if said and said.get("run") != self._run:
                     return
@@ -275,7 +275,7 @@ class Lease:
 
 
 def _gone(said: dict[str, Any]) -> bool:
-    """Whether the process that has written a lease is known to have ended, or is this one."""
+    """Whether the process that wrote a lease is known to have ended, or is this one."""
     pid = said.get("pid")
     if said.get("host") != host_name() or not isinstance(pid, int) or pid <= 0:
         return False

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a checkpoint: their names, their sums, what is written into them, and how they are read.
+"""The files of a checkpoint: names, checksums, writing and reading.
 
-Formats do not notice flipped bytes; the sums do. Names come from a table here and never from a file, so that nothing
-outside of the checkpoint's own directory is read, whatever a manifest says.
+The file formats do not detect flipped bytes; the sums do. File names are fixed here and never taken from a file, so
+that nothing outside of the checkpoint's directory is read, whatever a manifest says.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ MANIFEST = "manifest.json"
 GLOBAL = "global.safetensors"
 MARK = "being-written"
 MANIFEST_LIMIT = 1 << 26
-"""Bytes of a manifest, at most."""
+"""Largest size of a manifest, bytes."""
 STEP = re.compile(r"step-(\d{9,18})(\.old)?")
 OURS = re.compile(r"being-written|manifest\.json|global\.safetensors|rank-\d{3,}\.(safetensors|json)")
 
 
 @dataclass
 class Content:
-    """What one worker brings to a checkpoint, in host memory of its own.
+    """One worker's part of a checkpoint, in host memory.
 
     Attributes:
-        rest: everything of its state that is no tensor, as JSON's terms.
-        tensors: the tensors of its state by name.
-        model: the global model by name; empty where this worker will not be asked to write it.
+        rest: its state without tensors, as JSON.
+        tensors: the tensors of its state, by name.
+        model: the global model, by name; empty if this worker does not write it.
     """
 
     rest: Any
@@ -55,7 +55,7 @@ def rank_names(rank: int) -> tuple[str, str]:
 
 
 def all_names(size: int) -> list[str]:
-    """Names of all files that the sums are about, of a checkpoint of so many workers."""
+    """Names of all files that have sums, in a checkpoint of `size` workers."""
     return [GLOBAL, *(name for rank in range(size) for name in rank_names(rank))]
 
 
@@ -88,19 +88,19 @@ def write_model(directory: Path, model: dict[str, Tensor]) -> dict[str, str]:
 
 
 def manifest_text(about: dict[str, Any], size: int, sums: dict[str, str]) -> str:
-    """What stands in the manifest, with a sum of its own."""
+    """The manifest, with a sum of its own."""
     told = {"format": FORMAT, **about, "size": size, "files": dict(sorted(sums.items()))}
     return json.dumps({**told, "sum": own_sum(told)}, indent=1)
 
 
 def own_sum(manifest: dict[str, Any]) -> str:
-    """The sum of all that a manifest says but this."""
+    """The sum of a manifest's other fields."""
     told = {name: value for name, value in manifest.items() if name != "sum"}
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that is on the disk when this returns."""
+    """Write a file and sync it to disk."""
     with path.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -108,7 +108,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or the names in a directory, to the disk; not every file system can."""
+    """Sync a file, or a directory's names, to disk; not every file system can."""
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -121,7 +121,7 @@ def sync(path: Path) -> None:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, with the `directory` in which its files are."""
+    """The manifest of a checkpoint, with the `directory` of its files."""
     found = path if (path / MANIFEST).is_file() else path.with_name(path.name + ".old")  # killed between two renames
     file = found / MANIFEST
     if not file.is_file():
@@ -154,7 +154,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def checked(manifest: dict[str, Any], name: str) -> Path:
-    """Where a file of the checkpoint is; `CheckpointError` where it is missing or not what was written."""
+    """The path of a checkpoint's file; `CheckpointError` if it is missing or its sum differs."""
     file = Path(manifest["directory"]) / name
     if file.is_symlink():
         raise CheckpointError(f"{file} is a link, and a checkpoint has files only: put a copy in its place")
@@ -162,7 +162,7 @@ def checked(manifest: dict[str, Any], name: str) -> Path:
         raise CheckpointError(f"{file} is missing")
     try:
         found = sha256(file)
-    except OSError as error:  # a disk that has lost it
+    except OSError as error:  # such as a failing disk
         raise CheckpointError(f"{file} cannot be read: {error}; take an older checkpoint") from error
     if found != manifest["files"].get(name):
         raise CheckpointError(
@@ -172,7 +172,7 @@ def checked(manifest: dict[str, Any], name: str) -> Path:
 
 
 def read_json(file: Path) -> Any:
-    """What a JSON file of a checkpoint says; `CheckpointError` where it is none."""
+    """The content of a JSON file of a checkpoint; `CheckpointError` if it is no JSON."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -180,7 +180,7 @@ def read_json(file: Path) -> Any:
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file of a checkpoint; `CheckpointError` where it is none."""
+    """The tensors of a safetensors file of a checkpoint; `CheckpointError` if it is none."""
     try:
         return load_file(file)
     except (SafetensorError, ValueError, RuntimeError) as error:
@@ -188,7 +188,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def read_rank(manifest: dict[str, Any], rank: int) -> dict[str, Any]:
-    """The state that a rank saved; `CheckpointError` where a file is not what was written, or holds something else."""
+    """The state that a rank saved; `CheckpointError` if a file is damaged or holds something else."""
     tensors, rest = (checked(manifest, name) for name in rank_names(rank))
     try:
         state: dict[str, Any] = build(read_json(rest), read_tensors(tensors))
@@ -202,7 +202,7 @@ def read_rank(manifest: dict[str, Any], rank: int) -> dict[str, Any]:
 
 
 def check_files(manifest: dict[str, Any], names: Iterable[str]) -> None:
-    """Raise `CheckpointError` for the first of these files that is damaged, or of another kind than its name says."""
+    """Raise `CheckpointError` for the first of these files that is damaged or of another format."""
     for name in names:
         file = checked(manifest, name)
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `run.resume` is asked for: a checkpoint by name, the newest step of a place, or that of the run's own place."""
+"""Finds the checkpoint that `run.resume` is to load: a named one, or the newest step of a store or of the run's own."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from paceline.errors import CheckpointError
 
 
 class CheckpointFinder:
-    """Finds what to resume, on all workers alike; what it fetched is there until the end of the `with`.
+    """Finds the checkpoint to resume, the same on all workers; fetched files exist until the end of the `with`.
 
     Args:
-        path: what the user named, or None for the run's own place.
-        own: the run's own place, or None.
+        path: what the user named, or None for the run's own store.
+        own: the run's own store, or None.
         transport: the connection.
-        start: where to look if the run's own place has no step, or is none; or None.
+        start: where to look if the run has no store, or no step in it; or None.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class CheckpointFinder:
             store.close()
 
     def found(self) -> FoundCheckpoint:
-        """What to go on from; without a manifest where the run's own place has no step.
+        """The checkpoint to resume; without a manifest if the run's own store has no step.
 
         Raises:
-            CheckpointError: nothing is there, or nothing that is whole.
+            CheckpointError: there is none, or no intact one.
         """
         if self._path is None:
             found = self._newest(self._own) if self._own is not None else None
@@ -99,8 +99,8 @@ class CheckpointFinder:
         return found
 
     def own_steps(self, found: FoundCheckpoint) -> tuple[int, list[int], list[int]]:
-        """Of the run's own place: the step that was found (-1 where it is another one), those newer ones that are
-        damaged, and all that are there; every worker calls it."""
+        """Of the run's own store: the step that was found (-1 if it is from elsewhere), damaged newer steps, and all
+        steps; every worker calls it."""
         assert self._own is not None
         there = everywhere(self._own, self._transport)
         for number in there:
@@ -110,7 +110,7 @@ class CheckpointFinder:
 
 
 def _same(one: str, other: str) -> bool:
-    """Whether two names mean one place."""
+    """Whether two names mean the same path or URL."""
     if not other:
         return False
     mine, its = local_path(one), local_path(other)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds and reads a checkpoint on all workers alike: one that is named, or the newest of several that is whole."""
+"""Reads a checkpoint, the same on all workers: a named one, or the newest intact one of several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.errors import CheckpointError
 
 
 def look(path: Path, transport: Transport) -> dict[str, Any]:
-    """The manifest of a checkpoint, made by any number of workers; or the same error on every worker."""
+    """The manifest of a checkpoint by any number of workers; or the same error on every worker."""
     problem, manifest, about = "", {}, ""
     try:
         manifest = read_manifest(path)
@@ -33,7 +33,7 @@ def look(path: Path, transport: Transport) -> dict[str, Any]:
 
 
 def load(manifest: dict[str, Any], path: Path, transport: Transport) -> dict[str, Any]:
-    """This worker's state, where as many workers saved it; on every worker, or the same error on every worker."""
+    """This worker's state in a checkpoint by as many workers; or the same error on every worker."""
     problem, state = "", {}
     try:
         state = read_rank(manifest, transport.world.rank)
@@ -62,14 +62,14 @@ def _differ(world: World, other: list[int], where: str) -> str:
 
 @dataclass
 class FoundCheckpoint:
-    """A step that is whole on all workers.
+    """A checkpoint that is intact on all workers.
 
     Attributes:
-        number: of the step; -1 where none is.
-        name: as people read it.
-        manifest: of it.
-        state: this worker's, where as many workers saved it; None elsewhere.
-        damaged: number -> what is wrong with it, of the newer steps that are not whole.
+        number: of the step; -1 if there is none.
+        name: for messages.
+        manifest: of the checkpoint.
+        state: this worker's, if as many workers saved it; else None.
+        damaged: number -> error, of newer steps that are damaged.
     """
 
     number: int = -1
@@ -80,7 +80,7 @@ class FoundCheckpoint:
 
 
 def newest(store: StepStore, transport: Transport) -> FoundCheckpoint:
-    """The newest step that is whole for all workers; every worker calls it and gets the same one.
+    """The newest step that is intact for all workers; every worker calls it and gets the same one.
 
     Raises:
         CheckpointError: the steps cannot be listed, on every worker alike.
@@ -104,7 +104,7 @@ def step_of(store: StepStore, number: int, transport: Transport) -> FoundCheckpo
 
 
 def _try(store: StepStore, number: int, transport: Transport) -> tuple[FoundCheckpoint, str]:
-    """A step, and what workers say against it; nothing where it is whole for all."""
+    """A step, and the workers' errors; "" if it is intact for all."""
     problem, about, found = "", "", FoundCheckpoint(number, store.name(number))
     try:
         found.manifest, found.state = _read(store, number, transport.world)
@@ -115,7 +115,7 @@ def _try(store: StepStore, number: int, transport: Transport) -> tuple[FoundChec
 
 
 def everywhere(store: StepStore, transport: Transport) -> list[int]:
-    """The steps that any worker sees, oldest first; the same on all workers, or the same error."""
+    """The steps that any worker sees, oldest first; or the same error on every worker."""
     problem, numbers = "", list[int]()
     try:
         numbers = store.numbers()
@@ -126,7 +126,7 @@ def everywhere(store: StepStore, transport: Transport) -> list[int]:
 
 
 def _said(transport: Transport, problem: str, about: str, where: str) -> str:
-    """What workers say against a step; nothing where it is whole for all."""
+    """The workers' errors about a step; "" if it is intact for all."""
     told, world = transport.gather_json({"problem": problem, "about": about}), transport.world
     said = [f"{world.name(rank)}: {one['problem']}" for rank, one in enumerate(told) if one["problem"]]
     other = _others([one["about"] for one in told])
@@ -136,7 +136,7 @@ def _said(transport: Transport, problem: str, about: str, where: str) -> str:
 
 
 def _read(store: StepStore, number: int, world: World) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """A step's manifest, and this worker's state where as many workers saved it; all of it checked by somebody."""
+    """A step's manifest, and this worker's state if as many workers saved it; some worker checks each file."""
     manifest = read_manifest(store.fetch(number, lambda manifest: _needed(manifest, world)))
     if manifest["size"] == world.size:
         if world.rank == 0:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps in an object store, or wherever fsspec writes: the manifest comes last, and without it there is no step.
+"""Steps in an object store, or wherever fsspec writes: the manifest is written last; without it there is no step.
 
-`s3://`, `gs://` and Azure's go through obstore (`paceline[remote]`), everything else through fsspec, which torch brings
-along. Credentials and endpoints come from the environment, as each of them reads it. A step is read from a temporary
-directory, which is filled with the files that a worker needs.
+obstore (`paceline[remote]`) opens `s3://`, `gs://` and Azure's URLs, fsspec (a dependency of torch) all others. Each
+reads credentials and endpoints from the environment. Before a step is read, the files that a worker needs are fetched
+into a temporary directory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from paceline.checkpoint.files import (
     read_manifest,
     write_model,
     write_rank,
-    write_text,
 )
 from paceline.checkpoint.saving import merged
 from paceline.checkpoint.steps import STEP, Needed, step_name
@@ -70,7 +69,7 @@ class ObjectStoreTree:
         settings: dict[str, Any] = {}
         endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
         if endpoint.startswith("http://"):
-            settings["client_options"] = {"allow_http": True}  # the user has said that it is without TLS
+            settings["client_options"] = {"allow_http": True}  # the user asked for a connection without TLS
         self._store: Any = obstore.store.from_url(url, **settings)
 
     def names(self, folder: str) -> list[str]:
@@ -123,24 +122,19 @@ class FsspecTree:
 
 
 def open_tree(url: str) -> FileTree:
-    """What opens a URL.
+    """The tree below a URL.
 
     Raises:
-        UnsupportedError: nothing does.
+        UnsupportedError: no installed library opens it.
     """
-    if scheme_of(url) in OBSTORE_SCHEMES and importlib.util.find_spec("obstore") is not None:
-        return _opened(ObjectStoreTree, url)
-    return _opened(FsspecTree, url)
-
-
-def _opened(kind: Callable[[str], FileTree], url: str) -> FileTree:
+    with_obstore = scheme_of(url) in OBSTORE_SCHEMES and importlib.util.find_spec("obstore") is not None
     try:
-        return kind(url)
+        return ObjectStoreTree(url) if with_obstore else FsspecTree(url)
     except ImportError as error:
         raise UnsupportedError(
             f"{shown(url)} needs another library ({error}); for s3, gs and az, pip install 'paceline[remote]'"
         ) from None
-    except Exception as error:  # clients of many makers raise errors of their own
+    except Exception as error:  # each client library has its own errors
         raise UnsupportedError(f"{shown(url)} cannot be opened: {_line(error)}") from None
 
 
@@ -166,7 +160,7 @@ class RemoteStore:
         return [number for number, names in self._steps().items() if MANIFEST in names]
 
     def _steps(self) -> dict[int, list[str]]:
-        """Number -> names of the files of a step, oldest first; nothing of what is not ours."""
+        """Number -> names of the files of a step, oldest first; files of others are skipped."""
         found: dict[int, list[str]] = {}
         for name in self._try("listed", lambda: self._tree.names("")):
             folder, _, file = name.rpartition("/")
@@ -178,7 +172,7 @@ class RemoteStore:
     def _try(self, what: str, action: Callable[[], Any]) -> Any:
         try:
             return action()
-        except Exception as error:  # clients of many makers raise errors of their own
+        except Exception as error:  # each client library has its own errors
             raise CheckpointError(f"{self.shown} cannot be {what}: {_line(error)}") from None
 
     def fetch(self, number: int, needed: Needed) -> Path:
@@ -203,7 +197,7 @@ class RemoteStore:
         working: Working,
     ) -> tuple[int, bool]:
         world, maker = transport.world, transport.world.rank == 0
-        problem = self._tried(lambda: self._remove(number, [MANIFEST])) if maker else ""  # it ends here
+        problem = self._tried(lambda: self._remove(number, [MANIFEST])) if maker else ""  # the old step ends here
         all_well(transport, problem, "could not be started")
         sums: dict[str, str] = {}
         sizes: list[int] = []
@@ -212,17 +206,17 @@ class RemoteStore:
             nonlocal problem
             problem = self._tried(lambda: sizes.append(self._put_rank(number, world.rank, content(), sums)))
 
-        working.done(transport, files)
+        working(transport, files)
         everybody = all_well(transport, problem, "could not be written", sums)
         if maker:
             text = manifest_text(about, world.size, merged(everybody))
-            problem = self._tried(lambda: self._put_text(text, f"{step_name(number)}/{MANIFEST}"))
+            problem = self._tried(lambda: self._put_bytes(text.encode(), f"{step_name(number)}/{MANIFEST}"))
         all_well(transport, problem, "could not be finished")
         return sum(sizes), maker
 
     @staticmethod
     def _tried(action: Callable[[], Any]) -> str:
-        """What went wrong, if anything did."""
+        """An error message, or ""."""
         try:
             action()
         except Exception as error:  # the other workers wait for a reply
@@ -238,10 +232,11 @@ class RemoteStore:
                 self._tree.put(Path(folder) / name, f"{step_name(number)}/{name}")
             return sum((Path(folder) / name).stat().st_size for name in sums)
 
-    def _put_text(self, text: str, name: str) -> None:
+    def _put_bytes(self, data: bytes, name: str) -> None:
         with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-            write_text(Path(folder) / MANIFEST, text)
-            self._tree.put(Path(folder) / MANIFEST, name)
+            file = Path(folder) / "data"
+            file.write_bytes(data)
+            self._tree.put(file, name)
 
     def tidy(self, keep: int) -> None:
         steps = self._steps()
@@ -251,7 +246,7 @@ class RemoteStore:
             self._remove(number, steps[number])
 
     def _remove(self, number: int, names: Iterable[str]) -> None:
-        for name in sorted(names, key=lambda name: name != MANIFEST):  # the manifest first: then it is no step
+        for name in sorted(names, key=lambda name: name != MANIFEST):  # the manifest first: without it there is no step
             self._try("tidied", partial(self._tree.delete, f"{step_name(number)}/{name}"))
 
     def set_aside(self, numbers: Iterable[int]) -> None:
@@ -259,9 +254,15 @@ class RemoteStore:
             self._remove(number, [MANIFEST])
 
     def claim(self, run: str) -> Claim:
-        return Lease(self.shown, run, self._lease, self._put_lease, self._delete_lease)
+        def write(data: bytes) -> None:
+            self._try("written", lambda: self._put_bytes(data, LEASE))
 
-    def _lease(self) -> bytes:
+        def delete() -> None:
+            self._try("tidied", lambda: self._tree.delete(LEASE))
+
+        return Lease(self.shown, run, self._read_lease, write, delete)
+
+    def _read_lease(self) -> bytes:
         folder, _, _ = LEASE.rpartition("/")
         if LEASE not in self._try("listed", lambda: self._tree.names(folder)):
             return b""
@@ -270,15 +271,6 @@ class RemoteStore:
             self._try("read", lambda: self._tree.get(LEASE, file))
             return file.read_bytes()
 
-    def _put_lease(self, data: bytes) -> None:
-        with tempfile.TemporaryDirectory(prefix="paceline-") as place:
-            file = Path(place) / "lease"
-            file.write_bytes(data)
-            self._try("written", lambda: self._tree.put(file, LEASE))
-
-    def _delete_lease(self) -> None:
-        self._try("tidied", lambda: self._tree.delete(LEASE))
-
     def close(self) -> None:
         if self._temporary is not None:
             self._temporary.cleanup()
@@ -286,7 +278,7 @@ class RemoteStore:
 
 
 def parent_and_number(url: str) -> tuple[str, int]:
-    """The folder of the steps, and the number of the one, that the URL of one step names."""
+    """The steps' folder and the step's number, of the URL of one step."""
     head, _, last = url.rstrip("/").rpartition("/")
     match = STEP.fullmatch(last)
     if match is None:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint that another number of workers goes on from: N saved it, M resume.
+"""Resumes a checkpoint of N workers on M workers.
 
-What all N held alike is taken from rank 0's files: the count of steps, schedulers and included objects, the outer
-state. The global model is the checkpoint's. What differed from worker to worker is
+State that all N held alike comes from rank 0's files: step counts, schedulers, included objects, the outer state. The
+global model is the checkpoint's. State that differed between workers is
 
-- cut anew where it has parts: the pieces of an asynchronous server (:mod:`paceline.update.server.reshard`),
-- the mean over the N workers: the state of optimizers that step on the workers,
-- begun anew where it can be neither: what a codec remembers, a block under way, paces, clocks.
+- resharded: the shards of an asynchronous server (:mod:`paceline.update.server.reshard`),
+- averaged over the N workers: the state of optimizers that step on the workers,
+- reset: a codec's residuals, a block under way, paces, clocks.
 
-Everybody reads only the files that it needs, and checks the sums of those. Nothing is changed before everybody has read
-what it needs and found that it fits.
+Each worker reads only the files that it needs, and checks their sums. Nothing changes before all workers have read
+theirs and found that it fits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Tensors(dict[str, Tensor]):
 
 
 class OldCheckpoint:
-    """What N workers saved; files are read, and their sums checked, when something in them is asked for.
+    """A checkpoint of N workers; its files are read, and their sums checked, on access.
 
     Args:
         manifest: of the checkpoint.
@@ -59,7 +59,7 @@ class OldCheckpoint:
         self._tensors: list[dict[str, Tensor]] = [_Tensors(manifest, rank_names(r)[0]) for r in range(self.size)]
 
     def _find(self, rank: int, path: tuple[str | int, ...]) -> Any:
-        """The place `path` of a rank's state as JSON, or None."""
+        """The entry `path` of a rank's state as JSON, or None."""
         if rank not in self._rests:
             file = checked(self._manifest, rank_names(rank)[1])
             self._rests[rank] = read_json(file)
@@ -72,11 +72,11 @@ class OldCheckpoint:
         return value
 
     def part(self, rank: int, *path: str | int) -> Any:
-        """What rank `rank` saved under these keys and numbers; None where there is no such place."""
+        """What rank `rank` saved under these keys and numbers; None if there is no such entry."""
         return build(self._find(rank, path), self._tensors[rank])
 
     def keys(self, rank: int, *path: str | int) -> list[str]:
-        """The keys of a dictionary there; none where there is no such place."""
+        """The keys of a dictionary; [] if there is no such entry."""
         return list(self._find(rank, path) or {})
 
     def model(self) -> dict[str, Tensor]:
@@ -88,9 +88,9 @@ class OldCheckpoint:
 
 
 class _Mean:
-    """The mean of the workers' tensors at one place; the first one's where another has a different shape.
+    """The mean of the workers' tensors of one entry; the first worker's if another has a different shape.
 
-    Sums have 64 bits, so that the mean of equal numbers is that number. What is not finite is left out.
+    Sums have 64 bits, so that the mean of equal numbers is that number. Tensors that are not finite are left out.
     """
 
     def __init__(self, first: Tensor) -> None:
@@ -100,7 +100,7 @@ class _Mean:
         self.add(first)
 
     def add(self, other: Any) -> None:
-        """One more worker's."""
+        """Add one more worker's tensor."""
         first = self._first
         if not isinstance(other, Tensor) or other.shape != first.shape or other.dtype != first.dtype:
             self._fits = False
@@ -120,10 +120,10 @@ class _Mean:
 
 
 def mean_optimizers(old: OldCheckpoint) -> list[dict[str, Any]]:
-    """State dictionaries of the optimizers: the mean over the workers of what are floating-point tensors.
+    """State dictionaries of the optimizers, with the mean over the workers of floating-point tensors.
 
-    Numbers and parameter groups are rank 0's. What only some workers have, because a parameter had no gradient on the
-    others, is the mean over these.
+    Numbers and parameter groups are rank 0's. State that only some workers have (a parameter had no gradient elsewhere)
+    is averaged over these.
     """
     found: list[dict[str, Any]] = old.part(0, "optimizers")
     means = [{k: _means(v) for k, v in one["state"].items()} for one in found]
@@ -145,7 +145,7 @@ def mean_optimizers(old: OldCheckpoint) -> list[dict[str, Any]]:
 
 
 def _means(kept: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state of one parameter, with means in the place of its floating-point tensors."""
+    """An optimizer's state of one parameter, with means instead of its floating-point tensors."""
     return {k: _Mean(v) if isinstance(v, Tensor) and _floats(v) else v for k, v in kept.items()}
 
 
@@ -157,7 +157,7 @@ def _floats(value: Tensor) -> bool:
 
 
 def check_model(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
-    """Raise `CheckpointError` where two state dictionaries are not of one model's shape."""
+    """Raise `CheckpointError` if the names or shapes of two state dictionaries differ."""
     for name in sorted(own.keys() | saved.keys()):
         if name not in saved or name not in own:
             where = "the model" if name in own else "the checkpoint"
@@ -170,7 +170,7 @@ def check_model(own: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
 
 
 def check_optimizers(optimizers: list[Optimizer], saved: list[dict[str, Any]]) -> None:
-    """Raise `CheckpointError` where the optimizers have other parameters than those that were saved."""
+    """Raise `CheckpointError` if the optimizers have other parameters than the saved ones."""
     own = [[len(group["params"]) for group in optimizer.param_groups] for optimizer in optimizers]
     then = [[len(group["params"]) for group in one["param_groups"]] for one in saved]
     if own != then:
@@ -190,7 +190,7 @@ def check_optimizers(optimizers: list[Optimizer], saved: list[dict[str, Any]]) -
 
 
 def check_kinds(path: object, optimizers: list[Optimizer], saved: list[str] | None) -> None:
-    """Raise `CheckpointError` where a checkpoint that names its optimizers names others."""
+    """Raise `CheckpointError` if the checkpoint names other optimizers."""
     own = [type(optimizer).__name__ for optimizer in optimizers]
     if saved is not None and saved != own:
         raise CheckpointError(
@@ -203,9 +203,9 @@ def check_kinds(path: object, optimizers: list[Optimizer], saved: list[str] | No
 
 
 def random_state(old: OldCheckpoint, rank: int, seed: int) -> dict[str, Any]:
-    """The random generators of the new rank `rank`: those of the same old rank, where there was one.
+    """The random generators of the new rank `rank`: those of the same old rank, if there was one.
 
-    Others are seeded from the run's seed, the rank and the count of steps.
+    Else they are seeded from the run's seed, the rank and the step count.
     """
     if rank < old.size:
         saved: dict[str, Any] = old.part(rank, "random")

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint in a directory, made in one piece or not at all.
+"""Writes a checkpoint into a directory, atomically.
 
-Files are written into `PATH.partial` and the directory is renamed when all workers are done, so that PATH is the old
-checkpoint or the new one and never half of each.
+Workers write into `PATH.partial`; when all are done, it is renamed. So PATH is the old checkpoint or the new one.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from paceline.checkpoint.agreement import Directly, Working, all_well
+from paceline.checkpoint.agreement import Working, all_well, without_beats
 from paceline.checkpoint.files import MANIFEST, MARK, OURS, Content, manifest_text, sync, write_model, write_rank
 from paceline.checkpoint.files import write_text as write_durably
 from paceline.communication import Transport
@@ -33,7 +32,7 @@ def save(
     """Write a checkpoint; every worker calls it at the same place of the program.
 
     Args:
-        path: the directory to make or to replace; on one file system for the workers of a host.
+        path: the directory to create or replace; on one file system for the workers of a host.
         transport: the connection.
         about: what the manifest says besides the sums.
         state: this worker's own state.
@@ -45,19 +44,19 @@ def save(
         rest = flatten(state, tensors, "")
         return Content(rest, _owned(tensors), _owned(model))
 
-    write(path, transport, about, content, Directly())
+    write(path, transport, about, content, without_beats)
 
 
 def write(
     path: Path, transport: Transport, about: dict[str, Any], content: Callable[[], Content], working: Working
 ) -> tuple[int, bool]:
-    """The same of what `content` gives.
+    """As `save`, of what `content` returns.
 
     Returns:
-        The bytes that this worker has written, and whether it is the one that works for others on its file system.
+        The bytes that this worker has written, and whether it is the first worker on its file system.
 
     Raises:
-        CheckpointError: it could not be written, on every worker alike; what stood at `path` before stands there still.
+        CheckpointError: it could not be written, on every worker alike; an older checkpoint at `path` stays.
     """
     world = transport.world
     partial = path.with_name(path.name + ".partial")
@@ -76,7 +75,7 @@ def write(
             problem = str(error) or type(error).__name__
 
     try:
-        working.done(transport, files)
+        working(transport, files)
         everybody = all_well(transport, problem, "could not be written", sums)
         if maker:
             problem = _finish(partial, path, manifest_text(about, world.size, merged(everybody)))
@@ -89,7 +88,7 @@ def write(
 
 
 def _finish(partial: Path, path: Path, manifest: str) -> str:
-    """Write the manifest and put the directory in its place; what went wrong, if anything did."""
+    """Write the manifest and rename the directory; an error message, or ""."""
     try:
         (partial / MARK).unlink()
         write_durably(partial / MANIFEST, manifest)
@@ -100,9 +99,9 @@ def _finish(partial: Path, path: Path, manifest: str) -> str:
 
 
 def _make_partial(path: Path, partial: Path, transport: Transport) -> bool:
-    """Make the directory to write into, once on every file system; whether this worker did and has to finish it.
+    """Create the directory to write into, once on every file system; whether this worker did, and has to finish it.
 
-    Rank 0 leaves a mark, so that the first workers of other hosts see whether they share its disk.
+    Rank 0 writes a mark, by which the first workers of other hosts see whether they share its disk.
     """
     world, mark = transport.world, secrets.token_hex(8)
     maker, problem = world.rank == 0, ""
@@ -124,7 +123,7 @@ def _make_partial(path: Path, partial: Path, transport: Transport) -> bool:
 
 
 def _start_over(path: Path, partial: Path, mark: str) -> None:
-    """An empty directory with a mark in it."""
+    """Create an empty directory with a mark in it."""
     remove(partial)
     remove(path.with_name(path.name + ".old"), only_look=path.exists() is False)
     partial.mkdir(parents=True)
@@ -138,13 +137,13 @@ def _has(partial: Path, mark: str) -> bool:
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Never delete something that is not a checkpoint of ours."""
+    """Raise for anything but a checkpoint, which must not be deleted."""
     if path.exists() and not (path / MANIFEST).is_file():
         raise CheckpointError(f"{path} exists and is no checkpoint; choose another path, or remove it yourself")
 
 
 def remove(directory: Path, only_look: bool = False) -> None:
-    """Delete a directory that we made; refuse one that holds anything else."""
+    """Delete a checkpoint's directory; raise if it holds anything else."""
     if not directory.exists():
         return
     foreign = [file.name for file in directory.iterdir() if not OURS.fullmatch(file.name)]
@@ -157,7 +156,7 @@ def remove(directory: Path, only_look: bool = False) -> None:
 
 
 def _owned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous memory of their own on the host: safetensors refuses shared memory."""
+    """Contiguous copies on the host: safetensors refuses shared memory."""
     return {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
@@ -165,15 +164,15 @@ def _owned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def merged(sums: list[dict[str, str]]) -> dict[str, str]:
-    """All workers' sums; of a file that several wrote, the first one's."""
+    """All workers' sums; for a file that several wrote, the lowest rank's."""
     found: dict[str, str] = {}
-    for one in reversed(sums):  # rank 0's global model is the one that is named, where hosts do not share a disk
+    for one in reversed(sums):  # where hosts do not share a disk, the manifest names rank 0's global model
         found |= one
     return found
 
 
 def _replace(partial: Path, path: Path) -> None:
-    """Put the new directory in the place of the old one."""
+    """Replace the old directory by the new one."""
     old = path.with_name(path.name + ".old")
     if path.exists():  # else `old` may be all there is, after a kill between the two renames
         remove(old)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A copy of a worker's state in host memory, made in as short a time as memory allows, over and over in one place."""
+"""A copy of a worker's state in host memory, made as fast as memory allows; the memory is reused."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 class Snapshot:
-    """Host memory that holds one copy; what was copied before is overwritten.
+    """Host memory for one copy; the next copy overwrites it.
 
-    Memory beside a CUDA device is pinned, so that copies run at the bus's full rate and all at once.
+    For CUDA tensors it is pinned, so that copies run concurrently at the bus's full rate.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the auto-checkpointer asks of a run."""
+"""What the auto-checkpointer needs from a run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ExchangePosition:
-    """Where the exchanges of a run stand; the same on all workers between two exchanges.
+    """Position in the exchanges of a run; the same on all workers between two exchanges.
 
     Attributes:
         count: exchanges begun, as `every_blocks` counts them.
         sequence: number of the last exchange of any kind.
-        left: number of the exchange in which somebody first came with nothing more to bring; None where all are there.
-        better_later: whether something is under way that will have come before the next exchange begins.
+        left: number of the first exchange to which a worker contributed nothing more; None while all train.
+        better_later: whether a pending result will have arrived before the next exchange begins.
     """
 
     count: int
@@ -27,13 +27,13 @@ class ExchangePosition:
 
 
 class CheckpointSource(Protocol):
-    """What is saved: the state of a run."""
+    """The state of a run, to save."""
 
     def exchange_position(self) -> ExchangePosition:
-        """Where the exchanges stand."""
+        """Position in the exchanges."""
 
     def about(self) -> dict[str, Any]:
-        """What the manifest says besides the sums; `minibatches` among it."""
+        """The manifest's fields besides the sums, `minibatches` among them."""
 
     def kept(self) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
-        """This worker's state, and the global model where it is not the state's "model"; the tensors themselves."""
+        """This worker's state, and the global model if it is not the state's "model"; tensors are not copied."""

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the steps that fall due, in a thread while the training goes on.
+"""Writes the steps that fall due, in a thread, while training continues.
 
-Over a connection of its own the thread tells the other workers what this worker has (a count that must be the same on
-all), writes, and learns whether all have written. What cannot be written is a warning on every worker, and training
-goes on. Every worker makes one report of every step that falls due, in the same order, so no worker waits for a report
-that does not come.
+Over a connection of its own the thread tells the other workers what this worker has (a count that must be equal on
+all), writes, and learns whether all have written. A failure is a warning on every worker; training continues. Every
+worker reports every step that falls due, in the same order, so no worker waits for a report that is never made.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.checkpoint.agreement import Directly, WithBeats
+from paceline.checkpoint.agreement import with_beats, without_beats
 from paceline.checkpoint.files import Content
 from paceline.checkpoint.store import StepStore
 from paceline.communication import Transport
@@ -32,12 +31,12 @@ CURE = "call run.checkpoint() at the top of your loop, or go through your data w
 
 @dataclass
 class StepReport:
-    """What this worker has of a step that fell due.
+    """This worker's part of a step that fell due.
 
     Attributes:
         count: exchanges begun.
-        about: what the manifest says.
-        content: what is written, or None.
+        about: the manifest's fields.
+        content: to write, or None.
         missing: why there is no content.
         stopped_s: how long the training stopped for it, seconds.
     """
@@ -55,8 +54,8 @@ class StepWriter:
     Args:
         store: where the steps lie.
         keep: how many are kept.
-        transport: the run's connection, without a part of its own yet; every worker makes its writer at the same place.
-        run: the name of this run, as its first worker gives it.
+        transport: the run's connection; every worker constructs its writer at the same place.
+        run: the run's name, from its first worker.
         note: writes an event into the log.
 
     Attributes:
@@ -65,7 +64,7 @@ class StepWriter:
         free: set while nothing is being written, so that the memory of the last copy may be used.
         stopped: whether no more steps can be written.
         lost: why this run must not write any more, until it is raised.
-        damaged: steps that were found damaged, to be set aside with the next one.
+        damaged: damaged steps, to be set aside with the next one.
     """
 
     def __init__(self, store: StepStore, keep: int, transport: Transport, run: str, note: Callable[..., None]) -> None:
@@ -73,7 +72,7 @@ class StepWriter:
         self.transport = transport.part([list(range(transport.world.size))])
         self._background = transport.serves_threads
         timeout_s = float(getattr(transport, "timeout_s", 600.0))
-        self._working = WithBeats(min(MOST_BEAT_S, timeout_s / 4)) if self._background else Directly()
+        self._working = with_beats(min(MOST_BEAT_S, timeout_s / 4)) if self._background else without_beats
         self._reports: queue.SimpleQueue[StepReport | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.free = threading.Event()
@@ -84,7 +83,7 @@ class StepWriter:
         self.claim = store.claim(self.transport.gather_json(run)[0])
 
     def submit(self, report: StepReport) -> None:
-        """Write the step of this report, in the background where the transport allows it."""
+        """Write the step of this report; in the background if the transport allows it."""
         if not self._background:
             self._carry_out(report)
             return
@@ -97,7 +96,7 @@ class StepWriter:
         while (report := self._reports.get()) is not None:
             try:
                 self._carry_out(report)
-            except (PeerLostError, ClosedError) as error:  # the training finds out by itself
+            except (PeerLostError, ClosedError) as error:  # the training raises it, too
                 self.stopped = True
                 logger.warning("%s: the checkpoint after exchange %d was not finished", error, report.count)
                 return
@@ -142,7 +141,7 @@ class StepWriter:
             self._try_to_tidy(lambda: self._store.tidy(self._keep))
 
     def _holds_claim(self) -> bool:
-        """Whether the place is this run's still; if not, the run ends with an error and writes nothing more."""
+        """Whether the store is still this run's; if not, the run ends with an error and writes nothing more."""
         try:
             self.claim.check()
         except CheckpointError as error:
@@ -150,13 +149,13 @@ class StepWriter:
         return not self.lost
 
     def raise_lost(self) -> None:
-        """Raise what makes steps impossible from now on."""
+        """Raise the error that makes further steps impossible."""
         lost, self.lost = self.lost, ""
         if lost:
             raise CheckpointError(self.transport.world.sign(lost))
 
     def _set_damaged_aside(self) -> None:
-        """Rename steps that were found damaged: they must not be found again, and their numbers will be needed."""
+        """Rename damaged steps: they must not be found again, and their numbers will be reused."""
         damaged, self.damaged = self.damaged, []
         if damaged:
             if writes_model(self.transport.world):
@@ -164,14 +163,14 @@ class StepWriter:
             self.transport.barrier()
 
     def _try_to_tidy(self, action: Callable[[], None]) -> None:
-        """A failure here costs room on the disk, and nothing else."""
+        """A failure here costs disk space only."""
         try:
             action()
         except (OSError, PacelineError) as error:
             self._failed(self._store.shown, f"old checkpoints could not be put away: {error}")
 
     def _skipped(self, why: str) -> None:
-        """Warn once, because it may happen again and again; the log has each."""
+        """Warn once, since it may recur; the event log has each."""
         if not self._skip_said:
             logger.warning("%s; training goes on (said once, the event log has all; see every_blocks)", why)
         self._skip_said = True
@@ -182,7 +181,7 @@ class StepWriter:
         self._note("save_failed", path=path, why=why)
 
     def finish(self, complain: bool = False) -> None:
-        """Return when everything is written; after the workers have parted."""
+        """Return when everything is written; called after the workers have parted."""
         if self._thread is not None:
             self._reports.put(None)
             self._thread.join()
@@ -191,7 +190,7 @@ class StepWriter:
             self.raise_lost()
 
     def close(self) -> None:
-        """Write nothing more, without waiting for what is being written."""
+        """Write nothing more; do not wait for the step that is being written."""
         self.stopped = True
         self._reports.put(None)
         self._store.close()
@@ -199,5 +198,5 @@ class StepWriter:
 
 
 def writes_model(world: World) -> bool:
-    """Whether this worker may be the one that writes the global model: the first of each host."""
+    """Whether this worker may have to write the global model: the first of each host."""
     return world.rank == 0 or world.local_rank == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of checkpoint steps, and which steps are still needed."""
+"""The names of checkpoint steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STEP = re.compile(r"step-(\d{9,18})")
 
 
 Needed = Callable[[dict[str, Any]], Iterable[str]]
-"""Manifest -> names of the files that are wanted."""
+"""Manifest -> names of the files to fetch."""
 
 
 def step_name(number: int) -> str:

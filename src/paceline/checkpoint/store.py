@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the steps of a run lie: one directory a step, `step-` and the minibatches that each worker had made.
+"""Where the steps of a run are stored: one directory a step, named after the minibatches that each worker had made.
 
 ::
 
     DIR/step-000000120/             a whole step: the same files as those of `run.save`
-    DIR/step-000000160.partial/     one that is being written, or was when all were killed; never read
-    DIR/step-000000140.damaged/     one that was found damaged when the run was resumed from an older one
+    DIR/step-000000160.partial/     being written, or left when all workers were killed; never read
+    DIR/step-000000140.damaged/     was damaged; the run resumed from an older one
 
-On a file system a step gets its name when it is whole. Object stores cannot rename: there the manifest is written last,
-and a step without one does not exist (:mod:`.remote`).
+On a file system a step gets its name when it is complete. Object stores cannot rename: there the manifest is written
+last, and a step without one does not exist (:mod:`.remote`).
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from paceline.errors import CheckpointError
 
 
 class StepStore(Protocol):
-    """A place with steps in it.
+    """Steps in a directory or below a URL.
 
     Attributes:
-        shown: the place as it may stand in a message.
+        shown: its name for messages, without secrets.
     """
 
     shown: str
 
     def name(self, number: int) -> str:
-        """A step as it may stand in a message."""
+        """The name of a step for messages."""
 
     def numbers(self) -> list[int]:
-        """The steps that are there, oldest first."""
+        """The steps, oldest first."""
 
     def fetch(self, number: int, needed: Needed) -> Path:
-        """A local directory with the manifest of a step and the files that are wanted of it."""
+        """A local directory with a step's manifest and the files of it that are needed."""
 
     def write(
         self,
@@ -53,33 +53,33 @@ class StepStore(Protocol):
         content: Callable[[], Content],
         working: Working,
     ) -> tuple[int, bool]:
-        """Make a step, on all workers together; see :func:`paceline.checkpoint.saving.write`."""
+        """Write a step; every worker calls it. See :func:`paceline.checkpoint.saving.write`."""
 
     def tidy(self, keep: int) -> None:
-        """Remove all but the newest `keep` steps, and unfinished ones; called by one worker of a file system."""
+        """Remove unfinished steps and all but the newest `keep`; called by one worker of each file system."""
 
     def set_aside(self, numbers: Iterable[int]) -> None:
-        """These steps are damaged and shall not be found again."""
+        """Hide these damaged steps from later searches."""
 
     def claim(self, run: str) -> Claim:
-        """What a run has of the place, which nobody has taken yet."""
+        """A run's claim to the store, not taken yet."""
 
     def close(self) -> None:
-        """Give back what was only needed to read steps."""
+        """Release what was needed only to read steps."""
 
 
 class DirectoryStore:
     """Steps in a directory.
 
     Args:
-        path: of the directory; a run that is to write there makes it.
+        path: of the directory; a run that writes there creates it.
     """
 
     def __init__(self, path: Path) -> None:
         self._path, self.shown = path, str(path)
 
     def path(self, number: int) -> Path:
-        """Where a step is."""
+        """The directory of a step."""
         return self._path / step_name(number)
 
     def name(self, number: int) -> str:
@@ -123,7 +123,7 @@ class DirectoryStore:
         for number in numbers:
             for path in (self.path(number), self.path(number).with_name(step_name(number) + ".old")):
                 target = path.with_name(step_name(number) + ".damaged")
-                with contextlib.suppress(FileNotFoundError):  # another host, which shares the disk, was first
+                with contextlib.suppress(FileNotFoundError):  # another host that shares the disk was first
                     if path.exists() and target.exists():
                         remove(target)
                     path.rename(target)
@@ -132,20 +132,20 @@ class DirectoryStore:
         return DirectoryClaim(self._path, run)
 
     def close(self) -> None:
-        """Nothing was made to read."""
+        """Nothing to release."""
 
 
 def _kind(entry: Path) -> str:
-    """ "partial" or "damaged" where the name is that of such a step; else nothing."""
+    """ "partial" or "damaged" for the name of such a step; else ""."""
     stem, _, kind = entry.name.partition(".")
     return kind if STEP.fullmatch(stem) and kind in ("partial", "damaged") and entry.is_dir() else ""
 
 
 def store_for(place: str | Path) -> StepStore:
-    """The store that a directory or a URL names.
+    """The store of a directory or a URL.
 
     Raises:
-        UnsupportedError: nothing that is installed opens such a URL.
+        UnsupportedError: no installed library opens the URL.
     """
     from paceline.checkpoint.remote import RemoteStore, local_path
 
