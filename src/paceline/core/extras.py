@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages that only some programs need: what to install where one is missing."""
+"""Optional packages: the error that names the extra to install."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ class MissingExtraError(PacelineError, ImportError):
 
 @contextmanager
 def needed(what: str, extra: str) -> Iterator[None]:
-    """Around the import of an optional package.
+    """Context for the import of an optional package; raises `MissingExtraError` if it is not installed.
 
     Args:
-        what: that needs it, as the beginning of a sentence.
-        extra: of paceline, that brings it.
-
-    Raises:
-        MissingExtraError: it is not there.
+        what: the feature that needs it, as the beginning of a sentence.
+        extra: the extra of paceline that installs it.
     """
     try:
         yield

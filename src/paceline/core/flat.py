@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named tensors seen as flat fragments, one for each kind, dtype and device.
+"""Named tensors as flat fragments, one for each kind, dtype and device.
 
-A *fragment* lays tensors end to end in one flat space of `numel` elements, in the order in which they were named, so
-that an exchange is a handful of large messages and an outer step a handful of loops. The user's tensors stay where they
-are: a fragment copies ranges of them out (:meth:`Fragment.read`) and in (:meth:`Fragment.write`).
+A *fragment* treats tensors as one flat space of `numel` elements, in the order of their names, so that an exchange is a
+few large messages and an outer step a few loops. The user's tensors keep their memory: a fragment copies ranges of them
+out (:meth:`Fragment.read`) and in (:meth:`Fragment.write`).
 
 - Tied weights appear once, frozen ones never; parameters and buffers are kept apart.
 - A DTensor is represented by its local shard.
 - Outer state has at least 32 bits: float32 for bfloat16, float16 and float32; float64 stays float64.
-- Tensors may move (`model.to`, `flatten_parameters`): the addresses are looked at before every exchange.
+- Tensors may move (`model.to`, `flatten_parameters`): their addresses are read before every exchange.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from paceline.errors import UnsupportedError
 
 BLOCK_ELEMENTS_CPU = 131_072
-"""Outer arithmetic goes over this many elements at a time, so that its operands stay in a core's cache."""
+"""Elements that outer arithmetic handles at a time, so that its operands stay in a core's cache."""
 BLOCK_ELEMENTS_DEVICE = 1 << 24
-"""The same on an accelerator, where the launch of a kernel is what costs."""
+"""The same on an accelerator, where kernel launches cost most."""
 
 _WIRE_DTYPES = {
     torch.float16: torch.float32,
@@ -48,7 +48,7 @@ def outer_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """Where a tensor lies in its fragment: elements offset .. offset + numel (excl.)."""
+    """A tensor's range in its fragment: elements offset .. offset + numel (excl.)."""
 
     name: str
     shape: tuple[int, ...]
@@ -88,8 +88,8 @@ class Fragment:
     Args:
         key: its name, for example `parameters/float32/cpu`.
         named: (name, tensor) pairs of one dtype and device.
-        find: names -> the tensors of these names now, for tensors that may be replaced by others (buffers that
-            are assigned anew, an optimizer's state after it was loaded); None for tensors that stay.
+        find: names -> the present tensors of these names, for tensors that may be replaced (reassigned buffers, a
+            loaded optimizer state); None for tensors that stay.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Fragment:
         self._look()
 
     def _look(self) -> None:
-        """Take the tensors' present addresses; forget the cut into blocks."""
+        """Take the tensors' present addresses, and drop the cached cuts."""
         self._views = [flat_view(n, t) for n, t in zip(self.names, self.tensors, strict=True)]
         self._addresses = [view.data_ptr() for view in self._views]
         self._cuts: dict[tuple[int, int], tuple[list[Tensor], list[tuple[int, int]]]] = {}
@@ -123,7 +123,7 @@ class Fragment:
         self.slots, self.numel = slots, offset
 
     def refresh(self) -> None:
-        """Follow tensors that have moved since the last exchange (same shapes, other memory)."""
+        """Follow tensors whose memory has moved since the last exchange."""
         if self._find is not None:
             self.tensors = self._find(self.names)
         now = [local(tensor).data_ptr() for tensor in self.tensors]
@@ -142,11 +142,10 @@ class Fragment:
         return BLOCK_ELEMENTS_CPU if self.device.type == "cpu" else BLOCK_ELEMENTS_DEVICE
 
     def zeros(self, device: torch.device | None = None) -> Tensor:
-        """Outer state: zeros of shape (numel,), pinned where the model is on CUDA and the state on the host."""
+        """Outer state: zeros of shape (numel,), pinned if the model is on CUDA and the state on the host."""
         device = device or self.device
         pin = device.type == "cpu" and self.device.type == "cuda"
-        state = torch.zeros(self.numel, dtype=self.outer_dtype, device=device, pin_memory=pin)
-        return state
+        return torch.zeros(self.numel, dtype=self.outer_dtype, device=device, pin_memory=pin)
 
     def blocks(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
         """Cut [begin, end) at multiples of the block size."""
@@ -157,7 +156,7 @@ class Fragment:
             begin = stop
 
     def _cut(self, begin: int, end: int) -> tuple[list[Tensor], list[tuple[int, int]]]:
-        """The pieces of the tensors that lie in [begin, end), and where each lies relative to begin."""
+        """The pieces of the tensors in [begin, end), and the range of each relative to begin."""
         found = self._cuts.get((begin, end))
         if found is None:
             pieces, places = [], []
@@ -173,8 +172,8 @@ class Fragment:
     def read(self, begin: int, end: int, out: Tensor) -> Tensor:
         """Copy elements [begin, end) of the tensors into `out`, shape (end - begin,), casting as needed.
 
-        Where one tensor of the outer dtype covers the range, its memory itself is returned and nothing is copied:
-        callers read the result and never write to it.
+        If one tensor of the outer dtype covers the range, its memory is returned without a copy; the result is
+        read-only.
         """
         piece = self.piece(begin, end, out)
         if piece is not out:
@@ -184,7 +183,7 @@ class Fragment:
         return out
 
     def piece(self, begin: int, end: int, other: Tensor) -> Tensor:
-        """The memory of [begin, end) itself, where one tensor of `other`'s dtype and device covers it; else `other`."""
+        """The memory of [begin, end), if one tensor of `other`'s dtype and device covers it; else `other`."""
         pieces, _ = self._cut(begin, end)
         if len(pieces) == 1 and pieces[0].dtype == other.dtype and pieces[0].device == other.device:
             return pieces[0]
@@ -197,7 +196,7 @@ class Fragment:
         torch._foreach_copy_(pieces, [values[low:high] for low, high in places])
 
     def whole(self, device: torch.device | None = None, out: Tensor | None = None) -> Tensor:
-        """A flat copy of the tensors, shape (numel,), in the outer dtype; in `out` where that is given."""
+        """A flat copy of the tensors, shape (numel,), in the outer dtype; in `out`, if given."""
         out = self.zeros(device) if out is None else out
         for begin, end in self.blocks(0, self.numel):
             block = out[begin:end]
@@ -226,11 +225,12 @@ class Fragment:
         return result
 
     def layout(self) -> list[list[object]]:
-        """What has to be the same on every worker, in JSON's terms."""
-        rows: list[list[object]] = []
-        for slot, tensor in zip(self.slots, self.tensors, strict=True):
-            rows.append([slot.name, list(slot.shape), str(tensor.dtype).removeprefix("torch."), self.key.split("/")[0]])
-        return rows
+        """The layout that every worker must share; serializable as JSON."""
+        kind = self.key.split("/")[0]
+        return [
+            [slot.name, list(slot.shape), str(tensor.dtype).removeprefix("torch."), kind]
+            for slot, tensor in zip(self.slots, self.tensors, strict=True)
+        ]
 
 
 def _changed(before: list[TensorSlot], now: list[TensorSlot]) -> str:
@@ -248,7 +248,7 @@ def fragments(
 ) -> list[Fragment]:
     """Group (name, tensor) pairs into fragments, one for each dtype and device, in the order of first appearance.
 
-    Tensors without elements (or without any in this worker's shard) have nothing to exchange and stand in none.
+    Tensors without elements (in this worker's shard) are left out.
     """
     groups: dict[str, list[tuple[str, Tensor]]] = {}
     for name, tensor in named:
@@ -272,7 +272,7 @@ def module_list(model: Modules) -> list[tuple[str, nn.Module]]:
 
 
 def _plain(name: str) -> str:
-    """A name as the user wrote it, without what torch.compile and checkpoint wrappers put into it."""
+    """The user's name, without the parts that torch.compile and checkpoint wrappers insert."""
     return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
 
 
@@ -289,7 +289,7 @@ def trainable(model: Modules) -> list[tuple[str, nn.Parameter]]:
 
 
 def find_buffers(model: Modules) -> Callable[[list[str]], list[Tensor]]:
-    """Names -> the buffers that have these names now, in one walk over the model."""
+    """A function: names -> the buffers that have these names now."""
 
     def find(names: list[str]) -> list[Tensor]:
         now = {
@@ -306,7 +306,7 @@ def find_buffers(model: Modules) -> Callable[[list[str]], list[Tensor]]:
 
 
 def averaged_buffers(model: Modules) -> list[tuple[str, Tensor]]:
-    """Buffers that make sense to average: numbers, finite at attach (an infinite one is a constant mask)."""
+    """Buffers that can be averaged: real numbers, finite at attach (an infinite buffer is a constant mask)."""
     found = []
     for prefix, module in module_list(model):
         for name, buffer in module.named_buffers():

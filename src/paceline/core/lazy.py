@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages whose names load when they are first used, so that an import brings no more than a program uses (PEP 562).
+"""Packages whose names load on first use (PEP 562).
 
-A package that does so names each thing twice: in imports under `TYPE_CHECKING`, for type checkers and readers, and in
-its call of `lazily`. tests/test_install.py holds the two together.
+Such a package lists its names twice: in imports under `TYPE_CHECKING`, and in its call of `lazily`. The tests of the
+installed package compare the two.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ def lazily(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any]
 
     Args:
         package: its `__name__`.
-        names: name -> the module within the package that it comes from. Modules of the package are found beside them.
+        names: name -> its module within the package; the package's modules load by their own names.
     """
 
     def load(name: str) -> Any:
         value = getattr(import_module(f"{package}.{names[name]}"), name) if name in names else _module(package, name)
-        setattr(sys.modules[package], name, value)  # found at once from now on
+        setattr(sys.modules[package], name, value)  # later accesses skip this function
         return value
 
     def listed() -> list[str]:

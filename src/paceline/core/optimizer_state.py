@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the optimizers of torch keep for each parameter, and which of it is a moving average.
+"""The state that torch's optimizers keep for each parameter, and its moving averages.
 
 A *moment* is a state tensor with the parameter's shape that follows s <- b s + (anything stationary): its value after k
-steps is b^k s_0 + (1 - b^k) E for a fixed E, whatever the scale of E. Adam's two moments are such, and so is the
-momentum buffer of SGD. That is all that moment compensation (:mod:`paceline.rules.outer.moments`) needs to know.
+steps is b^k s_0 + (1 - b^k) E for a fixed E, whatever the scale of E. Examples are Adam's two moments and the momentum
+buffer of SGD. Moment compensation (:mod:`paceline.rules.outer.moments`) needs only this property.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class OptimizerMoment:
 
     Attributes:
         key: its name in `optimizer.state[parameter]`.
-        decay: b of one parameter group, read at the time of use because schedules change it.
-        square: True where it averages squares and therefore is never negative.
+        decay: b of a parameter group, read at the time of use because schedulers change it.
+        square: whether it averages squares, which are never negative.
     """
 
     key: str
@@ -54,7 +54,7 @@ _SGD = (OptimizerMoment("momentum_buffer", _momentum),)
 
 
 def is_adam(optimizer: Optimizer) -> bool:
-    """Adam or AdamW (or a subclass), in whichever of their foreach, fused and capturable forms."""
+    """Whether it is Adam, AdamW or a subclass."""
     return isinstance(optimizer, (Adam, AdamW))
 
 
@@ -67,12 +67,12 @@ def lower_beta1(optimizer: Optimizer, most: float) -> None:
 
 
 def keeps_maximum(optimizer: Optimizer) -> bool:
-    """Whether a running maximum of second moments is kept (amsgrad), for which no compensation is defined."""
+    """Whether it keeps a running maximum of second moments (amsgrad)."""
     return any(group.get("amsgrad") for group in optimizer.param_groups)
 
 
 def moments(optimizer: Optimizer) -> tuple[OptimizerMoment, ...]:
-    """The moments whose recursion we know; empty for an optimizer that we do not know."""
+    """The optimizer's moments; empty for an unknown optimizer."""
     if is_adam(optimizer):
         return _ADAM
     if isinstance(optimizer, SGD):
@@ -81,12 +81,12 @@ def moments(optimizer: Optimizer) -> tuple[OptimizerMoment, ...]:
 
 
 def keeps_state(optimizer: Optimizer) -> bool:
-    """False for plain SGD, which carries nothing over a block whatever the rule says."""
+    """Whether the optimizer has state; plain SGD has none."""
     return not (isinstance(optimizer, SGD) and all(group["momentum"] == 0 for group in optimizer.param_groups))
 
 
 def refuse_uncompensated(optimizer: Optimizer) -> None:
-    """Raise where moment compensation is not defined for `optimizer`."""
+    """Raise `UnsupportedError` if moment compensation is not defined for `optimizer`."""
     name = type(optimizer).__name__
     if not moments(optimizer):
         raise UnsupportedError(
@@ -101,17 +101,16 @@ def refuse_uncompensated(optimizer: Optimizer) -> None:
 
 
 def parameter_state(optimizer: Optimizer, parameter: Tensor, key: str) -> Tensor | None:
-    """The state tensor `key` of `parameter`, or None before the optimizer has made it."""
+    """The state tensor `key` of `parameter`, or None if the optimizer has not created it yet."""
     value = optimizer.state.get(parameter, {}).get(key)
     return value if isinstance(value, Tensor) else None
 
 
 @torch.no_grad()
 def ensure_state(optimizer: Optimizer, parameter: Tensor) -> None:
-    """Give `parameter` the state that its optimizer would make at the first step, if it has none yet.
+    """Create the state that the optimizer would create at the first step, if `parameter` has none yet.
 
-    A parameter can have no gradient on one worker and one on another; both must start the next block from the
-    same moments.
+    If a parameter has a gradient on some workers only, all must start the next block from the same moments.
     """
     state = optimizer.state[parameter]
     if is_adam(optimizer):
@@ -148,7 +147,7 @@ def step_count(optimizer: Optimizer, parameters: list[Tensor]) -> float:
 
 @torch.no_grad()
 def set_step_count(optimizer: Optimizer, parameters: list[Tensor], count: float) -> None:
-    """Write a real-valued counter; torch keeps it as float32 and reads it for the bias correction alone."""
+    """Write a real-valued counter; torch keeps it as float32 and uses it only for the bias correction."""
     for parameter in parameters:
         step = optimizer.state.get(parameter, {}).get("step")
         if isinstance(step, Tensor):
@@ -157,10 +156,9 @@ def set_step_count(optimizer: Optimizer, parameters: list[Tensor], count: float)
 
 @torch.no_grad()
 def reset_state(optimizer: Optimizer, parameters: list[Tensor]) -> None:
-    """Bring the optimizer's state back to where it was before its first step.
+    """Reset the optimizer's state to that before its first step.
 
-    Known optimizers are zeroed in place (their addresses may sit in a captured graph); the state of others is dropped,
-    so that they build it anew.
+    The state of known optimizers is zeroed in place (a captured graph may use its addresses), that of others dropped.
     """
     in_place = is_adam(optimizer) or (
         isinstance(optimizer, SGD) and all(g["dampening"] == 0 for g in optimizer.param_groups)

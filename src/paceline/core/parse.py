@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rule or a codec as a person writes it on a command line: a literal call that is read and never evaluated."""
+"""Parses rules and codecs written as literal calls; nothing is evaluated."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def read_call(text: str, what: str, example: str) -> tuple[str, dict[str, Any]]:
     """The name and the settings of `name`, `name()` or `name(setting=1, other="word")`.
 
     Args:
-        text: what was written.
-        what: what it is meant to be, for messages: "rule", "codec".
-        example: how one is written.
+        text: the text.
+        what: its kind, for messages: "rule", "codec".
+        example: an example of the kind, for messages.
     """
     unreadable = f"cannot read the {what} {text!r}; write it like {example}"
     try:
@@ -41,6 +41,6 @@ def read_call(text: str, what: str, example: str) -> tuple[str, dict[str, Any]]:
 
 
 def like(word: str, words: list[str]) -> str:
-    """A question about the word that was meant, or nothing."""
+    """A suggestion of the closest word, for messages; "" if none is close."""
     close = difflib.get_close_matches(word, words, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text of others, such as logs and program output, made harmless for a terminal.
+"""Foreign text, such as logs and program output, made harmless for a terminal.
 
-A terminal obeys control characters: they move its cursor, rename its window, fill the clipboard or hide what stands
-before them. Here each becomes a sign that shows it. What turns the direction of writing round is shown as well.
+A terminal obeys control characters: they can move its cursor, rename its window, fill the clipboard or hide text. Here
+each is replaced by a visible sign, and so are characters that change the direction of writing.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import re
 from itertools import pairwise
 from typing import Any
 
-_TURNING = "\u200e\u200f\u061c\u2028\u2029\u202a-\u202e\u2066-\u2069"
-CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_TURNING}\ud800-\udfff]")
-"""All of them but the tab and the end of a line."""
+_BIDIRECTIONAL = "\u200e\u200f\u061c\u2028\u2029\u202a-\u202e\u2066-\u2069"
+CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDIRECTIONAL}\ud800-\udfff]")
+"""Control characters except the tab and the end of a line."""
 _SEQUENCE = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_](?:[^\x07\x1b\x9c]|\x1b(?!\\))*(?:\x07|\x1b\\|\x9c)?|\x9b[0-?]*[ -/]*[@-~]"
     r"|\x1b[ -/]*[0-~]"
@@ -27,7 +27,7 @@ def visible(text: str) -> str:
 
 
 def coloured(line: str) -> str:
-    """A line of a program with its colours, and without all else that a terminal would obey."""
+    """A program's line with its colours, and without other control sequences."""
     parts = _SEQUENCE.sub(lambda found: found[0] if _COLOUR.fullmatch(found[0]) else "", line)
     ends = [0, *(place for found in _COLOUR.finditer(parts) for place in found.span()), len(parts)]
     pieces = [parts[low:high] for low, high in pairwise(ends)]
@@ -35,12 +35,12 @@ def coloured(line: str) -> str:
 
 
 def plain(line: str) -> str:
-    """The same without colours."""
+    """A program's line without control sequences."""
     return visible(_SEQUENCE.sub("", line))
 
 
 def deeply(value: Any) -> Any:
-    """The value of some JSON with all of its text, names included, made visible."""
+    """A JSON value with `visible` applied to all strings, keys included."""
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, list):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The global random generators of torch, NumPy and Python, taken and put back together."""
+"""The global random generators of torch, NumPy and Python: captured, restored and seeded together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 
 def capture() -> dict[str, Any]:
-    """The state of every global generator, in terms that a checkpoint can hold (tensors, numbers, lists)."""
+    """The state of every global generator, as tensors, numbers and lists for a checkpoint."""
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     version, words, next_gauss = random.getstate()
     state: dict[str, Any] = {
@@ -28,7 +28,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Put back what `capture` took."""
+    """Restore a result of `capture`."""
     torch.set_rng_state(state["torch"])
     kind, keys, position, has_gauss, gauss = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
@@ -53,7 +53,7 @@ def seed_all(seed: int) -> None:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Inside, the global generators start from `seed`; outside, nothing has happened."""
+    """Context in which the global generators start from `seed`; restores their state."""
     before = capture()
     try:
         seed_all(seed)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State dictionaries as JSON plus tensors, so that nothing in a checkpoint is ever executed.
+"""State dictionaries as JSON plus tensors, so that loading a checkpoint executes nothing.
 
-Tensors are taken out into a flat dictionary for safetensors; the rest becomes JSON in which what JSON lacks is tagged:
-tuples, dictionaries whose keys are not strings, counters, complex and non-finite numbers, bytes, dtypes and devices.
+Tensors go into a flat dictionary for safetensors. The rest becomes JSON, with tags for types that JSON lacks: tuples,
+dictionaries whose keys are not strings, counters, non-finite numbers, bytes, dtypes and devices.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _TAG = "paceline."
 
 
 def flatten(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
-    """`value` as JSON's terms; its tensors are added to `tensors` under names that start with `path`."""
+    """`value` as JSON; adds its tensors to `tensors` under names that start with `path`."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, Tensor):
         return {_TAG + "tensor": _put(value.detach(), tensors, path)}
     if isinstance(value, np.ndarray):
-        whole = torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape)  # which makes a row of a scalar
+        whole = torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape)  # else a scalar is a row
         return {_TAG + "array": _put(whole, tensors, path)}
     if isinstance(value, (np.integer, np.floating, np.bool_)):
         return flatten(value.item(), tensors, path)
@@ -50,7 +50,7 @@ def flatten(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
 
 
 def _put(tensor: Tensor, tensors: dict[str, Tensor], path: str) -> str:
-    """Add a tensor under a name of its own: {"a": {"b": t}, "a.b": u} has two of one path."""
+    """Add a tensor under a unique name: {"a": {"b": t}, "a.b": u} has two tensors at the path a.b."""
     if hasattr(tensor, "to_local"):
         raise CheckpointError(
             f"{path.lstrip('.')} is sharded (a DTensor), which paceline's checkpoints do not hold yet; save such "
@@ -83,7 +83,7 @@ def _flatten_dict(value: dict[Any, Any], tensors: dict[str, Tensor], path: str) 
 
 
 def build(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The inverse of `flatten`; `CheckpointError` for what `flatten` does not make."""
+    """The inverse of `flatten`; raises `CheckpointError` for input that `flatten` does not produce."""
     try:
         return _build(value, tensors)
     except CheckpointError:
@@ -114,7 +114,7 @@ def _build_tagged(kind: str, inner: Any, tensors: dict[str, Tensor]) -> Any:
     if kind == "bytes":
         return base64.b64decode(inner)
     if kind == "dtype":
-        found = vars(torch).get(inner)  # not getattr, for which torch may import a module
+        found = vars(torch).get(inner)  # not getattr, which may import a module
         if not isinstance(found, torch.dtype):
             raise CheckpointError(f"the checkpoint names the dtype {inner!r}, which this torch does not have")
         return found

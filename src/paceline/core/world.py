@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who am I: one worker's coordinates in the cluster.
+"""One worker's coordinates in the cluster.
 
-Grammar of the names: `rank` is this worker, `size` counts workers, `local_rank` and `local_size` say the same within
-one host, `hosts[r]` is the host of rank r. A worker is one process with one device, or one virtual worker of
-:mod:`paceline.communication.virtual.transport`.
+A worker is one process with one device, or one virtual worker (:mod:`paceline.communication.virtual.transport`).
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ class World:
         local_rank: this worker within its host, 0 <= local_rank < local_size.
         local_size: number of workers on this host.
         host: this host's name.
-        hosts: host of every rank, in rank order; empty until the workers have met.
+        hosts: host of every rank, in rank order; empty before the workers have connected.
     """
 
     rank: int = 0
@@ -42,17 +40,16 @@ class World:
             raise ValueError(f"rank must lie in 0..{self.size - 1}, got {self.rank}")
 
     def sign(self, message: str) -> str:
-        """`message` with the speaker's rank and host behind it, on a cluster of more than one."""
+        """`message` followed by this worker's rank and host, if there are several workers."""
         if self.size == 1:
             return message
         return f"{message} [rank {self.rank} of {self.size} on {self.host}]"
 
     def name(self, rank: int) -> str:
-        """Rank `rank` as a person reads it: with its host where that is known."""
+        """Rank `rank` for messages, with its host if that is known."""
         if rank < len(self.hosts):
             return f"rank {rank} on {self.hosts[rank]}"
         return f"rank {rank}"
 
     def names(self, ranks: list[int]) -> str:
-        """Several ranks as a person reads them."""
         return ", ".join(self.name(rank) for rank in ranks)

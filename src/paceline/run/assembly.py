@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a run from its parts, from the connection up, and takes it apart.
+"""Builds a run from its parts, and closes it.
 
 The order matters: each part needs those built before it. `RunParts` lists them.
 """
@@ -22,11 +22,11 @@ from paceline.observe.event_log import EventLog
 from paceline.observe.sinks.dispatcher import Dispatcher
 from paceline.rules.rule import Rule
 from paceline.run import validation
+from paceline.run.elastic_join import join, take_over_state
 from paceline.run.hooks import StepHooks
 from paceline.run.mistakes import Mistakes
 from paceline.run.search_rounds import SearchRound
 from paceline.run.state import RunState
-from paceline.run.takeover import TakeOver, join
 from paceline.tuning.period_controller import period_controller_for
 from paceline.tuning.request_files import RequestFiles
 from paceline.tuning.tunables import Tunables
@@ -127,7 +127,9 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
                 rule, transport, owned, _buffer_elements(model), monitor.of_blocks
             )
         state = RunState(context, membership)
-        elastic = _elastic_engine(context, membership, state) if membership is not None else None
+        elastic = None
+        if membership is not None:
+            elastic = flow.ElasticEngine(context, membership, lambda: (state.capture(), state.global_state()))
         engine = elastic if elastic is not None else ENGINES[context.rule.schedule.engine](context) if several else None
         state.engine = engine
         if engine is not None:
@@ -151,7 +153,7 @@ def start(parts: RunParts, run: Any) -> None:
     context = parts.context
     parts.hooks.install(run)
     if parts.elastic is not None:
-        TakeOver(context, parts.elastic, parts.state, parts.checkpointer).begin()
+        take_over_state(context, parts.elastic, parts.state, parts.checkpointer)
     elements = sum(p.numel() for _, named in context.owned for _, p in named)
     context.monitor.attached(context.rule.text(), elements, _buffer_elements(context.model))
 
@@ -193,10 +195,6 @@ def _tuner(rule: Rule, owned: Owned, settings: Settings, transport: Transport, m
     )
 
 
-def _elastic_engine(context: RunContext, membership: flow.ElasticMembership, state: RunState) -> flow.ElasticEngine:
-    return flow.ElasticEngine(context, membership, lambda: (state.capture(), state.global_state()))
-
-
 def _checkpointer(
     context: RunContext, membership: flow.ElasticMembership | None, elastic: flow.ElasticEngine | None, state: RunState
 ) -> AutoCheckpointer:
@@ -207,7 +205,7 @@ def _checkpointer(
         raise UnsupportedError(
             world.sign(
                 f"checkpoint= takes steps where all workers stand alike, and under {context.rule.text()} they never "
-                "do; call run.save(path) where they come together, such as behind each epoch"
+                "do; call run.save(path) where they meet, such as after each epoch"
             )
         )
     store = checkpoint.store_for(settings.checkpoint)

@@ -155,8 +155,8 @@ def prepare(
         _check_asked_rule(chosen)
     if guard not in (None, "auto") and not chosen.schedule.compares_contributions:
         raise UnsupportedError(
-            f"{chosen.text()} applies what a worker brings when it comes, and has nothing to judge it by; leave "
-            "guard away (what is not finite is refused all the same)"
+            f"{chosen.text()} applies each worker's push when it arrives, without others to compare it with; leave "
+            "guard away (values that are not finite are refused anyway)"
         )
     settings = Settings(
         log=log if log is not None else os.environ.get("PACELINE_LOG"),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warns of the common mistakes of a program with two lines: a loader that is not shared, a schedule that counts the
-minibatches of all workers, a loader without batches, a loss that is not finite.
+"""Warns of common mistakes of the program: a loader that is not shared, a scheduler that counts the minibatches of all
+workers, a loader without batches, a loss that is not finite.
 
-Only rank 0 warns of mistakes that concern all workers. `attach(.., data="own")`: each worker has its own data.
+Only rank 0 warns of mistakes that concern all workers.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ PLAIN_SAMPLERS = (RandomSampler, SequentialSampler, WeightedRandomSampler)
 OWN_FILES = ("/paceline/data/", "/paceline/doors/adapters/", "/paceline/doors/zero/")
 LARGEST_LOSS = 1e15
 TOLERANCE = 0.02
-_watched: weakref.WeakSet[Mistakes] = weakref.WeakSet()
+_active: weakref.WeakSet[Mistakes] = weakref.WeakSet()
 
 
 class Mistakes:
-    """Watches one worker's program and warns of mistakes.
+    """Warns of one worker's mistakes.
 
     Args:
         world: this worker.
@@ -44,17 +44,17 @@ class Mistakes:
     def __init__(self, world: World, loaders: LoaderRegistry, data: str) -> None:
         self._world, self._loaders, self._own = world, loaders, data == "own"
         self._thread = threading.get_ident()
-        self._passes: list[tuple[weakref.ref[Any], int, str]] = []  # iterators of loaders, their samples, where
-        self._said: set[str] = set()
-        self._schedules: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # steps within passes
+        self._passes: list[tuple[weakref.ref[Any], int, str]] = []  # iterator, samples, calling line
+        self._warned: set[str] = set()
+        self._schedulers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # steps made
         loaders.empty = self._on_empty_pass
         if world.size > 1 and data != "split":
-            _watched.add(self)
-            _watch_loaders_and_schedules()
+            _active.add(self)
+            _patch_loaders_and_schedulers()
 
     def _warn(self, key: str, text: str, everywhere: bool = False) -> None:
-        if key not in self._said and (everywhere or self._world.rank == 0):
-            self._said.add(key)
+        if key not in self._warned and (everywhere or self._world.rank == 0):
+            self._warned.add(key)
             logger.warning("%s", self._world.sign(text))
 
     # -- data -------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Mistakes:
                     "the data are each worker's own (samples made at random, files by rank), say attach(.., "
                     'data="own")',
                 )
-        self._passes = [one for one in self._passes if one[2] not in self._said and one[0]() is not None]
+        self._passes = [one for one in self._passes if one[2] not in self._warned and one[0]() is not None]
 
     def _on_empty_pass(self) -> None:
         self._warn(
@@ -120,15 +120,15 @@ class Mistakes:
                 everywhere=True,
             )
 
-    # -- schedules --------------------------------------------------------------------------------
+    # -- schedulers -------------------------------------------------------------------------------
 
-    def on_scheduler_step(self, schedule: Any) -> None:
+    def on_scheduler_step(self, scheduler: Any) -> None:
         """A scheduler of this run's optimizer made a step."""
         share = self._loaders.leading
         if share is None:
             return
-        made = self._schedules[schedule] = self._schedules.get(schedule, 0) + 1
-        horizon = horizon_of(schedule)
+        made = self._schedulers[scheduler] = self._schedulers.get(scheduler, 0) + 1
+        horizon = horizon_of(scheduler)
         if made != 2 or horizon is None or share.measured:
             return
         try:
@@ -139,7 +139,7 @@ class Mistakes:
             epochs = horizon[1] // whole
             self._warn(
                 "schedule",
-                f"{type(schedule).__name__} has {horizon[0]}={horizon[1]}, which is {epochs} x {whole}, the "
+                f"{type(scheduler).__name__} has {horizon[0]}={horizon[1]}, which is {epochs} x {whole}, the "
                 f"minibatches of the whole loader; a worker makes {own} of them in an epoch. If {epochs} epochs are "
                 f"meant, the rate comes only {own / whole:.0%} of the way: count with "
                 "len(run.share(loader)), not with len(loader)",
@@ -147,32 +147,32 @@ class Mistakes:
 
     def close(self) -> None:
         """The run ends."""
-        _watched.discard(self)
+        _active.discard(self)
         workers = self._world.size
-        for schedule, made in self._schedules.items():
-            horizon = horizon_of(schedule)
+        for scheduler, made in self._schedulers.items():
+            horizon = horizon_of(scheduler)
             if made < 2 or horizon is None:
                 continue
-            went = schedule.last_epoch
+            went = scheduler.last_epoch
             if abs(went * workers - horizon[1]) <= max(workers, TOLERANCE * horizon[1]):
                 self._warn(
                     "schedule",
-                    f"{type(schedule).__name__} has {horizon[0]}={horizon[1]}, and each of {workers} workers made "
+                    f"{type(scheduler).__name__} has {horizon[0]}={horizon[1]}, and each of {workers} workers made "
                     f"{went} steps: the rate came only {went / horizon[1]:.0%} of the way. Count with "
                     "len(run.share(loader)), not with len(loader)",
                 )
 
 
-def horizon_of(schedule: Any) -> tuple[str, int] | None:
-    """The steps after which a schedule ends, with the name of the setting; None if it has no end."""
+def horizon_of(scheduler: Any) -> tuple[str, int] | None:
+    """The steps after which a scheduler ends, with the name of the setting; None if it has no end."""
     for name in ("T_max", "total_steps", "total_iters"):
-        value = getattr(schedule, name, None)
+        value = getattr(scheduler, name, None)
         if isinstance(value, int) and value > 1:
             return name, value
-    milestones = getattr(schedule, "milestones", None)
+    milestones = getattr(scheduler, "milestones", None)
     if milestones:
         return "milestones", int(max(milestones))
-    for given in getattr(schedule, "lr_lambdas", ()):
+    for given in getattr(scheduler, "lr_lambdas", ()):
         value = getattr(given, "keywords", {}).get("num_training_steps")
         if isinstance(value, int) and value > 1:
             return "num_training_steps", value
@@ -211,7 +211,7 @@ def _calling_line() -> str:
 _patched = False
 
 
-def _watch_loaders_and_schedules() -> None:
+def _patch_loaders_and_schedulers() -> None:
     """Patch loaders and schedulers, once for this process; with one worker nothing is patched."""
     global _patched
     if _patched:
@@ -219,18 +219,18 @@ def _watch_loaders_and_schedules() -> None:
     _patched = True
     iterate, step = DataLoader.__iter__, LRScheduler.step
 
-    def noticed_iter(loader: Any) -> Any:
+    def patched_iter(loader: Any) -> Any:
         iterator = iterate(loader)
-        for one in list(_watched):
+        for one in list(_active):
             one.on_loader_pass(loader, iterator)
         return iterator
 
-    def noticed_step(schedule: Any, *args: Any, **kwargs: Any) -> Any:
-        result = step(schedule, *args, **kwargs)
-        notice = getattr(getattr(schedule.optimizer, MARK, None), "mistakes", None)
-        if notice is not None:
-            notice.on_scheduler_step(schedule)
+    def patched_step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        result = step(scheduler, *args, **kwargs)
+        mistakes = getattr(getattr(scheduler.optimizer, MARK, None), "mistakes", None)
+        if mistakes is not None:
+            mistakes.on_scheduler_step(scheduler)
         return result
 
-    DataLoader.__iter__ = noticed_iter  # type: ignore[method-assign]
-    LRScheduler.step = noticed_step  # type: ignore[method-assign, assignment]
+    DataLoader.__iter__ = patched_iter  # type: ignore[method-assign]
+    LRScheduler.step = patched_step  # type: ignore[method-assign, assignment]

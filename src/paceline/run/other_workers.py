@@ -27,10 +27,10 @@ def load_resharded(path: str | Path, old: OldCheckpoint, state: RunState, contex
         state.check_included(path, old.keys(0, "included"))
         loaded = read(old, state, context)
         put = state.engine.reshard(old) if state.engine is not None else None
-    except (OSError, ValueError, SafetensorError) as error:  # the other workers wait for an answer
+    except (OSError, ValueError, SafetensorError) as error:  # reported to all workers below
         problem = str(error)
     checkpoint.all_well(context.transport, problem, f"{path} cannot be resumed")
-    context.loaders.regroup(loaded["data"])  # first, because it may refuse
+    context.loaders.regroup(loaded["data"])  # first, because it may raise
     state.put(path, loaded)
     context.tuner.load(loaded["tuning"], asked=False)
     if put is not None and state.engine is not None:
@@ -56,7 +56,7 @@ def read(old: OldCheckpoint, state: RunState, context: RunContext) -> dict[str, 
 
 
 def _optimizers(old: OldCheckpoint, state: RunState, context: RunContext) -> list[dict[str, Any]]:
-    """State dictionaries for the optimizers: of rank 0, where all workers held the same or none held any."""
+    """State dictionaries for the optimizers: the mean of the workers', or rank 0's if all were equal."""
     at_owners = context.rule.steps_at_owners
     if at_owners and state.engine is None:
         return server.whole_optimizers(old, context.model, context.owned, context.rule.sharded)

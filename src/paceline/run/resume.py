@@ -34,7 +34,7 @@ def resume_run(parts: RunParts, path: str | Path | None) -> bool:
 
 
 def _load(parts: RunParts, found: FoundCheckpoint) -> None:
-    """Load a checkpoint: bit for bit from as many workers, else resharded."""
+    """Load a checkpoint: bit for bit if the same number of workers saved it, else resharded."""
     context, manifest, path = parts.context, found.manifest, found.name
     if manifest["rule"] != parts.state.rule_text:
         raise CheckpointError(

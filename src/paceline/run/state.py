@@ -91,14 +91,14 @@ class RunState:
         return {"rule": self.rule_text, "minibatches": steps, "blocks": blocks, "optimizers": kinds}
 
     def kept(self) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
-        """The state, and the global model if it differs from the worker's; the tensors themselves."""
+        """The state, and the global model if it differs from the worker's; without copies."""
         state, ahead = self.capture(), self.global_model
         if ahead is None:
             return state, None
         return state, global_model.global_parts(self._context.model, ahead.global_tensors())
 
     def capture(self) -> dict[str, Any]:
-        """This worker's state; the tensors themselves."""
+        """This worker's state, without copies."""
         self.before_capture()
         context = self._context
         return {
@@ -123,7 +123,7 @@ class RunState:
             raise UnsupportedError(
                 world.sign(
                     f"{rule.text()} cannot go back to a state in memory now: not in a warm-up, and not "
-                    "where workers exchange each by itself"
+                    "where each worker exchanges by itself"
                 )
             )
         return copy.deepcopy(self.capture())
@@ -140,7 +140,7 @@ class RunState:
             optimizer.zero_grad(set_to_none=True)
 
     def load(self, path: str | Path, state: dict[str, Any]) -> None:
-        """Load the state that as many workers saved at `path`."""
+        """Load the state that the same number of workers saved at `path`."""
         context = self._context
         self.check_included(path, state["included"])
         self.check(state)

@@ -21,37 +21,23 @@ def join(rule: Rule, model: Modules, owned: Owned, settings: Settings) -> flow.E
     return flow.join(flow.fingerprint(rule, model, owned, settings), settings)
 
 
-class TakeOver:
-    """Loads the state that a live worker sent to this joining worker.
+def take_over_state(
+    context: RunContext, elastic: flow.ElasticEngine, state: RunState, checkpointer: AutoCheckpointer | None
+) -> None:
+    """Load the state that a live worker sent, and any state sent later, when the members change."""
 
-    Args:
-        context: what the parts of the run share.
-        elastic: the engine.
-        state: of this worker.
-        checkpointer: keeps the run's steps, or None.
-    """
-
-    def __init__(
-        self, context: RunContext, elastic: flow.ElasticEngine, state: RunState, checkpointer: AutoCheckpointer | None
-    ) -> None:
-        self._context, self._elastic, self._state, self._checkpointer = context, elastic, state, checkpointer
-
-    def begin(self) -> None:
-        """Load the state received so far, and states sent later, when the members change."""
-        self._elastic.joining.put = self.load
-        self._elastic.joining.take_given()
-
-    def load(self, given: flow.GivenState) -> None:
-        """Load the sent state; objects passed to `include` later load theirs then."""
-        context, state = self._context, self._state
+    def load(given: flow.GivenState) -> None:
         loaded = other_workers.read(given, state, context)
-        put = self._elastic.reshard(given)
+        put = elastic.reshard(given)
         context.loaders.follow(loaded["data"][0])
         state.pending = {name: part for name, part in loaded["included"].items() if name not in state.included}
         state.put("the state that a living worker sent", loaded)
         context.tuner.load(loaded["tuning"], asked=False)
-        self._elastic.follow(context.rule)
+        elastic.follow(context.rule)
         put()
         rng.restore(loaded["random"])
-        if self._checkpointer is not None:
-            self._checkpointer.follow()
+        if checkpointer is not None:
+            checkpointer.follow()
+
+    elastic.joining.put = load
+    elastic.joining.take_given()
