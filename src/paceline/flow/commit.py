@@ -35,7 +35,7 @@ class CommittingExchanger(Exchanger):
 
     Args:
         membership: the membership.
-        rule: says how chunks are written, and over which route they are summed.
+        rule: has the codec of the chunks, and the route over which they are summed.
         tuner: changes settings during the run.
         marks: gives the places of the data that enter the global model with an exchange, those that were left out of
             it, and facts about it.

@@ -41,6 +41,8 @@ class ElasticEngine:
         blocks: all fragments of the model.
     """
 
+    hooks_gradients = gradients_due = False
+
     def __init__(
         self,
         run: RunContext,
@@ -86,17 +88,7 @@ class ElasticEngine:
         run.monitor.note("generation", number=generation.number, size=world.size, reason=generation.reason)
         self._donor.give()
 
-    # -- where it stands --------------------------------------------------------------------------
-
-    @property
-    def hooks_gradients(self) -> bool:
-        """Nothing is due before an optimizer's step."""
-        return False
-
-    @property
-    def gradients_due(self) -> bool:
-        """Gradients are never exchanged."""
-        return False
+    # -- progress ---------------------------------------------------------------------------------
 
     @property
     def exchanged(self) -> int:
@@ -123,7 +115,7 @@ class ElasticEngine:
         """Only rank 0 writes them: all members hold the same state."""
         return self.membership.rank == 0
 
-    # -- over time --------------------------------------------------------------------------------
+    # -- steps ------------------------------------------------------------------------------------
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Does nothing."""

@@ -88,7 +88,7 @@ class Joining:
         """Load the given state, if any, and report that this worker holds it."""
         while self.given is not None and not self.settled:
             self.put(self.given)
-            self._say()
+            self._report_state()
 
     def ready(self) -> None:
         """Before the first batch, step or exchange: report that this worker holds its initial state.
@@ -105,7 +105,7 @@ class Joining:
                         "log directory"
                     )
                 )
-            self._say()
+            self._report_state()
 
     def resume(self, resume: Callable[[], bool]) -> bool:
         """Resume from a checkpoint, all members together; repeated if they change meanwhile.
@@ -125,20 +125,20 @@ class Joining:
             except GivenUpError:
                 raise
             except PeerLostError as error:
-                self._again(error)
+                self._restart(error)
                 continue
             if self.must_resume and not found:
                 logger.warning("%s", self._membership.transport.world.sign(ANEW))
             self.must_resume = False
-            self._say()
+            self._report_state()
         return found or self.given is not None
 
-    def _again(self, error: PeerLostError) -> None:
+    def _restart(self, error: PeerLostError) -> None:
         """The members have changed: get their state once more."""
         self._membership.renew(self._membership.failed(error))
-        self._begin()
+        self._start_again()
 
-    def _say(self) -> None:
+    def _report_state(self) -> None:
         """Report that this worker holds the state; it is not settled if the members had changed before."""
         membership = self._membership
         membership.control.holds_state(
@@ -154,9 +154,9 @@ class Joining:
                 self.blocks.renumber(membership.transport.world.size)  # all members compare the same sums
             return
         membership.renew(membership.control.generation)
-        self._begin()
+        self._start_again()
 
-    def _begin(self) -> None:
+    def _start_again(self) -> None:
         self.start()
         if self.blocks is not None:
             self.blocks.capture()

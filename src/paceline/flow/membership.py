@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from paceline.communication.base import Pending, SoloTransport, Transport
+from paceline.communication.base import SoloTransport, Transport
 from paceline.communication.ring import RingListener, RingTransport
 from paceline.communication.torch.store import own_address
 from paceline.core.world import World, host_name
@@ -20,6 +17,11 @@ from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import GivenUpError, PeerLostError
 from paceline.flow.control import About, ControlClient, Generation
 from paceline.update.engine.settings import Settings
+
+
+def _of_inner(name: str) -> Any:
+    """A method that calls the same method of the transport inside."""
+    return lambda self, *args, **kwargs: getattr(self.inner, name)(*args, **kwargs)
 
 
 class MembersTransport(Transport):
@@ -38,49 +40,28 @@ class MembersTransport(Transport):
         """Switch to the connection among new members."""
         self.inner.close()
         self.inner, self.world = inner, inner.world
-        inner._parent = self  # which counts what is sent
+        inner._parent = self  # which counts the bytes sent
 
     @property
     def background(self) -> bool:
         return self.inner.background
 
-    def wire_device(self, device: torch.device) -> torch.device:
-        return self.inner.wire_device(device)
+    @property
+    def background(self) -> bool:
+        return self.inner.background
 
-    def all_reduce(self, x: Tensor) -> Pending:
-        return self.inner.all_reduce(x)
-
-    def reduce_scatter(self, out: Tensor, x: Tensor) -> Pending:
-        return self.inner.reduce_scatter(out, x)
-
-    def all_to_all(
-        self, out: Tensor, x: Tensor, out_sizes: Sequence[int] | None = None, in_sizes: Sequence[int] | None = None
-    ) -> Pending:
-        return self.inner.all_to_all(out, x, out_sizes, in_sizes)
-
-    def all_gather(self, out: Tensor, x: Tensor) -> Pending:
-        return self.inner.all_gather(out, x)
-
-    def broadcast(self, x: Tensor, source: int) -> Pending:
-        return self.inner.broadcast(x, source)
-
-    def send(self, x: Tensor, to: int) -> Pending:
-        return self.inner.send(x, to)
-
-    def receive(self, x: Tensor, source: int) -> Pending:
-        return self.inner.receive(x, source)
-
-    def open_channels(self, number: int) -> None:
-        self.inner.open_channels(number)
-
-    def channel(self, k: int) -> Transport:
-        return self.inner.channel(k)
-
-    def part(self, groups: Sequence[Sequence[int]]) -> Transport:
-        return self.inner.part(groups)
-
-    def close(self) -> None:
-        self.inner.close()
+    wire_device = _of_inner("wire_device")
+    all_reduce = _of_inner("all_reduce")
+    reduce_scatter = _of_inner("reduce_scatter")
+    all_to_all = _of_inner("all_to_all")
+    all_gather = _of_inner("all_gather")
+    broadcast = _of_inner("broadcast")
+    send = _of_inner("send")
+    receive = _of_inner("receive")
+    open_channels = _of_inner("open_channels")
+    channel = _of_inner("channel")
+    part = _of_inner("part")
+    close = _of_inner("close")
 
 
 class ElasticMembership:
@@ -117,12 +98,12 @@ class ElasticMembership:
 
     @property
     def rank(self) -> int:
-        """Of this worker among the members."""
+        """This worker's rank among the members."""
         return self.rank_of(self.control.worker)
 
     def rank_of(self, worker: int) -> int:
-        """Of a member."""
-        return [place.worker for place in self.generation.members].index(worker)
+        """The rank of a member."""
+        return self.generation.workers.index(worker)
 
     @property
     def new(self) -> bool:
@@ -181,7 +162,7 @@ class ElasticMembership:
 
     def _connect(self, generation: Generation) -> None:
         places = generation.members
-        if self.control.worker not in [place.worker for place in places]:
+        if self.control.worker not in generation.workers:
             raise GivenUpError(f"worker {self.control.worker} is no member any more: {generation.reason}")
         self.generation = generation
         world = _world(generation, self.rank)
@@ -199,30 +180,30 @@ class ElasticMembership:
     def failed(self, error: PeerLostError) -> Generation:
         """Report a failed exchange; returns the generation for the next attempt."""
         inner = self.transport.inner
-        suspects = [self.generation.members[rank].worker for rank in inner.lost]
+        suspects = [self.generation.workers[rank] for rank in inner.lost]
         return self.control.failed(self.generation.number, str(error), suspects)
 
     def commit(self, marks: list[Mark], returned: list[Mark], facts: dict[str, Any]) -> Generation | None:
         """This worker has the complete next exchange; wait until all members have.
 
         Args:
-            marks: the places whose work it brings into the global model.
-            returned: those whose work was left out of it.
-            facts: about it, for the status.
+            marks: the places whose work enters the global model.
+            returned: the places whose work was left out.
+            facts: for the status.
 
         Returns:
             The generation that follows, if the exchange is committed; None if it must be repeated, among the members
             to which this worker is connected by then.
         """
-        verdict = self.control.commit(self.generation.number, self.exchange, marks, facts, returned)
-        if verdict.committed:
+        outcome = self.control.commit(self.generation.number, self.exchange, marks, facts, returned)
+        if outcome.committed:
             self._leave_proof()
-            return verdict.generation
-        self.renew(verdict.generation)
+            return outcome.generation
+        self.renew(outcome.generation)
         return None
 
     def _leave_proof(self) -> None:
-        """Tell the launcher that an exchange of this worker was committed."""
+        """Create the file by which the launcher learns that an exchange of this worker was committed."""
         proof, self._proof = self._proof, None
         if proof is not None:
             with contextlib.suppress(OSError):  # on a full disk, its death counts as one without progress

@@ -318,7 +318,7 @@ def overlap(held: HeldLeases, epoch: int, begin: int, end: int) -> bool:
 
 def beat(run: Run, one: Worker, now: float) -> None:
     """A heartbeat."""
-    run.machine.heard(one.number, now)
+    run.machine.sign_of_life(one.number, now)
 
 
 def come_back(run: Run, one: Worker) -> None:

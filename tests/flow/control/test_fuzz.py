@@ -105,7 +105,7 @@ def test_members_that_talk_nonsense_are_lost_and_the_others_go_on() -> None:
             generation = other.enter()
             with contextlib.suppress(PacelineError):
                 for _ in range(30):
-                    other._connection.say(draw.randrange(5, 12), tuple(draw.choice(ODD) for _ in range(8)), note(draw))
+                    other._connection.send(draw.randrange(5, 12), tuple(draw.choice(ODD) for _ in range(8)), note(draw))
             other.close()
             log.wait("lost", worker=other.worker)
             if one.worker in one.generation.newcomers and one.generation.number > generation.number:
@@ -120,7 +120,7 @@ def test_members_that_talk_nonsense_are_lost_and_the_others_go_on() -> None:
 
 
 def test_silent_strangers_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "STRANGERS", 4)
+    monkeypatch.setattr(server, "MOST_UNIDENTIFIED", 4)
     monkeypatch.setattr(server, "HELLO_S", SOON)
     with control(TERMS) as (control_plane, _), contextlib.ExitStack() as stack:
         socks = [stack.enter_context(socket.create_connection((HERE, control_plane.port))) for _ in range(20)]
@@ -139,7 +139,7 @@ def test_a_secret_is_needed_to_be_a_worker_again() -> None:
                 channel.send(kind, (one.worker, 0, 0), note={"secret": "guess", "marks": []})
                 if kind == wire.BACK:
                     answer = channel.receive(deadline_s=SOON)
-                    assert answer.kind == wire.SAID["given_up"] and "another process" in answer.note
+                    assert answer.kind == wire.MESSAGE_KINDS["given_up"] and "another process" in answer.note
                 with pytest.raises(PacelineError):
                     channel.receive(deadline_s=SOON)
         assert one.commit(1, 1, [], {}).committed
@@ -151,8 +151,8 @@ def test_pushes_that_make_no_sense_end_a_worker_and_not_its_threads_only() -> No
     with control(TERMS) as (control_plane, _):
         one = member(control_plane.port)
         begin(one)
-        line = control_plane._lines[one.worker]
-        line.say(200)
+        line = control_plane._connections[one.worker]
+        line.send(200)
         with pytest.raises((PacelineError, GivenUpError)):
             together(lambda: one.commit(1, 7, [], {}))
         one.close()

@@ -65,7 +65,7 @@ def test_who_died_behind_its_commit_is_not_waited_for_without_end() -> None:
     through(machine, 0)
     machine.lost([0], "killed", 0.0)
     for second in range(3):
-        machine.heard(1, float(second))
+        machine.sign_of_life(1, float(second))
         machine.tick(float(second))
     assert machine.exchange == 0 and machine.generation.workers == [1] and machine.generation.number == 2
 

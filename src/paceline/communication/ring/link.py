@@ -110,7 +110,7 @@ class Link:
         except (PeerLostError, MismatchError) as error:
             self.end(str(error))
         except BaseException as error:
-            self.end(f"what came from it could not be worked off: {error!r}")
+            self.end(f"its frames could not be handled: {error!r}")
             raise
 
     def post(self, out: OutFrame, key: Key | None = None, here: bool = False) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What launchers and schedulers say in the environment, all of it read here.
+"""Reads the environment variables of launchers and schedulers.
 
-A worker is told its rank by torchrun and `paceline run`, by MPI's launchers, by Slurm for each task of a step, and by
-Kubeflow in pods of one worker; in this order, since the inner launcher knows more than the one that started it. A
-launcher (`paceline run`) is told its hosts by Kubeflow, Slurm and Kubernetes.
+A worker gets its rank from torchrun and `paceline run`, MPI's launchers, Slurm for each task of a step, or Kubeflow in
+pods of one worker; in this order, since an inner launcher knows more than the one that started it. A launcher
+(`paceline run`) gets its hosts from Kubeflow, Slurm and Kubernetes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ THEIRS = ("SLURM_", "PMI_", "MPI_LOCAL", "OMPI_COMM_WORLD_", "PET_", "JOB_COMPLE
 
 
 def worker(environment: Environment) -> Worker | None:
-    """This process among all workers; None if no launcher says that there are several.
+    """This process among all workers; None if no launcher started several.
 
     Raises:
-        UnsupportedError: what is said makes no sense, or not where the workers meet.
+        UnsupportedError: the variables are invalid, or lack the store's address.
     """
     if all(name in environment for name in LAUNCHER_VARIABLES):
         return _launched(environment)
@@ -32,7 +32,7 @@ def worker(environment: Environment) -> Worker | None:
     process = mpi.open_mpi(environment, first)
     if process is not None:
         return process
-    if task is not None and number(environment, "PMI_SIZE", task.size) == task.size:  # srun says what hydra would
+    if task is not None and number(environment, "PMI_SIZE", task.size) == task.size:  # srun sets hydra's variables, too
         return task
     return mpi.hydra(environment) or task or kubernetes.worker(environment)
 
@@ -50,16 +50,16 @@ def _launched(environment: Environment) -> Worker:
 
 
 def hosts(environment: Environment) -> Hosts | None:
-    """The hosts of the job that this launcher is part of; None if unknown.
+    """The hosts of this launcher's job; None if unknown.
 
     Raises:
-        UnsupportedError: what is said makes no sense, or this is no launcher for a whole host.
+        UnsupportedError: the variables are invalid, or this launcher is not the only one of its host.
     """
     return kubernetes.kubeflow(environment) or slurm.hosts(environment) or kubernetes.indexed(environment)
 
 
 def several(environment: Environment) -> bool:
-    """Whether this launcher has others beside it, started by the same command."""
+    """Whether the same command has started launchers on several hosts."""
     try:
         found = hosts(environment)
     except UnsupportedError:
@@ -68,5 +68,5 @@ def several(environment: Environment) -> bool:
 
 
 def alone(environment: Environment) -> dict[str, str]:
-    """The environment of a process that is to be a worker by itself."""
+    """The environment for a process that shall be a single worker."""
     return {name: value for name, value in environment.items() if name not in OURS and not name.startswith(THEIRS)}

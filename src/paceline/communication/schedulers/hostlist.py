@@ -16,7 +16,7 @@ from itertools import product
 from paceline.errors import UnsupportedError
 
 MOST = 65_536
-"""Names that a list may stand for."""
+"""Most names in a list."""
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _PIECES = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")

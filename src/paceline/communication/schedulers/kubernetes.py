@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kubernetes: a TrainJob of Kubeflow Trainer, and a plain Job whose pods have an index.
 
-A TrainJob's pods are told what torchrun wants to know (PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, ...). The pods of an
-Indexed Job are told their index alone: how many they are the user says (`--hosts`), and where pod 0 is follows from the
-name of this one, since pod k of the job `train` is the host `train-k`.
+A TrainJob's pods have torchrun's settings (PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, ...). The pods of an Indexed Job
+have their index only: the user gives their number (`--hosts`), and the name of pod 0 follows from this pod's, since pod
+k of the job `train` is the host `train-k`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.errors import UnsupportedError
 KUBEFLOW = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 INDEX = "JOB_COMPLETION_INDEX"
 PORT = 29_400
-"""Where the launchers of an Indexed Job meet: pods have addresses of their own, so all jobs may take the same."""
+"""Of an Indexed Job's store: pods have addresses of their own, so all jobs may use the same port."""
 
 
 def kubeflow(environment: Environment) -> Hosts | None:
@@ -61,7 +61,7 @@ def _pod_0(environment: Environment, index: int, name: Callable[[], str]) -> tup
         return environment["MASTER_ADDR"], port
     host, dot, domain = name().partition(".")
     if not dot or re.search(rf"-{index}$", host) is None:
-        return None  # without a headless Service no pod knows another's name
+        return None  # without a headless Service pods have no DNS names
     return f"{host.removesuffix(str(index))}0.{domain}", port
 
 
@@ -69,7 +69,7 @@ def worker(environment: Environment) -> Worker | None:
     """A pod of a TrainJob that runs one worker without a launcher; None elsewhere.
 
     Raises:
-        UnsupportedError: the pods are told to run several workers each, and nothing started them.
+        UnsupportedError: the pods shall run several workers each, and no launcher has started them.
     """
     found = kubeflow(environment)
     if found is None or found.count == 1:

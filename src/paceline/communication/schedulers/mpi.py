@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """MPI's launchers: hydra (`mpiexec` of MPICH and Intel MPI) and Open MPI's `mpirun`. MPI itself is not needed.
 
-Both tell a process its rank, but not where rank 0 is. Hydra's processes can tell each other
-(:mod:`paceline.communication.torch.pmi`), those of Open MPI cannot without its libraries: on one host they meet there,
-on several MASTER_ADDR and MASTER_PORT have to say where.
+Both give a process its rank, but not rank 0's address. Hydra's processes can exchange it
+(:mod:`paceline.communication.torch.pmi`); those of Open MPI cannot without its libraries: on one host they use the
+loopback address, on several hosts MASTER_ADDR and MASTER_PORT must be set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paceline.communication.schedulers.place import PORTS, Environment, Worker, 
 from paceline.errors import UnsupportedError
 
 JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
-"""One of them is the same for all processes of an `mpirun` and for no other on that host."""
+"""One of them identifies an `mpirun` on its host."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -44,7 +44,7 @@ def open_mpi(environment: Environment, first: tuple[str, int] | None = None) -> 
 
     Args:
         environment: of the process.
-        first: where the scheduler round it lets the workers meet, if there is one.
+        first: the store's address from the scheduler around it, if any.
     """
     if "OMPI_COMM_WORLD_RANK" not in environment or number(environment, "OMPI_COMM_WORLD_SIZE", 1) == 1:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a scheduler says: the hosts of a job, to a launcher; its place among all workers, to a worker."""
+"""A scheduler's job: its hosts, for a launcher; and its ranks, for a worker."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from paceline.errors import UnsupportedError
 
 Environment = Mapping[str, str]
 PORTS = range(10_000, 30_000)
-"""Where jobs meet: below the kernel's ephemeral ports."""
+"""Ports for the stores of jobs: below the kernel's ephemeral ports."""
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of a job, as one launcher on each of them is told.
+    """The hosts of a job, with one launcher on each.
 
     Attributes:
-        says: who says so, for messages.
+        says: the source of this information, for messages.
         index: of this host.
-        count: of hosts; None where only the user knows.
+        count: of hosts; None if only the user knows it.
         master: address of host 0 and a port that is the same on all hosts; None on one host.
-        workers: on this host; None where nothing says so.
-        name: of the job, the same on all hosts and for no other; "" where nothing says so.
+        workers: on this host; None if unknown.
+        name: unique to the job, the same on all hosts; "" if unknown.
     """
 
     says: str
@@ -39,13 +39,13 @@ class Worker:
     """This process among all workers of a job.
 
     Attributes:
-        says: who says so, for messages.
+        says: the source of this information, for messages.
         rank: of this worker.
         size: number of workers.
         local_rank: on this host.
         local_size: workers on this host.
-        master: where the workers meet; None where they have to agree on that themselves.
-        env: whether torch.distributed finds the same in variables of its own.
+        master: the address of the store; None if the workers have to agree on it.
+        env: whether torch.distributed's own variables are set.
     """
 
     says: str
@@ -62,11 +62,7 @@ class Worker:
 
 
 def number(environment: Environment, name: str, default: int | None = None) -> int:
-    """The whole number of that variable.
-
-    Raises:
-        UnsupportedError: it is not set and has no default, or is no number.
-    """
+    """The whole number in a variable; UnsupportedError if it has no number and no default."""
     text = environment.get(name, "")
     if not text and default is not None:
         return default
@@ -77,7 +73,7 @@ def number(environment: Environment, name: str, default: int | None = None) -> i
 
 
 def master(environment: Environment) -> tuple[str, int] | None:
-    """MASTER_ADDR and MASTER_PORT, where both are set."""
+    """MASTER_ADDR and MASTER_PORT, if both are set."""
     if not (environment.get("MASTER_ADDR") and environment.get("MASTER_PORT")):
         return None
     return environment["MASTER_ADDR"], number(environment, "MASTER_PORT")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slurm: the variables of a step, which `srun` sets, and of an allocation.
 
-Only a step has a launcher on every node. In a batch script the variables speak of the whole allocation, although it
-runs once, on the first node; so they are never taken for a worker's.
+Only a step has a launcher on every node. In a batch script the variables describe the whole allocation, although the
+script runs once, on the first node; so they are never used for a worker.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def worker(environment: Environment) -> Worker | None:
 
 
 def _in_step(environment: Environment) -> bool:
-    """Whether `srun` started this; steps of the highest numbers are Slurm's own, such as the shell of `salloc`."""
+    """Whether `srun` started this process; the highest steps are Slurm's own, such as the shell of `salloc`."""
     return "SLURM_STEP_NODELIST" in environment and _step(environment) < OWN_STEPS
 
 
@@ -109,7 +109,7 @@ def _tasks(environment: Environment) -> list[int]:
 
 
 def _master(environment: Environment) -> tuple[str, int]:
-    """The first node of the step, and a port that other steps of its nodes hardly have."""
+    """The first node of the step, and a port that other steps of its nodes are unlikely to have."""
     names = expand(_list(environment))
     if len(names) != _nodes(environment):
         raise UnsupportedError(
@@ -123,7 +123,7 @@ def _step(environment: Environment) -> int:
 
 
 def _name(environment: Environment) -> str:
-    """The job with step and restart: Slurm gives a job that is requeued the same number again."""
+    """The job with step and restart: a requeued job keeps its number."""
     step = f".{_step(environment)}" if _in_step(environment) else ""
     restart = number(environment, "SLURM_RESTART_COUNT", 0)
     return f"slurm-{environment['SLURM_JOB_ID']}{step}" + (f"-again-{restart}" if restart else "")

@@ -128,7 +128,7 @@ class Listener:
             return Channel(sock, peer)
         sock.setblocking(False)
         if len(self._handshaking) >= STRANGERS:
-            self._drop(self._oldest_of_busiest(), "too many handshakes are under way")
+            self._drop(self._oldest_of_busiest(), "too many handshakes are in progress")
         try:
             tls = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         except OSError as error:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's client of the control plane: it joins, commits exchanges, reports failures, and asks for data.
 
-Only the training thread makes these calls unless they say otherwise. Every wait has a deadline, and its error names
-what was missing. A restart of the launcher costs time and is otherwise transparent.
+Only the training thread makes these calls, except where noted. Every wait has a deadline, and its error names what was
+missing. A restart of the launcher costs time and is otherwise transparent.
 """
 
 from __future__ import annotations
@@ -68,10 +68,6 @@ class ControlClient(ClientState):
         """`call` gets why the run waits for workers, "" when it continues, in a thread of the client."""
         self._calls["paused"] = call
 
-    def on_end(self, call: Callable[[PacelineError], None]) -> None:
-        """`call` gets the error by which this worker lost its membership, in a thread of the client."""
-        self._calls["end"] = call
-
     def doing(self, what: str, step: int) -> None:
         """Report this worker's activity, shown to members that wait for it. Any thread; returns at once."""
         self._doing, self._step = what, step
@@ -81,7 +77,7 @@ class ControlClient(ClientState):
         self._heartbeats.close()
         if self._error is None:
             self._leaving = True  # repeated if the control plane restarts meanwhile
-            self._connection.say(wire.BYE)
+            self._connection.send(wire.BYE)
             with contextlib.suppress(PacelineError):
                 self._wait(lambda: self._gone, "to say goodbye", min(GOODBYE_S, self._timeout_s))
         self.close()
@@ -101,7 +97,7 @@ class ControlClient(ClientState):
         self._check()
         with self._changed:
             self._started = max(self._started, exchange)
-        self._connection.say(wire.STARTS, (exchange,))
+        self._connection.send(wire.STARTS, (exchange,))
 
     def commit(
         self, generation: int, exchange: int, marks: list[Mark], facts: dict[str, Any], returned: Sequence[Mark] = ()
@@ -146,7 +142,7 @@ class ControlClient(ClientState):
         with self._changed:
             if generation == self.generation.number:
                 self._state = self.generation.exchange
-        self._connection.say(wire.HOLDS, (generation, exchanges))
+        self._connection.send(wire.HOLDS, (generation, exchanges))
 
     # -- the data ---------------------------------------------------------------------------------
 
@@ -207,7 +203,7 @@ class ControlClient(ClientState):
         finally:
             self._connection.answered(serial)
         frame = self._answers.pop(serial)
-        if frame.kind == wire.SAID["wrong"]:
+        if frame.kind == wire.MESSAGE_KINDS["wrong"]:
             raise MismatchError(validation.text(frame.note, validation.REASON, "what is wrong"))
         return frame
 

@@ -19,30 +19,30 @@ ATTEMPT_S = 2.0
 """Deadline of one attempt to reconnect, seconds."""
 PAUSE_S = 0.1
 """Pause between two attempts to reconnect, seconds."""
-Said = tuple[int, tuple[int, ...], Any]
+FrameParts = tuple[int, tuple[int, ...], Any]
 """The kind of a frame, its numbers and its note."""
-_ALL: weakref.WeakSet[ClientConnection] = weakref.WeakSet()
+_CONNECTIONS: weakref.WeakSet[ClientConnection] = weakref.WeakSet()
 
 
 class ConnectionOwner(Protocol):
     """The owner of a connection; called in the connection's thread, except for the first hello."""
 
-    def hello(self) -> Said:
+    def hello(self) -> FrameParts:
         """The first frame of a connection."""
 
     def welcome(self, frame: Frame) -> None:
         """The answer to it."""
 
-    def afresh(self) -> bool:
-        """The server no longer knows this worker; returns whether it can join as a new one."""
+    def may_rejoin(self) -> bool:
+        """Whether this worker, which the server no longer knows, may join as a new one."""
 
-    def again(self) -> list[Said]:
+    def to_resend(self) -> list[FrameParts]:
         """The frames to send after every reconnect."""
 
-    def heard(self, frame: Frame) -> None:
+    def received(self, frame: Frame) -> None:
         """Any other frame."""
 
-    def over(self, error: PacelineError) -> None:
+    def ended(self, error: PacelineError) -> None:
         """The connection has ended with this error."""
 
 
@@ -59,11 +59,11 @@ class ClientConnection:
     def __init__(self, where: tuple[str, int], tls: TLS | None, timeout_s: float, owner: ConnectionOwner) -> None:
         self._where, self._tls, self._timeout_s, self._owner = where, tls, timeout_s, owner
         self._sending = threading.Lock()
-        self._pending: dict[int, Said] = {}  # unanswered requests, in order
+        self._pending: dict[int, FrameParts] = {}  # unanswered requests, in order
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="paceline-member", daemon=True)
         self._channel = self._connect(time.monotonic() + timeout_s)
-        _ALL.add(self)
+        _CONNECTIONS.add(self)
 
     def start(self) -> None:
         """Start the receiving thread."""
@@ -74,7 +74,7 @@ class ClientConnection:
         """Name of the server, for messages."""
         return f"the control plane at {self._where[0]}, port {self._where[1]}"
 
-    def say(self, kind: int, numbers: tuple[int, ...] = (), note: Any = None) -> None:
+    def send(self, kind: int, numbers: tuple[int, ...] = (), note: Any = None) -> None:
         """Send a frame now, if there is a connection."""
         with self._sending, contextlib.suppress(PeerLostError):
             self._channel.send(kind, numbers, note=note, deadline_s=self._timeout_s)
@@ -91,7 +91,7 @@ class ClientConnection:
                 del self._pending[numbers[0]]
                 raise
 
-    def answered(self, serial: int) -> Said | None:
+    def answered(self, serial: int) -> FrameParts | None:
         """Stop resending a request; returns it, or None if it was answered before."""
         with self._sending:
             return self._pending.pop(serial, None)
@@ -116,27 +116,27 @@ class ClientConnection:
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
-                self._listen()
+                self._receive()
                 if not self._closing.is_set():
-                    self._come_back()
+                    self._reconnect()
         except PacelineError as error:
             if not self._closing.is_set():
-                self._owner.over(error)
+                self._owner.ended(error)
         except Exception as error:  # a worker that waits for an answer must not wait for ever
-            self._owner.over(MismatchError(f"{self.name} says what makes no sense: {type(error).__name__}: {error}"))
+            self._owner.ended(MismatchError(f"{self.name} sends invalid frames: {type(error).__name__}: {error}"))
         finally:
             self._channel.close()
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         """Receive until this connection ends."""
         while True:
             try:
                 frame = self._channel.receive()
             except PeerLostError:
                 return
-            self._owner.heard(frame)
+            self._owner.received(frame)
 
-    def _come_back(self) -> None:
+    def _reconnect(self) -> None:
         until = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -145,7 +145,7 @@ class ClientConnection:
             except OverError:
                 raise
             except GivenUpError:
-                if not self._owner.afresh():
+                if not self._owner.may_rejoin():
                     raise
             except PeerLostError as error:
                 if time.monotonic() >= until or self._closing.wait(PAUSE_S):
@@ -158,7 +158,7 @@ class ClientConnection:
             if self._closing.is_set():
                 channel.close()
             with contextlib.suppress(PeerLostError):
-                for kind, numbers, note in [*self._owner.again(), *self._pending.values()]:
+                for kind, numbers, note in [*self._owner.to_resend(), *self._pending.values()]:
                     channel.send(kind, numbers, note=note, deadline_s=self._timeout_s)
 
     def _connect(self, until: float) -> Channel:
@@ -169,7 +169,7 @@ class ClientConnection:
             kind, numbers, note = self._owner.hello()
             channel.send(kind, numbers, note=note, deadline_s=self._timeout_s)
             answer = channel.receive(deadline_s=max(0.1, until - time.monotonic()))
-            if answer.kind == wire.SAID["given_up"]:
+            if answer.kind == wire.MESSAGE_KINDS["given_up"]:
                 raise given_up(answer)
             if answer.kind == wire.REFUSED:
                 raise RefusedError(
@@ -217,7 +217,7 @@ class Heartbeats:
         self._channel: Channel | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-heartbeat", daemon=True)
         self._thread.start()
-        _PULSES.add(self)
+        _HEARTBEATS.add(self)
 
     def prompt(self) -> None:
         """Send a heartbeat now."""
@@ -240,11 +240,11 @@ class Heartbeats:
         while not self._closing.is_set():
             try:
                 with connect(*self._where, "the control plane", ATTEMPT_S, self._tls) as self._channel:
-                    self._go_on(self._channel)
+                    self._beat_until_closed(self._channel)
             except (PacelineError, OSError):  # the request connection reports the error
                 self._closing.wait(self._beat_s)
 
-    def _go_on(self, channel: Channel) -> None:
+    def _beat_until_closed(self, channel: Channel) -> None:
         worker, secret = self._hello()
         channel.limit = 0
         channel.send(wire.PULSE, (worker,), note=secret, deadline_s=self._silence_s)
@@ -262,14 +262,14 @@ class Heartbeats:
             raise Closed(f"a heartbeat was answered with a frame of kind {frame.kind}")
 
 
-_PULSES: weakref.WeakSet[Heartbeats] = weakref.WeakSet()
+_HEARTBEATS: weakref.WeakSet[Heartbeats] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for link in list(_ALL):
-        link.forget()
-    for pulse in list(_PULSES):
-        pulse.forget()
+    for connection in list(_CONNECTIONS):
+        connection.forget()
+    for heartbeats in list(_HEARTBEATS):
+        heartbeats.forget()
 
 
 os.register_at_fork(after_in_child=_after_fork)

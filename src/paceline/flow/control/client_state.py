@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state that a worker learns from the control plane: the lower half of the client."""
+"""The client's state, updated by the control plane's messages: the base of the client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from paceline.communication.sockets.channel import TLS, Frame
 from paceline.errors import MismatchError, PacelineError
 from paceline.flow.control import validation, wire
-from paceline.flow.control.client_connection import ClientConnection, Heartbeats, Said, given_up
+from paceline.flow.control.client_connection import ClientConnection, FrameParts, Heartbeats, given_up
 from paceline.flow.control.held_leases import HeldLeases
 from paceline.flow.control.ledger import WORK
 from paceline.flow.control.messages import About, Generation
@@ -61,7 +61,7 @@ class ClientState:
     def _beat(self) -> tuple[int, str]:
         return max(0, self._step), self._doing
 
-    def hello(self) -> Said:
+    def hello(self) -> FrameParts:
         """The first frame of a connection."""
         with self._changed:
             if not self._secret:
@@ -69,15 +69,15 @@ class ClientState:
             note = {"secret": self._secret, "marks": self._held_leases.marks()}
             return wire.BACK, (self.worker, self._state, self._started), note
 
-    def again(self) -> list[Said]:
-        """Messages that may have been lost while there was no connection."""
+    def to_resend(self) -> list[FrameParts]:
+        """Frames that may have been lost while there was no connection."""
         with self._changed:
-            said: list[Said] = [(wire.STARTS, (self._started,), None)] if self._started else []
+            said: list[FrameParts] = [(wire.STARTS, (self._started,), None)] if self._started else []
             if self._state == self.generation.exchange:
                 said.append((wire.HOLDS, (self.generation.number,), None))
             return [*said, (wire.BYE, (), None)] if self._leaving else said
 
-    def afresh(self) -> bool:
+    def may_rejoin(self) -> bool:
         """Whether this worker can join as a new one."""
         with self._changed:
             if not self.generation.number:
@@ -93,9 +93,9 @@ class ClientState:
             self._terms = {name: float(said[name]) for name in ("beat_s", "silence_s", "quorum_s")}
             self._moved = time.monotonic()
 
-    def heard(self, frame: Frame) -> None:
+    def received(self, frame: Frame) -> None:
         """A frame from the control plane."""
-        kind = wire.KINDS.get(frame.kind)
+        kind = wire.MESSAGE_NAMES.get(frame.kind)
         if kind == "given_up":
             raise given_up(frame)
         if kind == "generation":
@@ -167,14 +167,13 @@ class ClientState:
             try:
                 call(value)
             except Exception:
-                _LOG.exception("what hears of a change of the members has failed")
+                _LOG.exception("a callback for changes of the members has failed")
 
-    def over(self, error: PacelineError) -> None:
+    def ended(self, error: PacelineError) -> None:
         """The connection is lost for good."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
-        self._call("end", error)
 
     def _check(self) -> None:
         """Raise the error that ended this worker's membership, if any."""

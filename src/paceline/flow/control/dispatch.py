@@ -29,10 +29,8 @@ def dispatch(machine: StateMachine, worker: int, frame: Frame, now: float) -> No
             machine.commit(worker, *_whole(second, third), commit, now)
         elif frame.kind == wire.FAILED:
             said = validation.table(frame.note, "a complaint")
-            why, suspects = (
-                validation.text(said.get("why"), validation.REASON, "why"),
-                validation.workers(said.get("suspects")),
-            )
+            why = validation.text(said.get("why"), validation.REASON, "why")
+            suspects = validation.workers(said.get("suspects"))
             machine.failed(worker, serial, _whole(second, 0)[0], why, suspects, now)
         elif frame.kind == wire.ASK:
             machine.ask(worker, serial, validation.question(frame.numbers[1:7]), now)
@@ -44,7 +42,7 @@ def dispatch(machine: StateMachine, worker: int, frame: Frame, now: float) -> No
         elif frame.kind == wire.LEDGER:
             machine.send_ledger(worker, serial)
         else:
-            raise MismatchError(f"a worker says nothing of kind {frame.kind}")
+            raise MismatchError(f"a worker sends no frame of kind {frame.kind}")
 
 
 def _whole(generation: int, exchange: int) -> tuple[int, int]:

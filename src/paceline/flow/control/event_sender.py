@@ -16,11 +16,7 @@ _LOG = logging.getLogger("paceline.control")
 
 
 class EventSender:
-    """Calls `told`.
-
-    Args:
-        told: gets (kind, about).
-    """
+    """Calls `told` with each event's (kind, about)."""
 
     def __init__(self, told: Callable[[str, dict[str, Any]], None]) -> None:
         self._told = told

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Membership of an elastic run, from one generation to the next: the lower half of the state machine.
+"""Membership of an elastic run, from one generation to the next: the base of the state machine.
 
 When a member is lost, the survivors form a new generation. Joining workers wait for the next commit; they become
 members at once if nothing was committed yet, or if the run waits for workers. Below the quorum the run waits, and no
@@ -114,7 +114,7 @@ class MembershipState(ABC):
         self.next_worker += 1
         record = self.workers[place.worker] = WorkerRecord(place, self._secret(), now, since=now)
         self.dirty = True
-        self.outbox.note("joined", worker=place.worker, host=place.host)
+        self.outbox.log("joined", worker=place.worker, host=place.host)
         self.settle(now, f"{record.name} has joined")
         return record
 
@@ -135,9 +135,9 @@ class MembershipState(ABC):
         if record is None:
             return
         self.finished = self.finished or record.member
-        self.outbox.note("left", worker=worker, host=record.place.host)
+        self.outbox.log("left", worker=worker, host=record.place.host)
         self.gone[worker] = "it has said goodbye"
-        self.outbox.say(worker, "farewell")
+        self.outbox.send(worker, "farewell")
         self._remove([worker], f"{record.name} has come to the end of its program", now)
 
     def lost(self, workers: Iterable[int], why: str, now: float) -> None:
@@ -145,8 +145,8 @@ class MembershipState(ABC):
         known = [one for one in workers if one in self.workers]
         for worker in known:
             self.gone[worker] = why
-            self.outbox.note("lost", worker=worker, host=self.workers[worker].place.host, why=why)
-            self.outbox.say(worker, "given_up", note=f"{self.workers[worker].name} was given up: {why}")
+            self.outbox.log("lost", worker=worker, host=self.workers[worker].place.host, why=why)
+            self.outbox.send(worker, "given_up", note=f"{self.workers[worker].name} was given up: {why}")
         while len(self.gone) > REMEMBERED:
             del self.gone[next(iter(self.gone))]
         if known:
@@ -177,7 +177,7 @@ class MembershipState(ABC):
         for one in self.workers.values():
             if one.dry:
                 one.dry = False
-                self.outbox.say(one.worker, "news")
+                self.outbox.send(one.worker, "news")
 
     # -- generations ------------------------------------------------------------------------------
 
@@ -218,19 +218,19 @@ class MembershipState(ABC):
             return
         if not self.paused:
             self.waits_since = now
-            self.outbox.note("paused", reason=reason)
+            self.outbox.log("paused", reason=reason)
         elif reason == self.paused:
             return
         self.paused = reason
         for worker in self.workers:
-            self.outbox.say(worker, "paused", numbers=(int(worker == self.saver),), note=reason)
+            self.outbox.send(worker, "paused", numbers=(int(worker == self.saver),), note=reason)
 
     def _resume(self) -> None:
         if self.paused:
             self.paused, self.waits_since = "", None
-            self.outbox.note("resumed")
+            self.outbox.log("resumed")
             for worker in self.workers:
-                self.outbox.say(worker, "paused", note="")
+                self.outbox.send(worker, "paused", note="")
 
     def make(self, chosen: list[WorkerRecord], reason: str, now: float) -> None:
         """Form the next generation of these workers."""
@@ -257,7 +257,7 @@ class MembershipState(ABC):
         self.broken = False
         self.dirty = True
         self._resume()
-        self.outbox.note("generation", **self.generation.note())
+        self.outbox.log("generation", **self.generation.note())
         for one in chosen:
             one.late = one.late or (not one.member and self.calls.first is not None)
             one.member = True
@@ -271,7 +271,7 @@ class MembershipState(ABC):
         self.ended = OVER
         for worker in list(self.workers):
             self.gone[worker] = OVER
-            self.outbox.say(worker, "given_up", numbers=(1,), note=OVER)
+            self.outbox.send(worker, "given_up", numbers=(1,), note=OVER)
             del self.workers[worker]
         self.dirty = True
 
@@ -279,12 +279,12 @@ class MembershipState(ABC):
         """Announce the generation to its members, and answer workers that wait for it."""
         note = self.generation.note()
         for one in self.members:
-            self.outbox.say(one.worker, "generation", note=note)
+            self.outbox.send(one.worker, "generation", note=note)
             if one.commit is not None:
-                self.outbox.say(one.worker, "verdict", one.commit.serial, (0,), note)
+                self.outbox.send(one.worker, "verdict", one.commit.serial, (0,), note)
                 one.commit = None
             if one.failed is not None:
-                self.outbox.say(one.worker, "newer", one.failed, note=note)
+                self.outbox.send(one.worker, "newer", one.failed, note=note)
                 one.failed = None
 
     @abstractmethod
@@ -297,8 +297,8 @@ class MembershipState(ABC):
             return
         for one in self.calls.due(self.members, self.exchange + 1, now, self.ledger.unmerged):
             one.called = self.exchange + 1
-            self.outbox.say(one.worker, "called", numbers=(one.called,))
-            self.outbox.note("called", worker=one.worker, exchange=one.called)
+            self.outbox.send(one.worker, "called", numbers=(one.called,))
+            self.outbox.log("called", worker=one.worker, exchange=one.called)
 
     def member(self, worker: int) -> WorkerRecord:
         record = self.workers.get(worker)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages of the control plane: places, generations, verdicts, and the user's settings."""
+"""The messages of the control plane: addresses, generations, outcomes of exchanges, and the user's settings."""
 
 from __future__ import annotations
 

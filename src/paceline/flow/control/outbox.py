@@ -24,10 +24,10 @@ class ControlOutbox:
         """Append these messages."""
         self._answers.extend(answers)
 
-    def say(self, worker: int, kind: str, serial: int = 0, numbers: Iterable[int] = (), note: Any = None) -> None:
+    def send(self, worker: int, kind: str, serial: int = 0, numbers: Iterable[int] = (), note: Any = None) -> None:
         """Append a message to a worker."""
         self._answers.append(ControlMessage(worker, kind, serial, tuple(numbers), note))
 
-    def note(self, event: str, **about: Any) -> None:
+    def log(self, event: str, **about: Any) -> None:
         """Append an event for the log."""
         self._answers.append(ControlMessage(None, event, note=about))

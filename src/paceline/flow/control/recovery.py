@@ -102,13 +102,13 @@ def back(
     record.holds = record.holds or holding == machine.exchange
     record.started = min(started, machine.exchange + 1)
     machine.ledger.holds(record.worker, marks)
-    machine.outbox.note("back", worker=record.worker, host=record.place.host)
+    machine.outbox.log("back", worker=record.worker, host=record.place.host)
     if record.member and not machine.broken:
-        machine.outbox.say(record.worker, "generation", note=machine.generation.note())
+        machine.outbox.send(record.worker, "generation", note=machine.generation.note())
     if machine.paused:
         saves = int(record.worker == machine.saver)
-        machine.outbox.say(record.worker, "paused", numbers=(saves,), note=machine.paused)
+        machine.outbox.send(record.worker, "paused", numbers=(saves,), note=machine.paused)
     if all(one.absent is None for one in machine.workers.values()):
         for one in machine.workers.values():
-            machine.outbox.say(one.worker, "news")
+            machine.outbox.send(one.worker, "news")
     machine.call(now)

@@ -28,7 +28,7 @@ from paceline.flow.control.worker_record import WorkerRecord
 
 HELLO_S = 5.0
 """Seconds within which a new connection must send its hello."""
-STRANGERS = 64
+MOST_UNIDENTIFIED = 64
 """Most connections without a hello; the oldest is closed to admit another."""
 TICK_S = 0.05
 """Seconds between two checks of deadlines."""
@@ -71,9 +71,9 @@ class ControlServer:
         self._machine = StateMachine(terms)
         self._record = record
         self._lock = threading.RLock()
-        self._lines: dict[int, ServerConnection] = {}
-        self._pulses: dict[int, Channel] = {}
-        self._strangers: dict[Channel, None] = {}
+        self._connections: dict[int, ServerConnection] = {}
+        self._heartbeats: dict[int, Channel] = {}
+        self._unidentified: dict[Channel, None] = {}
         self._closing = threading.Event()
         self._ticked = time.monotonic()
         self._events = EventSender(told)
@@ -101,12 +101,12 @@ class ControlServer:
         self._closing.set()
         self._listener.close()
         with self._lock:
-            channels = [*(line.channel for line in self._lines.values()), *self._pulses.values(), *self._strangers]
-            lines = list(self._lines.values())
+            connections = list(self._connections.values())
+            channels = [*(one.channel for one in connections), *self._heartbeats.values(), *self._unidentified]
         for channel in channels:
             channel.close()
-        for line in lines:
-            line.end()
+        for connection in connections:
+            connection.end()
         for thread in self._threads:
             thread.join(5.0)
         self._events.close()
@@ -121,11 +121,11 @@ class ControlServer:
     def _accept(self) -> None:
         for channel in self._listener.accept_while(lambda: not self._closing.is_set()):
             with self._lock:
-                if len(self._strangers) >= STRANGERS:
-                    oldest = next(iter(self._strangers))
-                    del self._strangers[oldest]
+                if len(self._unidentified) >= MOST_UNIDENTIFIED:
+                    oldest = next(iter(self._unidentified))
+                    del self._unidentified[oldest]
                     oldest.close()  # its thread reports it
-                self._strangers[channel] = None
+                self._unidentified[channel] = None
             threading.Thread(target=self._serve, args=(channel,), name="paceline-control-line", daemon=True).start()
 
     def _serve(self, channel: Channel) -> None:
@@ -134,15 +134,15 @@ class ControlServer:
         try:
             hello = channel.receive(deadline_s=HELLO_S)
             if hello.kind != wire.PULSE:
-                self._serve_talk(channel, hello)
+                self._serve_requests(channel, hello)
                 return
             try:
-                self._serve_pulse(channel, self._check_in(hello))
+                self._serve_heartbeats(channel, self._check_in(hello))
             except GivenUpError as error:  # its request connection reports the error
                 turned_away(channel.peer, error)
         except (GivenUpError, RefusedError) as error:
             with contextlib.suppress(PacelineError, ValueError):
-                kind = wire.SAID["given_up"] if isinstance(error, GivenUpError) else wire.REFUSED
+                kind = wire.MESSAGE_KINDS["given_up"] if isinstance(error, GivenUpError) else wire.REFUSED
                 over = int(isinstance(error, OverError))
                 channel.send(kind, (0, over), note=str(error)[: validation.REASON], deadline_s=HELLO_S)
             self._events.limited("refused", {"peer": channel.peer, "why": str(error)})
@@ -153,7 +153,7 @@ class ControlServer:
                 self._events.limited("stranger", {"peer": channel.peer, "why": f"{error}"[:500]})
         finally:
             with self._lock:
-                self._strangers.pop(channel, None)
+                self._unidentified.pop(channel, None)
             channel.close()
 
     def _check_in(self, hello: Frame) -> WorkerRecord:
@@ -162,16 +162,16 @@ class ControlServer:
 
     # -- a worker's requests ----------------------------------------------------------------------
 
-    def _serve_talk(self, channel: Channel, hello: Frame) -> None:
-        worker, line = self._welcome(channel, hello)
+    def _serve_requests(self, channel: Channel, hello: Frame) -> None:
+        worker, connection = self._welcome(channel, hello)
         why = "its connection closed"
         try:
             while True:
                 frame = channel.receive()
                 with self._turn() as now:
-                    if self._lines.get(worker) is not line:
+                    if self._connections.get(worker) is not connection:
                         return
-                    self._machine.heard(worker, now)
+                    self._machine.sign_of_life(worker, now)
                     dispatch(self._machine, worker, frame, now)
         except Closed:
             pass
@@ -179,9 +179,9 @@ class ControlServer:
             why = f"what it said makes no sense: {error}"[:500]
         finally:
             with self._turn() as now:
-                if self._lines.get(worker) is line and not self._closing.is_set():
+                if self._connections.get(worker) is connection and not self._closing.is_set():
                     self._machine.lost([worker], why, now)
-            line.end()
+            connection.end()
 
     def _await_room(self) -> None:
         """Wait up to `Terms.return_s` until all recorded workers have reconnected or are lost: it may free a place."""
@@ -207,19 +207,19 @@ class ControlServer:
                 recovery.back(self._machine, record, hello.numbers[1], hello.numbers[2], marks, now)
             else:
                 raise MismatchError(f"a connection begins with a hello, not with a frame of kind {hello.kind}")
-            line = self._lines[record.worker] = ServerConnection(channel, str(record.worker))
-            del self._strangers[channel]
+            connection = self._connections[record.worker] = ServerConnection(channel, str(record.worker))
+            del self._unidentified[channel]
             channel.peer = record.name
             terms = self._machine.terms
             note = {"secret": record.secret, "beat_s": terms.beat_s, "silence_s": terms.silence_s}
             note |= {"quorum_s": terms.quorum_s, "run": self._machine.run}
-            line.say(wire.WELCOME, (record.worker,), note)
-            return record.worker, line
+            connection.send(wire.WELCOME, (record.worker,), note)
+            return record.worker, connection
 
-    def _serve_pulse(self, channel: Channel, record: WorkerRecord) -> None:
+    def _serve_heartbeats(self, channel: Channel, record: WorkerRecord) -> None:
         with self._lock:
-            self._strangers.pop(channel, None)
-            before, self._pulses[record.worker] = self._pulses.get(record.worker), channel
+            self._unidentified.pop(channel, None)
+            before, self._heartbeats[record.worker] = self._heartbeats.get(record.worker), channel
         if before is not None:
             before.close()
         try:
@@ -229,13 +229,14 @@ class ControlServer:
                 if frame.kind != wire.BEAT:
                     raise MismatchError(f"heartbeats are of kind {wire.BEAT}, got {frame.kind}")
                 step = validation.whole(frame.numbers[0], 0, validation.HUGE, "steps")
+                doing = validation.text(frame.note, 500, "what it does")
                 with self._turn() as now:
-                    self._machine.heard(record.worker, now, validation.text(frame.note, 500, "what it does"), step)
+                    self._machine.sign_of_life(record.worker, now, doing, step)
                 channel.send(wire.BEATEN)
         finally:
             with self._lock:
-                if self._pulses.get(record.worker) is channel:
-                    del self._pulses[record.worker]
+                if self._heartbeats.get(record.worker) is channel:
+                    del self._heartbeats[record.worker]
 
     # -- the state machine -----------------------------------------------------------------------------
 
@@ -257,13 +258,13 @@ class ControlServer:
             if one.worker is None:
                 self._events.tell(one.kind, one.note)
                 continue
-            line = self._lines.get(one.worker)
-            if line is None:
+            connection = self._connections.get(one.worker)
+            if connection is None:
                 continue
-            line.say(wire.SAID[one.kind], (one.serial, *one.numbers), one.note)
+            connection.send(wire.MESSAGE_KINDS[one.kind], (one.serial, *one.numbers), one.note)
             if one.kind in ("given_up", "farewell"):
-                del self._lines[one.worker]
-                line.end()
+                del self._connections[one.worker]
+                connection.end()
 
     def _write(self) -> None:
         if self._record is None:

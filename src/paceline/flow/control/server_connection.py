@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.communication.sockets.channel import Channel
 from paceline.errors import PacelineError
-from paceline.flow.control.wire import SAID
+from paceline.flow.control.wire import MESSAGE_KINDS
 
 OUTBOX = 1000
 """Most frames queued for a worker that does not read them; with more it is lost."""
@@ -28,10 +28,9 @@ class ServerConnection:
     def __init__(self, channel: Channel, name: str) -> None:
         self.channel = channel
         self._outbox: queue.SimpleQueue[tuple[int, tuple[int, ...], Any] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._send, name=f"paceline-say-{name}", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._send, name=f"paceline-say-{name}", daemon=True).start()
 
-    def say(self, kind: int, numbers: tuple[int, ...] = (), note: Any = None) -> None:
+    def send(self, kind: int, numbers: tuple[int, ...] = (), note: Any = None) -> None:
         """Queue a frame; never waits."""
         if self._outbox.qsize() > OUTBOX:
             self.channel.close()
@@ -42,10 +41,6 @@ class ServerConnection:
         """Close the connection once all queued frames are sent."""
         self._outbox.put(None)
 
-    def join(self, timeout_s: float) -> None:
-        """Wait for the thread to end."""
-        self._thread.join(timeout_s)
-
     def _send(self) -> None:
         try:
             while (one := self._outbox.get()) is not None:
@@ -53,7 +48,7 @@ class ServerConnection:
                 try:
                     self.channel.send(kind, numbers, note=note, deadline_s=SEND_S)
                 except ValueError as error:  # too long for a frame
-                    self.channel.send(SAID["wrong"], numbers[:1], note=str(error)[:500], deadline_s=SEND_S)
+                    self.channel.send(MESSAGE_KINDS["wrong"], numbers[:1], note=str(error)[:500], deadline_s=SEND_S)
         except (PacelineError, OSError, ValueError):
             pass  # its reader sees the closed connection
         finally:

@@ -51,14 +51,14 @@ class StateMachine(MembershipState):
         if exchange == self.exchange and generation == self.committed_in:  # sent again: the answer was lost
             self.ledger.settled(worker, [*said.marks, *said.returned])
             self.hint()
-            self.outbox.say(worker, "verdict", said.serial, (1,), self.generation.note())
+            self.outbox.send(worker, "verdict", said.serial, (1,), self.generation.note())
         elif exchange != self.exchange + 1 or generation > current:
             raise MismatchError(
                 f"{record.name} commits exchange {exchange} of generation {generation}; the next one is "
                 f"{self.exchange + 1}, of generation {current}"
             )
         elif generation < current:
-            self.outbox.say(worker, "verdict", said.serial, (0,), self.generation.note())
+            self.outbox.send(worker, "verdict", said.serial, (0,), self.generation.note())
         elif not record.holds:
             raise MismatchError(f"{record.name} commits exchange {exchange}, but has not said that it holds the state")
         else:
@@ -85,7 +85,7 @@ class StateMachine(MembershipState):
         if one.commit.returned:
             skipped = self.ledger.give_back(one.worker, one.commit.returned)
             places = sum(end - begin for *_, begin, end in one.commit.returned)
-            self.outbox.note("returned", worker=one.worker, places=places, skipped=skipped)
+            self.outbox.log("returned", worker=one.worker, places=places, skipped=skipped)
 
     def _committed(self, living: list[WorkerRecord], now: float) -> None:
         self.exchange += 1
@@ -112,7 +112,7 @@ class StateMachine(MembershipState):
         after = self.outbox.take()
         self.outbox.add(before)
         for one, serial in serials:  # first: a worker told to save while the run waits must know the verdict
-            self.outbox.say(one.worker, "verdict", serial, (1,), self.generation.note())
+            self.outbox.send(one.worker, "verdict", serial, (1,), self.generation.note())
         self.outbox.add(after)
 
     def _renew(self, living: list[WorkerRecord], reason: str, now: float) -> None:
@@ -130,7 +130,7 @@ class StateMachine(MembershipState):
         if generation == self.generation.number and not record.holds:  # else: start afresh
             first = not any(one.holds for one in self.members)
             record.holds = self.dirty = True
-            self.outbox.note("holds", worker=worker, exchange=self.exchange)
+            self.outbox.log("holds", worker=worker, exchange=self.exchange)
             if first and self.generation.restored:
                 self._restored(exchanges, now)
 
@@ -155,7 +155,7 @@ class StateMachine(MembershipState):
                 f"{record.name} complains of generation {generation}, the newest is {self.generation.number}"
             )
         if generation < self.generation.number:
-            self.outbox.say(worker, "newer", serial, note=self.generation.note())
+            self.outbox.send(worker, "newer", serial, note=self.generation.note())
             return
         record.failed = serial
         self.suspicion.accuse(
@@ -165,7 +165,7 @@ class StateMachine(MembershipState):
             self.break_off(why, now)
         elif not self.broken:
             for one in self.members:
-                self.outbox.say(one.worker, "check")
+                self.outbox.send(one.worker, "check")
             self._judge(now)
 
     def _judge(self, now: float) -> None:
@@ -179,8 +179,8 @@ class StateMachine(MembershipState):
         else:
             self.lost([accused], f"the others could not exchange with it, several times: {self.suspicion.why}", now)
 
-    def heard(self, worker: int, now: float, doing: str | None = None, step: int = 0) -> None:
-        """A worker sent a sign of life."""
+    def sign_of_life(self, worker: int, now: float, doing: str | None = None, step: int = 0) -> None:
+        """A worker has sent a frame or a heartbeat."""
         record = self.workers.get(worker)
         if record is None:
             return
@@ -202,17 +202,17 @@ class StateMachine(MembershipState):
         record.left = False
         record.started = min(record.started, self.exchange)  # it has left a cancelled exchange
         if not record.holds or any(one.absent is not None for one in self.workers.values()):
-            self.outbox.say(worker, "answer", serial, (NOTHING,))
+            self.outbox.send(worker, "answer", serial, (NOTHING,))
             return
         try:
             kind, mark = self.ledger.ask(worker, question, now)
         except MismatchError as error:
-            self.outbox.say(worker, "wrong", serial, note=str(error))
+            self.outbox.send(worker, "wrong", serial, note=str(error))
             return
         record.dry = kind == NOTHING and question.dry
         if record.dry:
             self.call(now)
-        self.outbox.say(worker, "answer", serial, (kind, *(mark or ())))
+        self.outbox.send(worker, "answer", serial, (kind, *(mark or ())))
 
     def tell(self, worker: int, serial: int, kind: str, values: Sequence[Any], now: float) -> None:
         """A worker's message about the data; a resent one is not carried out again."""
@@ -222,7 +222,7 @@ class StateMachine(MembershipState):
                 self.ledger.tell(worker, kind, values)
             except MismatchError as error:
                 record.told = serial
-                self.outbox.say(worker, "wrong", serial, note=str(error))
+                self.outbox.send(worker, "wrong", serial, note=str(error))
                 return
             record.told = serial
             record.left = record.left or kind == "left"
@@ -231,12 +231,12 @@ class StateMachine(MembershipState):
             self.dirty = True
             self.hint()
             self.call(now)
-        self.outbox.say(worker, "ack", serial)
+        self.outbox.send(worker, "ack", serial)
 
     def send_ledger(self, worker: int, serial: int) -> None:
         """A worker wants the ledger as of the last commit."""
         self.member(worker)
-        self.outbox.say(worker, "books", serial, (self.exchange,), self.ledger.saved)
+        self.outbox.send(worker, "books", serial, (self.exchange,), self.ledger.saved)
 
     # -- time -------------------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class StateMachine(MembershipState):
     def give_up(self, why: str, now: float) -> None:
         """Accept no more workers, and dismiss all present ones."""
         self.ended = why
-        self.outbox.note("ended", reason=why)
+        self.outbox.log("ended", reason=why)
         self.lost(list(self.workers), why, now)
 
     def _break_stuck(self, now: float) -> None:
@@ -279,7 +279,7 @@ class StateMachine(MembershipState):
         come = self.calls.come(living, self.exchange + 1)
         missing = [one for one in living if one not in come] or [one for one in living if one.commit is None]
         waiting = [one for one in living if one not in missing]
-        self.outbox.note("stuck", exchange=self.exchange + 1, waited_s=round(now - first, 3), workers=self.dump(now))
+        self.outbox.log("stuck", exchange=self.exchange + 1, waited_s=round(now - first, 3), workers=self.dump(now))
         if missing and waiting:
             names = ", ".join(one.name for one in waiting)
             why = f"{names} waited {now - first:.1f} s for it at exchange {self.exchange + 1}"

@@ -21,7 +21,7 @@ REFUSED = 65
 """Why this worker cannot be accepted."""
 BEATEN = 66
 """To a BEAT."""
-SAID = {
+MESSAGE_KINDS = {
     "given_up": 67,
     "generation": 68,
     "paused": 69,
@@ -37,4 +37,4 @@ SAID = {
     "farewell": 79,
 }
 """The state machine's messages, and the kinds of their frames: (serial, numbers..), note."""
-KINDS = {number: kind for kind, number in SAID.items()}
+MESSAGE_NAMES = {number: kind for kind, number in MESSAGE_KINDS.items()}
