@@ -8,7 +8,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command. Ctrl-C while its parts are still being loaded is an end like any other."""
+    """Run the command; Ctrl-C during the imports ends it with one line."""
     try:
         from paceline.cli import app
     except KeyboardInterrupt:

@@ -1,40 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every error that paceline raises on purpose.
+"""The errors that paceline raises.
 
 ::
 
     PacelineError
-    ├── RuleError (ValueError)           the text or the numbers of a rule make no sense
-    ├── UnsupportedError (ValueError)    the model, the optimizer or the loader cannot be served so
-    ├── MismatchError (ValueError)       the workers do not agree on what they train
-    │   └── ElsewhereError               some workers make a call that others do not
-    ├── CheckpointError (ValueError)     a saved state is damaged or does not fit
-    ├── DataError (ValueError)           a file of data is missing, damaged or of no kind that can be read
-    ├── NotServedError (ValueError)      a source will not give a file, however often it is asked
+    ├── RuleError (ValueError)           invalid text or numbers of a rule
+    ├── UnsupportedError (ValueError)    the model, the optimizer or the loader is not supported
+    ├── MismatchError (ValueError)       the workers train different things
+    │   └── ElsewhereError               workers make different calls
+    ├── CheckpointError (ValueError)     a checkpoint is damaged or does not fit
+    ├── DataError (ValueError)           a data file is missing, damaged or of an unknown format
+    ├── NotServedError (ValueError)      a source refuses a file for good
     ├── CacheError (RuntimeError)        the cache has no room or no directory, or a source is lost
-    │   └── CorruptFileError             what came is not what its source, or the caller, says it must be
-    ├── NonFiniteError (RuntimeError)    no worker has a finite contribution left
-    ├── DesyncError (RuntimeError)       workers that must hold the same bits do not
-    ├── PeerLostError (RuntimeError)     somebody did not answer before the deadline
+    │   └── CorruptFileError             a file has the wrong size or checksum
+    ├── NonFiniteError (RuntimeError)    no worker has a finite contribution
+    ├── DesyncError (RuntimeError)       workers that must hold the same bits hold different ones
+    ├── PeerLostError (RuntimeError)     a worker did not answer before the deadline
     └── ClosedError (RuntimeError)       the run was closed before this call
 
-A message says what is wrong, the value seen and what to do. On a cluster it ends with the rank and the host that
-speak, which :meth:`paceline.World.sign` adds.
+A message says what is wrong, the value seen and what to do. On a cluster it ends with the rank and the host
+(:meth:`paceline.World.sign`).
 """
 
 from __future__ import annotations
 
 
 class PacelineError(Exception):
-    """The root of the tree: `except paceline.PacelineError` catches all of it and nothing else."""
+    """The base class: `except paceline.PacelineError` catches all errors of paceline and no others."""
 
 
 class RuleError(PacelineError, ValueError):
-    """A rule's name, argument or value is not one that exists."""
+    """A rule's name, argument or value is invalid."""
 
 
 class UnsupportedError(PacelineError, ValueError):
-    """What was given to `attach` (or changed after it) cannot work under this rule."""
+    """An argument of `attach`, or a later change of it, does not work under this rule."""
 
 
 class MismatchError(PacelineError, ValueError):
@@ -42,7 +42,7 @@ class MismatchError(PacelineError, ValueError):
 
 
 class ElsewhereError(MismatchError):
-    """Workers made different calls, such as `run.save` on one of them only; nothing under way will be answered."""
+    """Workers made different calls, such as `run.save` on one of them only; pending exchanges cannot complete."""
 
 
 class CheckpointError(PacelineError, ValueError):
@@ -50,15 +50,15 @@ class CheckpointError(PacelineError, ValueError):
 
 
 class DataError(PacelineError, ValueError):
-    """A file of data is missing, damaged or not of a kind that can be read; the message names file and place."""
+    """A data file is missing, damaged or of an unknown format; the message names file and position."""
 
 
 class NotServedError(PacelineError, ValueError):
-    """The source will not give this file, however often it is asked."""
+    """The source refuses this file; a retry does not help."""
 
 
 class CacheError(PacelineError, RuntimeError):
-    """The cache cannot bring a file: no room, no directory, or a source that does not answer."""
+    """The cache cannot get a file: no room, no directory, or a source that does not answer."""
 
 
 class CorruptFileError(CacheError):
@@ -66,32 +66,32 @@ class CorruptFileError(CacheError):
 
 
 class NonFiniteError(PacelineError, RuntimeError):
-    """Every worker's contribution holds inf or nan, so there is nothing left to average."""
+    """Every worker's contribution has inf or nan, so there is nothing to average."""
 
 
 class DesyncError(PacelineError, RuntimeError):
-    """Workers hold different bits where the rule says that they hold the same."""
+    """Workers hold different bits where the rule requires the same."""
 
 
 class PeerLostError(PacelineError, RuntimeError):
-    """A worker died, hung or left before the others were done; the message names it."""
+    """A worker died, hung or left early; the message names it."""
 
 
 class ClosedError(PacelineError, RuntimeError):
-    """The run is closed; attach again to go on."""
+    """The run is closed; attach again to continue."""
 
 
 EXPELLED = 75
-"""Exit code of a worker that was given up: a fresh process may come in its place (sysexits: try again later)."""
+"""Exit code of a worker that was declared lost: a new process may replace it (sysexits: try again later)."""
 
 
 class GivenUpError(PeerLostError):
-    """The control plane has given this worker up and the others go on without it; a fresh process may come."""
+    """The control plane has declared this worker lost, and the run continues without it; a new process may join."""
 
 
 class OverError(GivenUpError):
-    """This worker came when the others had come to the end of the program: it has nothing to do, and all is well."""
+    """This worker joined after the end of the run, and has nothing to do; no failure."""
 
 
 class RefusedError(MismatchError):
-    """The control plane does not take this worker: it runs another program, there is no room, or it was given up."""
+    """The control plane refuses this worker: it runs another program, was declared lost, or the run is full."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The laws that every rule has to keep, as functions: for a rule, or a part of one, that you have written yourself.
+"""The laws of every rule, as functions: for a rule, or a part of one, of your own.
 
 >>> from paceline.testing import check_rule
 >>> check_rule("bmuf(period=3)")
 
-A law that is broken raises AssertionError, and says what was seen. The laws hold for rules whose workers exchange
-together. They run a small training on virtual workers, so all of them take a few seconds.
+A broken law raises AssertionError with the values seen. The laws hold for rules whose workers exchange together. They
+run a small training on virtual workers, which takes a few seconds.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ WORKERS, EPOCHS, SAMPLES, BATCH, STOP = 3, 3, 50, 4, 7
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
-    """SGD with momentum, at a rate that suits the small training."""
+    """SGD with momentum, for the small training."""
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
 def check_rule(rule: Rule | str, optimizer: MakeOptimizer = sgd) -> None:
-    """All laws for `rule`; those of its outer step, too, where it exchanges blocks.
+    """Check all laws for `rule`; for a rule of blocks also those of its outer step.
 
     Args:
         rule: a `Rule`, or text.
-        optimizer: parameters -> the optimizer that the rule is meant for.
+        optimizer: parameters -> an optimizer for the rule.
 
     Raises:
         AssertionError: a law is broken.
@@ -59,7 +59,7 @@ def check_rule(rule: Rule | str, optimizer: MakeOptimizer = sgd) -> None:
 
 
 def check_outer(outer: Outer, workers: int = 4) -> None:
-    """The laws of an outer step: `slices`, and that a block's `origin` is the start which the step before gave."""
+    """The laws of an outer step: `slices`, and that `origin` of a block is what the last `step` returned."""
     slices(outer, workers)
     anchor, state = _begin(outer)
     ahead = 0.0
@@ -70,14 +70,14 @@ def check_outer(outer: Outer, workers: int = 4) -> None:
         following = _coefficients(outer, block + 1, workers, ahead)
         origin = outer.origin(anchor, state, following, torch.empty_like(anchor))
         assert torch.equal(origin, start), (
-            f"block {block + 1} begins elsewhere than the step of block {block} said: `origin` has to give, bit for "
-            f"bit, what `step` returned; they differ by up to {float((origin - start).abs().max()):.3g}"
+            f"block {block + 1} does not start where the step of block {block} ended: `origin` has to return, bit "
+            f"for bit, what `step` returned; they differ by up to {float((origin - start).abs().max()):.3g}"
         )
         assert bool(anchor.isfinite().all()), f"the model is not finite after block {block}: {anchor}"
 
 
 def slices(outer: Outer, workers: int = 4) -> None:
-    """A step on slices is the step on the whole, bit for bit: the parameters come in pieces, to many owners."""
+    """A step on slices of the parameters equals the step on all of them, bit for bit."""
     whole, whole_state = _begin(outer)
     parts, parts_state = _begin(outer)
     for block in range(1, 6):
@@ -88,15 +88,15 @@ def slices(outer: Outer, workers: int = 4) -> None:
             outer.step(parts[part], _delta(block)[part], cut, c, torch.empty_like(parts[part]))
     for name, one, other in [("anchor", whole, parts), *((n, whole_state[n], parts_state[n]) for n in whole_state)]:
         assert torch.equal(one, other), (
-            f"{name} differs by up to {float((one - other).abs().max()):.3g} when the step is made in slices: an outer "
+            f"{name} differs by up to {float((one - other).abs().max()):.3g} when the step runs on slices: an outer "
             "step has to be element-wise, and to change the anchor and its state in place"
         )
 
 
 def one_worker_is_the_program(rule: Rule | str, optimizer: MakeOptimizer = sgd) -> None:
-    """With one worker the program is what it was without paceline, bit for bit."""
+    """With one worker the program trains the same bits as without paceline."""
     plain, ours = _train(None, optimizer)(), _train(rule, optimizer)()
-    assert _same(plain, ours), "one worker ends elsewhere than the program without paceline"
+    assert _same(plain, ours), "one worker ends with another model than the program without paceline"
 
 
 def agree(rule: Rule | str, optimizer: MakeOptimizer = sgd) -> None:
@@ -109,21 +109,21 @@ def agree(rule: Rule | str, optimizer: MakeOptimizer = sgd) -> None:
 def repeat(rule: Rule | str, optimizer: MakeOptimizer = sgd) -> None:
     """The same seed gives the same bits again."""
     one, other = (_simulate(_train(rule, optimizer))[0] for _ in range(2))
-    assert _same(one, other), "the same training, made twice, ends with two models"
+    assert _same(one, other), "two runs of the same training end with different models"
 
 
 def resume(rule: Rule | str, optimizer: MakeOptimizer = sgd) -> None:
-    """A run that is stopped in the middle of a block and resumed ends with the bits of one that was not."""
+    """A run that is stopped in the middle of a block and resumed ends with the same bits."""
     whole = _simulate(_train(rule, optimizer))[0]
     with tempfile.TemporaryDirectory() as folder:
         _simulate(_train(rule, optimizer, save=Path(folder)))
         resumed = _simulate(_train(rule, optimizer, load=Path(folder)))[0]
     assert _same(whole, resumed), (
-        "a resumed run ends elsewhere: what the outer step remembers has to lie in the tensors that `tensors` names"
+        "a resumed run ends with another model: the outer step has to keep its state in its `tensors`"
     )
 
 
-# -- the parts ---------------------------------------------------------------------------------------------------------
+# -- helpers ---------------------------------------------------------------------------------------------------------
 
 
 def _begin(outer: Outer) -> tuple[Tensor, State]:
@@ -147,7 +147,7 @@ def _coefficients(outer: Outer, block: int, workers: int, ahead: float) -> Coeff
 def _train(
     rule: Rule | str | None, optimizer: MakeOptimizer, *, save: Path | None = None, load: Path | None = None
 ) -> Callable[[], State]:
-    """A small training: a worker's program, which returns its model; None as the rule is without paceline."""
+    """A worker's program: a small training that returns its model; without paceline if `rule` is None."""
 
     def program() -> State:
         torch.manual_seed(0)

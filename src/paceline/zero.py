@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m paceline.zero train.py`: one worker of a program as it is."""
+"""`python -m paceline.zero train.py`: one worker of an unchanged program."""
 
 from __future__ import annotations
 

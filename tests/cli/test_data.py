@@ -113,7 +113,7 @@ def test_verify_names_what_is_damaged(tmp_path: Path) -> None:
 
 
 def test_verify_without_an_index(tmp_path: Path) -> None:
-    refused(call("verify", tmp_path / "gone"), "is no directory")
+    refused(call("verify", tmp_path / "gone"), "is not a directory")
     result = call("verify", tmp_path)
     assert result.exit_code == 1
     assert "index.json does not exist" in result.stderr

@@ -191,4 +191,4 @@ def test_a_launchers_variables_that_make_no_sense_are_refused(monkeypatch: pytes
     monkeypatch.setenv("MASTER_PORT", "29500")
     assert "got RANK=3 and WORLD_SIZE=2" in call().stderr
     monkeypatch.setenv("RANK", "1")
-    assert "leave --workers and --hosts to it" in call("--workers", 2).stderr
+    assert "leave out --workers and --hosts" in call("--workers", 2).stderr

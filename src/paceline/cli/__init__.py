@@ -3,12 +3,12 @@
 
 ::
 
-    run/         `paceline run`: options, checks, elastic runs, what workers print, how it ended
-    launch/      starts workers, watches them, ends them; for `run` and `tune --search`
+    run/         `paceline run`: options, checks, elastic runs, the workers' output, the final messages
+    launch/      starts, watches and stops workers; for `run` and `tune --search`
     tune/        `paceline tune`, and a search over whole runs
     plan/        `paceline plan`
     report, watch, trace, explain, data, sim, doctor   a command each
-    console      where all of them print, and how they refuse
+    console/     the consoles of all commands, and how they refuse a call
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`paceline data`: pack samples into shards, verify them, plan whether a storage feeds the workers."""
+"""`paceline data`: pack samples into shards, verify them, plan whether a storage is fast enough."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 DAMAGED = 1
 MOST_READERS = 32
-REFRESH = 64  # samples between two looks at the bar
+REFRESH = 64  # samples between two updates of the bar
 
 app = typer.Typer(
     help="Pack data into shards, verify them, plan a storage.", no_args_is_help=True, rich_markup_mode=None
@@ -43,17 +43,17 @@ def pack_command(
         ),
     ],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to make.", show_default=False)],
-    shard_size: Annotated[str, typer.Option(help="Most bytes of a shard: 64MiB, 1GB.")] = "64MiB",
+    shard_size: Annotated[str, typer.Option(help="Largest size of a shard: 64MiB, 1GB.")] = "64MiB",
     seed: Annotated[
         int | None, typer.Option(help="Shuffle with this seed; without it the source's order is kept.")
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Samples read at once; the default follows the machine.")] = None,
-    largest_sample: Annotated[str, typer.Option(help="A sample above this size is refused.")] = "1GiB",
+    largest_sample: Annotated[str, typer.Option(help="Refuse samples above this size.")] = "1GiB",
 ) -> None:
     """Pack a source into tar shards (WebDataset's convention) with an index.
 
-    Files of a folder that differ only after the last dot are one sample; their folder is kept as its class.
-    Exit code 0: packed; 2: it could not be, and nothing was left.
+    Files of a folder that differ only after the last dot are one sample; the folder's name is its class.
+    Exit code 0: packed; 2: failed, and nothing was written.
     """
     from paceline.data.packed.packing import open_source
     from paceline.data.packed.packing.pack import pack
@@ -107,18 +107,18 @@ def _print_packed(result: Result, output: Path) -> None:
 @app.command("verify")
 def verify_command(
     place: Annotated[str, typer.Argument(help="A packed data set: a directory or a URL.", show_default=False)],
-    quick: Annotated[bool, typer.Option("--quick", help="Look at sizes only.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Check sizes only.")] = False,
     jobs: Annotated[int | None, typer.Option(help="Shards read at once; the default follows the machine.")] = None,
 ) -> None:
-    """Hold packed shards against their index: sums, sizes, counts, offsets.
+    """Check packed shards against their index: checksums, sizes, counts, offsets.
 
-    Exit code 0: whole; 1: something is damaged; 2: there is no such place.
+    Exit code 0: intact; 1: damaged; 2: no such data set.
     """
     from paceline.data.packed.storage import Storage, is_url, local_path
     from paceline.data.packed.verify import MOST_JOBS, read_index, verify
 
     if not is_url(place) and not local_path(place).is_dir():
-        refuse(f"{place} is no directory; give the directory or the URL that holds index.json")
+        refuse(f"{place} is not a directory; give the directory or the URL that holds index.json")
     threads = min(4, os.cpu_count() or 1) if jobs is None else jobs
     if not 1 <= threads <= MOST_JOBS:
         refuse(f"--jobs must lie in 1..{MOST_JOBS}, got {threads}")
@@ -148,27 +148,27 @@ def _print_verified(report: Report, quick: bool) -> None:
     if report.damaged:
         console.print(Text(f"damaged: {len(report.damaged)} of {len(index.shards)} shards; {size}", style="bold red"))
     else:
-        checked = "sizes fit (sums were not made)" if quick else "whole"
+        checked = "sizes match (checksums were not checked)" if quick else "intact"
         console.print(Text(f"{checked}: {size}", style="bold green"), soft_wrap=True)
 
 
 @app.command("plan")
 def plan_command(
-    place: Annotated[str, typer.Argument(help="Where the data lie: a directory or a URL.", show_default=False)],
-    workers: Annotated[int, typer.Option(help="Number of workers, on all hosts together.")],
+    place: Annotated[str, typer.Argument(help="The data: a directory or a URL.", show_default=False)],
+    workers: Annotated[int, typer.Option(help="Number of workers on all hosts.")],
     samples_per_second: Annotated[float, typer.Option(help="Samples a second that each worker consumes.")],
     hosts: Annotated[int, typer.Option(help="Number of hosts.")] = 1,
     cache: Annotated[str | None, typer.Option(help="Cache of each host, for a URL: 200GB.")] = None,
     link: Annotated[str | None, typer.Option(help="Link of a host to the storage: 1Gbit, 100MB.")] = None,
     seconds: Annotated[float, typer.Option(help="Seconds of each of the two measurements.")] = 5.0,
     bytes_per_sample: Annotated[
-        str | None, typer.Option(help="Size of a sample, where the files do not tell: 120KB.")
+        str | None, typer.Option(help="Size of a sample, if the files do not show it: 120KB.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """Measure a storage and say whether it feeds the workers.
+    """Measure a storage and forecast whether workers wait for it.
 
-    Exit code 0: it does; 1: workers would wait; 2: the question makes no sense.
+    Exit code 0: fast enough; 1: workers would wait; 2: invalid options.
     """
     from paceline.data.packed.plan import Need, to_json
     from paceline.data.packed.sizes import parse_bytes, parse_rate
@@ -217,7 +217,7 @@ def _print_plan(plan: StoragePlan) -> None:
     console, holding, need = out(), plan.holding, plan.need
     facts = Table.grid(padding=(0, 2, 0, 0))
     what = "shards" if holding.kind == "packed" else "files"
-    total = "more than was looked at" if holding.bytes is None else bytes_text(holding.bytes)
+    total = "more than was listed" if holding.bytes is None else bytes_text(holding.bytes)
     facts.add_row("data", f"{len(holding.files):,} {what}, {total}; {bytes_text(holding.bytes_per_sample)} a sample")
     facts.add_row("first byte", f"after {1e3 * plan.first_byte_s:.3g} ms")
     facts.add_row("one reader", f"{bytes_text(plan.one.bytes_s)}/s")
@@ -243,7 +243,7 @@ def _print_plan(plan: StoragePlan) -> None:
 
 @contextlib.contextmanager
 def _bar(name: str) -> Iterator[tuple[Progress, TaskID]]:
-    """A bar on the terminal, and nothing in a file."""
+    """A progress bar, on a terminal only."""
     console = err()
     columns = (
         SpinnerColumn(),
@@ -259,7 +259,7 @@ def _bar(name: str) -> Iterator[tuple[Progress, TaskID]]:
 
 @contextlib.contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends packing as Ctrl-C does, so that what is half written is removed."""
+    """Let SIGTERM stop packing as Ctrl-C does, so that partial files are removed."""
     try:
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     except ValueError:  # not the main thread

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`paceline doctor`: is this cluster fit for training?
+"""`paceline doctor`: is this cluster ready for training?
 
-With a launcher's variables it is one worker; without them it is the first of this host and starts the others.
+Under a launcher it is one worker. Without one it is the first worker of this host, and starts the other workers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.forecast.doctor.probe import ProbeCoordinates
 
 UNFIT = 1
-LEAVE_S = 5.0  # for a worker that knows how it ended
+LEAVE_S = 5.0  # for a worker to exit after the verdict
 
 
 def command(
@@ -40,10 +40,10 @@ def command(
         str | None,
         typer.Option(help="HOST:PORT where the hosts meet: host 0's address and a free port of it."),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for a worker that does not come.")] = 30.0,
-    seconds: Annotated[float, typer.Option(help="Seconds of each transfer whose speed is measured.")] = 0.5,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for each worker.")] = 30.0,
+    seconds: Annotated[float, typer.Option(help="Seconds of each measured transfer.")] = 0.5,
     parameters: Annotated[
-        str | None, typer.Option(help="Size of the model, such as 25.6M: what one exchange would take.")
+        str | None, typer.Option(help="Size of the model, such as 25.6M, to estimate the time of an exchange.")
     ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Directory for a page (doctor.html), its picture and the JSON.")
@@ -53,7 +53,7 @@ def command(
     """Check a cluster before it trains: connections, speed, clocks, versions, memory.
 
     Under torchrun or another launcher, start it as the training program: torchrun ... -m paceline doctor.
-    Exit code 0: fit; 1: something is wrong; 2: the command makes no sense.
+    Exit code 0: ready; 1: a check failed; 2: invalid options.
     """
     count = None if parameters is None else parse_count(parameters)
     if not 0.05 <= seconds <= 60:
@@ -69,11 +69,11 @@ def command(
     except ValueError as error:
         refuse(f"{error}; start with torchrun, or without these variables: paceline doctor --workers N")
     if place is not None and (workers != 1 or hosts != 1):
-        refuse("a launcher has started this as one worker already: leave --workers and --hosts to it")
+        refuse("a launcher has started this as one worker: leave out --workers and --hosts")
     if place is None:
         address, port = cluster.master or ("127.0.0.1", _free_port())
         place = ProbeCoordinates(cluster.host_index * cluster.workers, cluster.workers * cluster.hosts, address, port)
-    with _others(cluster, place, seconds):
+    with _other_workers(cluster, place, seconds):
         code = _examine(place, timeout, seconds, count, report, as_json)
     raise typer.Exit(code)
 
@@ -86,7 +86,7 @@ def _examine(
     report: Path | None,
     as_json: bool,
 ) -> int:
-    """Be one worker, to the end; the exit code."""
+    """Run one worker; the exit code."""
     from paceline.forecast.doctor.probe import Probe
 
     probe = Probe(place, timeout_s, seconds)
@@ -95,16 +95,16 @@ def _examine(
         if found is None:
             return 0 if probe.verdict() else UNFIT
     except PacelineError as error:
-        err().print(error_panel("the examination ended", Text(str(error), style="default")))
+        err().print(error_panel("the examination failed", Text(str(error), style="default")))
         return UNFIT
-    fit = _tell(found, parameters, report, as_json)
+    fit = _report(found, parameters, report, as_json)
     with contextlib.suppress(RuntimeError):  # the store of a launcher that has ended
         probe.conclude(fit)
     return 0 if fit else UNFIT
 
 
-def _tell(found: Measurements, parameters: int | None, report: Path | None, as_json: bool) -> bool:
-    """Print, write the page, and return whether the cluster is fit."""
+def _report(found: Measurements, parameters: int | None, report: Path | None, as_json: bool) -> bool:
+    """Print the findings, write the page, and return whether the cluster is ready."""
     from paceline.forecast.doctor import fit, judge, show
 
     findings = judge(found, parameters)
@@ -123,8 +123,8 @@ def _tell(found: Measurements, parameters: int | None, report: Path | None, as_j
 
 
 @contextlib.contextmanager
-def _others(cluster: LaunchCluster, place: ProbeCoordinates, seconds: float) -> Iterator[None]:
-    """This host's other workers: this command again, for as long as the first one needs them."""
+def _other_workers(cluster: LaunchCluster, place: ProbeCoordinates, seconds: float) -> Iterator[None]:
+    """Run this host's other workers, each as this command."""
     arguments = ["--timeout", str(cluster.timeout_s), "--seconds", str(seconds)]
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -142,7 +142,7 @@ def _others(cluster: LaunchCluster, place: ProbeCoordinates, seconds: float) -> 
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,  # the first one says what there is to say
+                    stderr=subprocess.DEVNULL,  # the first worker reports
                 )
             )
         yield

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands that other distributions add to `paceline`: entry points of the group `paceline.commands`.
 
-The entry point's name is the command's name; the object that it names is a Typer app or a click command. `paceline
---help` shows the summary of the distribution beside it, so that nothing is imported before the command is called.
-Commands of paceline itself are found first, without a look at what is installed.
+The entry point's name is the command's name, and its object is a Typer app or a click command. `paceline --help` shows
+the summary of the distribution, so that a command is imported only when it is called. Commands of paceline itself take
+precedence.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 GROUP = "paceline.commands"
 WINGS = {"lightrnn": "paceline-lightrnn", "dual": "paceline-dual"}
-"""Commands of distributions that are developed with paceline, which may not be installed."""
+"""Command -> distribution, of those that are developed with paceline."""
 
 
 def installed_commands() -> dict[str, list[EntryPoint]]:
     """Command -> the entry points of that name, by name."""
-    from importlib.metadata import entry_points  # 20 ms, which a command of paceline itself need not wait for
+    from importlib.metadata import entry_points  # takes 20 ms
 
     found: dict[str, list[EntryPoint]] = {}
     for one in sorted(entry_points(group=GROUP), key=lambda one: (one.name, distribution(one))):
@@ -36,16 +36,15 @@ def installed_commands() -> dict[str, list[EntryPoint]]:
 
 
 def distribution(entry: EntryPoint) -> str:
-    """The name of the distribution that an entry point comes from."""
+    """The name of an entry point's distribution."""
     return entry.dist.name if entry.dist is not None else "an unnamed distribution"
 
 
 class Commands(TyperGroup):
-    """The commands of paceline, then those of other distributions."""
+    """The commands of paceline, and those of other distributions."""
 
     @cached_property
     def _offered(self) -> dict[str, list[EntryPoint]]:
-        """Looked up once, and never for a command of paceline itself."""
         return installed_commands()
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -54,7 +53,7 @@ class Commands(TyperGroup):
         return [*own, *(name for name in self._offered if name not in own)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command; None where neither paceline nor a distribution has it."""
+        """The command; None if neither paceline nor a distribution has it."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
@@ -62,7 +61,7 @@ class Commands(TyperGroup):
         return Installed(cmd_name, entries) if entries or cmd_name in WINGS else None
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """What is below the list of commands: which of other distributions cannot be called."""
+        """Below the list of commands: those that paceline's own commands hide."""
         super().format_epilog(ctx, formatter)
         own = super().list_commands(ctx)
         hidden = [f"{entry.name} of {distribution(entry)}" for name in own for entry in self._offered.get(name, [])]
@@ -72,11 +71,11 @@ class Commands(TyperGroup):
 
 
 class Installed(TyperCommand):
-    """A command of another distribution, which is imported when it is called.
+    """A command of another distribution, imported when it is called.
 
     Args:
         name: of the command.
-        entries: the entry points of that name: one, unless the distribution is not installed, or two have the name.
+        entries: the entry points of that name; only one can be called.
     """
 
     def __init__(self, name: str, entries: Sequence[EntryPoint]) -> None:
@@ -87,25 +86,21 @@ class Installed(TyperCommand):
         """The distribution's summary, or why the command cannot be called."""
         if len(self._entries) > 1:
             return f"cannot be called: {self._owners()} have it"
-        told = self._entries[0].dist.metadata["Summary"] if self._entries and self._entries[0].dist else None
-        text = " ".join((told or "").split())
+        summary = self._entries[0].dist.metadata["Summary"] if self._entries and self._entries[0].dist else None
+        text = " ".join((summary or "").split())
         return text if len(text) <= limit else f"{text[: max(0, limit - 3)].rsplit(' ', 1)[0]}..."
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Leave all arguments, `--help` among them, to the command itself."""
+        """Leave all arguments, also `--help`, to the command itself."""
         ctx.args = list(args)
         return []
 
     def invoke(self, ctx: Any) -> None:
-        """Import the command and run it; it ends the process as it does alone."""
+        """Import the command and run it."""
         self.loaded().main(args=ctx.args, prog_name=ctx.command_path)
 
     def loaded(self) -> Any:
-        """The click command.
-
-        Raises:
-            typer.Exit: it is not installed, two distributions have it, or it cannot be imported; the reason is printed.
-        """
+        """The click command; refuses one that is not installed, has two distributions, or cannot be imported."""
         name = str(self.name)
         if not self._entries:
             wing = WINGS[name]
@@ -118,7 +113,7 @@ class Installed(TyperCommand):
         (entry,) = self._entries
         try:
             found = entry.load()
-        except Exception as error:  # whatever a foreign module raises
+        except Exception as error:  # of the imported module
             reason = f"{type(error).__name__}: {error}"
             refuse(f"paceline {name}: {distribution(entry)} brings this command, and {entry.value} fails with {reason}")
         command = typer.main.get_command(found) if isinstance(found, typer.Typer) else found

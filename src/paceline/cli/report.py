@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`paceline report`: a page, its pictures, and a short table here."""
+"""`paceline report`: a page with pictures, and a short table in the terminal."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def command(
         "report"
     ),
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Every event of elastic runs, also what is no news.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Every event of elastic runs, also unimportant ones.")] = False,
 ) -> None:
     """Make a page with figures from the logs of one run, or compare several."""
-    from paceline.observe.reports.report import load, write_runs  # here, because --help draws nothing
+    from paceline.observe.reports.report import load, write_runs  # slow to import
 
     try:
         runs = load(directories)
@@ -49,7 +49,7 @@ def command(
         refuse(f"cannot write the report to {output}: {error}; choose another --output")
     out().print(as_table(comparison(runs)))
     for run in runs:
-        if not waits_long_for_data(run) and data_wait_sentence(run):  # else it stands among the notes
+        if not waits_long_for_data(run) and data_wait_sentence(run):  # otherwise it is a note
             told = data_wait_sentence(run)
             out().print(f"{run.label}: {told}" if len(runs) > 1 else told, markup=False)
     for run in runs:
@@ -61,7 +61,7 @@ def command(
 
 
 def as_table(rows: Sequence[Mapping[str, str]]) -> Table:
-    """Rows that are runs, turned on their side: a terminal is narrow and runs are few."""
+    """A column for each run, since a terminal is narrow."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
     for row in rows:
@@ -72,7 +72,7 @@ def as_table(rows: Sequence[Mapping[str, str]]) -> Table:
 
 
 def _events(run: RunLog, debug: bool) -> Table:
-    """The latest of what happened to an elastic run; the page has more."""
+    """The latest events of an elastic run; the page has more."""
     table = Table("after", "event", "what", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for row in event_rows(run, LATEST, debug):
         table.add_row(*(Text(text) for text in row.values()))

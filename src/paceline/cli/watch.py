@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`paceline watch`: all workers of a run, live, from any terminal that sees its logs."""
+"""`paceline watch`: all workers of a run, live, from any terminal that can read its logs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from paceline.observe.reports.read import LOG_NAME
 from paceline.observe.reports.summary import count_text, rate_text, seconds_text, value_text
 
 OUTPUT = "output"
-"""Is there before the first worker has attached."""
+"""Exists before the first worker has attached."""
 EVENTS_SHOWN = 6
 """Newest events that are shown."""
 SILENT_S = 30.0
-"""A worker whose log has not grown for so long is shown as silent; it may be in a long block."""
+"""A worker is shown as silent if its log has not grown for so long; it may be in a long block."""
 LINE_EVERY_S = 10.0
-"""Where there is no terminal, a line this often."""
+"""Interval of lines without a terminal."""
 BARS = "▁▂▃▄▅▆▇█"
 DEAD = dict.fromkeys(("lost", "failed", "dead"), "bold red")
 STYLES = {**DEAD, "no log": "red", "silent": "yellow", "closed": "dim"}
@@ -39,12 +39,12 @@ STYLES = {**DEAD, "no log": "red", "silent": "yellow", "closed": "dim"}
 
 def command(
     run: Annotated[
-        Path, typer.Argument(help="Log directory of a run, or the directory above it: the newest run there.")
+        Path, typer.Argument(help="Log directory of a run, or its parent directory: the newest run there.")
     ] = Path(LOGS),
-    once: Annotated[bool, typer.Option("--once", help="Print one view and end, for scripts.")] = False,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for a run that has not begun to log.")] = 600.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one view and exit, for scripts.")] = False,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for a run to start logging.")] = 600.0,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Every event of an elastic run, also what is no news.")
+        bool, typer.Option("--debug", help="Every event of an elastic run, also unimportant ones.")
     ] = False,
 ) -> None:
     """Watch all workers of a run."""
@@ -68,13 +68,13 @@ def command(
 
 
 def wait_for_run(path: Path, seconds: float, clock: Callable[[], float] = time.monotonic) -> Path:
-    """The same, once a run logs there; refuses what still has none after so many seconds."""
-    until, said = clock() + seconds, False
+    """The run at `path`, once it logs; refuses after so many seconds."""
+    until, printed = clock() + seconds, False
     while (found := _find(path)) is None and clock() < until:
         if path.exists() and not path.is_dir():
             break
-        if not said:
-            said = True
+        if not printed:
+            printed = True
             text = f"no run logs in {near(path)} yet: waiting for one (Ctrl-C ends it)"
             err().print(text, markup=False, soft_wrap=True)
         time.sleep(POLL_EVERY_S)
@@ -89,7 +89,7 @@ def newest_run(path: Path) -> Path:
     if not path.is_dir():
         refuse(f"{path} {'is a file' if path.exists() else 'does not exist'}; give the log directory of a run")
     refuse(
-        f"no run has left a log in {near(path)}, nor in a directory below it; start one with "
+        f"no run has logs in {near(path)} or in a directory below it; start one with "
         f"`paceline run --log {near(path)} ...`, or give the directory that its --log named"
     )
 
@@ -104,9 +104,9 @@ def _find(path: Path) -> Path | None:
 
 
 def _modified_at(directory: Path) -> float:
-    """When a run in this directory last said something, seconds of the wall clock; 0 where there is none."""
+    """When a run in this directory last logged, in seconds of the wall clock; 0 without a run."""
     times = [0.0]
-    with contextlib.suppress(OSError):  # it may be removed in between, or be no directory
+    with contextlib.suppress(OSError):  # removed, or not a directory
         for file in directory.iterdir():
             if LOG_NAME.fullmatch(file.name) or file.name in (CONTROL_LOG, OUTPUT):
                 times.append(file.stat().st_mtime)
@@ -123,7 +123,7 @@ def _on_terminal(live: Live, console: Console) -> None:
 
 
 class _LiveView:
-    """Reads the logs when it is drawn, at most every half second."""
+    """Reads the logs when drawn, at most every `POLL_EVERY_S`."""
 
     def __init__(self, live: Live, console: Console) -> None:
         self._live, self._console = live, console
@@ -137,26 +137,26 @@ class _LiveView:
 
 
 def _in_lines(live: Live, console: Console) -> None:
-    """Without a terminal: the state now and then, and what happens when it happens."""
-    told: set[str] = set()
-    said_at = -LINE_EVERY_S
+    """Without a terminal: print events at once, and the status every `LINE_EVERY_S`."""
+    printed: set[str] = set()
+    printed_at = -LINE_EVERY_S
     while True:
         shot = live.poll()
         for item in live.notices.newest(50):
-            if item.key not in told:
-                told.add(item.key)
+            if item.key not in printed:
+                printed.add(item.key)
                 console.print(f"{seconds_text(item.at_s)}: {item.text}", soft_wrap=True, markup=False)
         if live.over:
             console.print(view(live, console))
             return
-        if time.monotonic() - said_at >= LINE_EVERY_S:
-            said_at = time.monotonic()
+        if time.monotonic() - printed_at >= LINE_EVERY_S:
+            printed_at = time.monotonic()
             console.print(describe(shot, shot.size).plain, soft_wrap=True, markup=False)
         time.sleep(POLL_EVERY_S)
 
 
 def view(live: Live, console: Console, clock: Callable[[], float] = time.time) -> RenderableType:
-    """Everything on one page: the run, its loss, its workers, what happened."""
+    """One page: the run, its loss, its workers, its events."""
     shot = live.poll()
     width, height = console.width, console.height if console.is_terminal else 10_000
     parts: list[RenderableType] = [*_head(live, shot, width), workers_table(live, shot, width, height - 10, clock())]
@@ -186,7 +186,7 @@ def _head(live: Live, shot: LiveSnapshot, width: int) -> list[RenderableType]:
 
 
 def loss_curve(workers: list[Follower]) -> list[float]:
-    """The mean of the workers' curves, at as many points as the shortest has."""
+    """The mean of the workers' loss curves, at the number of points of the shortest."""
     curves = [log.curve for log in workers if len(log.curve) > 1]
     if not curves:
         return []
@@ -196,7 +196,7 @@ def loss_curve(workers: list[Follower]) -> list[float]:
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """Values as bars, `width` of them at most, from the least to the greatest that is finite."""
+    """Values as bars, at most `width`, scaled to the finite ones."""
     if len(values) > width:
         cuts = [k * len(values) // width for k in range(width + 1)]
         values = [sum(values[low:high]) / (high - low) for low, high in pairwise(cuts)]
@@ -207,7 +207,7 @@ def sparkline(values: list[float], width: int) -> str:
 
 
 def workers_table(live: Live, shot: LiveSnapshot, width: int, rows: int, now: float) -> RenderableType:
-    """A row a worker; where there is no room for all, those first that are not at work."""
+    """A row a worker; if they do not fit, those that are not at work first."""
     counted = any(log.samples for log in live.workers)
     ranks = range(max([shot.size, *(log.rank + 1 for log in live.workers)]))
     excluded = {rank: max((log.left_out[rank] for log in live.workers), default=0) for rank in ranks}
@@ -220,18 +220,18 @@ def workers_table(live: Live, shot: LiveSnapshot, width: int, rows: int, now: fl
         cells = _numbers(log, counted, now) if log is not None else [""] * 6
         if any(excluded.values()):
             cells.insert(5, count_text(excluded[rank]))
-        told = Text(states[rank], STYLES.get(states[rank], ""))
+        label = Text(states[rank], STYLES.get(states[rank], ""))
         if width < NARROW:
-            table.add_row(str(rank), told, *cells[:2])
+            table.add_row(str(rank), label, *cells[:2])
         else:
-            table.add_row(str(rank), Text(log.host if log else "?"), told, *cells)
+            table.add_row(str(rank), Text(log.host if log else "?"), label, *cells)
     if len(order) > rows:
         return Group(table, Text(f"and {len(order) - rows} more", style="dim"))
     return table
 
 
 NARROW = 64
-"""Below so many columns only the first two numbers of a worker are shown."""
+"""A terminal with fewer columns shows only the first two numbers of a worker."""
 
 
 def _columns(width: int, counted: bool, excluded: bool) -> Table:
@@ -255,7 +255,7 @@ def _numbers(log: Follower, counted: bool, now: float) -> list[str]:
 
 
 def state(rank: int, log: Follower | None, shot: LiveSnapshot, now: float) -> str:
-    """What a worker is doing, as its log and those of the others tell."""
+    """A worker's state, from all logs."""
     if log is not None and log.closed and not log.failed:
         return "closed"
     if rank in shot.lost:

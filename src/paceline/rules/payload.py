@@ -65,6 +65,11 @@ class Payload(ABC):
         """alpha, where local parameters are mixed with what an exchange brings."""
         return None
 
+    @property
+    def changes_optimizer_state(self) -> bool:
+        """Whether a block changes the local optimizer's state."""
+        return False
+
     def rides(self, moments: int = 2) -> bool:
         """Whether the local optimizer's so many moments travel with the parameters."""
         return False
@@ -149,6 +154,11 @@ class Delta(Payload):
             raise RuleError(f"mixing must be a number from 0 to below 1, or None, got {self.mixing!r}")
         if self.beta1 is not None and (not _number(self.beta1) or not 0 <= self.beta1 < 1):
             raise RuleError(f"beta1 must be a number from 0 to below 1, or None, got {self.beta1!r}")
+
+    @property
+    def changes_optimizer_state(self) -> bool:
+        """Whether momentum or moments are restarted, averaged or compensated, whatever the optimizer."""
+        return self.adam_only or self.local_state in ("average", "compensate", "reset")
 
     def rides(self, moments: int = 2) -> bool:
         """Whether the local optimizer's so many moments travel with the parameters; with "fitting" Adam's two do."""

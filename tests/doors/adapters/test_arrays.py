@@ -173,7 +173,7 @@ WRONG = [
     (np.ones(3, np.longdouble), "cannot be shared with torch"),
     (np.ones(3, ml_dtypes.float8_e4m3fn), "cannot be shared with torch"),
     (torch.ones(3).to(torch.float8_e4m3fn), "cannot be averaged"),
-    (np.ones((4, 4))[:, ::2], "holes"),
+    (np.ones((4, 4))[:, ::2], "gaps"),
     (np.ones(3)[::-1], "cannot be shared with torch"),
     (memoryview(b"1234"), "read-only"),
     ([1.0, 2.0], "neither DLPack nor the buffer protocol"),
@@ -209,7 +209,7 @@ def test_another_shape_is_refused_and_the_run_goes_on() -> None:
                     held[name] -= RATE * (held[name] - to)
                 with pytest.raises(paceline.UnsupportedError, match=r"w has shape \(3, 2\).*\(2, 3\)"):
                     run.step({"w": np.ones((3, 2)), "b": held["b"]})
-                with pytest.raises(paceline.UnsupportedError, match="odd stand on one side"):
+                with pytest.raises(paceline.UnsupportedError, match="odd are missing on one side"):
                     run.step({**held, "odd": np.ones(1)})
                 run.step()
         return {name: torch.from_numpy(value) for name, value in held.items()}

@@ -187,7 +187,7 @@ def test_a_merge_brings_new_parameters_which_must_be_taken() -> None:
             now = run.sync(now)
             run.merge()
             merged = to_torch(run.model_for_export())
-            with pytest.raises(paceline.UnsupportedError, match=r"go on from params = run\.params"):
+            with pytest.raises(paceline.UnsupportedError, match=r"continue from params = run\.params"):
                 run.sync(now)
             assert same_bits(to_torch(run.params), merged)
         return merged

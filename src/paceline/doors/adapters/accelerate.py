@@ -7,10 +7,10 @@
         ...
     accelerator.end_training()
 
-accelerate reads what a launcher puts into the environment, sets up torch.distributed, and would wrap the model in
-DistributedDataParallel and split every loader. `one_device` takes that back: to accelerate, each worker is alone
-with its device, and its place is the worker's rank, so that the main process alone writes and logs. `num_processes` is
-1, a loader that is not shared is whole, and `gather` gives what the worker has (`accelerator.run.messages` gathers).
+accelerate reads a launcher's variables, sets up torch.distributed, and would wrap the model in DistributedDataParallel
+and split every loader. `one_device` undoes that: accelerate sees one device, and as process index the worker's rank, so
+that only rank 0 writes and logs. `num_processes` is 1, a loader that is not shared is whole, and `gather` returns the
+worker's own values (`accelerator.run.messages` gathers).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ with needed("the adapter for accelerate", "accelerate"):
 
 
 class PacelineAccelerator(Accelerator):  # type: ignore[misc]
-    """An Accelerator whose training runs under a rule of paceline.
+    """An Accelerator that trains under a rule of paceline.
 
     Args:
         rule: as for `paceline.attach`.
@@ -48,14 +48,16 @@ class PacelineAccelerator(Accelerator):  # type: ignore[misc]
         self.adapter = Adapter("accelerate", rule, settings)
         for name in ("deepspeed_plugin", "fsdp_plugin", "megatron_lm_plugin", "parallelism_config"):
             if arguments.get(name) is not None:
-                raise UnsupportedError(f"{name} spreads a model over processes, and paceline's workers hold it whole")
+                raise UnsupportedError(
+                    f"{name} shards a model over processes, and each worker of paceline holds all of it"
+                )
         one_device(self.adapter, cpu=bool(arguments.get("cpu")))
         super().__init__(**arguments)
         one_device(self.adapter)
 
     @property
     def run(self) -> Run:
-        """The run; attached to all models and optimizers that are prepared by then."""
+        """The run; first use attaches it to all prepared models and optimizers."""
         if self.adapter.run is None:
             models = [self.unwrap_model(model, keep_torch_compile=False) for model in self._models]
             optimizers = [prepared.optimizer for prepared in self._optimizers]
@@ -71,12 +73,12 @@ class PacelineAccelerator(Accelerator):  # type: ignore[misc]
         return self.adapter.run
 
     def share(self, loader: Any) -> Any:
-        """This worker's part of the training data: every sample of an epoch on exactly one worker."""
+        """This worker's part of the training data; each sample of an epoch is on one worker."""
         run = self.run
         return PreparedLoader(loader, self.adapter) if self.adapter.distributed else run.share(loader)
 
     def backward(self, loss: Any, **kwargs: Any) -> None:
-        """As Accelerator's; refuses batches that `accelerator.share` did not give out."""
+        """As Accelerator's; refuses batches that do not come from `accelerator.share`."""
         if (
             self.adapter.distributed
             and not self.run.samples
@@ -86,30 +88,30 @@ class PacelineAccelerator(Accelerator):  # type: ignore[misc]
             raise UnsupportedError(
                 self.adapter.world.sign(
                     "no batch came from accelerator.share(loader), so every worker would train on the same data; "
-                    "go through `for batch in accelerator.share(loader)`"
+                    "iterate with `for batch in accelerator.share(loader)`"
                 )
             )
         super().backward(loss, **kwargs)
 
     @contextlib.contextmanager
     def no_sync(self, model: Any) -> Iterator[None]:
-        """Gradients of the passes inside stay on their worker."""
+        """Do not exchange gradients of the backward passes inside."""
         with self.run.no_sync():
             yield
 
     def wait_for_everyone(self) -> None:
-        """Return when every worker has come here."""
+        """Barrier of all workers."""
         self.adapter.transport.barrier()
 
     def get_state_dict(self, model: Any, unwrap: bool = True) -> Any:
-        """The global model, of the one that is trained."""
+        """The global parameters, for the trained model."""
         run = self.adapter.open_run
         if run is None or len(self._models) != 1 or self.unwrap_model(model) is not self.unwrap_model(self._models[0]):
             return super().get_state_dict(model, unwrap)
         return {**super().get_state_dict(model, unwrap), **run.global_state()}
 
     def save_state(self, output_dir: Any = None, **kwargs: Any) -> Any:
-        """As Accelerator's, with the rest of the run in the folder `paceline` within."""
+        """As Accelerator's, with the run's state in the subfolder `paceline`."""
         run = self.adapter.open_run
         with run.global_model() if run is not None else contextlib.nullcontext():
             folder = super().save_state(output_dir, **kwargs)
@@ -118,7 +120,7 @@ class PacelineAccelerator(Accelerator):  # type: ignore[misc]
         return folder
 
     def load_state(self, input_dir: Any = None, **kwargs: Any) -> None:
-        """As Accelerator's; a loop that is resumed goes on at `accelerator.run.epoch`."""
+        """As Accelerator's; a resumed loop continues at `accelerator.run.epoch`."""
         if input_dir is None:
             raise UnsupportedError("name the checkpoint: accelerator.load_state(folder)")
         ours = Path(input_dir) / FOLDER
@@ -135,6 +137,6 @@ class PacelineAccelerator(Accelerator):  # type: ignore[misc]
             self.adapter.resume(ours)
 
     def end_training(self) -> None:
-        """Come to the end together; the model is the global one then."""
+        """Close the run; the model is then the global one."""
         self.adapter.close()
         super().end_training()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the doors to training frameworks have in common: who is here, the run, and the training data.
+"""The common part of the adapters for frameworks: the world, the run, and the training data.
 
-A framework asks for its rank, for a name that all workers share and for the length of the data before it has made the
-model that a run is attached to. So a door has a connection of its own beside the run's.
+A framework asks for its rank, for broadcasts and for the length of the data before it has a model to attach to. So an
+adapter has a connection of its own beside the run's.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from paceline.run.run import Run
 
 OF_FRAMEWORK = {
     "checkpoint": "writes checkpoints itself, and paceline's state goes with them",
-    "every_blocks": "says itself when a checkpoint is due",
-    "keep": "says itself how many checkpoints are kept",
-    "scaler": "makes the GradScaler, and the adapter hands it over",
-    "group": "has no data parallelism of its own beside paceline's",
+    "every_blocks": "decides itself when to write a checkpoint",
+    "keep": "decides itself how many checkpoints to keep",
+    "scaler": "makes the GradScaler, and the adapter passes it on",
+    "group": "has no data parallelism beside paceline's",
 }
 """Settings of `attach` that belong to the framework, and why."""
 UNSUPPORTED_RUNS = {
     "PACELINE_CONTROL": "workers that come and go (--elastic)",
     "PACELINE_ROUND": "the rounds of `paceline tune --search`",
 }
-"""Variables of runs in which the program's loop has to follow paceline's, and not the other way round."""
+"""Variables of runs in which paceline controls the training loop."""
 FOLDER = "paceline"
-"""Where paceline's part of a checkpoint lies: a folder in the framework's, or beside its file with this ending."""
+"""Folder of paceline's part of a checkpoint, in the framework's folder; or the ending of a folder beside its file."""
 
 
 class Adapter:
-    """One worker's way from a framework into a run.
+    """Connects a framework to a run, on one worker.
 
     Args:
         framework: its name, for messages.
@@ -57,34 +57,33 @@ class Adapter:
         run: of the last training; None before the first.
 
     Raises:
-        UnsupportedError: a setting belongs to the framework, or workers are to come and go.
+        UnsupportedError: a setting belongs to the framework, or the run is elastic or a search.
     """
 
     def __init__(self, framework: str, rule: Rule | str | None, settings: dict[str, Any]) -> None:
         for name in OF_FRAMEWORK:
             if name in settings:
-                raise UnsupportedError(f"{framework} {OF_FRAMEWORK[name]}; leave {name}= away")
+                raise UnsupportedError(f"{framework} {OF_FRAMEWORK[name]}; leave {name}= out")
         for variable, what in UNSUPPORTED_RUNS.items():
             if os.environ.get(variable):
                 raise UnsupportedError(
-                    f"{framework} keeps its own account of steps and epochs, which does not go with {what}; start "
+                    f"{framework} counts steps and epochs itself, which excludes {what}; start "
                     "with `paceline run --workers N`, or write the loop by hand with paceline.attach"
                 )
         self.framework, self._rule, self._settings = framework, rule, settings
         self.run: Run | None = None
         self._open = False
 
-    # -- who is here ------------------------------------------------------------------------------
+    # -- the workers ------------------------------------------------------------------------------
 
     @cached_property
     def transport(self) -> Transport:
-        """The door's own connection."""
+        """The adapter's own connection."""
         timeout_s = float(self._settings.get("timeout_s") or os.environ.get("PACELINE_TIMEOUT_S", "600"))
         return connect(timeout_s)
 
     @property
     def world(self) -> World:
-        """This worker."""
         return self.transport.world
 
     @property
@@ -93,7 +92,7 @@ class Adapter:
         return self.world.size > 1
 
     def gather_rows(self, x: Tensor) -> Tensor:
-        """`x` of every worker, shape (N, *x.shape), on its device; every worker calls it."""
+        """All-gather: `x` of every worker, shape (N, *x.shape), on its device."""
         wire = self.transport.wire_device(x.device)
         mine = x.detach().to(wire).reshape(-1)
         found = torch.empty(self.world.size, mine.numel(), dtype=mine.dtype, device=wire)
@@ -101,7 +100,7 @@ class Adapter:
         return found.reshape(self.world.size, *x.shape).to(x.device)
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """What worker `source` brings: a tensor, a path, or what JSON can say; every worker calls it."""
+        """Broadcast worker `source`'s tensor, path or JSON value."""
         if not self.distributed:
             return value
         if isinstance(value, Tensor):
@@ -113,8 +112,8 @@ class Adapter:
         except TypeError as error:
             raise UnsupportedError(
                 self.world.sign(
-                    f"{self.framework} broadcasts a {type(value).__name__}, and nothing that would have to be "
-                    "unpickled travels between workers; broadcast tensors, paths, or what JSON can say"
+                    f"{self.framework} broadcasts a {type(value).__name__}, and paceline sends no pickled objects; "
+                    "broadcast tensors, paths, or JSON values"
                 )
             ) from error
         return self.transport.gather_json(value if self.world.rank == source else None)[source]
@@ -123,17 +122,17 @@ class Adapter:
 
     @property
     def open_run(self) -> Run | None:
-        """The run, while it is under way."""
+        """The run, until it is closed."""
         return self.run if self._open else None
 
     def attach(self, model: Modules, optimizers: Any, scaler: Any = None) -> Run:
-        """Attach to what the framework has made."""
+        """Attach to the framework's model and optimizers."""
         self.run = attach(model, optimizers, self._rule, scaler=scaler, data="own", **self._settings)
         self._open = True
         return self.run
 
     def close(self) -> None:
-        """Come to the end together, where a run is under way."""
+        """Close the run, if one is open."""
         if self.run is not None and self._open:
             self._open = False
             self.run.close()
@@ -145,14 +144,14 @@ class Adapter:
             self.run.abandon()
 
     def resume(self, folder: Path, minibatches: int | None = None) -> None:
-        """Put the run back to where a checkpoint of the framework was written.
+        """Resume the run from a checkpoint of the framework.
 
         Args:
             folder: paceline's part of it.
-            minibatches: that the framework's part was written at; None where it does not say.
+            minibatches: at which the framework's part was written; None if unknown.
 
         Raises:
-            CheckpointError: there is none, or it was written at another time than the framework's.
+            CheckpointError: it is missing, or was written at another step than the framework's.
         """
         assert self.run is not None
         self.run.resume(folder)
@@ -160,14 +159,14 @@ class Adapter:
             raise CheckpointError(
                 self.world.sign(
                     f"{folder} was written after {self.run.minibatches} minibatches and the checkpoint of "
-                    f"{self.framework} beside it after {minibatches}; they belong to different steps: take another one"
+                    f"{self.framework} beside it after {minibatches}; they belong to different steps: use another one"
                 )
             )
 
     # -- data -------------------------------------------------------------------------------------
 
     def share(self, loader: Any) -> SharedLoader:
-        """This worker's part of a loader, as many batches as every other worker has."""
+        """This worker's part of a loader, with equally many batches on every worker."""
         if self._open and self.run is not None:
             return self.run.share(loader, even=True)
         return LoaderRegistry(self.world, self._settings.get("seed", 0), lambda epoch, batches: None).share(
@@ -177,22 +176,21 @@ class Adapter:
     # -- several workers in one process -----------------------------------------------------------
 
     def belongs(self, belonging: Belonging) -> None:
-        """Under a simulation, `belonging` moves with this worker's turn."""
+        """In a simulation, give this virtual worker a state of its own."""
         here = virtual.current()
         if here is not None:
             here.cluster.keep(here.world.rank, belonging)
 
 
 class AdapterLoader:
-    """A loader of which each worker sees its part, for a loop that is the framework's.
+    """A worker's part of a loader, for a framework's training loop.
 
-    Frameworks count batches and leave a pass after its last one without asking for another; then the pass is brought
-    to its end when the next one begins.
+    Frameworks count batches, and stop iterating after the last one; the next pass then finishes the iterator.
 
     Args:
         loader: the user's.
-        door: the worker's.
-        epoch: gives the number of the epoch that the framework begins, where it has one.
+        adapter: the worker's.
+        epoch: returns the framework's number of the epoch, if it has one.
     """
 
     def __init__(self, loader: Any, adapter: Adapter, epoch: Callable[[], int] | None = None) -> None:
@@ -206,13 +204,13 @@ class AdapterLoader:
         return getattr(self.loader, name)
 
     def __len__(self) -> int:
-        """Batches of this worker in an epoch; known before the run is attached."""
+        """Batches of this worker in an epoch, also before the run is attached."""
         if self._length is None:
             self._length = len(self._adapter.share(self.loader))
         return self._length
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the order of this epoch."""
+        """Use the order of this epoch."""
         self._finish()
         self._adapter.share(self.loader).set_epoch(epoch)
 
@@ -220,8 +218,8 @@ class AdapterLoader:
         if self._adapter.open_run is None:
             raise UnsupportedError(
                 self._adapter.world.sign(
-                    f"{self._adapter.framework} goes through the training data before paceline is attached; give the "
-                    "data set a length, or begin the training first"
+                    f"{self._adapter.framework} iterates over the training data before paceline is attached; give "
+                    "the data set a length, or start the training first"
                 )
             )
         if self._epoch is not None:
@@ -230,16 +228,16 @@ class AdapterLoader:
         share = self._adapter.share(self.loader)
         batches = iter(share)
         self._pass = share, batches
-        for batch in batches:  # not `yield from`: a pass that is left has to stay where it is until it is finished
+        for batch in batches:  # not `yield from`, which would close an iterator that the framework leaves
             yield self.placed(batch, share)
         self._pass = None
 
     def placed(self, batch: Any, share: SharedLoader) -> Any:
-        """The batch as the framework wants it."""
+        """Convert a batch for the framework."""
         return batch
 
     def _finish(self) -> None:
-        """Bring the last pass to its end, if all its batches were handed out."""
+        """Finish the last pass, if all its batches were used."""
         if self._pass is not None:
             share, batches = self._pass
             self._pass = None

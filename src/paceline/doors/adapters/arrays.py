@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs whose parameters are arrays of any library: `attach_arrays`, and `run.step()` behind each minibatch.
+"""Programs whose parameters are arrays of any library: `attach_arrays`, and `run.step()` after each minibatch.
 
-The arrays become the parameters of a small torch module, without a copy (:mod:`.views`), and beside it stands an
-optimizer whose step does nothing, because the program has made it by then. Everything else is that of any run.
+The arrays become the parameters of a torch module, without a copy (:mod:`.views`). Its optimizer has an empty step,
+since the program makes the step itself. All else is as in any run.
 
-Where the rule exchanges gradients, `run.mean(gradients)` comes before the program's own step; blocks need nothing but
-the parameters. What makes the optimizer's step itself cannot be served: that step belongs to the program.
+Under a rule that exchanges gradients the program calls `run.mean(gradients)` before its own step; block rules need the
+parameters only. Rules that make the optimizer's step themselves are not supported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paceline.update.engine.collective.engine import Engine
 from paceline.update.engine.settings import Settings
 
 UNCHANGED_STEPS = 10
-"""Steps after which arrays that never changed are taken for forgotten ones."""
+"""After so many steps without a change the arrays are taken for the wrong ones."""
 
 
 class ArrayModule(nn.Module):
@@ -47,9 +47,9 @@ class ArrayRun(Run):
 
     Args:
         parameters: name -> tensor in the memory of the program's array.
-        buffers: the same for what is averaged along and not trained.
-        optimizer: what stands for the program's own.
+        buffers: the same for arrays that are averaged and not trained.
         rule, settings: of `paceline.attach.prepare`.
+        more: momentum and decay, if known.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class ArrayRun(Run):
         trained = list(self._parameters.values())
         self._stepper: Any = ElsewhereMomentum(trained, *more) if more else Elsewhere(trained)
         check_rule(rule, momentum=bool(more))
-        self._meant = False
+        self._averaged = False
         super().__init__(holder, self._stepper, rule, settings)
 
     def mean(self, gradients: Any) -> Any:
-        """The workers' mean of the gradients, written into the same arrays; as they are where none is exchanged.
+        """Replace the gradients by their mean over the workers, in place, if the rule exchanges them now.
 
         Call it before the program's own step, with an array for each parameter, in the structure of those attached.
         """
@@ -92,17 +92,17 @@ class ArrayRun(Run):
             self._engine.before_step(self._stepper)
             return {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
         finally:
-            self._meant = True
+            self._averaged = True
             for parameter in self._parameters.values():
-                parameter.grad = None  # the program's memory is not held on to
+                parameter.grad = None  # release the program's memory
 
     @property
     def quiet(self) -> bool:
-        """Whether the next step leaves the parameters alone, and does not look at them."""
+        """Whether the next step neither reads nor writes the parameters."""
         return self._engine is None or (isinstance(self._engine, Engine) and self._engine.quiet)
 
     def _like(self, what: str, arrays: Any) -> dict[str, Tensor]:
-        """Views of arrays that must look like the parameters, by name."""
+        """Views by name of arrays with the structure of the parameters."""
         found = {name: view(f"the {what} {name}", array) for name, array in named(arrays).items()}
         self._check_like(what, found)
         return found
@@ -110,7 +110,9 @@ class ArrayRun(Run):
     def _check_like(self, what: str, found: Mapping[str, Tensor]) -> None:
         if found.keys() != self._parameters.keys():
             odd = ", ".join(sorted(found.keys() ^ self._parameters.keys()))
-            raise UnsupportedError(self.world.sign(f"the {what}s are not those attached: {odd} stand on one side only"))
+            raise UnsupportedError(
+                self.world.sign(f"the {what}s are not those attached: {odd} are missing on one side")
+            )
         for name, tensor in found.items():
             known = self._parameters[name]
             if (tensor.shape, tensor.dtype, tensor.device) != (known.shape, known.dtype, known.device):
@@ -123,20 +125,20 @@ class ArrayRun(Run):
                 )
 
     def _step(self) -> None:
-        """The program has made its step: do what is due."""
-        if self._gradients_due and not self._meant:
+        """After the program's step: exchange if due."""
+        if self._gradients_due and not self._averaged:
             raise UnsupportedError(
                 self.world.sign(
-                    f"{self.rule.text()} exchanges gradients now, and none came: call gradients = run.mean(gradients) "
+                    f"{self.rule.text()} exchanges gradients now, and got none: call gradients = run.mean(gradients) "
                     "before your own step, or use a block rule without warmup"
                 )
             )
-        self._meant = False
+        self._averaged = False
         self._stepper.step()
 
 
 class WritableRun(ArrayRun):
-    """A run over arrays that are written to where they lie; made by `attach_arrays`."""
+    """A run over arrays that it changes in place; made by `attach_arrays`."""
 
     def __init__(
         self,
@@ -160,16 +162,15 @@ class WritableRun(ArrayRun):
             self._unmoved = {name: tensor.clone() for name, tensor in tensors.items()}
 
     def step(self, arrays: Arrays | None = None, momentum: Arrays | None = None) -> None:
-        """The program has made a step; everything happens here, in the arrays themselves.
+        """Call it after each step of the program; exchanges change the arrays in place.
 
         Args:
-            arrays: the parameters now, where the step has made new arrays of them; None where it wrote into those that
-                were attached.
+            arrays: the parameters, if the step made new arrays; None if it wrote into those attached.
             momentum: the same for the momentum.
 
         Raises:
             UnsupportedError: arrays have other shapes than at attach, or those attached have never changed; the run
-                goes on with the next right call.
+                continues with the next valid call.
         """
         if self._closed:
             return
@@ -187,7 +188,7 @@ class WritableRun(ArrayRun):
         self._step()
 
     def _check_strides(self, found: Mapping[str, Tensor]) -> None:
-        """Numbers are exchanged in the order in which they lie, which has to stay the same."""
+        """Refuse another memory order than at attach, since arrays are exchanged in memory order."""
         for name, tensor in found.items():
             known = self._parameters[name].stride()
             if tensor.stride() != known and tensor.numel() > 1:
@@ -199,7 +200,7 @@ class WritableRun(ArrayRun):
                 )
 
     def _check_place(self) -> None:
-        """Refuse arrays that have gone elsewhere, or that nobody trains."""
+        """Refuse arrays that changed their shape, or that are never trained."""
         for name, array in self._arrays.items():
             known = self._parameters[name]
             if tuple(array.shape if hasattr(array, "shape") else known.shape) != tuple(known.shape):
@@ -222,7 +223,7 @@ class WritableRun(ArrayRun):
 
     @contextlib.contextmanager
     def global_model(self) -> Iterator[Any]:
-        """Inside, the arrays hold the global parameters (for evaluation); afterwards their own again."""
+        """Inside, the arrays hold the global parameters (for evaluation); afterwards the worker's own."""
         with super().global_model():
             yield self._arrays
 
@@ -236,10 +237,10 @@ def attach_arrays(
     decay: float | None = None,
     **settings: Any,
 ) -> WritableRun:
-    """Attach paceline to a program whose parameters are arrays; `run.step()` then stands behind each of its steps.
+    """Attach paceline to a program whose parameters are arrays; call `run.step()` after each of its steps.
 
-    Arrays are seen where they lie, without a copy, and are written to: all workers start from rank 0's, and exchanges
-    change them in place. With one worker nothing is exchanged and the program is what it was.
+    All workers start from rank 0's arrays, and exchanges change the arrays in place, without a copy. One worker
+    exchanges nothing, and the program is unchanged.
 
     >>> import numpy, paceline
     >>> weights = numpy.ones(3)
@@ -252,17 +253,17 @@ def attach_arrays(
     8
 
     Args:
-        arrays: a list or a dictionary of arrays of floating-point numbers: NumPy's, and whatever speaks DLPack or the
-            buffer protocol and may be written to. (For JAX see :mod:`paceline.doors.adapters.jax`.)
+        arrays: a list or a dictionary of arrays of floating-point numbers: NumPy's, and writable arrays with DLPack
+            or the buffer protocol. (For JAX see :mod:`paceline.doors.adapters.jax`.)
         rule: as for `attach`. Where it exchanges gradients, call `gradients = run.mean(gradients)` before your step.
-        buffers: arrays that are averaged along with blocks and not trained, such as running means.
-        momentum: the momentum that your program keeps, an array for each of `arrays`. Block rules then treat it as they
-            do that of torch's SGD: it restarts with each block, or is averaged, by `local_state`. Else it is kept.
-        decay: by which your program multiplies the momentum at each step.
-        settings: all others of `attach`, and those of the rule.
+        buffers: arrays that block rules average and do not train, such as running means.
+        momentum: your program's momentum, an array for each of `arrays`. Block rules then treat it as torch's SGD
+            momentum: it restarts with each block, or is averaged, by `local_state`. Else it is kept.
+        decay: factor by which your program multiplies the momentum at each step.
+        settings: other settings of `attach`, and the rule's.
 
     Raises:
-        UnsupportedError: an array, or the rule, cannot be served so; nothing has been changed.
+        UnsupportedError: an array or the rule is not supported; nothing has been changed.
         MismatchError: the workers' arrays differ in names, shapes or dtypes (on every worker alike).
     """
     return WritableRun(arrays, buffers, momentum, decay, *prepare(rule, **settings))
@@ -273,7 +274,7 @@ def _checked_momentum(
 ) -> tuple[list[Tensor], float]:
     """Views of the momentum, in the order of the parameters, and its decay."""
     if decay is None or not 0 < decay < 1:
-        raise UnsupportedError(f"decay must say what the momentum is multiplied by, above 0 and below 1, got {decay!r}")
+        raise UnsupportedError(f"decay, the factor of the momentum, must lie above 0 and below 1, got {decay!r}")
     found = {name: view(f"the momentum {name}", array) for name, array in named(momentum).items()}
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
     if {name: tuple(t.shape) for name, t in found.items()} != shapes:

@@ -8,10 +8,9 @@
     ...
     fabric.strategy.close()
 
-Fabric starts no process. Every loader that is set up is shared, so that each sample is used once an epoch, but with
-`use_distributed_sampler=False`: take that for evaluation. What `fabric.save` writes of the model is the global one, and
-what else `fabric.load` needs lies in a folder beside the file. A loop that is resumed goes on at
-`fabric.strategy.run.epoch`.
+Fabric starts no process. Every loader that is set up is shared, so that each sample is used once an epoch, unless
+`use_distributed_sampler=False`, for evaluation. `fabric.save` writes the global model, and the run's state into a
+folder beside the file. A resumed loop continues at `fabric.strategy.run.epoch`.
 """
 
 from __future__ import annotations
@@ -55,10 +54,10 @@ class PacelineFabricStrategy(WorkersMixin, ParallelStrategy):  # type: ignore[mi
         self.adapter = Adapter("Fabric", rule, settings)
         self._backward_sync_control = _NoSync(self.adapter)
         self._model: nn.Module | None = None
-        self._asked = False
+        self._splits = False
 
     def close(self) -> None:
-        """Come to the end together; the model is the global one then."""
+        """Close the run; the model is then the global one."""
         self.adapter.close()
 
     # -- setting up -------------------------------------------------------------------------------
@@ -73,7 +72,7 @@ class PacelineFabricStrategy(WorkersMixin, ParallelStrategy):  # type: ignore[mi
     def setup_module_and_optimizers(self, module: nn.Module, optimizers: list[Optimizer], scheduler: Any = None) -> Any:
         if self.adapter.open_run is not None:
             raise UnsupportedError(
-                "a model is set up already; close that run (fabric.strategy.close()), or hand over all modules as one"
+                "a model is set up already; close that run (fabric.strategy.close()), or pass all modules as one"
             )
         self._model = module
         self.adapter.attach(module, list(optimizers), getattr(self.precision, "scaler", None))
@@ -86,12 +85,12 @@ class PacelineFabricStrategy(WorkersMixin, ParallelStrategy):  # type: ignore[mi
 
     @property
     def distributed_sampler_kwargs(self) -> None:
-        """None: Fabric puts no sampler of its own in; it asks only for loaders that are to be split."""
-        self._asked = True
+        """None, since Fabric needs no sampler of its own; it reads this only for loaders that are to be split."""
+        self._splits = True
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        asked, self._asked = self._asked, False
-        if not asked or not self.adapter.distributed:
+        splits, self._splits = self._splits, False
+        if not splits or not self.adapter.distributed:
             return dataloader
         shared = AdapterLoader(dataloader, self.adapter)
         shared.__dict__.update({**vars(dataloader), **vars(shared)})  # Fabric copies what it finds there
@@ -134,7 +133,7 @@ class PacelineFabricStrategy(WorkersMixin, ParallelStrategy):  # type: ignore[mi
 
 
 class _NoSync(_BackwardSyncControl):  # type: ignore[misc]
-    """Gradients of a pass stay on their worker."""
+    """Excludes a backward pass from the exchange of gradients."""
 
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter

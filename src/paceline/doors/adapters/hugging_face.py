@@ -3,13 +3,13 @@
 
     trainer = Trainer(model, args, train_dataset=data, callbacks=[PacelineCallback("bmuf", period=16)])
 
-started with `paceline run --workers 4 train.py`. `TrainingArguments` let accelerate set up data parallelism when a
-launcher has set its variables; the callback takes that back (:mod:`paceline.doors.adapters.one_device`), and the
-Trainer goes on as on one device. The training data are shared, so that each sample is used once an epoch. Evaluation
-takes the global model and all data, on every worker alike. Rank 0 alone logs and writes; the weights it writes are the
-global model, and what else a resume needs lies in the checkpoint's folder `paceline`.
+started with `paceline run --workers 4 train.py`. Under a launcher `TrainingArguments` let accelerate set up data
+parallelism; the callback undoes that (:mod:`paceline.doors.adapters.one_device`), and the Trainer continues as on one
+device. The training data are shared, so that each sample is used once an epoch. Every worker evaluates the global model
+on all data. Only rank 0 logs and writes: the global model's weights, and the run's state in the checkpoint's folder
+`paceline`.
 
-`per_device_train_batch_size`, `max_steps`, the schedule and `state.global_step` are those of one worker.
+`per_device_train_batch_size`, `max_steps`, the schedule and `state.global_step` count for one worker.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ with needed("the adapter for transformers' Trainer", "transformers"):
     from paceline.doors.adapters.one_device import PreparedLoader, one_device
 
 REFUSED = ("auto_find_batch_size", "deepspeed", "fsdp")
-"""TrainingArguments that spread the model over processes, or begin the training again within itself."""
+"""TrainingArguments that shard the model, or restart the training within itself."""
 
 
 class PacelineCallback(TrainerCallback):  # type: ignore[misc]
@@ -45,7 +45,7 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
 
     Args:
         rule: as for `paceline.attach`.
-        settings: the others of `paceline.attach`, and the rule's, such as `period=16`.
+        settings: other settings of `paceline.attach`, and the rule's, such as `period=16`.
     """
 
     def __init__(self, rule: Rule | str | None = None, **settings: Any) -> None:
@@ -58,10 +58,10 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
         """The run of the last training."""
         return self.adapter.run
 
-    # -- what the Trainer calls -------------------------------------------------------------------
+    # -- callbacks --------------------------------------------------------------------------------
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # a callback is not told whose it is
+        # a callback does not get its Trainer
         frame: FrameType | None = sys._getframe()
         while frame is not None and not isinstance(frame.f_locals.get("self"), Trainer):
             frame = frame.f_back
@@ -72,7 +72,7 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
         trainer = self._trainer
         if trainer is None:
             raise UnsupportedError(
-                "PacelineCallback came to its Trainer after that was made; give it to Trainer(..., callbacks=[...]), "
+                "PacelineCallback was added to a Trainer that exists; give it to Trainer(..., callbacks=[...]), "
                 "or call callback.join(trainer)"
             )
         accelerator = trainer.accelerator
@@ -86,18 +86,18 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
     # -- the Trainer ------------------------------------------------------------------------------
 
     def join(self, trainer: Any) -> Any:
-        """Take part in the training of `trainer`, which is given back.
+        """Add the callback to an existing `trainer`, and return it.
 
         Raises:
-            UnsupportedError: the Trainer is told to do what does not go with paceline.
+            UnsupportedError: an argument of the Trainer is not supported.
         """
         if self._trainer is trainer:
             return trainer
         for name in REFUSED:
             if getattr(trainer.args, name, None):
                 raise UnsupportedError(
-                    f"TrainingArguments have {name}={getattr(trainer.args, name)!r}, which does not "
-                    "go with paceline; leave it away"
+                    f"TrainingArguments have {name}={getattr(trainer.args, name)!r}, which paceline "
+                    "does not support; leave it out"
                 )
         one_device(self.adapter)
         self._trainer = trainer
@@ -120,18 +120,18 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
         setattr(self._trainer, name, partial(around, getattr(self._trainer, name)))
 
     def _training(self, train: Callable[..., Any], resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
-        self._from = self._ours(resume_from_checkpoint) if resume_from_checkpoint else None
+        self._from = self._state_folder(resume_from_checkpoint) if resume_from_checkpoint else None
         try:
             return train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         except BaseException:
             self.adapter.abandon()
             raise
 
-    def _ours(self, checkpoint: Any) -> Path:
-        """Our part of a checkpoint.
+    def _state_folder(self, checkpoint: Any) -> Path:
+        """Paceline's folder in a checkpoint.
 
         Raises:
-            UnsupportedError: it was not written by as many workers.
+            UnsupportedError: another number of workers wrote it.
         """
         if checkpoint is True:
             checkpoint = transformers.trainer.get_last_checkpoint(self._trainer.args.output_dir)
@@ -140,8 +140,8 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
         if workers != self.adapter.world.size:
             raise UnsupportedError(
                 self.adapter.world.sign(
-                    f"{checkpoint} was written by {workers} workers, and the Trainer counts epochs by the steps of "
-                    "one; resume with as many as wrote it, or begin anew from its weights with from_pretrained"
+                    f"{checkpoint} was written by {workers} workers, and the Trainer counts an epoch by one "
+                    "worker's steps; resume with as many workers, or start from its weights with from_pretrained"
                 )
             )
         return folder
@@ -176,5 +176,5 @@ _skip_first = transformers.trainer.skip_first_batches
 
 
 def _skip(loader: Any, number: int = 0) -> Any:
-    """A shared loader goes on by itself where the run stood."""
+    """A shared loader continues at the run's position by itself."""
     return loader if isinstance(loader, PreparedLoader) else _skip_first(loader, number)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs over arrays that never change, as JAX's: what an exchange changes comes as new arrays.
+"""Runs over immutable arrays such as JAX's: an exchange produces new arrays.
 
-A write through torch would change such an array behind the library's back. So a run writes to copies only: in most
-steps of a block rule it does not touch the parameters at all; where an exchange begins or lands it copies them once,
-and what comes out are new arrays in the copies' memory, which is the library's from then on.
+torch must not write into such an array. So a run writes to copies: most steps of a block rule do not touch the
+parameters; a step in which an exchange starts or ends copies them once, and the library gets the copies' memory as new
+arrays.
 """
 
 from __future__ import annotations
@@ -31,31 +31,27 @@ Leaves = dict[str, Any]
 
 
 class ImmutableRun(ArrayRun):
-    """A run over arrays that are never written to: what an exchange changes comes as new arrays.
-
-    Attributes:
-        leaves: name -> array, the newest.
-    """
+    """A run over immutable arrays; `leaves` are the newest, by name."""
 
     def __init__(self, leaves: Leaves, buffers: Leaves, rule: Rule, settings: Settings) -> None:
         self.leaves = {**leaves, **buffers}
         super().__init__(copies(leaves), copies(buffers), rule, settings)
         self._memory = dict(self._model.named_parameters()) | dict(self._model.named_buffers())  # type: ignore[union-attr]
-        self._state.before_capture = self._bring
+        self._state.before_capture = self._copy_in
         if self._engine is not None:
             self._hand_out()
 
-    def _bring(self) -> None:
-        """Copy the newest arrays into memory that may be written to."""
+    def _copy_in(self) -> None:
+        """Copy the newest arrays into writable memory."""
         for name, tensor in copies(self.leaves).items():
             self._memory[name].data = tensor
 
     def _hand_out(self) -> None:
-        """What lies in that memory becomes the newest arrays, and is not written to any more."""
+        """Turn that memory into the newest arrays; it is not written to any more."""
         self.leaves = {name: jax.dlpack.from_dlpack(self._memory[name].detach()) for name in self.leaves}
 
     def advance(self, leaves: Leaves) -> Leaves:
-        """The program has made a step to `leaves`; returns those to go on with."""
+        """After the program's step to `leaves`: exchange if due, and return the newest arrays."""
         if self._closed:
             return leaves
         self.leaves = leaves
@@ -68,36 +64,36 @@ class ImmutableRun(ArrayRun):
 
     @contextlib.contextmanager
     def _written(self) -> Iterator[None]:
-        self._bring()
+        self._copy_in()
         try:
             yield
         finally:
             self._hand_out()
 
     def close(self) -> None:
-        """As for any run; the global model is then in the newest arrays."""
+        """As for any run; the newest arrays then hold the global model."""
         if not self._closed:
             with self._written():
                 super().close()
 
     def resume(self, path: str | Path | None = None, **objects: Any) -> bool:
-        """As for any run; what was saved is then in the newest arrays."""
+        """As for any run; the newest arrays then hold the saved state."""
         with self._written():
             return super().resume(path, **objects)
 
     def merge(self) -> None:
-        """As for any run; what came of it is then in the newest arrays."""
+        """As for any run; the newest arrays then hold the merged model."""
         with self._written():
             super().merge()
 
     def restore(self, snapshot: Any) -> None:
-        """As for any run; likewise."""
+        """As for any run; the newest arrays then hold the snapshot."""
         with self._written():
             super().restore(snapshot)
 
     def global_state(self) -> dict[str, Tensor]:
         """The global model's tensors by name; copies."""
-        self._bring()
+        self._copy_in()
         return super().global_state()
 
     def global_leaves(self) -> Leaves:
@@ -106,19 +102,19 @@ class ImmutableRun(ArrayRun):
 
 
 def tensor_of(name: str, leaf: Any) -> Tensor:
-    """The array's own memory as a tensor: to be read, and never written to."""
+    """A read-only tensor in the array's memory."""
     if isinstance(leaf, jax.core.Tracer):
-        raise UnsupportedError(f"{name} is being traced; call this behind the jitted function, not inside")
+        raise UnsupportedError(f"{name} is being traced; call this after the jitted function, not inside")
     if not isinstance(leaf, jax.Array):
         raise UnsupportedError(f"{name} is a {type(leaf).__name__} and no JAX array; use jax.numpy.asarray")
     if leaf.is_deleted():
         raise UnsupportedError(
-            f"{name} was donated to a jitted function, and what came out of it has not come back; call "
-            "params = run.sync(params) behind each step"
+            f"{name} was donated to a jitted function, and the run did not get the function's result; call "
+            "params = run.sync(params) after each step"
         )
     if len(leaf.devices()) > 1:
         raise UnsupportedError(
-            f"{name} is spread over {len(leaf.devices())} devices; a worker is one device: start a process for each"
+            f"{name} lies on {len(leaf.devices())} devices; a worker has one device: start a process for each"
         )
     try:
         return from_dlpack(leaf)
@@ -127,7 +123,7 @@ def tensor_of(name: str, leaf: Any) -> Tensor:
 
 
 def copies(leaves: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The arrays' numbers in memory of their own, each in the order of its shape."""
+    """Contiguous copies of the arrays."""
     found = {}
     for name, leaf in leaves.items():
         tensor = tensor_of(name, leaf)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JAX programs, with or without optax: `params = run.sync(params)` behind each step.
+"""JAX programs, with or without optax: `params = run.sync(params)` after each step.
 
     run = attach(params, rule="bmuf", period=16)
     params = run.params                             # rank 0's, on all workers
@@ -9,7 +9,7 @@
     run.close()
     params = run.params
 
-The arrays that you hand over are never written to: what an exchange changes comes as new ones (:mod:`.fresh`).
+Your arrays are never changed: an exchange produces new ones (:mod:`.immutable`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class JaxRun(ImmutableRun):
     """A run over a tree of JAX arrays; made by `attach`.
 
     Attributes:
-        opt_state: the optimizer's state, which checkpoints hold; follows `update`, else is yours to set.
+        opt_state: the optimizer's state, for checkpoints; `update` sets it, otherwise the program does.
     """
 
     def __init__(self, params: Any, optimizer: Any, opt_state: Any, rule: Rule, settings: Settings) -> None:
@@ -50,28 +50,28 @@ class JaxRun(ImmutableRun):
 
     @property
     def params(self) -> Any:
-        """The newest parameters; to be taken after `attach`, `merge`, `resume`, `restore` and `close`."""
+        """The newest parameters; read them after `attach`, `merge`, `resume`, `restore` and `close`."""
         self._stale = False
         return jax.tree_util.tree_unflatten(self._tree, list(self.leaves.values()))
 
     def sync(self, params: Any) -> Any:
-        """Behind each step, outside of `jit`: the parameters to go on with, new arrays where an exchange was due.
+        """After each step, outside of `jit`: returns the parameters to continue with, new arrays after an exchange.
 
         Raises:
-            UnsupportedError: the tree, a shape or a dtype is another one than at attach; the run goes on with the next
-                right call.
+            UnsupportedError: the tree, a shape or a dtype differs from attach; the run continues with the next valid
+                call.
         """
         if self._closed:
             return params
         if self._stale:
             raise UnsupportedError(
-                self.world.sign("the run has brought other parameters than yours; go on from params = run.params")
+                self.world.sign("the run has newer parameters than yours; continue from params = run.params")
             )
         given = self._leaves_like("parameter", params)
         return params if self.advance(given) is given else self.params
 
     def mean(self, gradients: Any) -> Any:
-        """The workers' mean of a tree of gradients, as new arrays; the tree itself where none is exchanged."""
+        """The mean of a tree of gradients over the workers, as new arrays; the tree itself if none is exchanged."""
         if not self._gradients_due:
             return gradients
         for name, tensor in copies(self._leaves_like("gradient", gradients)).items():
@@ -81,7 +81,7 @@ class JaxRun(ImmutableRun):
         return jax.tree_util.tree_unflatten(self._tree, arrays)
 
     def update(self, gradients: Any, opt_state: Any, params: Any) -> tuple[Any, Any]:
-        """optax's update and `sync` in one, under any rule: (params, opt_state) from gradients of this worker."""
+        """optax's update and `sync`, under any rule: (params, opt_state) from this worker's gradients."""
         if self._apply is None:
             raise UnsupportedError(
                 self.world.sign("update needs the optax optimizer: attach(params, optimizer=optimizer)")
@@ -97,12 +97,12 @@ class JaxRun(ImmutableRun):
         return found
 
     def merge(self) -> None:
-        """As for any run; go on from `params`."""
+        """As for any run; continue from `params`."""
         super().merge()
         self._stale = self._engine is not None
 
     def resume(self, path: str | Path | None = None, **objects: Any) -> bool:
-        """As for any run; go on from `params` and `opt_state`."""
+        """As for any run; continue from `params` and `opt_state`."""
         self._stale = super().resume(path, **objects) or self._stale
         return self._stale
 
@@ -117,7 +117,7 @@ class JaxRun(ImmutableRun):
 
 
 class _OptimizerState:
-    """The optimizer's state of a run, for checkpoints."""
+    """The optimizer's state, for checkpoints."""
 
     def __init__(self, run: JaxRun) -> None:
         self._run = run
@@ -135,7 +135,7 @@ class _OptimizerState:
 def attach(
     params: Any, rule: Rule | str | None = None, *, optimizer: Any = None, opt_state: Any = None, **settings: Any
 ) -> JaxRun:
-    """Attach paceline to a tree of JAX arrays; go on from `params = run.params`.
+    """Attach paceline to a tree of JAX arrays; continue from `params = run.params`.
 
     Args:
         params: the tree; each array on one device.
@@ -146,7 +146,7 @@ def attach(
         settings: as for `paceline.attach`.
 
     Raises:
-        UnsupportedError: an array or the rule cannot be served so.
+        UnsupportedError: an array or the rule is not supported.
         MismatchError: the workers' trees differ (on every worker alike).
     """
     return JaxRun(params, optimizer, opt_state, *prepare(rule, **settings))

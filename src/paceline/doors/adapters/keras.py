@@ -6,8 +6,8 @@
     x, y = paceline.part(x, y)                       # this worker's samples
     model.fit(x, y, epochs=5, callbacks=[paceline])  # the global model is in `model` afterwards
 
-Block rules only, since `fit` keeps its gradients to itself. On torch the variables are exchanged where they lie; on JAX
-the trainer's state is taken over where an exchange begins or lands, and left alone in all other steps.
+Block rules only, since `fit` keeps its gradients to itself. On torch the variables are exchanged in place; on JAX
+only the steps in which an exchange starts or ends read and write the trainer's state.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ with needed("the adapter for Keras", "keras"):
 
 
 class Paceline(keras.callbacks.Callback):  # type: ignore[misc]
-    """Attaches paceline to a model that is built and compiled, for one `fit` with all its epochs.
+    """Attaches paceline to a built and compiled model, for one call of `fit`.
 
-    All workers start from rank 0's variables. Running means and variances are averaged along.
+    All workers start from rank 0's variables. Running means and variances are averaged with them.
 
     Args:
         model: the model.
@@ -42,7 +42,7 @@ class Paceline(keras.callbacks.Callback):  # type: ignore[misc]
         run: the :class:`paceline.Run`, e.g. for `run.save`, `run.resume` and `run.world`.
 
     Raises:
-        UnsupportedError: the model, the backend or the rule cannot be served so.
+        UnsupportedError: the model, the backend or the rule is not supported.
     """
 
     def __init__(self, model: Any, rule: Rule | str | None = None, **settings: Any) -> None:
@@ -52,7 +52,7 @@ class Paceline(keras.callbacks.Callback):  # type: ignore[misc]
         _check(model)
         self.set_model(model)
         if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)  # what a resume fills
+            model.optimizer.build(model.trainable_variables)  # for a resume
         floats = [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
         parameters, buffers = _named("trained", model.trainable_variables), _named("along", floats)
         if keras.backend.backend() == "jax":
@@ -63,25 +63,22 @@ class Paceline(keras.callbacks.Callback):  # type: ignore[misc]
         self.run.include(optimizer=_OptimizerState(model))
 
     def part(self, *arrays: Any) -> Any:
-        """This worker's samples of arrays that every worker has: each sample on exactly one worker.
-
-        Returns an array for one array, else a tuple.
-        """
+        """This worker's samples of arrays that every worker has; a tuple for several arrays."""
         world = self.run.world
         found = tuple(array[world.rank :: world.size] if world.size > 1 else array for array in arrays)
         return found if len(found) > 1 else found[0]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """A step was made: do what is due."""
+        """Exchange if due."""
         self._adapter.stepped(self.model)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Come to the end together, with the global model in the variables."""
+        """Close the run; the variables then hold the global model."""
         self._adapter.close()
 
 
 class _OnTorch:
-    """Variables are torch parameters, which the trainer changes in place."""
+    """Adapts variables that are torch parameters, which the trainer changes in place."""
 
     def __init__(self, parameters: dict[str, Any], buffers: dict[str, Any], rule: Rule, settings: Any) -> None:
         tensors = {name: v.value for name, v in parameters.items()}
@@ -96,7 +93,7 @@ class _OnTorch:
 
 
 class _OnJax:
-    """Variables hold JAX arrays, which the trainer keeps to itself while an epoch goes on."""
+    """Adapts variables of JAX arrays, which the trainer holds during an epoch."""
 
     def __init__(self, parameters: dict[str, Any], buffers: dict[str, Any], rule: Rule, settings: Any) -> None:
         from paceline.doors.adapters.immutable import ImmutableRun
@@ -104,11 +101,11 @@ class _OnJax:
         adapter = self
 
         class VariablesRun(ImmutableRun):
-            """Looks for the newest arrays in the variables, and leaves what comes there."""
+            """Reads the newest arrays from the variables, and writes new ones back."""
 
-            def _bring(self) -> None:
+            def _copy_in(self) -> None:
                 self.leaves = adapter.read()
-                super()._bring()
+                super()._copy_in()
 
             def _hand_out(self) -> None:
                 super()._hand_out()
@@ -154,7 +151,7 @@ class _OptimizerState:
 
 
 def _named(kind: str, variables: list[Any]) -> dict[str, Any]:
-    """By number and name: paths count the layers of a process, and may differ between workers."""
+    """By number and name, since paths may differ between workers."""
     return {f"{kind}/{k}/{v.name.replace('.', '/')}": v for k, v in enumerate(variables)}
 
 
@@ -162,8 +159,7 @@ def _check(model: Any) -> None:
     backend = keras.backend.backend()
     if backend not in ("jax", "torch"):
         raise UnsupportedError(
-            f"Keras runs on {backend}, and paceline serves it on jax and torch; set KERAS_BACKEND before keras is "
-            "imported"
+            f"Keras runs on {backend}, and paceline supports jax and torch; set KERAS_BACKEND before keras is imported"
         )
     if not model.built or not getattr(model, "compiled", False):
         raise UnsupportedError(
@@ -173,9 +169,9 @@ def _check(model: Any) -> None:
     if model.steps_per_execution != 1:
         raise UnsupportedError(
             f"steps_per_execution={model.steps_per_execution} makes several steps between two callbacks, and "
-            "paceline counts each; use steps_per_execution=1"
+            "paceline needs a callback for each; use steps_per_execution=1"
         )
     if keras.distribution.distribution() is not None:
         raise UnsupportedError(
-            "a keras.distribution spreads the variables over devices; a worker is one device: start a process for each"
+            "a keras.distribution shards the variables; a worker has one device: start a process for each"
         )

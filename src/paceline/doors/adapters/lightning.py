@@ -4,12 +4,12 @@
     trainer = Trainer(strategy=PacelineStrategy("bmuf", period=16), max_epochs=5)
 
 started with `paceline run --workers 4 train.py`. Lightning starts no process. The training data are shared, so that
-each sample is used once an epoch; validation takes the global model and all data, on every worker alike, so
-`EarlyStopping` and `ModelCheckpoint` decide alike. What is logged and written is rank 0's, the weights in a checkpoint
-are the global model, and what else a resume needs lies in a folder beside the file (`last.ckpt.paceline`).
+each sample is used once an epoch. Every worker validates the global model on all data, so that `EarlyStopping` and
+`ModelCheckpoint` decide alike. Rank 0 logs and writes: the global model's weights, and the run's state in a folder
+beside the checkpoint (`last.ckpt.paceline`).
 
-`Trainer(devices=...)` says which devices of a host its workers take in turn. Steps (`max_steps`, schedules,
-`trainer.global_step`) are those of one worker.
+The workers of a host take the devices of `Trainer(devices=...)` in turn. Steps (`max_steps`, schedules,
+`trainer.global_step`) count for one worker.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ with needed("the adapter for Lightning", "lightning"):
     from lightning.pytorch.trainer.states import TrainerFn
 
 OTHER_WORLD_SIZE = (
-    "the steps and epochs that Lightning counts in it are not those of this number of workers; resume with as many as "
-    "wrote it, or begin anew from its weights with load_from_checkpoint"
+    "its counts of steps and epochs depend on the number of workers; resume with as many, or start from its weights "
+    "with load_from_checkpoint"
 )
 
 
@@ -42,11 +42,11 @@ class PacelineStrategy(WorkersMixin, ParallelStrategy):  # type: ignore[misc]
     Args:
         rule: as for `paceline.attach`.
         accelerator, checkpoint_io, precision_plugin: as for every strategy of Lightning.
-        settings: the others of `paceline.attach`, and the rule's, such as `period=16`.
+        settings: other settings of `paceline.attach`, and the rule's, such as `period=16`.
     """
 
     strategy_name = "paceline"
-    is_distributed = property(lambda self: self.adapter.distributed)  # so that sync_dist=True goes over the workers
+    is_distributed = property(lambda self: self.adapter.distributed)  # so that sync_dist=True reduces over the workers
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class PacelineStrategy(WorkersMixin, ParallelStrategy):  # type: ignore[misc]
     def setup_environment(self) -> None:
         if self._layer_sync is not None:
             raise UnsupportedError(
-                "sync_batchnorm=True exchanges in every forward pass, which paceline's rules do not; leave it away "
+                "sync_batchnorm=True exchanges in every forward pass, which paceline's rules do not; leave it out "
                 "(running statistics are averaged with the model)"
             )
         # no sampler of Lightning's own: the training data are shared, and every worker evaluates on all
@@ -89,7 +89,7 @@ class PacelineStrategy(WorkersMixin, ParallelStrategy):  # type: ignore[misc]
         return AdapterLoader(dataloader, self.adapter, lambda: int(self._trainer.current_epoch))
 
     def on_train_start(self) -> None:
-        # here, and not in setup: model and optimizers have what a checkpoint brings
+        # not in setup, so that a checkpoint has been loaded into model and optimizers
         if self._trainer.ckpt_path is not None and self.adapter.distributed and self._from is None:
             raise UnsupportedError(
                 self.adapter.world.sign(f"{self._trainer.ckpt_path} was written by one worker, and {OTHER_WORLD_SIZE}")
@@ -106,7 +106,7 @@ class PacelineStrategy(WorkersMixin, ParallelStrategy):  # type: ignore[misc]
         gradients = run is not None and run.world.size > 1 and run.rule.steps_with_gradients
         if not gradients or getattr(plugin, "scaler", None) is not None:
             return super().optimizer_step(optimizer, closure, model, **kwargs)
-        # gradients travel between backward and step, so the closure comes before the step and not within it
+        # gradients are exchanged between backward and step, so the closure runs before the step
         result = plugin._wrap_closure(model or self.lightning_module, optimizer, closure)
         optimizer.step(**kwargs)
         return result
@@ -130,13 +130,13 @@ class PacelineStrategy(WorkersMixin, ParallelStrategy):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _own_model(self) -> Iterator[None]:
-        """Inside, the model holds the worker's own values, in the middle of a validation too."""
-        again = self._trainer.validating and self.adapter.open_run is not None
+        """Inside, the model holds the worker's own values, also during validation."""
+        validating = self._trainer.validating and self.adapter.open_run is not None
         self._evaluating.close()
         try:
             yield
         finally:
-            if again:
+            if validating:
                 self.on_validation_start()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class PacelineStrategy(WorkersMixin, ParallelStrategy):  # type: ignore[misc]
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         run = self.adapter.open_run
         if run is not None and self.adapter.distributed and "optimizer_states" in checkpoint:
-            filepath = self.broadcast(str(filepath))  # a name may hold a metric that is each worker's own
+            filepath = self.broadcast(str(filepath))  # a name may contain a worker's own metric
             with self._own_model():
                 run.save(state_folder(filepath))
             checkpoint[FOLDER] = {"workers": run.world.size, "minibatches": run.minibatches}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Trainer and Fabric of Lightning ask a strategy of the workers, and where our part of their files lies."""
+"""The common part of the strategies for Lightning's Trainer and for Fabric: ranks, collectives, checkpoint folders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class WorkersMixin:
-    """What both kinds of strategy of Lightning say of the workers, and do among them."""
+    """Ranks, devices and collectives of a strategy."""
 
     adapter: Adapter
     parallel_devices: Any
@@ -44,19 +44,19 @@ class WorkersMixin:
 
     @property
     def node_rank(self) -> int:
-        """This worker's host, in the order of the ranks."""
+        """The number of this worker's host, in rank order."""
         world = self.adapter.world
         return list(dict.fromkeys(world.hosts)).index(world.host) if world.host in world.hosts else 0
 
     @property
     def root_device(self) -> torch.device:
-        """The workers of a host take its devices in turn."""
+        """This worker's device; the workers of a host take its devices in turn."""
         devices = self.parallel_devices or [torch.device("cpu")]
         found: torch.device = devices[self.local_rank % len(devices)]
         return found
 
     def set_world_ranks(self) -> None:
-        """Let Lightning's loggers and messages know who this is."""
+        """Tell Lightning's loggers this worker's rank."""
         rank_zero_only.rank = self.global_rank
         self.adapter.belongs(_Rank(self.global_rank))
 
@@ -69,12 +69,12 @@ class WorkersMixin:
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         if sync_grads:
             raise UnsupportedError(
-                self.adapter.world.sign("all_gather(sync_grads=True) would send gradients back; gather without them")
+                self.adapter.world.sign("all_gather(sync_grads=True) would send gradients back; use sync_grads=False")
             )
         return self.adapter.gather_rows(tensor) if self.adapter.distributed else tensor
 
     def reduced(self, tensor: Any, operation: Any) -> Any:
-        """A tensor, over the workers in rank order; anything else stays as it is."""
+        """Reduce a tensor over the workers in rank order; other values stay unchanged."""
         if not isinstance(tensor, Tensor) or not self.adapter.distributed:
             return tensor
         name = str(getattr(operation, "name", operation) or "mean").lower().replace("avg", "mean")
@@ -84,7 +84,7 @@ class WorkersMixin:
 
 
 class _Rank:
-    """Under a simulation: whose turn it is."""
+    """Lightning's rank, for each virtual worker of a simulation."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -97,14 +97,14 @@ class _Rank:
 
 
 def state_folder(filepath: Any) -> Path:
-    """Where paceline's part of a checkpoint file lies.
+    """The folder of paceline's part of a checkpoint file.
 
     Raises:
         UnsupportedError: the file is not on a file system of this host.
     """
     if "://" in str(filepath):
         raise UnsupportedError(
-            f"paceline's part of a checkpoint goes into a folder beside it, which cannot be at {filepath}; write "
-            "checkpoints to a directory that the workers see"
+            f"paceline's part of a checkpoint goes into a folder beside it, which is not possible at {filepath}; write "
+            "checkpoints to a directory that all workers can read"
         )
     return Path(f"{filepath}.{FOLDER}")

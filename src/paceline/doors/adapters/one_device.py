@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""To accelerate, each worker is alone with its device: its state, and the loaders that it has prepared.
+"""Make accelerate treat each worker as one device, and share its prepared loaders.
 
-accelerate keeps its state once for a process, in dictionaries that all its objects share.
+All objects of accelerate share the state of the process, in a few dictionaries.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from paceline.doors.adapters.adapter import Adapter, AdapterLoader
 from paceline.errors import UnsupportedError
 
 STATES = (PartialState, AcceleratorState, GradientState)
-"""What accelerate keeps once for a process."""
+"""accelerate's classes with state of the process."""
 
 
 def one_device(adapter: Adapter, cpu: bool = False) -> None:
-    """Let accelerate take this worker for one device alone, with the rank of the worker.
+    """Make accelerate see one device, with the worker's rank as process index.
 
     Raises:
-        UnsupportedError: accelerate is to do more than data parallelism.
+        UnsupportedError: accelerate is configured for more than data parallelism.
     """
     kind = PartialState(cpu=cpu).distributed_type
     if kind not in (DistributedType.NO, *(one for one in DistributedType if one.name.startswith("MULTI_"))):
         raise UnsupportedError(
             adapter.world.sign(
-                f"accelerate is configured for {kind.value}, which spreads a model over processes itself; take it "
-                "out of its configuration, or train without paceline"
+                f"accelerate is configured for {kind.value}, which shards a model itself; remove it from "
+                "its configuration, or train without paceline"
             )
         )
     for state in STATES[:2]:
@@ -49,25 +49,25 @@ def one_device(adapter: Adapter, cpu: bool = False) -> None:
 
 
 class _States:
-    """Under a simulation: what accelerate knows of this worker."""
+    """accelerate's state, for each virtual worker of a simulation."""
 
     def __init__(self) -> None:
         self.take()
 
     def take(self) -> None:
-        self._kept = [dict(state._shared_state) for state in STATES]
+        self._saved = [dict(state._shared_state) for state in STATES]
 
     def put(self) -> None:
-        for state, kept in zip(STATES, self._kept, strict=True):
+        for state, saved in zip(STATES, self._saved, strict=True):
             state._shared_state.clear()
-            state._shared_state.update(kept)
+            state._shared_state.update(saved)
 
 
 class PreparedLoader(AdapterLoader, DataLoaderStateMixin):  # type: ignore[misc]
-    """A worker's part of a loader that accelerate has prepared: batches on the device, and the last one announced."""
+    """A worker's part of a prepared loader: puts batches on the device, and marks the last one."""
 
     def __init__(self, loader: Any, adapter: Adapter) -> None:
-        super().__init__(_as_given(loader), adapter)
+        super().__init__(_original(loader), adapter)
         self._device = getattr(loader, "device", None)
         self.gradient_state = GradientState()
 
@@ -83,8 +83,8 @@ class PreparedLoader(AdapterLoader, DataLoaderStateMixin):  # type: ignore[misc]
         return batch if self._device is None else send_to_device(batch, self._device)
 
 
-def _as_given(loader: Any) -> Any:
-    """The loader that was prepared, with batches and sampler as they were before: a run shuffles by its own seed."""
+def _original(loader: Any) -> Any:
+    """The original loader, without accelerate's seeded sampler: a run shuffles by its own seed."""
     base = getattr(loader, "base_dataloader", loader)
     batches = getattr(base, "batch_sampler", None)
     if type(batches) is not BatchSampler:

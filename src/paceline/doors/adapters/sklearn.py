@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scikit-learn's models with `partial_fit`: the two lines, and `run.step()` behind each `partial_fit`.
+"""scikit-learn's models with `partial_fit`: the two lines, and `run.step()` after each `partial_fit`.
 
     model.partial_fit(x[:20], y[:20], classes=range(10))    # makes the parameters
     run = attach(model, rule="bmuf", period=4)
@@ -7,8 +7,8 @@
         model.partial_fit(inputs, targets)
         run.step()
 
-Block rules only: the gradients never leave `partial_fit`. What a model adds up and does not step along a gradient
-(naive Bayes, k-means, scalers) has no meaningful mean of differences, and is refused.
+Block rules only: the gradients never leave `partial_fit`. Models that accumulate statistics instead of following a
+gradient (naive Bayes, k-means, scalers) have no meaningful mean of differences, and are refused.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ KNOWN: tuple[tuple[type, tuple[str, ...]], ...] = (
     (MLPClassifier, ("coefs_", "intercepts_")),
     (MLPRegressor, ("coefs_", "intercepts_")),
 )
-"""Which attributes hold the parameters."""
+"""Class -> the attributes that hold its parameters."""
 COUNTERS = ("t_", "n_iter_", "_no_improvement_count", "best_loss_")
 OF_OPTIMIZER = ("t", "learning_rate", "ms", "vs", "velocities")
 
 
 class EstimatorRun(WritableRun):
-    """A run over an estimator; made by `attach`. `step()` looks up its arrays anew, since a fit may replace them."""
+    """A run over an estimator; made by `attach`. `step()` looks up its arrays again, since a fit may replace them."""
 
     def __init__(self, estimator: Any, attributes: tuple[str, ...], rule: Rule, settings: Any) -> None:
         self._estimator, self._attributes = estimator, attributes
@@ -57,7 +57,7 @@ class EstimatorRun(WritableRun):
         self.include(estimator=_EstimatorState(estimator))
 
     def step(self, arrays: Any = None, momentum: Any = None) -> None:
-        """`partial_fit` has made a minibatch; everything happens here, in the estimator's own arrays."""
+        """Call it after `partial_fit`; exchanges change the estimator's arrays in place."""
         if not self._closed:
             super().step(
                 arrays_of(self._estimator, self._attributes),
@@ -74,13 +74,13 @@ class EstimatorRun(WritableRun):
 
     @contextlib.contextmanager
     def global_model(self) -> Iterator[Any]:
-        """Inside, the estimator holds the global parameters; afterwards its own again."""
+        """Inside, the estimator holds the global parameters; afterwards the worker's own."""
         with super().global_model():
             yield self._estimator
 
 
 class _EstimatorState:
-    """What an estimator keeps besides its parameters, for checkpoints: counters, its optimizer, its generator."""
+    """An estimator's counters, optimizer and random generator, for checkpoints."""
 
     def __init__(self, estimator: Any) -> None:
         self._estimator = estimator
@@ -111,20 +111,20 @@ class _EstimatorState:
 def attach(
     estimator: Any, rule: Rule | str | None = None, *, attributes: tuple[str, ...] | None = None, **settings: Any
 ) -> EstimatorRun:
-    """Attach paceline to an estimator; call `run.step()` behind each `partial_fit`.
+    """Attach paceline to an estimator; call `run.step()` after each `partial_fit`.
 
-    Call `partial_fit` once before, since it makes the parameters, with the same classes on every worker; all workers
-    then start from rank 0's parameters. An MLP with solver="sgd" shows its momentum, so that rules can restart it; what
-    Adam keeps stays with each worker.
+    Call `partial_fit` once before, with the same classes on every worker, since it makes the parameters; all workers
+    then start from rank 0's. Rules can restart the momentum of an MLP with solver="sgd"; Adam's state stays with each
+    worker.
 
     Args:
         estimator: SGDClassifier, SGDRegressor, SGDOneClassSVM, Perceptron, MLPClassifier or MLPRegressor.
         rule: a rule that exchanges blocks.
-        attributes: of another estimator, the names of those that hold its parameters (arrays, or lists of arrays).
+        attributes: names of the attributes that hold another estimator's parameters (arrays, or lists of arrays).
         settings: as for `paceline.attach`.
 
     Raises:
-        UnsupportedError: the estimator or the rule cannot be served so.
+        UnsupportedError: the estimator or the rule is not supported.
     """
     chosen, how = prepare(rule, **settings)
     refuse_gradients(chosen, "scikit-learn", "inside partial_fit")
@@ -144,8 +144,8 @@ def _attributes(estimator: Any) -> tuple[str, ...]:
         if isinstance(estimator, known):
             return attributes
     raise UnsupportedError(
-        f"{kind} is none of {', '.join(known.__name__ for known, _ in KNOWN)}; where it steps along a gradient, say "
-        'what holds its parameters: attach(model, attributes=("coef_", "intercept_"))'
+        f"{kind} is none of {', '.join(known.__name__ for known, _ in KNOWN)}; if it follows a gradient, name the "
+        'attributes that hold its parameters: attach(model, attributes=("coef_", "intercept_"))'
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of other libraries as tensors that lie in the same memory: nothing is copied, and what is written is seen."""
+"""Arrays of other libraries as tensors in the same memory, without a copy."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from paceline.errors import UnsupportedError
 IMMUTABLE = {
     "jax": "attach it through paceline.doors.adapters.jax",
     "jaxlib": "attach it through paceline.doors.adapters.jax",
-    "tensorflow": "take its values out with numpy(), and put them back after each step",
+    "tensorflow": "copy its values with numpy(), and write them back after each step",
 }
-"""Libraries whose arrays speak DLPack, but must never be written to; and what to do instead."""
+"""Libraries with DLPack whose arrays are immutable, and the alternative."""
 
 Arrays = Mapping[str, Any] | Sequence[Any]
 
 
 def named(arrays: Arrays) -> dict[str, Any]:
-    """Name -> array; a sequence's are numbered."""
+    """Name -> array; arrays of a sequence are numbered."""
     pairs: Iterable[tuple[str, Any]]
     if isinstance(arrays, Mapping):
         pairs = ((str(name), array) for name, array in arrays.items())
@@ -40,7 +40,7 @@ def named(arrays: Arrays) -> dict[str, Any]:
     for name, array in pairs:
         plain = name.replace(".", "/")  # torch keeps the dot for modules inside modules
         if not plain or plain in found:
-            raise UnsupportedError(f"{name!r} names no array, or two; give each array a name of its own")
+            raise UnsupportedError(f"{name!r} is empty or names two arrays; give each array its own name")
         found[plain] = array
     if not found:
         raise UnsupportedError("there is no array to attach")
@@ -51,31 +51,31 @@ def view(name: str, array: Any) -> Tensor:
     """The array as a tensor of the same shape in the same memory.
 
     Raises:
-        UnsupportedError: it holds no floating-point numbers, must not be written to, has holes between its numbers, or
-            belongs to a library that shares no memory.
+        UnsupportedError: it has no floating-point numbers, is immutable, has gaps in memory, or its library shares no
+            memory.
     """
     tensor = _shared(name, array)
     check_trainable(name, tensor)
     if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
         raise UnsupportedError(
-            f"{name} of shape {tuple(tensor.shape)} has holes between its numbers, or repeats them (strides "
+            f"{name} of shape {tuple(tensor.shape)} has gaps or overlaps in memory (strides "
             f"{tensor.stride()}); attach a contiguous copy and train that, e.g. array.copy()"
         )
     return tensor
 
 
 def check_trainable(name: str, tensor: Tensor) -> None:
-    """Refuse numbers that cannot be trained."""
+    """Refuse numbers that are not floating-point or complex."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         raise UnsupportedError(
-            f"{name} holds {_plain(tensor)}, and only floating-point numbers can be trained; leave it away, or "
+            f"{name} holds {_plain(tensor)}, and only floating-point numbers can be trained; leave it out, or "
             "convert it, e.g. array.astype('float32')"
         )
     outer_dtype(tensor.dtype)
 
 
 def check_apart(tensors: Mapping[str, Tensor]) -> None:
-    """Refuse arrays that share memory: they would be moved twice."""
+    """Refuse arrays that share memory: they would be changed twice."""
     places = sorted(
         (str(t.device), t.data_ptr(), t.data_ptr() + t.numel() * t.element_size(), name)
         for name, t in tensors.items()
@@ -93,7 +93,7 @@ def _plain(tensor: Tensor) -> str:
 def _shared(name: str, array: Any) -> Tensor:
     library = type(array).__module__.partition(".")[0]
     if library in IMMUTABLE:
-        raise UnsupportedError(f"{name} is an array of {library}, which must not be written to; {IMMUTABLE[library]}")
+        raise UnsupportedError(f"{name} is an array of {library}, which is immutable; {IMMUTABLE[library]}")
     if isinstance(array, Tensor):
         return array.detach()
     if isinstance(array, np.ndarray):
@@ -107,7 +107,7 @@ def _shared(name: str, array: Any) -> Tensor:
         memory = memoryview(array)
     except TypeError:
         raise UnsupportedError(
-            f"{name} is a {type(array).__name__}, which speaks neither DLPack nor the buffer protocol; "
+            f"{name} is a {type(array).__name__}, which has neither DLPack nor the buffer protocol; "
             "attach arrays, e.g. of NumPy"
         ) from None
     return _of_numpy(name, np.asarray(memory))
@@ -118,7 +118,7 @@ def _of_numpy(name: str, array: np.ndarray[Any, Any]) -> Tensor:
         raise UnsupportedError(
             f"{name} is read-only, and training writes to it; attach a copy and train that: array.copy()"
         )
-    if array.dtype.name == "bfloat16":  # a type of ml_dtypes, which torch knows under its own name only
+    if array.dtype.name == "bfloat16":  # of ml_dtypes, which torch does not accept
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     try:
         return torch.from_numpy(array)
