@@ -119,7 +119,7 @@ def test_the_newest_run_of_a_directory_is_taken(tmp_path: Path) -> None:
     assert newest_run(tmp_path / "c") == tmp_path / "c"
 
 
-@pytest.mark.parametrize(("path", "says"), [("gone", "does not exist"), ("file", "is a file"), ("", "no run has left")])
+@pytest.mark.parametrize(("path", "says"), [("gone", "does not exist"), ("file", "is a file"), ("", "no run has logs")])
 def test_where_there_is_no_run(tmp_path: Path, path: str, says: str) -> None:
     (tmp_path / "file").touch()
     for how in ("--once", "--wait=0"):

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.console import err, error_panel, near, out, refuse
+from paceline.cli.console.program_options import AsJson
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def plan_command(
     bytes_per_sample: Annotated[
         str | None, typer.Option(help="Size of a sample, if the files do not show it: 120KB.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a storage and forecast whether workers wait for it.
 

@@ -20,6 +20,7 @@ import typer
 from rich.text import Text
 
 from paceline.cli.console import err, error_panel, out, parse_count, refuse
+from paceline.cli.console.program_options import AsJson, Master
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks
 from paceline.errors import PacelineError
@@ -36,10 +37,7 @@ def command(
     workers: Annotated[int, typer.Option(help="Number of workers; with several hosts, on each host.")] = 1,
     hosts: Annotated[int, typer.Option(help="Number of hosts; start this command on each.")] = 1,
     host_index: Annotated[int, typer.Option(help="Which of the hosts this is, from 0; ranks follow it.")] = 0,
-    master: Annotated[
-        str | None,
-        typer.Option(help="HOST:PORT where the hosts meet: host 0's address and a free port of it."),
-    ] = None,
+    master: Master = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for each worker.")] = 30.0,
     seconds: Annotated[float, typer.Option(help="Seconds of each measured transfer.")] = 0.5,
     parameters: Annotated[
@@ -48,7 +46,7 @@ def command(
     report: Annotated[
         Path | None, typer.Option(help="Directory for a page (doctor.html), its picture and the JSON.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check a cluster before it trains: connections, speed, clocks, versions, memory.
 

@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from paceline.cli.console import err, error_panel, near, refuse
-from paceline.cli.console.program_options import AsIs, ForceZeroLines, RandomData
+from paceline.cli.console.program_options import Arguments, AsIs, ForceZeroLines, Log, Overwrite, RandomData, RuleText
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks, failure, start, zero_lines
 from paceline.cli.run.conclusion import point_at_logs
@@ -27,23 +27,12 @@ MOST = 4096
 
 def command(
     script: Annotated[Path, typer.Argument(help="The training program.", show_default=False)],
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[--] ARGS...", help="The program's own arguments."),
-    ] = None,
+    arguments: Arguments = None,
     workers: Annotated[int, typer.Option(help="Number of virtual workers.")] = 4,
-    rule: Annotated[
-        str | None,
-        typer.Option(help='Rule such as "bmuf(period=16)", for programs that name none.'),
-    ] = None,
+    rule: RuleText = None,
     hosts: Annotated[int, typer.Option(help="Number of simulated hosts, for rules that depend on it.")] = 1,
-    log: Annotated[
-        Path | None,
-        typer.Option(help=f"Directory for the logs; by default a new one in ./{checks.LOGS}."),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run that the log directory holds.")
-    ] = False,
+    log: Log = None,
+    overwrite: Overwrite = False,
     as_is: AsIs = False,
     random_data: RandomData = False,
     force_zero_lines: ForceZeroLines = False,

@@ -9,18 +9,28 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
+import typer
 import typer.core
 
 from paceline.cli.console import refuse
 
 CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}  # options after the program are its own
 
-# options that `run` and `sim` share
+# options of several commands
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="[--] ARGS...", help="The program's own arguments.")]
+RuleText = Annotated[str | None, typer.Option(help='Rule such as "bmuf(period=16)", for programs that name none.')]
+Log = Annotated[Path | None, typer.Option(help="Directory for the logs; by default a new one in ./paceline-logs.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that the log directory holds.")]
+Timeout = Annotated[float, typer.Option(help="Seconds after which a worker that does not answer is lost.")]
+Master = Annotated[
+    str | None, typer.Option(help="HOST:PORT where the hosts meet: host 0's address and a free port of it.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 AsIs = Annotated[
-    bool,
-    typer.Option("--as-is", help="Start the program as it is, even if it does not attach paceline itself."),
+    bool, typer.Option("--as-is", help="Start the program as it is, even if it does not attach paceline itself.")
 ]
 RandomData = Annotated[
     bool,
@@ -28,11 +38,13 @@ RandomData = Annotated[
 ]
 ForceZeroLines = Annotated[
     bool,
-    typer.Option(
-        "--force-zero-lines",
-        help="Hide the cluster from a program with cluster code of its own: it runs as on one device.",
-    ),
+    typer.Option("--force-zero-lines", help="Hide the cluster from a program that has cluster code of its own."),
 ]
+
+
+def own_arguments(arguments: list[str] | None) -> list[str]:
+    """The program's arguments, without a `--` in front."""
+    return (arguments or [])[1:] if (arguments or [])[:1] == ["--"] else arguments or []
 
 
 class ProgramCommand(typer.core.TyperCommand):

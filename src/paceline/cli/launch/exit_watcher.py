@@ -24,21 +24,21 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 NOT_STARTED = 127  # as a shell says it
 
 
-def watch(status: str, command: list[str]) -> int:
-    """Run `command` to its end; write its process, then its exit code, to the file `status`."""
+def watch(path: str, command: list[str]) -> int:
+    """Run `command` to its end; write its process, then its exit code, to the file `path`."""
     for number in STOPPING:
         signal.signal(number, _ignore)  # not SIG_IGN, which the worker would inherit
     try:
         pid = os.posix_spawnp(command[0], command, os.environ)
     except OSError as error:
         print(f"cannot start {command[0]}: {error}", file=sys.stderr)
-        _write(status, {"keeper": os.getpid(), "keeper_began": began(os.getpid()), "code": NOT_STARTED})
+        _write(path, {"keeper": os.getpid(), "keeper_began": began(os.getpid()), "code": NOT_STARTED})
         return NOT_STARTED
     about = {"pid": pid, "began": began(pid), "keeper": os.getpid(), "keeper_began": began(os.getpid())}
-    _write(status, about)
-    _, status = os.waitpid(pid, 0)
-    code = os.waitstatus_to_exitcode(status)
-    _write(status, {**about, "code": code})
+    _write(path, about)
+    _, wait_status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(wait_status)
+    _write(path, {**about, "code": code})
     return 128 - code if code < 0 else code
 
 
@@ -49,18 +49,7 @@ def began(pid: int) -> int:
             fields = file.read().rpartition(")")[2].split()
         return 0 if fields[0] in "ZX" else int(fields[19])
     except (OSError, IndexError, ValueError):
-        return 0 if os.path.exists("/proc/self/stat") else _lives(pid)
-
-
-def _lives(pid: int) -> int:
-    """1 for a live process, on a host without /proc."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
         return 0
-    except PermissionError:
-        pass
-    return 1
 
 
 def _write(path: str, about: dict[str, int]) -> None:

@@ -4,7 +4,7 @@
 A launcher that is killed cannot stop its workers. If they went on, and the run was started again, both would write the
 same checkpoints and logs. On Linux the kernel can kill a process at the death of the thread that started it: this
 small program asks for that, then executes the worker. It needs nothing but the standard library, and is run by its
-path. On other systems it only executes the worker. Workers of elastic runs outlive their launcher: `exit_watcher.py`.
+path. Workers of elastic runs outlive their launcher: `exit_watcher.py`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ NOT_STARTED = 127  # as a shell says it
 
 def exec_worker(launcher: int, command: list[str]) -> int:
     """Execute `command`, which ends with the process `launcher`; returns an exit code only on failure."""
-    if sys.platform == "linux":
-        _request_death_signal()
-        if os.getppid() != launcher:  # it ended before the request
-            return 128 + signal.SIGKILL
-    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and the worker would inherit that
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    _request_death_signal()
+    if os.getppid() != launcher:  # it ended before the request
+        return 128 + signal.SIGKILL
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the worker would inherit that
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -11,6 +11,7 @@ import typer
 from rich.text import Text
 
 from paceline.cli.console import err, out, parse_count, refuse, refusing
+from paceline.cli.console.program_options import Arguments, AsJson, own_arguments
 from paceline.cli.run import checks
 
 if TYPE_CHECKING:
@@ -28,9 +29,7 @@ def plan(
     script: Annotated[
         Path | None, typer.Argument(help="Training program, of which a few steps are timed.", show_default=False)
     ] = None,
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[--] ARGS...", help="The program's own arguments.")
-    ] = None,
+    arguments: Arguments = None,
     network: Annotated[
         str,
         typer.Option(
@@ -68,7 +67,7 @@ def plan(
     steps: Annotated[int, typer.Option(help="Steps of the program to time.")] = 20,
     timeout: Annotated[float, typer.Option(help="Seconds after which the program is stopped.")] = 300.0,
     plot: Annotated[Path | None, typer.Option(help="Picture to write, PNG or SVG.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Forecast speed, bytes and cost of every rule at 1 to 1024 workers, and recommend one.
 
@@ -85,7 +84,7 @@ def plan(
     size = None if nbytes is None else max(1, parse_count(nbytes, "--bytes") // 4)
     if parameters is not None:
         size = parse_count(parameters)
-    own = (arguments or [])[1:] if (arguments or [])[:1] == ["--"] else arguments or []
+    own = own_arguments(arguments)
     from paceline.cli.plan.inputs import PlanInputs, workload  # here, because torch loads for seconds
 
     inputs = PlanInputs(

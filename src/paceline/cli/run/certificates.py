@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import ipaddress
 import os
 import socket
@@ -188,15 +189,13 @@ def interface_of(address: str) -> str | None:
     try:
         if wanted.version == 6:
             return _interface_of_6(wanted.packed.hex())
-        import fcntl
-
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             for _, name in socket.if_nameindex():
                 with contextlib.suppress(OSError):  # it has no address
                     said = fcntl.ioctl(sock.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
                     if said[20:24] == wanted.packed:
                         return name
-    except (ImportError, OSError):  # no Linux
+    except OSError:
         pass
     return None
 

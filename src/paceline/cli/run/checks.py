@@ -35,7 +35,7 @@ def cluster(workers: int, hosts: int, host_index: int, master: str | None, timeo
         refuse(f"--timeout must be at least 1 second, got {timeout_s}")
     if hosts > 1 and master is None:
         refuse(f"--hosts {hosts} needs --master HOST:PORT, the address where the hosts meet")
-    address = _address(master) if master is not None and hosts > 1 else None
+    address = host_and_port("--master", master) if master is not None and hosts > 1 else None
     return LaunchCluster(workers, hosts, host_index, address, timeout_s)
 
 
@@ -67,10 +67,11 @@ def check_elastic_options(elastic: bool, hosts: int, restarts: int, listen: str 
             refuse(f"{name} belongs to --elastic MIN:MAX")
 
 
-def _address(text: str) -> tuple[str, int]:
+def host_and_port(option: str, text: str, lowest: int = 1) -> tuple[str, int]:
+    """Parse HOST:PORT."""
     host, colon, port = text.rpartition(":")
-    if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
-        refuse(f"--master must be HOST:PORT such as node0:29500, got {text!r}")
+    if not (colon and host and port.isdecimal() and lowest <= int(port) < 65536):
+        refuse(f"{option} must be HOST:PORT such as node0:29500, got {text!r}")
     return host.strip("[]"), int(port)
 
 
@@ -127,7 +128,7 @@ def refuse_unwritable(place: Path, what: str) -> Iterator[None]:
 
 def warn_oversubscription(workers: int, quiet: bool) -> None:
     """Warn if there are many more workers than processors."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     if workers > CROWDED_WORKERS * cores and not quiet:
         err().print(
             f"{workers} workers share {cores} processors of this host, and each has its own copy of the model: they "

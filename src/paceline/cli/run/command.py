@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.console import refuse
-from paceline.cli.console.program_options import AsIs, ForceZeroLines, RandomData
+from paceline.cli.console.program_options import (
+    Arguments,
+    AsIs,
+    ForceZeroLines,
+    Log,
+    Master,
+    Overwrite,
+    RandomData,
+    RuleText,
+    Timeout,
+)
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import certificates, checks, dry_run, failure, start, zero_lines
 from paceline.cli.run.conclusion import conclude, failed
@@ -33,26 +43,14 @@ EPILOG = (
 def run(
     ctx: typer.Context,
     script: Annotated[Path | None, typer.Argument(help="The training program.", show_default=False)] = None,
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[--] ARGS...", help="The program's own arguments."),
-    ] = None,
+    arguments: Arguments = None,
     workers: Annotated[
-        int | None,
-        typer.Option(help="Number of workers; with several hosts, on each host.", show_default="1"),
+        int | None, typer.Option(help="Number of workers; with several hosts, on each host.", show_default="1")
     ] = None,
-    rule: Annotated[
-        str | None,
-        typer.Option(help='Rule such as "bmuf(period=16)", for programs that name none.'),
-    ] = None,
-    log: Annotated[
-        Path | None,
-        typer.Option(help=f"Directory for the logs; by default a new one in ./{checks.LOGS}."),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run that the log directory holds.")
-    ] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a worker that does not answer is lost.")] = 600.0,
+    rule: RuleText = None,
+    log: Log = None,
+    overwrite: Overwrite = False,
+    timeout: Timeout = 600.0,
     hosts: Annotated[
         int | None,
         typer.Option(help="Number of hosts; start this command on each.", show_default="1, or as Slurm says"),
@@ -61,54 +59,41 @@ def run(
         int | None,
         typer.Option(help="Which of the hosts this is, from 0; ranks follow it.", show_default="0, or as Slurm says"),
     ] = None,
-    master: Annotated[
-        str | None,
-        typer.Option(help="HOST:PORT where the hosts meet: host 0's address and a free port of it."),
-    ] = None,
+    master: Master = None,
     tls: Annotated[
-        Path | None,
-        typer.Option(help="Folder of cert.pem, key.pem and ca.pem to use instead of certificates made for the job."),
+        Path | None, typer.Option(help="Folder of cert.pem, key.pem and ca.pem, instead of certificates for the job.")
     ] = None,
     job: Annotated[
-        Path | None,
-        typer.Option(help="The job's secret: made by host 0, copied to the other hosts (or on a disk they share)."),
+        Path | None, typer.Option(help="File of the job's secret: host 0 writes it; copy or share it with other hosts.")
     ] = None,
     in_the_clear: Annotated[
-        bool, typer.Option("--open", help="No certificates: the connections of asynchronous rules are in the clear.")
+        bool, typer.Option("--open", help="No certificates: connections of asynchronous rules are not encrypted.")
     ] = False,
     elastic: Annotated[
-        str | None,
-        typer.Option(metavar="MIN:MAX", help="Workers may come and go: fewest and most, of all hosts together."),
+        str | None, typer.Option(metavar="MIN:MAX", help="Elastic run: fewest and most workers, of all hosts together.")
     ] = None,
     listen: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="With --elastic: an address of this host by which others can join."),
+        typer.Option(metavar="HOST:PORT", help="With --elastic: an address of this host for other hosts to join."),
     ] = None,
     join: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Join the elastic run whose launcher listens there."),
+        str | None, typer.Option(metavar="HOST:PORT", help="Join the elastic run whose launcher listens there.")
     ] = None,
     grace: Annotated[
-        float | None,
-        typer.Option(help="With --elastic: seconds after which stragglers are called to an exchange."),
+        float | None, typer.Option(help="With --elastic: seconds after which an exchange calls in stragglers.")
     ] = None,
     again: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="LOG", help="Go on with the elastic run in that log directory, whose launcher was killed."
-        ),
+        Path | None, typer.Option(metavar="LOG", help="Continue the elastic run of a killed launcher.")
     ] = None,
     restarts: Annotated[
-        int, typer.Option(help="How often all workers are started again when one fails, to resume from a checkpoint.")
+        int, typer.Option(help="How often to restart all workers when one fails, to resume from a checkpoint.")
     ] = 0,
     as_is: AsIs = False,
     random_data: RandomData = False,
     force_zero_lines: ForceZeroLines = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="Only the workers' output: no status, no closing words.")
-    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Only the workers' output: no status, no summary.")] = False,
     print_only: Annotated[
-        bool, typer.Option("--print", help="Say what would be started, here and on other hosts, and start nothing.")
+        bool, typer.Option("--print", help="Print the commands of this and other hosts, and start nothing.")
     ] = False,
 ) -> None:
     """Run a training program on several workers."""
@@ -129,14 +114,14 @@ def run(
         if elastic is not None:
             refuse_several_launchers()
         asked = ElasticOptions(elastic, join, listen, 1 if workers is None else workers, rule, timeout, grace)
-        command = [] if script is None else start.program(script, arguments or [])
+        command = [] if script is None else start.program(script, arguments)
         if print_only:
             return print_plan(asked, command, log, security)
         raise typer.Exit(start_run(asked, command, log, overwrite, security, quiet))
     assert script is not None
     cluster, scheduler = resolve_cluster(HostOptions(workers, hosts, host_index, master), timeout)
     bare = zero_lines.serves(script, options, cluster.size)
-    command = start.program(script, arguments or [], bare)
+    command = start.program(script, arguments, bare)
     log = log or job_log_directory(scheduler)
     variables = zero_lines.environment(cluster, bare, random_data)
     if print_only:

@@ -54,8 +54,8 @@ class ElasticOptions:
         """The control plane's host and port (0: any), without a connection to it; refuses invalid options."""
         self._bounds()
         if self.join is not None:
-            return elastic_checks.address("--join", self.join)
-        return ("127.0.0.1", 0) if self.listen is None else elastic_checks.address("--listen", self.listen)
+            return checks.host_and_port("--join", self.join, 0)
+        return ("127.0.0.1", 0) if self.listen is None else checks.host_and_port("--listen", self.listen, 0)
 
     def place(self) -> tuple[tuple[int, int], tuple[str, int]]:
         """Bounds, and the control plane's address once it can be used; refuses invalid options."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline.cli.console import err, refuse
 from paceline.cli.launch import saved_plan
+from paceline.cli.run.checks import host_and_port
 from paceline.cli.run.elastic_launcher import reachable
 
 SAY_AFTER_S = 2.0
@@ -65,17 +66,9 @@ def rule(text: str | None) -> None:
     )
 
 
-def address(option: str, text: str) -> tuple[str, int]:
-    """HOST and PORT."""
-    name, colon, port = text.rpartition(":")
-    if not (colon and name and port.isdecimal() and 0 <= int(port) < 65536):
-        refuse(f"{option} must be HOST:PORT such as node0:29500, got {text!r}")
-    return name.strip("[]"), int(port)
-
-
 def listen(text: str | None) -> tuple[str, int]:
     """The control plane's address: of this host, with a free port."""
-    where = ("127.0.0.1", 0) if text is None else address("--listen", text)
+    where = ("127.0.0.1", 0) if text is None else host_and_port("--listen", text, 0)
     if where[0] in ("0.0.0.0", "::"):
         refuse(f"--listen takes one address of this host, by which other hosts reach it, got {where[0]}")
     try:
@@ -90,7 +83,7 @@ def listen(text: str | None) -> tuple[str, int]:
 
 def join(text: str, timeout_s: float) -> tuple[str, int]:
     """The address of the control plane to join, once it listens."""
-    where = address("--join", text)
+    where = host_and_port("--join", text, 0)
     wait_s = min(FIND_S, timeout_s)
     began = time.monotonic()
     until, say_at = began + wait_s, began + SAY_AFTER_S

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rich.live import Live as Screen
 
 from paceline.cli.console import out
+from paceline.cli.console.program_options import own_arguments
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.prestart import prestart
 from paceline.cli.run import failure, output
@@ -26,15 +27,14 @@ if TYPE_CHECKING:
     from paceline.cli.launch.spawn import Command, WorkerProcess
 
 
-def program(script: Path, arguments: list[str], zero_lines: bool = False) -> list[str]:
+def program(script: Path, arguments: list[str] | None, zero_lines: bool = False) -> list[str]:
     """The command of a worker, by way of `paceline.zero` where the program has zero lines of ours."""
-    own = arguments[1:] if arguments[:1] == ["--"] else arguments
-    return [sys.executable, "-u", *(("-m", "paceline.zero") if zero_lines else ()), str(script), *own]
+    zero = ("-m", "paceline.zero") if zero_lines else ()
+    return [sys.executable, "-u", *zero, str(script), *own_arguments(arguments)]
 
 
 def environment(cluster: LaunchCluster, rule: str | None, directory: Path) -> dict[str, str]:
     """Variables that the workers get in addition to the launcher's own."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     added = {
         "PACELINE_LOG": str(directory),
         "PACELINE_RUN": secrets.token_hex(8),
@@ -42,7 +42,7 @@ def environment(cluster: LaunchCluster, rule: str | None, directory: Path) -> di
         "PYTHONUNBUFFERED": "1",
     }
     if "OMP_NUM_THREADS" not in os.environ:
-        added["OMP_NUM_THREADS"] = str(max(1, (cores or 1) // cluster.workers))
+        added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // cluster.workers))
     return added | ({} if rule is None else {"PACELINE_RULE": rule, "PACELINE_RULE_ASKED": "1"})
 
 

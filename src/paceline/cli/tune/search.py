@@ -12,7 +12,7 @@ import typer.core
 import typer.main
 
 from paceline.cli.console import refuse
-from paceline.cli.console.program_options import CONTEXT, ProgramCommand
+from paceline.cli.console.program_options import CONTEXT, Arguments, ProgramCommand, Timeout, own_arguments
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks
 
@@ -45,9 +45,7 @@ def _searching() -> Any:
 def command(
     ctx: typer.Context,
     script: Annotated[Path | None, typer.Argument(help="The training program.", show_default=False)] = None,
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[--] ARGS...", help="The program's own arguments.")
-    ] = None,
+    arguments: Arguments = None,
     search: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=RANGE", help="log(a,b), uniform(a,b), int(a,b) or choice(x,y,..); may be repeated."),
@@ -63,7 +61,7 @@ def command(
     log: Annotated[
         Path | None, typer.Option(help=f"Directory of the search; by default a new one in ./{SEARCHES}.")
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a worker that does not answer is lost.")] = 600.0,
+    timeout: Timeout = 600.0,
     seed: Annotated[int, typer.Option(help="Seed of the values that are tried.")] = 0,
     again: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Continue the stopped search in that directory.")
@@ -94,9 +92,8 @@ def command(
             refuse(f"--{name} must be at least {least}, got {value}")
     checks.cluster(workers, 1, 0, None, timeout)
     checks.check_script(script)
-    own = (arguments or [])[1:] if (arguments or [])[:1] == ["--"] else arguments or []
     plan = SearchPlan(
-        program=[str(script.resolve()), *own],
+        program=[str(script.resolve()), *own_arguments(arguments)],
         search=search or [],
         groups=groups,
         workers=workers,
