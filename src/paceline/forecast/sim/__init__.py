@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulator: the production rule with N virtual workers in one process."""
+"""The simulator: the production code with N virtual workers in one process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated clock as a user meets it: `simulate(train, workers=8, clock=Clock(compute=exponential()))`."""
+"""The simulated clock for users: `simulate(train, workers=8, clock=Clock(compute=exponential()))`."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a script takes for its own process's, where N virtual workers share one.
+"""Process state of each of N virtual workers, which share one process.
 
 =============================================  ========================================================================
-random generators, `sys.argv`, `sys.stdout`,   move with the baton (:mod:`paceline.communication.virtual.scheduler`)
+random generators, `sys.argv`, `sys.stdout`,   switched by :mod:`paceline.communication.virtual.scheduler`
 the module `__main__`
-working directory, `sys.stderr`                move with the baton (:class:`IsolatedProcess`)
+working directory, `sys.stderr`                switched by :class:`IsolatedProcess`
 `RANK`, `WORLD_SIZE`                           each worker's own; `LOCAL_RANK` is 0 for all, since there is one device
-`atexit.register` in the script                called when the worker's script has ended, last come first
+`atexit.register` in the script                called when the worker's script has ended, last one first
 handlers of signals that ask a process to stop  kept, never called: a signal ends the simulation as a whole
 handlers of other signals                      refused
 `torch.distributed.init_process_group`         refused: paceline finds the virtual cluster by itself
-`torch.set_num_interop_threads`                the first worker's holds, and the same number is no error in the others
-an exchange inside an `import`                 refused: the others would wait for the import for ever
+`torch.set_num_interop_threads`                the first worker's call holds; the same number again is no error
+an exchange inside an `import`                 refused: other workers would wait for the import for ever
 number of threads, default dtype, environment  shared: all workers run the same script and set the same
 imported modules                               loaded once for all
 =============================================  ========================================================================
@@ -39,21 +39,21 @@ STOPS = tuple(
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGPIPE")
     if hasattr(signal, name)
 )
-"""Signals by which a process is asked to stop, or to save; a simulation leaves a handler of them uncalled."""
+"""Signals that ask a process to stop or save; a simulation does not call their handlers."""
 Start = tuple[str, TextIO]
 IMPORTING = "<frozen importlib._bootstrap>"
 
 
 class IsolatedProcess:
-    """The working directory, the standard error and the coordinates of one virtual worker.
+    """The working directory, the standard error and the rank variables of one virtual worker.
 
     Args:
         rank: the worker.
         size: number of workers.
-        start: directory and standard error with which every worker begins.
+        start: initial directory and standard error.
 
     Attributes:
-        says_rank: whether the environment names the worker; not to a program that sees one device only.
+        says_rank: whether the environment has the rank; false for zero lines, where the program sees one device.
     """
 
     says_rank = True
@@ -64,12 +64,12 @@ class IsolatedProcess:
         self.put()
 
     def take(self) -> None:
-        """Before others work; raises `UnsupportedError` within an import."""
+        """Save the state before another worker runs; raises `UnsupportedError` within an import."""
         self._refuse_import()
         self._directory, self._stderr = os.getcwd(), sys.stderr
 
     def put(self) -> None:
-        """Before this worker goes on."""
+        """Restore the state before this worker goes on."""
         values = (str(self.rank), str(self.size), "0", "1")
         if self.says_rank:
             os.environ.update(zip(COORDINATES, values, strict=True))
@@ -78,13 +78,13 @@ class IsolatedProcess:
             os.chdir(self._directory)
 
     def _refuse_import(self) -> None:
-        """A module that is being imported is locked until it is; the next worker that imports it would hang."""
+        """The lock of a module that is being imported would block the next worker that imports it."""
         frame: FrameType | None = sys._getframe()
         while frame is not None:
             if frame.f_code.co_filename == IMPORTING and frame.f_code.co_name == "_find_and_load":
                 raise UnsupportedError(
-                    f"virtual worker {self.rank} comes to an exchange while the module {frame.f_locals.get('name')} is "
-                    "being imported, and the others would wait for that import for ever; put what trains into a "
+                    f"virtual worker {self.rank} reaches an exchange while the module {frame.f_locals.get('name')} is "
+                    "being imported, and other workers would wait for that import for ever; move the training into a "
                     "function of that module, and call it from the script"
                 )
             frame = frame.f_back
@@ -92,10 +92,10 @@ class IsolatedProcess:
 
 @contextlib.contextmanager
 def shared_process() -> Iterator[Start]:
-    """While it lasts, what a script does to its process is each virtual worker's own, or refused by name.
+    """Within it, each virtual worker has its own process state, or a change of it is refused.
 
-    Gives what every worker begins with. Only threads of virtual workers notice. Environment and working directory are
-    afterwards what they were before.
+    Yields the initial state of every worker. Other threads are not affected. Environment and working directory are
+    restored at the end.
     """
     directory, stderr = os.getcwd(), sys.stderr
     coordinates = {name: os.environ.get(name) for name in COORDINATES}
@@ -122,12 +122,12 @@ def shared_process() -> Iterator[Start]:
         os.chdir(directory)
 
 
-_exits: dict[int, contextlib.ExitStack] = {}  # rank -> what its script has registered for its end
+_exits: dict[int, contextlib.ExitStack] = {}  # rank -> its atexit functions
 
 
 @contextlib.contextmanager
 def isolated_script(transport: virtual.VirtualTransport, start: Start) -> Iterator[None]:
-    """Around the script of one virtual worker: gives it a process of its own."""
+    """The context of one virtual worker's script, with its own process state."""
     rank = transport.world.rank
     transport.cluster.keep(rank, IsolatedProcess(rank, transport.world.size, start))
     with contextlib.ExitStack() as _exits[rank]:
@@ -135,7 +135,7 @@ def isolated_script(transport: virtual.VirtualTransport, start: Start) -> Iterat
 
 
 def _for_workers(real: Callable[..., Any], substitute: Callable[..., Any]) -> Callable[..., Any]:
-    """`real`, but in the thread of a virtual worker `substitute(rank, real, ...)`."""
+    """Calls `real`, or in the thread of a virtual worker `substitute(rank, real, ...)`."""
 
     def chosen(*arguments: Any, **named: Any) -> Any:
         transport = virtual.current()
@@ -147,7 +147,7 @@ def _for_workers(real: Callable[..., Any], substitute: Callable[..., Any]) -> Ca
 
 
 def _register(rank: int, real: Callable[..., Any], function: Any, *arguments: Any, **named: Any) -> Any:
-    """What the script registers is its worker's; what a library does when it is loaded is the process's."""
+    """Functions of the script run at the worker's end, functions of libraries at the end of the process."""
     if sys._getframe(2).f_globals.get("__name__") != "__main__":
         return real(function, *arguments, **named)
     _exits[rank].callback(function, *arguments, **named)
@@ -155,7 +155,7 @@ def _register(rank: int, real: Callable[..., Any], function: Any, *arguments: An
 
 
 def _interop_threads(rank: int, real: Callable[..., Any], number: int) -> None:
-    """torch takes this number once in a process."""
+    """torch allows one call in a process."""
     if torch.get_num_interop_threads() != number:
         real(number)
 
@@ -163,22 +163,22 @@ def _interop_threads(rank: int, real: Callable[..., Any], number: int) -> None:
 def _process_group(rank: int, real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     raise UnsupportedError(
         f"virtual worker {rank} calls torch.distributed.init_process_group, but virtual workers live in one process; "
-        "leave the call away under a simulation (paceline.attach finds the workers by itself)"
+        "remove the call under a simulation (paceline.attach finds the workers by itself)"
     )
 
 
 class _Handlers:
-    """Handlers of signals, each worker's own."""
+    """The signal handlers of each worker, which are not called."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int], Any] = {}
 
     def signal(self, rank: int, real: Callable[..., Any], number: int, handler: Any) -> Any:
-        """Keep a handler; its predecessor."""
+        """Keep a handler; returns its predecessor."""
         if number not in STOPS:
             raise UnsupportedError(
                 f"virtual worker {rank} sets a handler for {signal.Signals(number).name}, which would reach all "
-                "workers of the simulation alike; leave it away, or use `paceline run`"
+                "workers of the simulation; remove it, or use `paceline run`"
             )
         before = self._kept.get((rank, number), signal.getsignal(number))
         if rank == 0 and (rank, number) not in self._kept:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process of `paceline sim`: a script under N virtual workers, each with files of its own for what it prints.
+"""The process of `paceline sim`: a script under N virtual workers, each with files for its output.
 
     python -m paceline.forecast.sim.program WORKERS HOSTS OUTPUT LINES SCRIPT [ARGUMENTS]
 
 LINES is `as-is`, or `zero` or `random-data` for zero lines around the script (:mod:`paceline.doors.zero.virtual`).
 
-The command starts it as it starts a worker, so signals, crashes and the terminal are dealt with there. The first worker
-that fails leaves its traceback in OUTPUT/rank-R.err and its rank in OUTPUT/failed, from where the command tells it.
-Then the others end at their next exchange, or `GRACE_S` later.
+The command starts it as it starts a worker, and handles signals, crashes and the terminal. The first worker that fails
+writes its traceback to OUTPUT/rank-R.err and its rank to OUTPUT/failed, where the command reads them. The other workers
+end at their next exchange, or `GRACE_S` later.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from paceline.doors.zero.program import told
 from paceline.doors.zero.virtual import VirtualZeroLines
 from paceline.forecast.sim.output import WorkerStream
 from paceline.forecast.sim.process_isolation import IsolatedProcess
-from paceline.forecast.sim.simulate import Around, run_script
+from paceline.forecast.sim.simulate import WorkerContext, run_script
 
 FAILED = "failed"
 """Name of the file with the rank of the worker that failed."""
 GRACE_S = 5.0
-"""After the failure of a worker, for the others to come to their end."""
+"""For the other workers to end after a failure."""
 
 
 class ProgramFailure:
@@ -37,7 +37,7 @@ class ProgramFailure:
 
     Args:
         output: directory of the files.
-        script: the program, with which a traceback begins.
+        script: the program, where a traceback begins.
     """
 
     def __init__(self, output: Path, script: Path) -> None:
@@ -47,7 +47,7 @@ class ProgramFailure:
 
     @contextlib.contextmanager
     def watching(self, transport: virtual.VirtualTransport) -> Iterator[None]:
-        """Around all that one worker does."""
+        """The context of one worker's program."""
         rank = transport.world.rank
         try:
             try:
@@ -59,10 +59,10 @@ class ProgramFailure:
                 ending.close()
         except BaseException as error:
             if not self.code:
-                self._tell(rank, error)
+                self._report(rank, error)
             raise
 
-    def _tell(self, rank: int, error: BaseException) -> None:
+    def _report(self, rank: int, error: BaseException) -> None:
         self.code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
         if not isinstance(error, SystemExit):
             print(told(self._script, type(error), error, error.__traceback__), end="", file=sys.stderr)
@@ -70,23 +70,23 @@ class ProgramFailure:
             print(error.code, file=sys.stderr)
         sys.stderr.flush()
         (self._output / FAILED).write_text(f"{rank}\n", encoding="utf-8")
-        self._timer = threading.Timer(GRACE_S, os._exit, (self.code,))  # whatever the others do, or wait for
+        self._timer = threading.Timer(GRACE_S, os._exit, (self.code,))  # even if the other workers hang
         self._timer.daemon = True
         self._timer.start()
 
     def over(self) -> None:
-        """All workers have come to their end."""
+        """All workers have ended."""
         if self._timer is not None:
             self._timer.cancel()
 
 
 def host_names(workers: int, hosts: int) -> list[str] | None:
-    """A host for each worker, in blocks as even as can be; None where all are on this one."""
+    """A host for each worker, in even blocks; None with one host."""
     return [f"host{rank * hosts // workers}" for rank in range(workers)] if hosts > 1 else None
 
 
 def raise_file_limit(number: int) -> None:
-    """Let the process have so many files open, as far as it may."""
+    """Raise the limit of open files to `number`, as far as allowed."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -97,13 +97,13 @@ def raise_file_limit(number: int) -> None:
 
 
 @contextlib.contextmanager
-def _zero_lines(script: Path, lines: str) -> Iterator[Around]:
-    """What goes around the script of a virtual worker; nothing where it attaches by itself."""
+def _zero_lines(script: Path, lines: str) -> Iterator[WorkerContext]:
+    """The context of a virtual worker's script: zero lines, or none where it attaches by itself."""
     if lines == "as-is":
         yield lambda transport: contextlib.nullcontext()
         return
     log = os.environ.get("PACELINE_LOG")
-    IsolatedProcess.says_rank = False  # of this process, which runs nothing else
+    IsolatedProcess.says_rank = False  # for this process
     with VirtualZeroLines(script, Path(log) if log else None, random_data=lines == "random-data") as zero_lines:
         yield zero_lines.worker
 
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str]) -> int:
     workers, hosts, output = int(arguments[0]), int(arguments[1]), Path(arguments[2])
     lines, script, own = arguments[3], Path(arguments[4]), list(arguments[5:])
     raise_file_limit(256 + 3 * workers)
-    sys.path.pop(0)  # the working directory, which Python puts there for -m; a script has its own folder instead
+    sys.path.pop(0)  # the working directory, which `python -m` inserts
     failure = ProgramFailure(output, script)
     before = sys.stdout, sys.stderr
     streams = WorkerStream(sys.stdout, output, "out"), WorkerStream(sys.stderr, output, "err")

@@ -44,8 +44,8 @@ def simulate(
 ) -> list[Result | None]:
     """Run `target` with `workers` virtual workers in this process; every run repeats bit for bit.
 
-    Each worker has its own thread, model, random generators and rank, and one runs at a time, so the wall time is that
-    of all minibatches one after another. Inside, `paceline.attach` finds the virtual cluster by itself.
+    Each worker has its own thread, model, random generators and rank. One runs at a time, so the wall time is that of
+    all minibatches in sequence. Inside, `paceline.attach` finds the virtual cluster by itself.
 
     >>> import torch, paceline
     >>> def train() -> float:
@@ -62,19 +62,18 @@ def simulate(
 
     Args:
         target: a function without arguments, called once in each worker; or the path of a script, run in each worker as
-            `__main__` with `arguments` as its command line. Modules that a script imports are loaded once for all.
+            `__main__` with `arguments` as its command line. Modules that a script imports are loaded only once.
         workers: N, at least 1.
         arguments: the script's command line.
-        hosts: a name for each worker's host, for what depends on who is near whom; all are on this one by default.
-        clock: how long computing and messages take (:class:`paceline.forecast.sim.Clock`), which decides the order of
-        events
-            under asynchronous rules; by default every minibatch takes a second and messages take no time.
+        hosts: a host name for each worker, for hierarchical topologies; by default all are on this host.
+        clock: durations of computing and messages (:class:`paceline.forecast.sim.Clock`), which order the events of
+            asynchronous rules; by default every minibatch takes a second and messages take no time.
 
     Returns:
-        What the function returned in each worker, in rank order; for a script, its global names.
+        The function's result in each worker, in rank order; for a script, its global names.
 
     Raises:
-        Whatever the first failing worker raised.
+        The exception of the first worker that fails.
     """
     if callable(target):
         if arguments:
@@ -83,24 +82,24 @@ def simulate(
     return list(run_script(Path(target), workers, arguments, _prefixed, hosts, clock))
 
 
-Around = Callable[[virtual.VirtualTransport], AbstractContextManager[Any]]
+WorkerContext = Callable[[virtual.VirtualTransport], AbstractContextManager[Any]]
 
 
 def run_script(
     path: Path,
     workers: int,
     arguments: Sequence[str],
-    around: Around,
+    around: WorkerContext,
     hosts: Sequence[str] | None = None,
     clock: Clock | None = None,
 ) -> Sequence[Any]:
-    """Run a script in each of `workers` virtual workers, each in what it takes for a process of its own.
+    """Run a script in each of `workers` virtual workers, each with its own process state.
 
     Args:
         path: of the script.
         workers: N.
         arguments: the script's command line.
-        around: a context in which each worker's script runs, made from the worker's connection.
+        around: makes the context in which a worker's script runs, from the worker's transport.
         hosts: as for `simulate`.
         clock: as for `simulate`.
 
@@ -109,15 +108,15 @@ def run_script(
 
     Raises:
         ValueError: there is no such script.
-        UnsupportedError: the script does to its process what cannot be done for one virtual worker alone
+        UnsupportedError: the script changes process state that virtual workers share
             (:mod:`paceline.forecast.sim.process_isolation`).
-        Whatever the first failing worker raised.
+        The exception of the first worker that fails.
     """
     if not path.is_file():
         raise ValueError(f"there is no script {path}")
     code = compile(path.read_text(encoding="utf-8"), str(path), "exec")
     folder = str(path.resolve().parent)
-    sys.path.insert(0, folder)  # as Python does for the script that it runs
+    sys.path.insert(0, folder)  # as Python does for a script
 
     def body(start: Start) -> dict[str, Any]:
         transport = virtual.current()
@@ -134,13 +133,13 @@ def run_script(
 
 @contextlib.contextmanager
 def _prefixed(transport: virtual.VirtualTransport) -> Iterator[None]:
-    """All print here, each line with the rank in front."""
+    """All workers print here, each line with the rank in front."""
     sys.stdout = _Prefixed(sys.stdout, transport.world.rank)
     yield
 
 
 def _run_script(code: types.CodeType, path: Path, arguments: Sequence[str]) -> dict[str, Any]:
-    """The body of one worker: the script as its own `__main__`. All that is set here moves with the baton."""
+    """Run the script as the worker's `__main__`; the scheduler switches all state that is set here."""
     main = types.ModuleType("__main__")
     main.__file__ = os.path.abspath(path)
     sys.modules["__main__"] = main

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""N workers of a small model at once: their parameters stacked, one vectorised step for all of them.
+"""N workers of a small model, vectorised: their parameters are stacked, and one step serves all.
 
     losses_i = loss(theta_i, batch_i)           i = 1 .. N, by torch.func over a leading dimension of the parameters
     gradient of sum_i losses_i = every worker's own gradient, for no loss depends on another worker's parameters
 
-The local optimizers are torch's own over the stacked parameters, since SGD and Adam are element-wise. What happens at
-the end of a block are the rule's own equations (:mod:`paceline.rules.outer`), applied to the mean over the first
-dimension. So the result is that of :func:`paceline.simulate` to rounding, without N passes through Python for a small
-model.
+The local optimizers are torch's own over the stacked parameters, since SGD and Adam are element-wise. A block ends with
+the rule's own equations (:mod:`paceline.rules.outer`), applied to the mean over the first dimension. The result equals
+that of :func:`paceline.simulate` up to rounding, without N passes through Python.
 
-What cannot be stacked is refused: running statistics, random layers, control flow that depends on data, coded, delayed
-or asynchronous exchanges. There is no guard here against outliers, and no worker is left out: a contribution with inf
-or nan is an error.
+Running statistics, random layers, data-dependent control flow, lossy, delayed and asynchronous exchanges are refused.
+There is no outlier policy: a contribution with inf or nan is an error.
 """
 
 from __future__ import annotations
@@ -36,11 +34,11 @@ Batch = Tensor | Sequence[Tensor]
 
 @dataclass(frozen=True)
 class StackedResult:
-    """What a stacked simulation ends with.
+    """The result of a stacked simulation.
 
     Attributes:
         parameters: name -> the global model's parameter, in the model's shape and dtype.
-        losses: of every minibatch, before its step, shape (steps, N).
+        losses: of every minibatch before its step, shape (steps, N).
     """
 
     parameters: dict[str, Tensor]
@@ -60,20 +58,20 @@ def simulate_stacked(
     """Train N copies of a small model under a rule, all at once.
 
     Args:
-        model: where all workers start; it is not changed.
-        loss_fn: `loss_fn(model, *batch)` gives a minibatch's loss, a scalar; it must use the model that it is given.
-        optimizer: SGD, Adam or AdamW over the model's trainable parameters, fresh; its groups and settings are taken.
+        model: initial model of all workers; it is not changed.
+        loss_fn: `loss_fn(model, *batch)` returns a minibatch's scalar loss; it must use the model that it is given.
+        optimizer: SGD, Adam or AdamW over the model's trainable parameters, without steps; its settings are used.
         rule: sync, averaging, bmuf, bmuf_adam, diloco, or text such as "bmuf(period=8)".
         batches: for each step a tensor, or several, of shape (N, ...): the minibatch of each worker.
         rate: step (the first is 0) -> factor of the learning rates; None for 1.
-        largest_gradient: a gradient is scaled down to this norm, each worker's own within a block, and the mean where
-            gradients are exchanged; None leaves them.
+        largest_gradient: clips gradients to this norm: each worker's own within a block, the mean where gradients are
+            exchanged; None does not clip.
 
     Returns:
-        The global model, with the last block merged however short it was, and all losses.
+        The global model after the last block, however short, and all losses.
 
     Raises:
-        UnsupportedError: something here cannot be stacked; `paceline.simulate` can do it.
+        UnsupportedError: model, optimizer or rule cannot be stacked; use `paceline.simulate`.
         NonFiniteError: a worker's parameters or gradient held inf or nan at an exchange.
     """
     chosen = make_rule(rule, {})
@@ -94,12 +92,7 @@ def simulate_stacked(
 class _Workers:
     """N workers: their parameters, their optimizers, the rule between them.
 
-    Args:
-        model: the start.
-        loss_fn: of a minibatch.
-        optimizer: whose settings are taken.
-        rule: the rule.
-        number: N.
+    Args: as of `simulate_stacked`; `number` is N.
     """
 
     def __init__(self, model: nn.Module, loss_fn: Loss, optimizer: Optimizer, rule: Rule, number: int) -> None:
@@ -121,7 +114,7 @@ class _Workers:
         self._together = number > 1
 
     def _loss(self, *tensors: Tensor) -> Tensor:
-        """Of a worker's parameters and its minibatch; `functional_call` looks for the places anew in every call."""
+        """One worker's loss; `functional_call` would search the parameters in every call."""
         for store, key, number, _ in self._places:
             store[key] = tensors[number]
         try:
@@ -131,7 +124,7 @@ class _Workers:
                 store[key] = own
 
     def step(self, batch: tuple[Tensor, ...], factor: float, largest: float | None) -> Tensor:
-        """A minibatch on every worker, and the exchange behind it where one is due; the losses, shape (N,)."""
+        """A minibatch on every worker, and the exchange after it if one is due; the losses, shape (N,)."""
         if _number(batch) != self.number:
             raise UnsupportedError(f"a step has {_number(batch)} minibatches where the first had {self.number}")
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
@@ -141,7 +134,7 @@ class _Workers:
         losses.sum().backward()  # type: ignore[no-untyped-call]
         if self._together and (self._blocks is None or self._blocks.lockstep):
             self._share_gradients(losses)
-        if largest is not None:  # behind the exchange, as in a program under the production code
+        if largest is not None:  # after the exchange, as in the production code
             self._clip(largest)
         self._optimizer.step()
         if self._blocks is not None:
@@ -177,7 +170,7 @@ class _Workers:
 
     @torch.no_grad()
     def _share_gradients(self, losses: Tensor) -> None:
-        """Everybody goes on with the mean."""
+        """Replace every worker's gradient by the mean."""
         for gradient in self._gradients():
             mean = gradient.mean(0, keepdim=True)
             if not bool(torch.isfinite(mean).all()):
@@ -190,7 +183,7 @@ class _Workers:
             gradient.copy_(mean.expand_as(gradient))
 
     def finish(self) -> dict[str, Tensor]:
-        """The global model, in the end."""
+        """The global model at the end."""
         found = {}
         if self._blocks is not None:
             self._blocks.finish()
@@ -201,10 +194,7 @@ class _Workers:
 
 
 def _places(model: nn.Module) -> list[tuple[Any, str, int, Tensor]]:
-    """Where the model looks for its trained parameters: (dictionary, key, number of the parameter, itself).
-
-    A parameter that is tied stands in several places.
-    """
+    """Where modules keep the trained parameters: (dictionary, key, number, parameter); tied ones have several."""
     numbers = {id(p): number for number, p in enumerate(p for p in model.parameters() if p.requires_grad)}
     return [
         (module._parameters, key, numbers[id(p)], p)
@@ -235,13 +225,13 @@ def _stacked(optimizer: Optimizer, model: nn.Module, parameters: dict[str, Tenso
 
 
 def _check(model: nn.Module, optimizer: Optimizer) -> None:
-    """Refuse what cannot be stacked, as far as one sees it before the first step."""
+    """Refuse a model or optimizer that cannot be stacked, before the first step."""
     if type(optimizer) not in (SGD, Adam, AdamW):
         raise UnsupportedError(
             f"{type(optimizer).__name__} is not known to be element-wise; use torch's SGD, Adam or AdamW"
         )
     if optimizer.state:
-        raise UnsupportedError("the optimizer has made steps already; give a fresh one")
+        raise UnsupportedError("the optimizer has made steps already; give a new one")
     own, trained = {id(p) for group in optimizer.param_groups for p in group["params"]}, {}
     for name, p in model.named_parameters():
         if p.requires_grad:
@@ -249,7 +239,7 @@ def _check(model: nn.Module, optimizer: Optimizer) -> None:
             if p.dtype not in (torch.float32, torch.float64):
                 raise UnsupportedError(f"{name} is {p.dtype}; only float32 and float64 are stacked")
     if own - trained.keys() or trained.keys() - own:
-        raise UnsupportedError("the optimizer must hold the model's trainable parameters, all of them and no others")
+        raise UnsupportedError("the optimizer must hold exactly the model's trainable parameters")
     for name, module in model.named_modules():
         if getattr(module, "track_running_stats", False) and module.training:
             raise UnsupportedError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ends of blocks for stacked workers: the rule's own equations on the mean over the leading dimension.
+"""Ends of blocks for stacked workers: the rule's equations on the mean over the leading dimension.
 
     d = mean_i theta_i - theta^init,     (theta, start) = outer(theta, d),     theta_i = start for all i
 
@@ -29,7 +29,7 @@ from paceline.rules.rule import Rule
 
 
 def check_rule(rule: Rule) -> None:
-    """Refuse a rule whose exchanges are not means of what lies side by side here."""
+    """Refuse a rule whose exchange is not the mean of stacked tensors."""
     schedule, payload, reason = rule.schedule, rule.payload, ""
     if not schedule.workers_meet:
         reason = "its workers exchange each by itself"
@@ -62,8 +62,8 @@ class StackedBlocks:
 
     Args:
         rule: a rule with blocks.
-        optimizer: the user's, by which the rule's `local_state` is read.
-        stacked: that over the stacked parameters.
+        optimizer: the user's, which resolves the rule's `local_state`.
+        stacked: the optimizer of the stacked parameters.
         workers: N.
     """
 
@@ -81,12 +81,12 @@ class StackedBlocks:
 
     @property
     def lockstep(self) -> bool:
-        """Whether the step under way belongs to the warm-up, in which gradients are exchanged."""
+        """Whether the current step belongs to the warm-up, in which gradients are exchanged."""
         return self._steps < self._schedule.warmup
 
     @torch.no_grad()
     def _begin(self) -> None:
-        """The first block starts from where all workers are."""
+        """Start the first block from the workers' equal parameters."""
         for part in self._parts.values():
             part.anchor.copy_(part.stacked[0])
             part.state = {name: torch.zeros_like(part.anchor) for name in self._rule.merging.tensors}
@@ -106,7 +106,7 @@ class StackedBlocks:
             self._end()
 
     def finish(self) -> None:
-        """Merge what is left of the last block."""
+        """Merge the unfinished last block."""
         if self.lockstep:
             self._begin()
         if self._made:
@@ -118,7 +118,7 @@ class StackedBlocks:
 
     @torch.no_grad()
     def _end(self) -> None:
-        """Exchange."""
+        """Exchange at the end of a block."""
         tau, outer = float(self._made), self._rule.merging
         c = self._rule.coefficients(self._block + 1, self._workers, self._ahead)
         self._rho, ahead = outer.equivalent_minibatches(self._rho, tau, c)
@@ -154,7 +154,7 @@ class StackedBlocks:
         )
 
     def _first(self, part: _Part, moment: OptimizerMoment) -> Tensor:
-        """A moment when the first block begins: 0, or what the warm-up has made of it."""
+        """A moment at the start of the first block: 0, or its value after the warm-up."""
         state = parameter_state(self._optimizer, part.stacked, moment.key)
         return torch.zeros_like(part.anchor) if state is None else state[0].clone()
 
