@@ -231,7 +231,7 @@ def _check(model: nn.Module, optimizer: Optimizer) -> None:
             f"{type(optimizer).__name__} is not known to be element-wise; use torch's SGD, Adam or AdamW"
         )
     if optimizer.state:
-        raise UnsupportedError("the optimizer has made steps already; give a new one")
+        raise UnsupportedError("the optimizer has made steps already; give a fresh one")
     own, trained = {id(p) for group in optimizer.param_groups for p in group["params"]}, {}
     for name, p in model.named_parameters():
         if p.requires_grad:

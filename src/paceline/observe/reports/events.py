@@ -181,7 +181,7 @@ def from_json(kind: type[Kind], row: Mapping[str, Any], **given: Any) -> Kind:
     """
     found = {
         name: convert(row[name])
-        for name, convert in _converters(kind).items()
+        for name, convert in _converters(kind).items()  # type: ignore[arg-type]
         if name not in given and row.get(name) is not None
     }
     return kind(**found, **given)
