@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that misbehaves, a double of S3, and pauses between tries too short to notice."""
+"""A server with faults, a double of S3, and short pauses between tries."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SECRETS = {"region": "us-east-1", "access_key_id": "a", "secret_access_key": "b"
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as made:
-        yield made
+    with Server() as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of the tests do: they say "ready", wait for a line, work, and print JSON."""
+"""The program of the tests' processes: print "ready", wait for a line, work, and print JSON."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def hold_and_fork(cache: Any, url: str) -> Any:
         threading.Event().wait()
 
 
-def ahead(cache: Any, urls: list[str]) -> Any:
-    """Fetch ahead, and use what has come, step by step."""
+def prefetch(cache: Any, urls: list[str]) -> Any:
+    """Prefetch the files, and read each in turn."""
     cache.prefetch(urls)
     return read_all(cache, urls)
 

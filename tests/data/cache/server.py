@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A web server that misbehaves to order.
+"""A web server that injects faults.
 
-Each path has a body and a list of faults; each request takes the next fault off the list. What it is told:
+Each path has a body and a list of faults; each request takes the next fault off the list:
 
 - a number such as 503: answers so, without a body;
 - "cut": closes the connection in the middle of the body; "short" announces fewer bytes and sends them;
@@ -23,7 +23,7 @@ from types import TracebackType
 
 
 def until(true: Callable[[], bool], what: str) -> None:
-    """Look again and again, with a deadline."""
+    """Poll, with a deadline."""
     deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline, what
@@ -72,11 +72,11 @@ class Server:
     def wait_for(self, path: str, requests: int = 1) -> None:
         """Until so many requests for a path have come."""
         with self.changed:
-            assert self.changed.wait_for(lambda: self.requests[path] >= requests, 60), f"nobody asked for {path}"
+            assert self.changed.wait_for(lambda: self.requests[path] >= requests, 60), f"no request for {path}"
 
     def wait_half(self) -> None:
-        """Until somebody has got half of a held file."""
-        assert self.half.acquire(timeout=60), "nobody asked for a file that is held"
+        """Until a client has received half of a held file."""
+        assert self.half.acquire(timeout=60), "no request for a held file"
 
     def _answer(self, handler: BaseHTTPRequestHandler) -> None:
         path = handler.path.lstrip("/").partition("?")[0]

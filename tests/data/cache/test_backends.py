@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores: which backend, what they say of size and checksum, what is a refusal."""
+"""Backends: the choice by URL, sizes and checksums, refusals."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_checksums_in_headers(headers: dict[str, str], expected: str | None) -> 
     assert (str(found) if found else None) == expected
 
 
-def test_checksums_that_are_none() -> None:
+def test_invalid_checksums_are_ignored() -> None:
     assert md5_of_etag(None) is None and md5_of_etag('"abc"') is None
     assert from_base64("crc32c", "?") is None and from_base64("crc32c", "AAAAAA==") == Checksum("crc32c", "00000000")
     assert sha256_of_hex(3) is None and sha256_of_hex("ab") is None
@@ -100,9 +100,7 @@ def test_a_file_system_of_fsspec(memory: Any, tmp_path: Path) -> None:
         assert cache.stats()["memory://folder"].fetched_bytes == 5
 
 
-def test_a_file_system_that_stumbles_is_asked_again(
-    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_of_a_file_system_are_retried(memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory.pipe("/a", b"hello")
     left, original = [OSError("reset"), TimeoutError("slow")], type(memory).info
 

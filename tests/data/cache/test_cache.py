@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept, what goes, what stays, and that the cap holds at every write."""
+"""Hits and misses, eviction, pinned files, and a cap that holds at every write."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def urls_of(server: Server, count: int, size: int = KB) -> list[str]:
 
 
 class Peak:
-    """The most bytes that the directory ever held, looked at after every write."""
+    """The most bytes that the directory held after any write."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bytes, self._lock = 0, threading.Lock()
@@ -52,7 +52,7 @@ class Peak:
         monkeypatch.setattr(http_backend, "CHUNK_BYTES", 100)
 
 
-def test_a_file_is_fetched_once_and_read_often(server: Server, tmp_path: Path) -> None:
+def test_a_file_is_fetched_once(server: Server, tmp_path: Path) -> None:
     url = server.put("a/b.tar.gz", b"hello")
     with Cache(tmp_path) as cache:
         assert cache.read(url) == cache.read(url) == b"hello"
@@ -64,7 +64,7 @@ def test_a_file_is_fetched_once_and_read_often(server: Server, tmp_path: Path) -
     assert stats.waited_s > 0
 
 
-def test_what_was_fetched_is_there_after_a_restart(server: Server, tmp_path: Path) -> None:
+def test_files_survive_a_restart(server: Server, tmp_path: Path) -> None:
     url = server.put("a", b"hello")
     with Cache(tmp_path) as cache:
         cache.read(url)
@@ -74,17 +74,17 @@ def test_what_was_fetched_is_there_after_a_restart(server: Server, tmp_path: Pat
     assert server.requests["a"] == 1
 
 
-def test_the_sidecar_is_json_and_says_where_the_file_is_from(server: Server, tmp_path: Path) -> None:
+def test_the_metadata_file_is_json_and_has_the_source(server: Server, tmp_path: Path) -> None:
     url = server.put("a.bin", b"hello")
     with Cache(tmp_path) as cache:
         cache.read(url)
-    (sidecar,) = tmp_path.glob("*.meta")
-    said = json.loads(sidecar.read_text())
+    (meta,) = tmp_path.glob("*.meta")
+    said = json.loads(meta.read_text())
     md5 = hashlib.md5(b"hello").hexdigest()
     assert said == {"url": url, "size": 5, "sha256": None, "source": f"md5:{md5}"}
 
 
-def test_a_local_path_is_itself(tmp_path: Path) -> None:
+def test_a_local_path_is_opened_in_place(tmp_path: Path) -> None:
     file = tmp_path / "a file.txt"
     file.write_bytes(b"here")
     with Cache(tmp_path / "cache") as cache:
@@ -100,7 +100,7 @@ def test_a_local_path_is_itself(tmp_path: Path) -> None:
         assert cache.stats() == {} and not list(cache.directory.glob("f-*"))
 
 
-def test_the_least_recently_used_goes_first(server: Server, tmp_path: Path) -> None:
+def test_the_least_recently_used_file_is_evicted_first(server: Server, tmp_path: Path) -> None:
     urls = urls_of(server, 5)
     with Cache(tmp_path, 3 * KB) as cache:
         for url in urls[:3]:
@@ -164,7 +164,7 @@ def test_a_file_larger_than_the_cap_names_both_sizes(server: Server, tmp_path: P
         assert bytes_in(tmp_path) == 0
 
 
-def test_a_file_in_use_is_never_removed(server: Server, tmp_path: Path) -> None:
+def test_an_open_file_is_never_evicted(server: Server, tmp_path: Path) -> None:
     urls = urls_of(server, 5)
     with Cache(tmp_path, 2 * KB) as cache, cache.open(urls[0]) as path:
         for url in urls[1:]:
@@ -173,7 +173,7 @@ def test_a_file_in_use_is_never_removed(server: Server, tmp_path: Path) -> None:
     assert server.requests["0.bin"] == 1
 
 
-def test_when_all_is_in_use_one_waits_and_then_hears_so(server: Server, tmp_path: Path) -> None:
+def test_a_cache_full_of_open_files_raises_after_the_timeout(server: Server, tmp_path: Path) -> None:
     urls = urls_of(server, 3)
     with Cache(tmp_path, 2 * KB, timeout_s=0.3, retries=99) as cache:
         with cache.open(urls[0]), cache.open(urls[1]):
@@ -182,7 +182,7 @@ def test_when_all_is_in_use_one_waits_and_then_hears_so(server: Server, tmp_path
         assert cache.read(urls[2])  # and nothing is left of the attempt
 
 
-def test_a_waiting_download_goes_on_when_a_file_is_closed(server: Server, tmp_path: Path) -> None:
+def test_a_waiting_download_starts_when_a_file_is_closed(server: Server, tmp_path: Path) -> None:
     urls = urls_of(server, 2)
     with Cache(tmp_path, KB, timeout_s=30) as cache, ThreadPoolExecutor(1) as pool:
         with cache.open(urls[0]):
@@ -219,12 +219,12 @@ def test_many_readers_of_one_file_share_it(server: Server, tmp_path: Path) -> No
         ("https://host/a." + "x" * 40, ""),
     ],
 )
-def test_only_a_harmless_ending_of_the_url_gets_into_a_name(url: str, expected: str) -> None:
+def test_only_a_harmless_extension_gets_into_a_file_name(url: str, expected: str) -> None:
     assert extension(url) == expected
     assert "/" not in file_name(url) and len(file_name(url)) < 60
 
 
-def test_files_that_end_like_our_own_do_no_harm(server: Server, tmp_path: Path) -> None:
+def test_urls_may_end_like_the_cache_s_own_files(server: Server, tmp_path: Path) -> None:
     urls = [server.put(f"x.{ending}", ending.encode()) for ending in ("meta", "lock", "part", "wishes")]
     with Cache(tmp_path, 20) as cache:
         for url in urls:
@@ -235,12 +235,12 @@ def test_files_that_end_like_our_own_do_no_harm(server: Server, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("wrong", [{"cap_bytes": 0}, {"threads": 0}, {"retries": -1}, {"timeout_s": 0.0}])
-def test_numbers_that_make_no_sense(wrong: dict[str, Any], tmp_path: Path) -> None:
+def test_settings_out_of_range_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Cache(tmp_path, **wrong)
 
 
-def test_a_closed_cache_says_so(server: Server, tmp_path: Path) -> None:
+def test_a_closed_cache_raises(server: Server, tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     cache.close()
     cache.close()
@@ -248,7 +248,7 @@ def test_a_closed_cache_says_so(server: Server, tmp_path: Path) -> None:
         cache.read(server.put("a", b"x"))
 
 
-def test_nothing_stays_locked_or_half_done(server: Server, tmp_path: Path) -> None:
+def test_a_failed_download_leaves_no_files(server: Server, tmp_path: Path) -> None:
     with Cache(tmp_path) as cache:
         with pytest.raises(NotServedError):
             cache.read(server.url("none"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that are full, gone, read-only, or that have changed what was written."""
+"""Disks that are full, gone, read-only or that corrupt files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def only_file(directory: Path) -> Path:
     return path
 
 
-def test_a_file_that_was_cut_on_disk_is_fetched_again(server: Server, tmp_path: Path) -> None:
+def test_a_file_truncated_on_disk_is_fetched_again(server: Server, tmp_path: Path) -> None:
     url = server.put("a", BODY)
     with Cache(tmp_path) as cache:
         cache.read(url)
@@ -46,12 +46,12 @@ def test_a_file_whose_bits_changed_on_disk_is_fetched_again(tmp_path: Path, chec
         assert server.requests["a"] == 2
 
 
-def test_a_damaged_sidecar_means_that_the_file_is_not_there(server: Server, tmp_path: Path) -> None:
+def test_a_file_with_damaged_metadata_is_a_miss(server: Server, tmp_path: Path) -> None:
     url = server.put("a", BODY)
     with Cache(tmp_path, 5000) as cache:
         cache.read(url)
-        (sidecar,) = tmp_path.glob("*.meta")
-        sidecar.write_text('{"url": ')
+        (meta,) = tmp_path.glob("*.meta")
+        meta.write_text('{"url": ')
         assert cache.read(url) == BODY
         assert cache.read(server.put("b", BODY)) == BODY
     assert server.requests["a"] == 2
@@ -98,16 +98,16 @@ def test_a_directory_that_cannot_be_written(server: Server, tmp_path: Path, monk
 @pytest.fixture
 def tiny(real_processes: None, tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MB."""
-    place = tmp_path / "tiny"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("this user may not mount a file system")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_makes_old_files_go(server: Server, tiny: Path) -> None:
+def test_a_full_disk_evicts_old_files(server: Server, tiny: Path) -> None:
     urls = [server.put(f"{i}.bin", bytes([i]) * MB) for i in range(6)]
     with Cache(tiny) as cache:
         for url in urls:
@@ -132,7 +132,7 @@ def test_a_full_disk_without_old_files_is_an_error_with_path_and_bytes(server: S
 def test_a_disk_that_fills_in_the_middle_of_a_write(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same without a mount: the third file meets a full disk until one of the first two has gone."""
+    """The same without a mount: the third file meets a full disk until one of the first two is evicted."""
     from paceline.data.cache import download
 
     original = download.write_all

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Downloads that go wrong: tried again where that may help, never served when wrong."""
+"""Downloads that fail: retried where that may help, never served when corrupt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BODY = bytes(range(256)) * 16
 
 
 @pytest.mark.parametrize("fault", ["cut", "flip"])
-def test_a_spoiled_download_is_fetched_again(server: Server, tmp_path: Path, fault: str) -> None:
+def test_a_corrupt_download_is_retried(server: Server, tmp_path: Path, fault: str) -> None:
     url = server.put("a", BODY)
     server.fail("a", fault, fault)
     with Cache(tmp_path) as cache:
@@ -26,7 +26,7 @@ def test_a_spoiled_download_is_fetched_again(server: Server, tmp_path: Path, fau
     assert stats.corrupt == (2 if fault == "flip" else stats.corrupt)
 
 
-def test_a_download_that_is_always_spoiled_is_never_served(server: Server, tmp_path: Path) -> None:
+def test_a_download_that_is_always_corrupt_is_never_served(server: Server, tmp_path: Path) -> None:
     url = server.put("a", BODY)
     server.fail("a", *["flip"] * 9)
     right = hashlib.md5(BODY).hexdigest()
@@ -46,7 +46,7 @@ def test_a_short_file_is_noticed_by_the_store_s_checksum(server: Server, tmp_pat
         assert cache.read(url) == BODY
 
 
-def test_what_the_caller_says_of_the_content_holds(tmp_path: Path) -> None:
+def test_the_caller_s_checksum_is_enforced(tmp_path: Path) -> None:
     with Server(checksums=False) as server:
         url = server.put("a", BODY)
         server.fail("a", "flip")
@@ -56,7 +56,7 @@ def test_what_the_caller_says_of_the_content_holds(tmp_path: Path) -> None:
             assert server.requests["a"] == 2
             with pytest.raises(CorruptFileError, match="sha256:" + "0" * 64 + " expected"), cache.open(url, "0" * 64):
                 pass
-            assert cache.cached([url]) == {url}, "a caller's mistake must not cost the others their file"
+            assert cache.cached([url]) == {url}, "a wrong checksum of one caller must not evict the file"
 
 
 def test_another_version_than_the_cached_one_is_fetched_if_the_caller_names_it(server: Server, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_wrong_checksums_of_a_store_can_be_ignored(server: Server, tmp_path: Pat
     assert server.requests["a"] == 1
 
 
-def test_a_server_that_is_busy_is_asked_again(server: Server, tmp_path: Path) -> None:
+def test_a_busy_server_is_retried(server: Server, tmp_path: Path) -> None:
     url = server.put("a", BODY)
     server.fail("a", 503, 503, 429)
     with Cache(tmp_path) as cache:
@@ -95,7 +95,7 @@ def test_a_refusal_is_final(server: Server, tmp_path: Path, code: int, cure: str
     assert server.requests["a"] == 1
 
 
-def test_a_server_that_falls_silent_is_asked_again(server: Server, tmp_path: Path) -> None:
+def test_a_server_that_stalls_is_retried(server: Server, tmp_path: Path) -> None:
     url = server.put("a", BODY)
     server.fail("a", "hold", "hold")
     with Cache(tmp_path, timeout_s=0.2, retries=99) as cache:
@@ -106,7 +106,7 @@ def test_a_server_that_falls_silent_is_asked_again(server: Server, tmp_path: Pat
             cache.read(server.put("b", BODY))
 
 
-def test_a_url_that_is_none_is_final(server: Server, tmp_path: Path) -> None:
+def test_an_invalid_url_is_refused_at_once(server: Server, tmp_path: Path) -> None:
     with Cache(tmp_path) as cache, pytest.raises(NotServedError, match=r"no url.*%20"):
         cache.read(server.url("a b"))
 
@@ -139,7 +139,7 @@ def test_the_last_error_of_a_silent_source_names_it(server: Server, tmp_path: Pa
             cache.read(url)
 
 
-def test_a_lost_source_is_survived_as_long_as_the_cache_lasts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_cached_files_are_served_while_their_source_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Server() as server:
         urls = [server.put(str(i), bytes([i])) for i in range(4)]
         cache = Cache(tmp_path, retries=1, timeout_s=5)

@@ -33,7 +33,7 @@ def test_local_files_need_no_cache(tmp_path: Path) -> None:
     assert files[0] == 7 and files._cache is None
 
 
-def test_without_a_cache_the_user_s_directory_is_taken(
+def test_the_default_cache_is_in_the_user_s_directory(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -42,7 +42,7 @@ def test_without_a_cache_the_user_s_directory_is_taken(
     files.cache.close()
 
 
-def test_the_file_stays_while_it_is_read(server: Server, tmp_path: Path) -> None:
+def test_a_file_is_not_evicted_while_it_is_read(server: Server, tmp_path: Path) -> None:
     urls = [server.put(str(i), bytes([i]) * 10) for i in range(2)]
     with Cache(tmp_path, 20, timeout_s=0.2, retries=99) as cache:
 
@@ -54,7 +54,7 @@ def test_the_file_stays_while_it_is_read(server: Server, tmp_path: Path) -> None
         assert Files(urls, cache, read)[1] == 1
 
 
-def test_files_are_fetched_ahead_by_index(server: Server, tmp_path: Path) -> None:
+def test_files_are_prefetched_by_index(server: Server, tmp_path: Path) -> None:
     urls = [server.put(str(i), bytes([i])) for i in range(4)]
     with Cache(tmp_path) as cache:
         files = Files(urls, cache, first_byte)

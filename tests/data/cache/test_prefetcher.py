@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetching ahead: what is wished for is there, in its order, and stays until it has been used."""
+"""Prefetching: files arrive in the order of the list, and stay until they have been opened."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def urls_of(server: Server, count: int) -> list[str]:
     return [server.put(str(i), bytes([i]) * KB) for i in range(count)]
 
 
-def test_the_next_file_is_there_before_it_is_asked_for(server: Server, tmp_path: Path) -> None:
+def test_prefetched_files_are_hits(server: Server, tmp_path: Path) -> None:
     urls = urls_of(server, 8)
     with Cache(tmp_path) as cache:
         cache.prefetch(urls)
-        until(lambda: cache.cached(urls) == set(urls), "not all came")
+        until(lambda: cache.cached(urls) == set(urls), "not all arrived")
         for url in urls:
             cache.read(url)
         stats = cache.stats()[server.address]
     assert (stats.hits, stats.misses) == (8, 0) and set(server.requests.values()) == {1}
 
 
-def test_files_come_in_the_order_of_the_list(server: Server, tmp_path: Path) -> None:
+def test_files_arrive_in_the_order_of_the_list(server: Server, tmp_path: Path) -> None:
     urls = urls_of(server, 6)
     wanted = [urls[i] for i in (3, 1, 5, 0, 4, 2)]
     with Cache(tmp_path, threads=1) as cache:
         cache.prefetch(wanted)
-        until(lambda: cache.cached(urls) == set(urls), "not all came")
+        until(lambda: cache.cached(urls) == set(urls), "not all arrived")
     assert server.arrivals == ["3", "1", "5", "0", "4", "2"]
 
 
@@ -59,29 +59,29 @@ def test_under_a_cap_each_file_is_fetched_once_if_it_is_used_in_order(
     assert sum(server.requests.values()) <= 12 + threads - 1, "requests for which there was no room"
 
 
-def test_what_is_wished_for_later_makes_way_and_comes_back(server: Server, tmp_path: Path) -> None:
+def test_later_files_are_evicted_for_earlier_ones_and_fetched_again(server: Server, tmp_path: Path) -> None:
     urls = urls_of(server, 5)
     with Cache(tmp_path, 3 * KB, threads=2) as cache:
         for url in urls[2:]:
             cache.read(url)
         cache.prefetch(urls)
         until(lambda: cache.cached(urls) == set(urls[:3]), "the first three are not there")
-        assert server.requests["2"] == 1, "what is wished for next after the first two was there and stays"
+        assert server.requests["2"] == 1, "the third file was there and stays"
         cache.read(urls[0])
         until(lambda: cache.cached(urls) == set(urls[1:4]), "the fourth did not come back")
 
 
-def test_a_file_that_is_needed_now_pushes_out_the_last_wish(server: Server, tmp_path: Path) -> None:
+def test_an_opened_file_evicts_the_last_prefetched_one(server: Server, tmp_path: Path) -> None:
     urls = urls_of(server, 4)
     with Cache(tmp_path, 3 * KB, timeout_s=20) as cache:
         cache.prefetch(urls[:3])
-        until(lambda: cache.cached(urls) == set(urls[:3]), "not all came")
+        until(lambda: cache.cached(urls) == set(urls[:3]), "not all arrived")
         with cache.open(urls[3]):
             assert cache.cached(urls) == {urls[0], urls[1], urls[3]}
-        until(lambda: urls[2] in cache.cached(urls), "the wish was forgotten")
+        until(lambda: urls[2] in cache.cached(urls), "it was not fetched again")
 
 
-def test_a_wish_without_room_does_not_keep_its_file_from_whoever_needs_it_now(server: Server, tmp_path: Path) -> None:
+def test_a_file_waiting_for_room_can_be_opened(server: Server, tmp_path: Path) -> None:
     urls = urls_of(server, 4)
     with Cache(tmp_path, 2 * KB, timeout_s=20) as cache:
         cache.prefetch(urls)
@@ -90,16 +90,16 @@ def test_a_wish_without_room_does_not_keep_its_file_from_whoever_needs_it_now(se
             assert len(cache.read(url)) == KB
 
 
-def test_a_new_list_forgets_the_old_one(server: Server, tmp_path: Path) -> None:
+def test_a_new_list_replaces_the_old_one(server: Server, tmp_path: Path) -> None:
     urls = urls_of(server, 6)
     with Cache(tmp_path, 3 * KB) as cache:
         cache.prefetch(urls[:3])
-        until(lambda: cache.cached(urls) == set(urls[:3]), "not all came")
+        until(lambda: cache.cached(urls) == set(urls[:3]), "not all arrived")
         cache.prefetch(urls[3:])
-        until(lambda: cache.cached(urls) == set(urls[3:]), "the old wishes are still in the way")
+        until(lambda: cache.cached(urls) == set(urls[3:]), "files of the old list are still in the way")
 
 
-def test_a_file_asked_for_while_it_is_fetched_is_waited_for(
+def test_opening_a_file_waits_for_its_running_download(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (url,) = urls_of(server, 1)
@@ -119,11 +119,11 @@ def test_a_file_asked_for_while_it_is_fetched_is_waited_for(
     assert (stats.misses, server.requests["0"]) == (1, 1) and stats.waited_s > 0
 
 
-def test_errors_of_the_background_are_met_by_whoever_opens(server: Server, tmp_path: Path) -> None:
+def test_open_raises_the_errors_of_prefetching(server: Server, tmp_path: Path) -> None:
     urls = [server.url("none"), *urls_of(server, 3)]
     with Cache(tmp_path) as cache:
         cache.prefetch(urls)
-        until(lambda: cache.cached(urls) == set(urls[1:]), "one bad url stopped the others")
+        until(lambda: cache.cached(urls) == set(urls[1:]), "one bad url stopped prefetching")
         with pytest.raises(NotServedError, match="404"):
             cache.read(urls[0])
 
@@ -133,9 +133,9 @@ def test_a_url_may_come_twice(server: Server, tmp_path: Path) -> None:
     with Cache(tmp_path, 2 * KB, threads=1) as cache:
         cache.prefetch([a, b, a, c])
         for url in (a, b, a, c):
-            until(lambda: cache.cached([url]) == {url}, "it did not come")  # noqa: B023
+            until(lambda: cache.cached([url]) == {url}, "it did not arrive")  # noqa: B023
             cache.read(url)
-    assert server.requests["0"] == 1, "between its two uses it was wished for"
+    assert server.requests["0"] == 1, "it was evicted between its two uses"
 
 
 def test_local_paths_and_no_urls_are_nothing_to_do(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_closing_does_not_wait_for_a_stuck_server(server: Server, tmp_path: Path
     assert not list(tmp_path.glob("*.wishes"))
 
 
-def test_a_wish_made_while_its_file_is_fetched_for_an_older_list_is_kept(tmp_path: Path) -> None:
-    """Else others would not see it, and push the file out."""
+def test_a_file_being_fetched_for_an_older_list_gets_a_hint(tmp_path: Path) -> None:
+    """Otherwise other processes would evict it."""
     calls: list[int] = []
     begun, go_on = threading.Event(), threading.Event()
 
@@ -165,48 +165,48 @@ def test_a_wish_made_while_its_file_is_fetched_for_an_older_list_is_kept(tmp_pat
         begun.set()
         return go_on.wait(60)
 
-    mine, theirs = PrefetchHints(tmp_path), PrefetchHints(tmp_path)
-    prefetcher = Prefetcher(3, mine, fetch, lambda url: 0.0)
+    own, other = PrefetchHints(tmp_path), PrefetchHints(tmp_path)
+    prefetcher = Prefetcher(3, own, fetch, lambda url: 0.0)
     prefetcher.prefetch(["a"])
     assert begun.wait(60)
     prefetcher.prefetch(["b", "a", "c"])
-    until(lambda: len(calls) == 3, "nobody passed over the file that is being fetched")
+    until(lambda: len(calls) == 3, "the file that is being fetched was not skipped")
     go_on.set()
-    until(lambda: theirs.of_other_processes() == {key_of(url) for url in "abc"}, "the wish was lost")
+    until(lambda: other.of_other_processes() == {key_of(url) for url in "abc"}, "the hint was lost")
     prefetcher.close()
     assert sorted(calls) == [0, 0, 1, 2]
 
 
-def test_a_file_that_is_removed_before_its_fetch_has_ended_is_fetched_again(tmp_path: Path) -> None:
+def test_a_file_evicted_during_its_fetch_is_fetched_again(tmp_path: Path) -> None:
     calls: list[int] = []
 
     def fetch(url: str, position: int, turn: Callable[[], bool]) -> bool:
         calls.append(position)
         if len(calls) == 1:
-            prefetcher.evicted(key_of(url))  # by a thread that needs room for something else now
+            prefetcher.evicted(key_of(url))  # by a thread that opens another file
         return True
 
-    mine, theirs = PrefetchHints(tmp_path), PrefetchHints(tmp_path)
-    prefetcher = Prefetcher(1, mine, fetch, lambda url: 0.0)
+    own, other = PrefetchHints(tmp_path), PrefetchHints(tmp_path)
+    prefetcher = Prefetcher(1, own, fetch, lambda url: 0.0)
     prefetcher.prefetch(["a"])
-    until(lambda: theirs.of_other_processes() == {key_of("a")}, "nobody noted that it is there")
+    until(lambda: other.of_other_processes() == {key_of("a")}, "there is no hint")
     prefetcher.close()
     assert calls == [0, 0]
 
 
-def test_two_caches_of_one_process_leave_each_other_what_they_fetched_ahead(server: Server, tmp_path: Path) -> None:
+def test_two_caches_of_one_process_keep_each_other_s_prefetched_files(server: Server, tmp_path: Path) -> None:
     mine, theirs = ([server.put(f"{who}{i}", b"x" * KB) for i in range(3)] for who in "ab")
     with Cache(tmp_path, 3 * KB) as cache, Cache(tmp_path, 3 * KB, timeout_s=20) as other:
         cache.prefetch(mine)
-        until(lambda: wishes_in(tmp_path) == {key_of(url) for url in mine}, "the first three are not wished for")
+        until(lambda: hints_in(tmp_path) == {key_of(url) for url in mine}, "the first three have no hints")
         other.prefetch(theirs)
         for url in theirs:
-            assert len(other.read(url)) == KB  # what is needed now may push out
-        # one, or two where the other is looking at its own last file just then
-        assert other.cached(mine), "what the other fetched ahead has pushed all of these out"
+            assert len(other.read(url)) == KB  # an opened file may evict
+        # one, or two while the other cache fetches its own last file
+        assert other.cached(mine), "prefetching of the other cache has evicted all of these"
     assert sum(server.requests[f"a{i}"] for i in range(3)) == 3
 
 
-def wishes_in(directory: Path) -> set[str]:
-    """What somebody who is new would leave alone."""
+def hints_in(directory: Path) -> set[str]:
+    """The hints that a new process sees."""
     return PrefetchHints(directory).of_other_processes()

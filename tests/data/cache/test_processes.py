@@ -14,7 +14,7 @@ from paceline.data.cache.names import key_of
 from tests.data.cache.programs import Worker
 from tests.data.cache.server import Server, until
 from tests.data.cache.test_cache import bytes_in
-from tests.data.cache.test_prefetcher import wishes_in
+from tests.data.cache.test_prefetcher import hints_in
 
 pytestmark = pytest.mark.processes
 KB = 1000
@@ -23,7 +23,7 @@ KB = 1000
 def start(
     stack: ExitStack, count: int, work: str, directory: Path, cap: int | None, *arguments: object
 ) -> list[Worker]:
-    """Processes that all stand at the start."""
+    """Processes that wait for `go`."""
     workers = [stack.enter_context(Worker(work, directory, cap, *arguments)) for _ in range(count)]
     for worker in workers:
         worker.wait_ready()
@@ -45,23 +45,23 @@ def test_one_download_a_host(server: Server, tmp_path: Path) -> None:
     assert sorted(f["fetched"] for f in found) == [0, 0, 100_000]
 
 
-def test_what_a_killed_process_left_is_fetched_again(server: Server, tmp_path: Path) -> None:
+def test_the_download_of_a_killed_process_is_repeated(server: Server, tmp_path: Path) -> None:
     url, other = server.put("a", b"x" * 5 * KB), server.put("b", b"y" * 4 * KB)
     server.fail("a", "hold")
     with ExitStack() as stack:
         (worker,) = start(stack, 1, "read_all", tmp_path, 6 * KB, [url])
         worker.go()
-        until(lambda: any(tmp_path.glob("*.part")), "nothing is being fetched")
+        until(lambda: any(tmp_path.glob("*.part")), "no download runs")
         worker.kill()
     assert any(tmp_path.glob("*.part"))
     with Cache(tmp_path, 6 * KB, timeout_s=20) as cache:
-        assert cache.read(other) == b"y" * 4 * KB  # the promise of the dead has no force
+        assert cache.read(other) == b"y" * 4 * KB  # the reservation of a dead process is void
         assert not list(tmp_path.glob("*.part"))
         assert cache.read(url) == b"x" * 5 * KB
     assert server.requests["a"] == 2
 
 
-def test_the_same_file_after_a_kill(server: Server, tmp_path: Path) -> None:
+def test_a_waiting_process_takes_over_the_download_of_a_killed_one(server: Server, tmp_path: Path) -> None:
     url = server.put("a", b"x" * 5 * KB)
     server.fail("a", "hold")
     with ExitStack() as stack:
@@ -92,7 +92,7 @@ def test_a_file_open_in_another_process_stays_until_that_is_killed(server: Serve
             assert cache.cached(urls) == {urls[1], urls[2]}
 
 
-def test_a_child_of_a_killed_process_keeps_nothing(server: Server, tmp_path: Path) -> None:
+def test_a_child_of_a_killed_process_holds_no_lock(server: Server, tmp_path: Path) -> None:
     urls = [server.put(str(i), b"x" * KB) for i in range(2)]
     with ExitStack() as stack:
         (worker,) = start(stack, 1, "hold_and_fork", tmp_path, KB, urls[0])
@@ -117,7 +117,7 @@ def test_the_cap_holds_for_all_processes_together(server: Server, tmp_path: Path
     watcher = threading.Thread(target=watch)
     watcher.start()
     with ExitStack() as stack:
-        workers = start(stack, 3, "ahead", tmp_path, 5 * KB, urls)
+        workers = start(stack, 3, "prefetch", tmp_path, 5 * KB, urls)
         for worker in workers:
             worker.go()
         found = [worker.result() for worker in workers]
@@ -127,7 +127,7 @@ def test_the_cap_holds_for_all_processes_together(server: Server, tmp_path: Path
     assert KB <= peak <= 5 * KB and bytes_in(tmp_path) <= 5 * KB
 
 
-def test_processes_do_not_push_out_what_others_have_fetched_ahead(server: Server, tmp_path: Path) -> None:
+def test_processes_keep_each_other_s_prefetched_files(server: Server, tmp_path: Path) -> None:
     mine, theirs = ([server.put(f"{who}{i}", b"x" * KB) for i in range(3)] for who in "ab")
     with Cache(tmp_path, 3 * KB) as cache:
         cache.prefetch(mine)
@@ -136,10 +136,10 @@ def test_processes_do_not_push_out_what_others_have_fetched_ahead(server: Server
             with cache.open(url):  # waits for the download
                 pass
         cache.prefetch(mine)
-        until(lambda: wishes_in(tmp_path) == {key_of(url) for url in mine}, "a wish was lost")
+        until(lambda: hints_in(tmp_path) == {key_of(url) for url in mine}, "a hint was lost")
         with ExitStack() as stack:
-            (worker,) = start(stack, 1, "ahead", tmp_path, 3 * KB, theirs)
+            (worker,) = start(stack, 1, "prefetch", tmp_path, 3 * KB, theirs)
             worker.go()
-            assert worker.result()["sizes"] == [KB] * 3  # what is needed now may push out
-        # one, or two where the other is looking at its own last file just then
-        assert cache.cached(mine), "what the other process fetched ahead has pushed all of these out"
+            assert worker.result()["sizes"] == [KB] * 3  # an opened file may evict
+        # one, or two while the other process fetches its own last file
+        assert cache.cached(mine), "prefetching of the other process has evicted all of these"

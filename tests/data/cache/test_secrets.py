@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user gives for one server reaches no other, and no message; links in a cache are not followed."""
+"""A user's headers for one server reach no other server and no message; links in a cache are not followed."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from paceline.data.cache.locks import FileLock
 from paceline.data.cache.urls import redacted
 
 GIVEN = {"Authorization": "Bearer hush", "Cookie": "id=hush", "X-Api-Key": "hush"}
-Heard = dict[str, dict[str, str]]
+Requests = dict[str, dict[str, str]]
 
 
 @contextmanager
-def web(answer: Callable[[str], tuple[int, str]]) -> Iterator[tuple[str, Heard]]:
-    """A server that answers a path with a code and a place; its address, and the headers that came with each path."""
-    heard: Heard = {}
+def web(answer: Callable[[str], tuple[int, str]]) -> Iterator[tuple[str, Requests]]:
+    """A server that answers a path with a code and a location; its address, and the headers of each request."""
+    requests: Requests = {}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            heard[self.path] = {name.lower(): value for name, value in self.headers.items()}
-            code, place = answer(self.path)
+            requests[self.path] = {name.lower(): value for name, value in self.headers.items()}
+            code, location = answer(self.path)
             self.send_response(code)
-            if place:
-                self.send_header("Location", place)
+            if location:
+                self.send_header("Location", location)
             self.send_header("Content-Length", "2" if code == 200 else "0")
             self.end_headers()
             self.wfile.write(b"ok" if code == 200 else b"")
@@ -45,7 +45,7 @@ def web(answer: Callable[[str], tuple[int, str]]) -> Iterator[tuple[str, Heard]]
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", heard
+        yield f"http://127.0.0.1:{server.server_address[1]}", requests
     finally:
         server.shutdown()
         server.server_close()
@@ -60,32 +60,34 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
 def test_headers_do_not_follow_a_redirect_to_another_server(stack: ExitStack, tmp_path: Path, code: int) -> None:
-    there, heard_there = stack.enter_context(web(lambda path: (200, "")))
-    here, heard = stack.enter_context(web(lambda path: (code, "/next" if path == "/a" else f"{there}/b?sig=its-own")))
+    there, other_requests = stack.enter_context(web(lambda path: (200, "")))
+    here, requests = stack.enter_context(
+        web(lambda path: (code, "/next" if path == "/a" else f"{there}/b?sig=its-own"))
+    )
     with Cache(tmp_path, options={"headers": GIVEN}) as cache:
         assert cache.read(f"{here}/a") == b"ok"
     for path in ("/a", "/next"):  # the same server may know them
-        assert {name: heard[path].get(name.lower()) for name in GIVEN} == GIVEN
-    assert not {name.lower() for name in GIVEN} & set(heard_there["/b?sig=its-own"])
+        assert {name: requests[path].get(name.lower()) for name in GIVEN} == GIVEN
+    assert not {name.lower() for name in GIVEN} & set(other_requests["/b?sig=its-own"])
 
 
-def test_headers_do_not_come_back_by_way_of_another_server(stack: ExitStack, tmp_path: Path) -> None:
-    place: list[str] = []
-    there, _ = stack.enter_context(web(lambda path: (302, f"{place[0]}/end")))
-    here, heard = stack.enter_context(web(lambda path: (200, "") if path == "/end" else (302, f"{there}/x")))
-    place.append(here)
+def test_stripped_headers_do_not_return_with_a_second_redirect(stack: ExitStack, tmp_path: Path) -> None:
+    address: list[str] = []
+    there, _ = stack.enter_context(web(lambda path: (302, f"{address[0]}/end")))
+    here, requests = stack.enter_context(web(lambda path: (200, "") if path == "/end" else (302, f"{there}/x")))
+    address.append(here)
     with Cache(tmp_path, options={"headers": GIVEN}) as cache:
         assert cache.read(f"{here}/a") == b"ok"
-    assert "authorization" not in heard["/end"]
+    assert "authorization" not in requests["/end"]
 
 
-def test_a_refusal_after_a_redirect_says_where_and_nothing_secret(stack: ExitStack, tmp_path: Path) -> None:
+def test_a_refusal_after_a_redirect_names_the_server_and_no_secret(stack: ExitStack, tmp_path: Path) -> None:
     there, _ = stack.enter_context(web(lambda path: (403, "")))
-    here, heard = stack.enter_context(web(lambda path: (302, f"{there}/b?X-Amz-Signature=hush")))
+    here, requests = stack.enter_context(web(lambda path: (302, f"{there}/b?X-Amz-Signature=hush")))
     url = f"{here}/a?token=hush".replace("//", "//user:hush@")
     with Cache(tmp_path) as cache, pytest.raises(NotServedError) as caught:
         cache.read(url)
-    assert heard["/a?token=hush"]["authorization"] == "Basic dXNlcjpodXNo"
+    assert requests["/a?token=hush"]["authorization"] == "Basic dXNlcjpodXNo"
     assert f"redirected to {there}/b, where the headers given for {here} are not sent" in str(caught.value)
     assert "hush" not in str(caught.value) and caught.value.__cause__ is None
 
@@ -103,7 +105,7 @@ def test_a_refusal_after_a_redirect_says_where_and_nothing_secret(stack: ExitSta
         ("https://a/x", "https://a:bad/x", False),
     ],
 )
-def test_which_servers_are_the_same(one: str, other: str, may: bool) -> None:
+def test_which_servers_share_headers(one: str, other: str, may: bool) -> None:
     assert _may_share_headers(one, other) == may
 
 
@@ -128,7 +130,7 @@ def test_other_messages_stay_as_they_are(text: str) -> None:
     assert redacted(text) == text
 
 
-def test_a_url_that_cannot_be_asked_for_shows_no_secret(tmp_path: Path) -> None:
+def test_the_error_of_an_invalid_url_shows_no_secret(tmp_path: Path) -> None:
     for url in ("http://127.0.0.1:1/a b?sig=hush", "http://user:hush@127.0.0.1:port/a"):
         with Cache(tmp_path, retries=0) as cache, pytest.raises((NotServedError, CacheError)) as caught:
             cache.read(url)
@@ -150,7 +152,7 @@ def test_a_lock_is_not_followed(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("ending", ["lock", "part", "json"])
-def test_what_a_stranger_links_into_a_cache_is_never_written_through(
+def test_a_link_that_another_user_placed_in_a_cache_is_never_written_through(
     stack: ExitStack, tmp_path: Path, ending: str
 ) -> None:
     here, _ = stack.enter_context(web(lambda path: (200, "")))
@@ -158,8 +160,8 @@ def test_what_a_stranger_links_into_a_cache_is_never_written_through(
     theirs.write_text("precious")
     with Cache(tmp_path / "cache", retries=0) as cache:
         directory = cache._directory
-        place = {"lock": directory.lock(url).path, "part": directory.part(url), "json": directory._meta(url)}[ending]
-        place.symlink_to(theirs)
+        link = {"lock": directory.lock(url).path, "part": directory.part(url), "json": directory._meta(url)}[ending]
+        link.symlink_to(theirs)
         with contextlib.suppress(CacheError):  # a lock is refused, leftovers are removed first
             cache.read(url)
     assert theirs.read_text() == "precious"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first of several copies of a cache adds up what all of them count, also in processes that were killed."""
+"""The original of several copies of a cache adds up their counts, also of killed processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.data.cache.test_files import first_byte
 A, B = "http://a", "s3://b"
 
 
-def sheets(directory: Path) -> list[str]:
+def stats_files(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.glob("counts/*/*"))
 
 
@@ -36,7 +36,7 @@ def test_copies_are_added_up_and_copies_of_copies(tmp_path: Path) -> None:
     one, two = StatsFile.of_copy(tmp_path, first.name), StatsFile.of_copy(tmp_path, first.name)
     below = StatsFile.of_copy(tmp_path, one.name)
     one.write(A, Stats(hits=1, waited_s=0.5))
-    one.write(A, Stats(hits=2, waited_s=0.75))  # in the place of what it said before
+    one.write(A, Stats(hits=2, waited_s=0.75))  # replaces the earlier record
     two.write(B, Stats(misses=3, fetched_bytes=1 << 40))
     two.write(A, Stats(hits=10))
     below.write(A, Stats(corrupt=7, retries=8))
@@ -46,27 +46,27 @@ def test_copies_are_added_up_and_copies_of_copies(tmp_path: Path) -> None:
     }
     assert one.of_copies() == {A: Stats(retries=8, corrupt=7)}
     assert two.of_copies() == below.of_copies() == {}
-    assert sheets(tmp_path) == ["0", "0.0", "1"]
+    assert stats_files(tmp_path) == ["0", "0.0", "1"]
 
 
-def test_a_new_copy_goes_on_with_the_sheet_of_one_that_has_ended(tmp_path: Path) -> None:
+def test_a_new_copy_takes_over_the_file_of_one_that_has_ended(tmp_path: Path) -> None:
     first = StatsFile.of_original(tmp_path)
     for _ in range(5):
         one, two = StatsFile.of_copy(tmp_path, first.name), StatsFile.of_copy(tmp_path, first.name)
         below = StatsFile.of_copy(tmp_path, one.name)
-        assert one.of_copies() == {}  # and nothing of those who are gone
+        assert one.of_copies() == {}  # and nothing of earlier copies
         two.write(B, Stats(misses=1))
         one.write(B, Stats(hits=1))
         one.write(A, Stats(hits=1))
         below.write(A, Stats(hits=100))
         assert one.of_copies() == {A: Stats(hits=100)}
-        for sheet in (one, two, below):
-            sheet.close()
-    assert sheets(tmp_path) == ["0", "0.0", "1"]
+        for file in (one, two, below):
+            file.close()
+    assert stats_files(tmp_path) == ["0", "0.0", "1"]
     assert first.of_copies() == {A: Stats(hits=505), B: Stats(hits=5, misses=5)}
 
 
-def test_nothing_is_left_when_the_first_closes_and_the_sum_stays(tmp_path: Path) -> None:
+def test_the_original_removes_all_files_on_close_and_keeps_the_sum(tmp_path: Path) -> None:
     first, other = StatsFile.of_original(tmp_path), StatsFile.of_original(tmp_path)
     one = StatsFile.of_copy(tmp_path, first.name)
     one.write(A, Stats(hits=3))
@@ -79,7 +79,7 @@ def test_nothing_is_left_when_the_first_closes_and_the_sum_stays(tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_copy_that_nobody_asks_any_more_is_a_first(tmp_path: Path) -> None:
+def test_a_copy_of_a_closed_original_is_an_original(tmp_path: Path) -> None:
     first = StatsFile.of_original(tmp_path)
     first.close()
     orphan = StatsFile.of_copy(tmp_path, first.name)
@@ -88,7 +88,7 @@ def test_a_copy_that_nobody_asks_any_more_is_a_first(tmp_path: Path) -> None:
     assert orphan.of_copies() == {A: Stats(hits=1)}
 
 
-def test_without_a_place_to_write_each_counts_for_itself(tmp_path: Path) -> None:
+def test_without_a_writable_folder_each_counts_for_itself(tmp_path: Path) -> None:
     (tmp_path / "counts").write_text("in the way")
     first = StatsFile.of_original(tmp_path)
     one = StatsFile.of_copy(tmp_path, first.name)
@@ -98,7 +98,7 @@ def test_without_a_place_to_write_each_counts_for_itself(tmp_path: Path) -> None
     first.close()
 
 
-def test_what_killed_programs_left_is_swept_and_the_living_stay(tmp_path: Path) -> None:
+def test_folders_of_killed_processes_are_swept_and_those_of_living_ones_stay(tmp_path: Path) -> None:
     living = StatsFile.of_original(tmp_path)
     one = StatsFile.of_copy(tmp_path, living.name)
     counts = tmp_path / "counts"
@@ -106,7 +106,7 @@ def test_what_killed_programs_left_is_swept_and_the_living_stay(tmp_path: Path) 
     for name in ("dead.lock", "dead/0", "dead/0.3", "young.lock"):
         (counts / name).write_bytes(bytes(512))
     for path in counts.glob("*.lock"):
-        if path.name != "young.lock":  # whose owner may just be about to lock it
+        if path.name != "young.lock":  # whose owner may be about to lock it
             os.utime(path, (0, 0))
     StatsFile.of_original(tmp_path).close()
     assert {path.name for path in counts.iterdir()} == {living.name[0], f"{living.name[0]}.lock", "young.lock"}
@@ -114,7 +114,7 @@ def test_what_killed_programs_left_is_swept_and_the_living_stay(tmp_path: Path) 
     assert living.of_copies() == {A: Stats(hits=2)}
 
 
-def test_many_that_begin_at_the_same_time_all_have_a_place(tmp_path: Path) -> None:
+def test_many_originals_that_start_together_all_have_a_folder(tmp_path: Path) -> None:
     made: list[StatsFile] = []
     threads = [threading.Thread(target=lambda: made.append(StatsFile.of_original(tmp_path))) for _ in range(16)]
     for thread in threads:
@@ -126,7 +126,7 @@ def test_many_that_begin_at_the_same_time_all_have_a_place(tmp_path: Path) -> No
     assert [first.of_copies()[A].hits for first in made] == list(range(1, 17))
 
 
-def test_a_long_name_of_a_source_is_cut(tmp_path: Path) -> None:
+def test_a_long_source_name_is_truncated(tmp_path: Path) -> None:
     first = StatsFile.of_original(tmp_path)
     one = StatsFile.of_copy(tmp_path, first.name)
     one.write("s3://" + "x" * 600, Stats(hits=1))
@@ -158,7 +158,7 @@ def test_the_processes_of_a_loader_are_in_the_sum(server: Server, tmp_path: Path
         for epoch in range(1, 3):
             assert len(list(loader)) == 6
             assert counted(cache, server.address) == (6 * epoch - 5, 6, 60)
-        assert len(sheets(tmp_path)) <= 4
+        assert len(stats_files(tmp_path)) <= 4
 
 
 @pytest.mark.processes
@@ -169,7 +169,7 @@ def test_a_killed_process_loses_nothing(server: Server, tmp_path: Path) -> None:
         cache.read(url)
         pid = os.fork()
         if pid == 0:
-            with contextlib.suppress(BaseException):  # nothing of the test may go on in the child
+            with contextlib.suppress(BaseException):  # the child must not return into the test
                 for _ in range(7):
                     cache.read(url)
             signal.alarm(60)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of packed data share: small sources, and a cache that is none."""
+"""Small sources and a fake cache for the tests of packed data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.data.packed.index import Index
 
 
 def folder(root: Path, samples: int = 20, seed: int = 0) -> dict[str, dict[str, bytes]]:
-    """Samples of two classes; key -> members as they must come back, without source.json."""
+    """Write samples of two classes; key -> members, without source.json."""
     rng = random.Random(seed)
     made = {}
     for number in range(samples):
@@ -35,14 +35,14 @@ def packed(root: Path, samples: int = 20, shard_bytes: int = 12_000) -> Path:
     return root / "packed"
 
 
-def back(place: Path) -> list[dict[str, bytes]]:
+def back(folder: Path) -> list[dict[str, bytes]]:
     """All samples."""
-    data = PackedDataset(place)
+    data = PackedDataset(folder)
     return [data[number] for number in range(len(data))]
 
 
 def by_key(samples: Iterable[dict[str, bytes]]) -> dict[str, dict[str, bytes]]:
-    """Samples under the names that they had; each once."""
+    """Samples by their names in the source."""
     found = {}
     for sample in samples:
         key = json.loads(sample["source.json"])["key"]
@@ -51,23 +51,23 @@ def by_key(samples: Iterable[dict[str, bytes]]) -> dict[str, dict[str, bytes]]:
     return found
 
 
-def index_of(place: Path) -> Index:
+def index_of(folder: Path) -> Index:
     """Its index."""
-    return Index.from_json((place / "index.json").read_bytes(), str(place))
+    return Index.from_json((folder / "index.json").read_bytes(), str(folder))
 
 
-class Double:
-    """Stands for the cache: remote files lie in a directory here, and every use is noted."""
+class FakeCache:
+    """A fake cache: remote files lie in a local directory, and every use is recorded."""
 
     def __init__(self, url: str, directory: Path) -> None:
         self.url, self.directory = url, directory
         self.opened: list[str] = []
-        self.wished: list[str] = []
+        self.prefetched: list[str] = []
         self.inside = 0
 
     @contextlib.contextmanager
     def open(self, url: str, sha256: str | None = None) -> Iterator[Path]:
-        """The file; what has the wrong sum is not served."""
+        """The file, if its checksum is right."""
         assert url.startswith(self.url + "/")
         path = self.directory / url.removeprefix(self.url + "/")
         assert sha256 is None or hashlib.sha256(path.read_bytes()).hexdigest() == sha256
@@ -79,5 +79,5 @@ class Double:
             self.inside -= 1
 
     def prefetch(self, urls: Iterable[str]) -> None:
-        """Only noted."""
-        self.wished = list(urls)
+        """Only recorded."""
+        self.prefetched = list(urls)

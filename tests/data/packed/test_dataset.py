@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading what was packed: in this process, in workers, from afar, and when something is wrong with it."""
+"""Reading packed data: in this process, in loader processes, remotely, and with damaged files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.data.packed.dataset import OPEN_SHARDS, split_sample
 from paceline.data.packed.tar import make_header, padding
 from tests.data.cache.server import Server
 
-from .made import Double, by_key, folder, index_of, packed
+from .made import FakeCache, by_key, folder, index_of, packed
 
 URL = "memory://bucket/set"
 
@@ -40,20 +40,20 @@ def test_samples_lengths_and_shards(tmp_path: Path) -> None:
     assert [text_of(sample) for sample in PackedDataset(f"file://{place}")] == [text_of(sample) for sample in data]
 
 
-def test_several_at_once_come_in_the_order_asked_for(tmp_path: Path) -> None:
+def test_several_samples_come_in_the_order_given(tmp_path: Path) -> None:
     data = PackedDataset(packed(tmp_path, 30), decode=text_of)
     wanted = [29, 0, 13, 0, 7, 28]
     assert data.__getitems__(wanted) == [data[number] for number in wanted]
 
 
-def test_a_sample_asked_for_twice_is_not_shared(tmp_path: Path) -> None:
+def test_a_sample_given_twice_is_not_shared(tmp_path: Path) -> None:
     first, second = PackedDataset(packed(tmp_path)).__getitems__([3, 3])
     first.clear()
     assert second
 
 
 @pytest.mark.parametrize("index", [-1, 20, 1 << 70])
-def test_there_is_no_such_sample(tmp_path: Path, index: int) -> None:
+def test_an_index_out_of_range(tmp_path: Path, index: int) -> None:
     data = PackedDataset(packed(tmp_path))
     with pytest.raises(IndexError, match="which has 20"):
         data[index]
@@ -127,29 +127,29 @@ def test_threads_read_the_same(tmp_path: Path) -> None:
 
 def test_remote_shards_come_through_the_cache(tmp_path: Path) -> None:
     place = packed(tmp_path, 30)
-    double = Double(URL, place)
-    data = PackedDataset(URL, decode=text_of, cache=double)
-    assert double.opened == ["index.json"]
+    fake = FakeCache(URL, place)
+    data = PackedDataset(URL, decode=text_of, cache=fake)
+    assert fake.opened == ["index.json"]
     local = PackedDataset(place, decode=text_of)
     wanted = [29, 0, 29]
     assert data.__getitems__(wanted) == [local[number] for number in wanted]
     first, last = index_of(place).shards[0], index_of(place).shards[-1]
-    assert double.opened[1:] == [last.offsets_name, last.name, first.offsets_name, first.name]
+    assert fake.opened[1:] == [last.offsets_name, last.name, first.offsets_name, first.name]
     assert data[0] == local[0]
-    assert double.opened[-1] == first.name  # its offsets are known already
-    assert double.inside == 0  # nothing stays pinned
+    assert fake.opened[-1] == first.name  # its offsets are in memory
+    assert fake.inside == 0  # nothing stays pinned
     assert list(data.urls) == [f"{URL}/{shard.name}" for shard in index_of(place).shards]
 
 
-def test_what_comes_next_is_prefetched(tmp_path: Path) -> None:
+def test_shards_are_prefetched_in_order(tmp_path: Path) -> None:
     place = packed(tmp_path, 30)
-    double = Double(URL, place)
-    PackedDataset(URL, cache=double).prefetch([29, 0, 29])
+    fake = FakeCache(URL, place)
+    PackedDataset(URL, cache=fake).prefetch([29, 0, 29])
     first, last = index_of(place).shards[0], index_of(place).shards[-1]
-    assert double.wished == [f"{URL}/{s}" for s in (last.offsets_name, last.name, first.offsets_name, first.name)]
+    assert fake.prefetched == [f"{URL}/{s}" for s in (last.offsets_name, last.name, first.offsets_name, first.name)]
 
 
-def test_without_a_cache_the_user_s_directory_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_cache_is_in_the_user_s_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     place = packed(tmp_path)
     with Server({path.name: path.read_bytes() for path in place.iterdir()}) as server:
@@ -159,7 +159,7 @@ def test_without_a_cache_the_user_s_directory_is_taken(tmp_path: Path, monkeypat
         data.cache.close()
 
 
-def test_a_missing_or_broken_index_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_or_damaged_index_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"index.json does not exist"):
         PackedDataset(tmp_path)
     (tmp_path / "index.json").write_text("nonsense")
@@ -167,7 +167,7 @@ def test_a_missing_or_broken_index_is_one_line(tmp_path: Path) -> None:
         PackedDataset(tmp_path)
 
 
-def test_a_shard_that_is_cut_off_or_gone_names_its_file(tmp_path: Path) -> None:
+def test_the_error_of_a_truncated_or_missing_shard_names_it(tmp_path: Path) -> None:
     place = packed(tmp_path)
     data = PackedDataset(place)
     shard = index_of(place).shards[0]
@@ -182,7 +182,7 @@ def test_a_shard_that_is_cut_off_or_gone_names_its_file(tmp_path: Path) -> None:
         data[0]
 
 
-def test_a_shard_whose_headers_moved_is_not_read_as_if_nothing_were(tmp_path: Path) -> None:
+def test_a_shard_with_moved_headers_is_refused(tmp_path: Path) -> None:
     place = packed(tmp_path)
     shard = index_of(place).shards[0]
     path = place / shard.name

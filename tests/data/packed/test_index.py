@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index and the offsets: what is read back, and what is refused."""
+"""The index and the offsets: round trips and refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHARD = PackedShard("shard-00000.tar", 4 * 1024 + 1024, "a" * 64, 4, "b" * 64)
 OFFSETS = np.arange(5, dtype=np.int64) * 1024
 
 
-def test_an_index_comes_back() -> None:
+def test_the_index_round_trip() -> None:
     other = PackedShard("shard-00001.tar", 2048, "c" * 64, 1, "d" * 64)
     index = Index((SHARD, other))
     assert Index.from_json(index.to_json().encode(), "here") == index
@@ -53,12 +53,12 @@ def changed(**changes: Any) -> bytes:
         (json.dumps({**json.loads(changed()), "shards": 2 * json.loads(changed())["shards"]}).encode(), "twice"),
     ],
 )
-def test_an_index_that_makes_no_sense_is_refused(raw: bytes, says: str) -> None:
+def test_an_inconsistent_index_is_refused(raw: bytes, says: str) -> None:
     with pytest.raises(DataError, match=f"^here.*{says}"):
         Index.from_json(raw, "here")
 
 
-def test_offsets_come_back() -> None:
+def test_the_offsets_round_trip() -> None:
     raw = offsets_to_bytes(OFFSETS)
     assert np.array_equal(offsets_from_bytes(raw, SHARD, "here"), OFFSETS)
     assert np.array_equal(np.load(io.BytesIO(raw)), OFFSETS)  # numpy's own format
@@ -77,7 +77,7 @@ def saved(array: Any) -> bytes:
         (offsets_to_bytes(OFFSETS)[:40], "cannot be read"),
         (offsets_to_bytes(OFFSETS)[:-1], r"holds int64\[5\] in 39 bytes, not int64\[5\]"),
         (offsets_to_bytes(OFFSETS).replace(b"(5,), ", b"(10000000000000,), ")[:128], r"holds int64\[10000000000000\]"),
-        (saved(np.array([print], dtype=object)), "holds object"),  # what would have to be unpickled
+        (saved(np.array([print], dtype=object)), "holds object"),  # would have to be unpickled
         (saved(OFFSETS.astype(np.int32)), "holds int32"),
         (saved(OFFSETS[:-1]), r"not int64\[5\]"),
         (saved(OFFSETS + 512), "do not fit"),
@@ -87,6 +87,6 @@ def saved(array: Any) -> bytes:
         (saved(np.array([0, 1024, 2048, 3072, 1 << 50])), "do not fit"),
     ],
 )
-def test_offsets_that_lead_elsewhere_are_refused(raw: bytes, says: str) -> None:
+def test_offsets_that_do_not_fit_the_shard_are_refused(raw: bytes, says: str) -> None:
     with pytest.raises(DataError, match=f"^here.*{says}"):
         offsets_from_bytes(raw, SHARD, "here")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies at a place, and that measuring really reads it."""
+"""What a storage holds, and measurements that really read it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def remote(tmp_path: Path) -> Iterator[str]:
     system.rm(url, recursive=True)
 
 
-def test_an_index_says_how_large_samples_are(tmp_path: Path) -> None:
+def test_the_index_gives_the_size_of_samples(tmp_path: Path) -> None:
     place = packed(tmp_path)
     index, found = index_of(place), inspect(Storage(str(place)))
     assert found.kind == "packed"
@@ -47,7 +47,7 @@ def test_files_that_differ_after_the_dot_are_a_sample(tmp_path: Path) -> None:
     assert found.bytes_per_sample == total / 10
 
 
-def test_many_files_are_looked_at_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_files_only_some_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder(tmp_path, 10)
     monkeypatch.setattr(measure, "MOST_FILES", 5)
     found = inspect(Storage(str(tmp_path)))
@@ -63,7 +63,7 @@ def test_the_size_of_a_sample_can_be_given(tmp_path: Path) -> None:
     assert inspect(Storage(str(tmp_path)), 3.0).bytes_per_sample == 3.0
 
 
-def test_nothing_to_look_at(tmp_path: Path) -> None:
+def test_a_storage_without_data(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no files with data"):
         inspect(Storage(str(tmp_path)))
     with pytest.raises(DataError, match="does not exist"):
@@ -74,7 +74,7 @@ def test_nothing_to_look_at(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("far", [False, True])
-def test_speed_counts_what_was_read(tmp_path: Path, remote: str, far: bool) -> None:
+def test_the_speed_counts_the_bytes_read(tmp_path: Path, remote: str, far: bool) -> None:
     place = Storage(remote if far else str(tmp_path / "packed"))
     found = inspect(place)
     assert first_byte_s(place, found) > 0
@@ -97,7 +97,7 @@ def test_remote_files_are_listed(remote: str, tmp_path: Path) -> None:
     )
 
 
-def test_a_file_that_goes_away_meanwhile_is_named(tmp_path: Path) -> None:
+def test_a_file_that_vanishes_is_named(tmp_path: Path) -> None:
     place = packed(tmp_path)
     found = inspect(Storage(str(place)))
     for shard in index_of(place).shards:
@@ -106,15 +106,15 @@ def test_a_file_that_goes_away_meanwhile_is_named(tmp_path: Path) -> None:
         read_speed(Storage(str(place)), found, 2, 0.05)
 
 
-def test_a_storage_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_that_hangs_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
     place = Storage(str(packed(tmp_path)))
     found = inspect(place)
-    let_go = threading.Event()
+    release = threading.Event()
 
     def hang(*_: object) -> Iterator[int]:
-        let_go.wait(60)
+        release.wait(60)
         yield 0
 
     monkeypatch.setattr(measure, "STALL_S", 0.05)
@@ -123,4 +123,4 @@ def test_a_storage_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(DataError, match="1 of 1 readers had no answer"):
             first_byte_s(place, found)
     finally:
-        let_go.set()
+        release.set()

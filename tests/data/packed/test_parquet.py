@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from paceline.data.packed import DataError, ParquetDataset
 
-from .made import Double
+from .made import FakeCache
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -44,7 +44,7 @@ def test_rows_and_row_groups(tmp_path: Path) -> None:
     assert data.__getitems__(wanted) == [rows[number] for number in wanted]
 
 
-def test_only_the_columns_asked_for(tmp_path: Path) -> None:
+def test_only_the_given_columns(tmp_path: Path) -> None:
     write(tmp_path)
     assert ParquetDataset(tmp_path, columns=["text"])[12] == {"text": "12"}
     with pytest.raises(DataError, match=r"part-0\.parquet has no column 'texts'; it has number, text"):
@@ -98,18 +98,18 @@ def test_remote_files_by_ranges_or_through_the_cache(tmp_path: Path) -> None:
     for part, name in enumerate(urls):
         system.pipe_file(name, (tmp_path / f"part-{part}.parquet").read_bytes())
     assert ParquetDataset(urls).__getitems__([29, 0]) == [rows[29], rows[0]]
-    double = Double(url, tmp_path)
-    data = ParquetDataset(urls, cache=double)
-    assert double.opened == []  # footers alone
+    fake = FakeCache(url, tmp_path)
+    data = ParquetDataset(urls, cache=fake)
+    assert fake.opened == []  # footers alone
     assert data.__getitems__([29, 0, 28]) == [rows[29], rows[0], rows[28]]
-    assert double.opened == ["part-2.parquet", "part-0.parquet"]
-    assert double.inside == 0
+    assert fake.opened == ["part-2.parquet", "part-0.parquet"]
+    assert fake.inside == 0
     data.prefetch([15, 0, 16])
-    assert double.wished == [urls[1], urls[0]]
+    assert fake.prefetched == [urls[1], urls[0]]
     system.rm(url, recursive=True)
 
 
-def test_what_is_no_parquet_is_one_line(tmp_path: Path) -> None:
+def test_a_file_that_is_not_parquet_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no"):
         ParquetDataset(tmp_path)
     with pytest.raises(DataError, match="no Parquet file was given"):
@@ -124,7 +124,7 @@ def test_what_is_no_parquet_is_one_line(tmp_path: Path) -> None:
         ParquetDataset(tmp_path / "good")[30]
 
 
-def test_a_file_that_changed_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_file_is_an_error(tmp_path: Path) -> None:
     write(tmp_path)
     data = ParquetDataset(tmp_path)
     table = pyarrow.Table.from_pylist([{"number": 0, "text": "0"}])

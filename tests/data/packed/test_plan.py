@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planning: cases that can be solved by hand."""
+"""Planning, in cases with known results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_storage_that_is_fast_enough() -> None:
     assert (epoch.need_bytes_s, epoch.have_bytes_s, epoch.waiting, epoch.hits) == (320e6, 640e6, 0.0, 0.0)
 
 
-def test_a_storage_that_has_little_room() -> None:
+def test_a_storage_with_little_headroom() -> None:
     found = plan(Need(8, 1, 400.0), one=40, several=321)
     assert found.feeds
     assert found.verdict.startswith("barely: 8 workers")
@@ -86,7 +86,7 @@ def test_a_cache_of_several_hosts_has_seen_only_its_part() -> None:
     assert found.epochs[0].need_bytes_s == 320e6
 
 
-def test_how_large_a_cache_must_be_is_said() -> None:
+def test_the_plan_gives_the_size_of_a_sufficient_cache() -> None:
     found = plan(Need(8, 1, 400.0), one=150, several=160)
     assert "a cache of 6 GB a host, for all epochs but the first" in found.advice  # 1 - 160 / 400 of 10 GB
 
@@ -98,7 +98,7 @@ def test_a_cache_is_for_urls() -> None:
     assert not any("cache" in advice for advice in found.advice)
 
 
-def test_small_files_want_packing_and_small_shards_growing() -> None:
+def test_small_files_need_packing_and_small_shards_should_grow() -> None:
     small = holding(10_000, kind="files")
     found = plan(Need(8, 1, 400.0), 10, 20, data=small)
     assert found.advice[0] == "pack them (paceline data pack): files of 10 KB cost 1 ms each to open"
@@ -113,7 +113,7 @@ def test_data_of_unknown_size_are_judged_for_one_epoch() -> None:
     assert any("later epochs are not judged" in note for note in found.notes)
 
 
-def test_what_was_not_measured_is_said() -> None:
+def test_the_notes_list_what_was_not_measured() -> None:
     found = plan(Need(64, 1, 1.0), 150, 160, data=holding(files=3))
     assert "measured with 8 readers, a host will have 64 workers" in found.notes
     assert "there are few files, so some were read more than once" in found.notes

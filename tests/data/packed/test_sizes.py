@@ -18,7 +18,7 @@ def test_sizes(text: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "many", "-5MB", "5 iB", "1Gbit", "nan"])
-def test_what_is_no_size_is_refused_by_name(text: str) -> None:
+def test_an_invalid_size_is_refused_by_its_option(text: str) -> None:
     with pytest.raises(DataError, match=r"--cache must be a size .*got"):
         parse_bytes(text, "--cache")
 
@@ -32,7 +32,7 @@ def test_what_is_no_size_is_refused_by_name(text: str) -> None:
         ("100MB", 1e8),
         ("100MiB/s", 100 << 20),
         ("8bit", 1.0),
-        ("10Gb", None),  # bits or bytes? nobody guesses
+        ("10Gb", None),  # bits or bytes?
         ("0bit", None),
         ("fast", None),
     ],

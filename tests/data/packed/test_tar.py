@@ -62,7 +62,7 @@ def test_headers_are_those_of_tarfile() -> None:
         assert make_header(name, size) == theirs.tobuf(tarfile.USTAR_FORMAT)
 
 
-def test_a_member_beyond_what_tar_can_say_is_refused() -> None:
+def test_a_member_that_does_not_fit_ustar_is_refused() -> None:
     with pytest.raises(DataError, match="does not fit"):
         make_header("a" * 101, 1)
     with pytest.raises(DataError, match="does not fit"):
@@ -81,16 +81,16 @@ def test_the_offset_is_that_of_the_first_header() -> None:
     ("kind", "what"),
     [(tarfile.SYMTYPE, "symbolic link"), (tarfile.LNKTYPE, "hard link"), (tarfile.FIFOTYPE, "pipe"), (b"S", "b'S'")],
 )
-def test_what_holds_no_data_is_refused_with_its_name(kind: bytes, what: str) -> None:
+def test_a_member_without_data_is_refused_by_name(kind: bytes, what: str) -> None:
     with pytest.raises(DataError, match=rf"some.tar at byte 0: 'evil' is .*{what}"):
         read(archive(("evil", b""), type=kind, linkname="/etc/passwd"))
 
 
-def test_folders_are_passed_over() -> None:
+def test_folders_are_skipped() -> None:
     assert read(archive(("folder", b""), type=tarfile.DIRTYPE)) == []
 
 
-def test_names_that_lead_elsewhere_are_only_names() -> None:
+def test_absolute_and_relative_paths_are_only_names() -> None:
     members = [("/etc/cron.d/evil.txt", b"1"), ("../../evil.txt", b"2")]
     assert read(archive(*members)) == members
 
@@ -128,7 +128,7 @@ def test_an_extended_header_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("body", [b"0 path=a\n", b"99999", b"x path=a\n", b"-3 a=b\n", b"12 size=abc\n"])
-def test_an_extended_header_that_makes_no_sense_is_refused(body: bytes) -> None:
+def test_an_invalid_extended_header_is_refused(body: bytes) -> None:
     raw = bytearray(make_header("x", len(body)))
     raw[156:157] = b"x"
     raw[148:156] = b" " * 8
@@ -149,7 +149,7 @@ def test_the_size_of_an_extended_header_counts() -> None:
     assert read(data) == [("a", b"12345")]
 
 
-def test_where_an_archive_is_cut_off_or_damaged_is_said() -> None:
+def test_the_error_of_a_damaged_archive_names_the_byte() -> None:
     raw = archive(("a", b"x" * 600), ("b", b"y" * 600))
     with pytest.raises(DataError, match=r"some.tar at byte 1536: cut off within 'b', 88 of 600 bytes"):
         read(raw[: 2048 + 88])

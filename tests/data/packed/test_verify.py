@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verify finds what was done to a data set."""
+"""Verify finds every kind of damage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(raw)
 
 
-def test_a_whole_data_set(tmp_path: Path) -> None:
+def test_an_undamaged_data_set(tmp_path: Path) -> None:
     place = packed(tmp_path)
     told: list[PackedShard] = []
     report = verify(Storage(str(place)), on_shard=told.append)
@@ -75,14 +75,14 @@ def test_every_damaged_shard_is_named(tmp_path: Path) -> None:
 
 
 def forge(place: Path, number: int, **changes: object) -> None:
-    """Write an index whose sums are right and whose other numbers are not."""
+    """Write an index with right checksums and other numbers wrong."""
     found = json.loads((place / "index.json").read_text())
     found["shards"][number].update(changes)
     found["samples"] = sum(shard["samples"] for shard in found["shards"])
     (place / "index.json").write_text(json.dumps(found))
 
 
-def test_offsets_that_were_made_for_another_order_are_found(tmp_path: Path) -> None:
+def test_offsets_of_another_order_are_found(tmp_path: Path) -> None:
     place = packed(tmp_path)
     shard = index_of(place).shards[0]
     offsets = np.load(place / shard.offsets_name)
@@ -94,7 +94,7 @@ def test_offsets_that_were_made_for_another_order_are_found(tmp_path: Path) -> N
     assert f"where {shard.offsets_name} has none" in damage.faults[0]
 
 
-def test_a_count_that_is_wrong_is_found(tmp_path: Path) -> None:
+def test_a_wrong_count_is_found(tmp_path: Path) -> None:
     place = packed(tmp_path)
     shard = index_of(place).shards[0]
     raw = offsets_to_bytes(np.delete(np.load(place / shard.offsets_name), 1))
@@ -104,20 +104,20 @@ def test_a_count_that_is_wrong_is_found(tmp_path: Path) -> None:
     assert "has a sample at byte" in damage.faults[0]
 
 
-def test_files_that_no_index_knows_are_noted(tmp_path: Path) -> None:
+def test_files_outside_the_index_are_noted(tmp_path: Path) -> None:
     place = packed(tmp_path)
     (place / "shard-99999.tar").write_bytes(b"")
     assert examine(place).notes == ("not in the index, so never read: shard-99999.tar",)
 
 
-def test_without_an_index_there_is_nothing_to_hold_against(tmp_path: Path) -> None:
+def test_a_missing_index_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"index.json does not exist"):
         examine(tmp_path)
 
 
 @pytest.fixture
 def remote() -> Iterator[str]:
-    """An empty place in fsspec's memory."""
+    """An empty storage in fsspec's memory."""
     import fsspec
 
     url = f"memory://{uuid.uuid4().hex}"
@@ -143,6 +143,6 @@ def test_a_remote_data_set(tmp_path: Path, remote: str) -> None:
     assert f"{remote}/{shard.name} does not exist" in damage.faults[0]
 
 
-def test_a_protocol_that_nobody_speaks() -> None:
+def test_an_unknown_protocol_is_an_error() -> None:
     with pytest.raises(DataError, match=r"cannot open nonsense://x"):
         Storage("nonsense://x")

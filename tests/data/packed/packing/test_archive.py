@@ -40,7 +40,7 @@ def test_members_that_follow_each_other_are_a_sample(tmp_path: Path) -> None:
     ]
 
 
-def test_a_tar_comes_back_and_several_are_one_source(tmp_path: Path) -> None:
+def test_several_tars_are_one_source(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for number in range(3):
         members = [(f"{number}/{k}.txt", f"{number} {k}".encode()) for k in range(5)]
@@ -74,20 +74,20 @@ def test_members_that_do_not_follow_each_other_are_noted(tmp_path: Path) -> None
     assert together.progress.notes == []
 
 
-def test_what_follows_the_end_mark_is_looked_at(tmp_path: Path) -> None:
+def test_data_after_the_end_mark_are_noted(tmp_path: Path) -> None:
     raw = write(tmp_path / "a.tar", ("1.a", b"1")).read_bytes()
     (tmp_path / "two.tar").write_bytes(raw + raw)
     two = open_source(str(tmp_path / "two.tar"))
     assert len(list(two.tasks(None))) == 1
     assert "goes on after its end mark" in two.progress.notes[0]
     packed_up = bytearray(gzip.compress(raw))
-    packed_up[-8] ^= 1  # the sum of all of it, which is the last thing to be read
+    packed_up[-8] ^= 1  # the checksum of the whole, which is read last
     (tmp_path / "a.tar.gz").write_bytes(packed_up)
     with pytest.raises(DataError, match=r"a\.tar\.gz"):
         samples(tmp_path / "a.tar.gz")
 
 
-def test_names_that_lead_elsewhere_write_nothing_elsewhere(tmp_path: Path) -> None:
+def test_paths_in_names_write_no_files(tmp_path: Path) -> None:
     work = tmp_path / "deep" / "work"
     work.mkdir(parents=True)
     outside = tmp_path / "evil.txt"
@@ -98,14 +98,14 @@ def test_names_that_lead_elsewhere_write_nothing_elsewhere(tmp_path: Path) -> No
     assert sorted(by_key(back(work / "out"))) == sorted(["../../evil", str(outside.with_suffix(""))])
 
 
-def test_extensions_no_shard_can_hold_are_made_plain(tmp_path: Path) -> None:
+def test_extensions_that_a_shard_cannot_hold_are_replaced(tmp_path: Path) -> None:
     (sample,) = samples(write(tmp_path / "a.tar", ("1.a b/../c", b"")))[:1]
     assert list(sample) == ["bin", "source.json"]  # the last part is `c`
     (sample,) = samples(write(tmp_path / "a.tar", ("1.. x.é", b"")))
     assert list(sample) == ["__x._", "source.json"]
 
 
-def test_trouble_in_a_tar_names_file_and_byte(tmp_path: Path) -> None:
+def test_errors_of_a_tar_name_file_and_byte(tmp_path: Path) -> None:
     twice = write(tmp_path / "twice.tar", ("1.jpg", b"1"), ("1.JPG", b"2"))
     with pytest.raises(DataError, match=r"twice\.tar at byte 1024: '1\.JPG' is the sample's second member"):
         samples(twice)
@@ -119,7 +119,7 @@ def test_trouble_in_a_tar_names_file_and_byte(tmp_path: Path) -> None:
         samples(tmp_path / "no.tar")
 
 
-def test_a_bomb_is_refused_before_it_unfolds(tmp_path: Path) -> None:
+def test_a_decompression_bomb_is_refused_by_its_header(tmp_path: Path) -> None:
     """2 GB of zeros in some MB of gzip: the header is enough to refuse it."""
     path = tmp_path / "bomb.tar.gz"
     info = tarfile.TarInfo("bomb.bin")

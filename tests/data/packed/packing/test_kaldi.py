@@ -107,7 +107,7 @@ def test_wave_files_in_an_archive_stay_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_a_list_finds_what_it_names(tmp_path: Path, seed: int | None) -> None:
+def test_a_list_finds_its_values(tmp_path: Path, seed: int | None) -> None:
     offsets = ark(tmp_path / "a.ark", **{f"utt{k}": matrix(FEATURES + k) for k in range(6)})
     (tmp_path / "7.wav").write_bytes(wave_file() + b"and what follows")
     (tmp_path / "alone.mat").write_bytes(matrix(FEATURES))
@@ -147,7 +147,7 @@ def test_an_archive_and_its_list_pack_to_the_same(tmp_path: Path) -> None:
         (b"", "needs 2 bytes"),
     ],
 )
-def test_what_cannot_be_read_names_file_and_byte(tmp_path: Path, value: bytes, says: str) -> None:
+def test_errors_of_an_ark_name_file_and_byte(tmp_path: Path, value: bytes, says: str) -> None:
     ark(tmp_path / "a.ark", utt=value)
     with pytest.raises(DataError, match=rf"a\.ark at byte 4: .*{says}"):
         samples(tmp_path / "a.ark")
@@ -160,7 +160,7 @@ def test_a_value_is_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"\0\1\2", b"x" * 5000, b"nospace", b" x", b"utt\n"])
-def test_what_is_no_archive_is_said(tmp_path: Path, raw: bytes) -> None:
+def test_a_file_that_is_no_ark_is_an_error(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "a.ark").write_bytes(raw)
     with pytest.raises(DataError, match=r"a\.ark at byte 0: no key of an ark here"):
         samples(tmp_path / "a.ark")
@@ -178,7 +178,7 @@ def test_what_is_no_archive_is_said(tmp_path: Path, raw: bytes) -> None:
         ("utt noextension", "has no extension"),
     ],
 )
-def test_a_line_that_leads_nowhere_is_named(tmp_path: Path, line: str, says: str) -> None:
+def test_the_error_of_a_line_names_it(tmp_path: Path, line: str, says: str) -> None:
     ark(tmp_path / "a.ark", utt=matrix(FEATURES))
     (tmp_path / "noextension").write_bytes(b"something")
     (tmp_path / "a.scp").write_text(f"utt a.ark:4\n{line}\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packing: everything once, shards within their size, all or nothing, and other tools read it."""
+"""Packing: each sample once, shards within their size, all or nothing, and other tools read them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..made import back, by_key, folder, index_of
 
 
 class Given:
-    """A source of what the test says."""
+    """A source of given tasks."""
 
     def __init__(self, tasks: list[Task]) -> None:
         self.progress = SourceProgress()
@@ -44,7 +44,7 @@ def given(*samples: Members) -> Given:
 
 @pytest.mark.parametrize("jobs", [1, 3])
 @pytest.mark.parametrize("seed", [None, 7])
-def test_every_sample_once_in_shards_of_the_size_asked_for(tmp_path: Path, jobs: int, seed: int | None) -> None:
+def test_every_sample_once_in_shards_within_the_given_size(tmp_path: Path, jobs: int, seed: int | None) -> None:
     made = folder(tmp_path / "in", 40)
     result = pack(open_source(str(tmp_path / "in")), tmp_path / "out", shard_bytes=12_000, seed=seed, jobs=jobs)
     assert by_key(back(tmp_path / "out")) == made
@@ -58,11 +58,11 @@ def test_every_sample_once_in_shards_of_the_size_asked_for(tmp_path: Path, jobs:
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_threads_change_nothing(tmp_path: Path) -> None:
+def test_shards_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
     folder(tmp_path / "in", 40)
     for jobs in (1, 4):
         pack(open_source(str(tmp_path / "in")), tmp_path / str(jobs), shard_bytes=12_000, seed=3, jobs=jobs)
-    assert index_of(tmp_path / "1") == index_of(tmp_path / "4")  # with all sums
+    assert index_of(tmp_path / "1") == index_of(tmp_path / "4")  # with all checksums
 
 
 def test_a_seed_is_an_order(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_webdataset_reads_the_shards(tmp_path: Path) -> None:
     found = list(webdataset.WebDataset(urls, shardshuffle=False))
     assert [sample["__key__"] for sample in found] == [f"{number:09d}" for number in range(30)]
     assert by_key({k: v for k, v in s.items() if not k.startswith("__")} for s in found) == made
-    gc.collect()  # its open files, of which no other test may be told
+    gc.collect()  # closes its open files, so that no other test warns
 
 
 def test_the_offsets_are_where_samples_begin(tmp_path: Path) -> None:
@@ -130,14 +130,14 @@ def test_a_sample_larger_than_a_shard_has_one_of_its_own(tmp_path: Path) -> None
     ]
 
 
-def test_what_samples_consist_of_is_counted_within_bounds(tmp_path: Path) -> None:
+def test_kinds_of_samples_are_counted_up_to_a_limit(tmp_path: Path) -> None:
     samples: list[Members] = [{f"e{number}": b""} for number in range(30)]
     result = pack(given(*samples), tmp_path / "out")
     assert sum(result.kinds.values()) == 30
     assert result.kinds[OTHER] == 10
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
+def test_progress_is_reported(tmp_path: Path) -> None:
     folder(tmp_path / "in", 5)
     told: list[PackProgress] = []
     pack(open_source(str(tmp_path / "in")), tmp_path / "out", seed=1, on_sample=told.append)
@@ -147,7 +147,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_nothing_is_left_of_a_pack_that_failed(tmp_path: Path, jobs: int) -> None:
+def test_a_failed_pack_leaves_no_files(tmp_path: Path, jobs: int) -> None:
     def broken() -> Members:
         raise DataError("in/7.jpg is damaged")
 
@@ -157,7 +157,7 @@ def test_nothing_is_left_of_a_pack_that_failed(tmp_path: Path, jobs: int) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_left_when_somebody_presses_ctrl_c(tmp_path: Path) -> None:
+def test_an_interrupted_pack_leaves_no_files(tmp_path: Path) -> None:
     def interrupted(done: PackProgress) -> None:
         raise KeyboardInterrupt
 
@@ -166,7 +166,7 @@ def test_nothing_is_left_when_somebody_presses_ctrl_c(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -176,27 +176,27 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_there_is_not_touched(tmp_path: Path) -> None:
+def test_existing_files_are_not_touched(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(DataError, match=r"out exists already"):
         pack(given({"a": b"1"}), tmp_path / "out")
     (tmp_path / "other.partial").mkdir()
-    (tmp_path / "other.partial" / "shard-00000.tar").write_bytes(b"of somebody else")
+    (tmp_path / "other.partial" / "shard-00000.tar").write_bytes(b"of another user")
     with pytest.raises(DataError, match=r"by an earlier paceline, or not by a pack.*remove it when nobody packs"):
         pack(given({"a": b"1"}), tmp_path / "other")
-    assert (tmp_path / "other.partial" / "shard-00000.tar").read_bytes() == b"of somebody else"
+    assert (tmp_path / "other.partial" / "shard-00000.tar").read_bytes() == b"of another user"
 
 
 @pytest.mark.parametrize(
     ("sample", "says"),
     [({}, "has no member"), ({"a/b": b""}, "'a/b'"), ({"": b""}, "''"), ({"a..b": b""}, "'a..b'"), ({"é": b""}, "'é'")],
 )
-def test_a_sample_that_would_not_come_back_is_refused(tmp_path: Path, sample: Members, says: str) -> None:
+def test_a_sample_that_a_shard_cannot_hold_is_refused(tmp_path: Path, sample: Members, says: str) -> None:
     with pytest.raises(DataError, match=f"sample 0.*{says}"):
         pack(given(sample), tmp_path / "out")
 
 
-def test_settings_that_make_no_sense(tmp_path: Path) -> None:
+def test_settings_out_of_range_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="--shard-size must be at least 2048 bytes, got 5"):
         pack(given({"a": b""}), tmp_path / "out", shard_bytes=5)
     with pytest.raises(DataError, match=r"--jobs must lie in 1\.\.256, got 0"):
@@ -228,7 +228,7 @@ def test_few_samples_are_in_memory(tmp_path: Path) -> None:
 
 
 def killed(tmp_path: Path, host: str) -> Path:
-    """What a pack leaves that was killed with SIGKILL."""
+    """The files of a pack that was killed with SIGKILL."""
     left = tmp_path / "out.partial"
     left.mkdir()
     (left / "shard-00000.tar").write_bytes(b"half")
@@ -236,7 +236,7 @@ def killed(tmp_path: Path, host: str) -> Path:
     return left
 
 
-def test_what_a_killed_pack_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_the_next_pack_removes_the_files_of_a_killed_one(tmp_path: Path) -> None:
     killed(tmp_path, socket.gethostname())
     pack(given({"a": b"1"}), tmp_path / "out")
     assert [sample["a"] for sample in back(tmp_path / "out")] == [b"1"]
@@ -247,10 +247,10 @@ def test_what_a_killed_pack_left_is_removed_by_the_next(tmp_path: Path) -> None:
     ("host", "strange", "says"),
     [("elsewhere", "", "on elsewhere"), ("", "", "by an earlier"), ("here", "mine.txt", "mine.txt")],
 )
-def test_what_may_be_of_somebody_else_stays(tmp_path: Path, host: str, strange: str, says: str) -> None:
+def test_files_that_may_belong_to_another_pack_stay(tmp_path: Path, host: str, strange: str, says: str) -> None:
     left = killed(tmp_path, socket.gethostname() if host == "here" else host)
     (left / (strange or "index.json")).touch()
-    for _ in range(2):  # and is still known the next time
+    for _ in range(2):  # the second time as well
         with pytest.raises(DataError, match=says):
             pack(given({"a": b"1"}), tmp_path / "out")
     assert (left / "shard-00000.tar").read_bytes() == b"half"
@@ -263,7 +263,7 @@ def test_two_packs_at_once_are_refused(tmp_path: Path) -> None:
     pack(given({"a": b"1"}), tmp_path / "out")
 
 
-def test_a_link_in_place_of_the_leftovers_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_to_leftovers_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "shard-00000.tar").touch()
     (tmp_path / "out.partial").symlink_to(tmp_path / "theirs")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which source reads a path; compressed files; what every source does with a seed."""
+"""The choice of a source by path; compressed files; seeds."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_folder_of_files_of_samples_is_read_file_by_file(tmp_path: Path) -> No
     ("name", "says"),
     [("nothing", "does not exist"), ("picture.jpg", "no source of a known kind"), ("lists", "give one of the .scp")],
 )
-def test_what_cannot_be_packed_is_refused(tmp_path: Path, name: str, says: str) -> None:
+def test_unknown_kinds_are_refused(tmp_path: Path, name: str, says: str) -> None:
     (tmp_path / "picture.jpg").touch()
     (tmp_path / "lists").mkdir()
     (tmp_path / "lists" / "feats.scp").touch()
@@ -86,19 +86,19 @@ def test_what_cannot_be_packed_is_refused(tmp_path: Path, name: str, says: str) 
         open_source(str(tmp_path / name))
 
 
-def test_a_url_is_no_source() -> None:
+def test_a_url_is_refused() -> None:
     with pytest.raises(DataError, match=r"s3://bucket/x: a source must be a path"):
         open_source("s3://bucket/x")
 
 
 @pytest.mark.parametrize("name", ["a.tar", "a.jsonl.gz", "a.parquet", "a.ark"])
-def test_streams_refuse_a_seed_and_say_how_else(tmp_path: Path, name: str) -> None:
+def test_streams_refuse_a_seed(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     with pytest.raises(DataError, match="pack it without --seed, then pack what came out with --seed"):
         samples(tmp_path / name, seed=1)
 
 
-def test_what_was_packed_can_be_packed_in_another_order_and_size(tmp_path: Path) -> None:
+def test_packed_data_can_be_packed_in_another_order_and_size(tmp_path: Path) -> None:
     first = packed(tmp_path, 30)
     pack(open_source(str(first)), tmp_path / "second", seed=1, shard_bytes=50_000, jobs=2)
     assert by_key(back(tmp_path / "second")) == by_key(back(first))
@@ -129,7 +129,7 @@ def test_files_of_a_stem_are_a_sample_and_the_folder_is_its_class(tmp_path: Path
     assert source.progress.notes == ["1 hidden file(s) were left out"]
 
 
-def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+def test_links_are_followed_but_not_in_cycles(tmp_path: Path) -> None:
     folder(tmp_path / "real", 4)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "there").symlink_to(tmp_path / "real")
@@ -139,7 +139,7 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
         samples(tmp_path / "in")
 
 
-def test_trouble_in_a_folder_names_the_file(tmp_path: Path) -> None:
+def test_errors_of_a_folder_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "1.jpg").touch()
     (tmp_path / "1.JPG").touch()
     with pytest.raises(DataError, match=r"1\.(jpg|JPG): a second file of this sample with the extension 'jpg'"):
@@ -168,13 +168,13 @@ def test_a_seed_shuffles_lines_and_keeps_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 1])
-def test_a_line_that_is_no_json_is_named(tmp_path: Path, seed: int | None) -> None:
+def test_the_error_of_an_invalid_line_names_it(tmp_path: Path, seed: int | None) -> None:
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n\n{"a": }\n')
     with pytest.raises(DataError, match=r"a\.jsonl line 3 is no JSON"):
         samples(tmp_path / "a.jsonl", seed)
 
 
-def test_a_line_is_bounded(tmp_path: Path) -> None:
+def test_a_line_above_the_limit_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"1\n" + b'"' + b"x" * 200 + b'"\n')
     with pytest.raises(DataError, match=r"a\.jsonl line 2: more than 100 bytes"):
         [task() for task in open_source(str(tmp_path / "a.jsonl"), largest=100).tasks(None)]

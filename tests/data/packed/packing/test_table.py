@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packing rows of Parquet: what becomes a member, and what stands in the JSON."""
+"""Packing rows of Parquet: members and JSON."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_bytes_become_members_and_the_rest_one_json() -> None:
         ({"frames": [b"1", b"2"]}, "a bytes inside another value"),
     ],
 )
-def test_a_row_that_has_no_place_is_refused(row: dict[str, Any], says: str) -> None:
+def test_a_row_that_does_not_fit_is_refused(row: dict[str, Any], says: str) -> None:
     with pytest.raises(DataError, match=f"here: {says}"):
         sample_of(row, "here")
 
@@ -78,7 +78,7 @@ def test_rows_come_back_in_order(tmp_path: Path) -> None:
     assert [sample["image.jpg"] for sample in found] == 2 * [JPEG + bytes([k]) for k in range(100)]
 
 
-def test_trouble_in_a_table_names_file_and_row(tmp_path: Path) -> None:
+def test_errors_of_a_table_name_file_and_row(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write(path, [{"x": b"1"}, {"x": b"1" * 200}])
     with pytest.raises(DataError, match=r"a\.parquet row 1: more than 100 bytes"):
