@@ -79,7 +79,7 @@ class Downloader:
         if isinstance(error, CorruptDownload):
             return CorruptFileError(
                 f"{shown(url)} came wrong {tries} times: {error}; the file at its source is damaged or has changed "
-                "(write it anew), or its store's ETag is no MD5 (pass options={'checksums': False})"
+                "(write it again), or its store's ETag is no MD5 (pass options={'checksums': False})"
             )
         self._counters.mark_lost(source_of(url), error)
         return CacheError(

@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
 
 from paceline.data.cache.names import key_of
 from paceline.data.cache.prefetch_hints import PrefetchHints
@@ -15,11 +14,8 @@ ROOM_PAUSE_S = 0.25
 """Between two looks for room that other processes may have made."""
 
 
-class Fetch(Protocol):
-    """Fetches one file in the background."""
-
-    def __call__(self, url: str, position: int, turn: Callable[[], bool]) -> bool:
-        """False: there is no room now. Calls `turn` before it reserves room, and gives up where that is False."""
+Fetch = Callable[[str, int, Callable[[], bool]], bool]
+"""(url, position, turn): fetches one file; False: there is no room now. It reserves room only if `turn()` is True."""
 
 
 class Prefetcher:

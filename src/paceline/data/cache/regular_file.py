@@ -35,6 +35,6 @@ def write_regular(path: Path, data: bytes) -> None:
 
 def _refused(path: Path) -> CacheError:
     return CacheError(
-        f"{path} is a link or no file, which paceline does not make: somebody else put it there; remove it, and let "
+        f"{path} is a link or no file, which paceline does not make: another program put it there; remove it, and let "
         "only people whom you trust write to that directory"
     )

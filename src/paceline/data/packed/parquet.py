@@ -163,7 +163,7 @@ class ParquetDataset(Dataset[Any]):
         if table.num_rows != group.rows:
             raise DataError(
                 f"{group.url}: row group {group.number} has {table.num_rows} rows, had {group.rows} when this "
-                "dataset was made; make it anew"
+                "dataset was made; make it again"
             )
         return table
 

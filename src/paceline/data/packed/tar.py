@@ -149,7 +149,7 @@ class TarStream:
             except (ValueError, IndexError):
                 length, keyword, value, size = 0, b"", b"", None
             if length <= 0:
-                raise DataError(f"{where}: an extended header that cannot be read; make the archive anew")
+                raise DataError(f"{where}: an extended header that cannot be read; make the archive again")
             if keyword.startswith(b"GNU.sparse"):
                 raise DataError(f"{where}: a sparse file; make the archive without --sparse")
             if keyword == b"path":

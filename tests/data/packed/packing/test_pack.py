@@ -182,7 +182,7 @@ def test_existing_files_are_not_touched(tmp_path: Path) -> None:
         pack(given({"a": b"1"}), tmp_path / "out")
     (tmp_path / "other.partial").mkdir()
     (tmp_path / "other.partial" / "shard-00000.tar").write_bytes(b"of another user")
-    with pytest.raises(DataError, match=r"by an earlier paceline, or not by a pack.*remove it when nobody packs"):
+    with pytest.raises(DataError, match=r"by an earlier paceline, or not by a pack.*remove it when no pack runs"):
         pack(given({"a": b"1"}), tmp_path / "other")
     assert (tmp_path / "other.partial" / "shard-00000.tar").read_bytes() == b"of another user"
 

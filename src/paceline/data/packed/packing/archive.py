@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO
 
@@ -61,38 +62,31 @@ class TarSource(FileSource):
             self.progress.notes.append(f"{path} goes on after its end mark; what follows was not read (cut it apart)")
 
     def _grouped(self, members: TarStream, name: str) -> Iterator[Members]:
-        key: str | None = None
-        sample: Members = {}
-        size = 0
+        for key, group in groupby(self._visible(members), lambda member: split_name(member.name)[0]):
+            sample: Members = {}
+            for member in group:
+                self._add(sample, member, name)
+            sample.setdefault(ORIGIN, origin(key))
+            yield sample
+
+    def _visible(self, members: TarStream) -> Iterator[TarMember]:
         for member in members:
             if member.name.rpartition("/")[2].startswith("."):
                 self._hidden += 1
-                continue
-            next_key, extension = split_name(member.name)
-            if next_key != key:
-                if key is not None:
-                    yield _named(sample, key)
-                key, sample, size = next_key, {}, 0
-            size += len(member.data)
-            self._add(sample, extension, member, size, name)
-        if key is not None:
-            yield _named(sample, key)
+            else:
+                yield member
 
-    def _add(self, sample: Members, extension: str, member: TarMember, size: int, name: str) -> None:
-        extension = re.sub(r"[^A-Za-z0-9_.-]|\.(?=\.|$)|^\.", "_", extension.lower()) or "bin"
+    def _add(self, sample: Members, member: TarMember, name: str) -> None:
+        extension = split_name(member.name)[1].lower()
+        extension = re.sub(r"[^A-Za-z0-9_.-]|\.(?=\.|$)|^\.", "_", extension) or "bin"
         if extension in sample:
             raise DataError(
                 f"{name} at byte {member.offset}: {member.name!r} is the sample's second member of this kind; rename it"
             )
-        if size > self._largest:
+        if sum(map(len, sample.values())) + len(member.data) > self._largest:
             where = f"{name} at byte {member.offset}: the sample of {member.name!r}"
             raise too_large(f"{where} has more than {self._largest} bytes")
         self._together = self._together or bool(sample)
         if len(self._extensions) < 5:
             self._extensions.add(extension)
         sample[extension] = member.data
-
-
-def _named(sample: Members, key: str) -> Members:
-    sample.setdefault(ORIGIN, origin(key))
-    return sample

@@ -39,7 +39,7 @@ def partial_directory(out: Path) -> Iterator[Path]:
     try:
         _prepare(partial, lock)
     except BaseException:
-        lock.release(remove=not os.path.lexists(partial))  # which still names the host of the leftovers
+        lock.release(remove=not os.path.lexists(partial))  # if it stays, it names the host of the leftovers
         raise
     try:
         yield partial
@@ -74,8 +74,7 @@ def _remove(partial: Path, host: str) -> None:
     if host != socket.gethostname():
         where = f"on {host}" if host else "by an earlier paceline, or not by a pack"
         raise DataError(
-            f"{partial} exists and was made {where}, which cannot be asked whether it still packs: remove it when "
-            "nobody packs there"
+            f"{partial} exists and was made {where}, which may still be packing: remove it when no pack runs there"
         )
     unknown = "a link or a file" if partial.is_symlink() or not partial.is_dir() else _unknown_file(partial)
     if unknown:
