@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import paceline
 from paceline.data import ShardStream
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.shard_progress import UNIT, ShardProgress, pieces, round_robin
+from paceline.data.sampling.shard_progress import UNIT, ShardProgress, cut_at_shards, round_robin
 from paceline.data.streams.reader import ShardAssignment, ShardReading
 from paceline.forecast.sim import Clock
 
@@ -343,7 +343,7 @@ def test_streams_that_make_no_sense() -> None:
 
 
 def test_places_are_cut_where_shards_end() -> None:
-    assert pieces([(5, UNIT + 3), (2 * UNIT, 3 * UNIT)]) == [(5, UNIT), (UNIT, UNIT + 3), (2 * UNIT, 3 * UNIT)]
+    assert cut_at_shards([(5, UNIT + 3), (2 * UNIT, 3 * UNIT)]) == [(5, UNIT), (UNIT, UNIT + 3), (2 * UNIT, 3 * UNIT)]
     assert [list(round_robin([(0, 3 * UNIT)], 2, rank)) for rank in range(2)] == [
         [(0, UNIT), (2 * UNIT, 3 * UNIT)],
         [(UNIT, 2 * UNIT)],

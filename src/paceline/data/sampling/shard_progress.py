@@ -19,7 +19,7 @@ MOST_SHARDS = 1 << 20
 """Keeps places at or below 2^60, well below `ENDLESS`."""
 
 
-def pieces(rest: Iterable[Range]) -> list[Range]:
+def cut_at_shards(rest: Iterable[Range]) -> list[Range]:
     """Cut ranges of places where one shard ends and the next begins."""
     found = []
     for begin, end in rest:
@@ -32,7 +32,7 @@ def pieces(rest: Iterable[Range]) -> list[Range]:
 
 def round_robin(rest: Iterable[Range], workers: int, rank: int) -> Ranges:
     """The places that worker `rank` reads under rules without leases: every N-th of the remaining shards."""
-    return Ranges(pieces(rest)[rank::workers])
+    return Ranges(cut_at_shards(rest)[rank::workers])
 
 
 class ShardProgress:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data of unknown length that can only be read in order, shard by shard: tars, text files, streams."""
+"""Data of unknown length that can only be read in order, shard by shard, such as tars and text files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from paceline.data.sampling.shard_progress import MOST_SHARDS
 
 
 class Shards(Protocol):
-    """What can be read shard by shard. It goes to loader processes, so it must be possible to pickle it."""
+    """Data that are read shard by shard; they are sent to loader processes, so they must be picklable."""
 
     def __len__(self) -> int:
         """Number of shards."""
 
     def read(self, shard: int, skip: int) -> Iterator[Any]:
-        """The samples of a shard, without its first `skip`; the same ones in the same order every time."""
+        """The samples of a shard, without its first `skip`; always the same ones in the same order."""
 
 
 class ShardStream(IterableDataset[Any]):
@@ -43,20 +43,19 @@ class ShardStream(IterableDataset[Any]):
     >>> list(DataLoader(ShardStream(text_lines([path])), batch_size=2))
     [['one', 'two'], ['three']]
 
-    `run.share` deals shards to workers, so that each shard is read by one worker only, and by one of its loader
-    processes. Under an asynchronous rule a worker that finishes a shard gets the next; under other rules worker r of
-    N takes every N-th of the epoch's order. Then **the number of batches of the workers differs where shards are
-    unequal**; give shards of about the same size, and as many that N divides their number. There must be at least N.
+    `run.share` assigns each shard to one worker, which reads it in one loader process. Under an asynchronous rule a
+    worker that finishes a shard gets the next one; under other rules worker r of N takes every N-th of the epoch's
+    order. Then **workers make different numbers of batches if shards are unequal**; give shards of about the same
+    size, in a number that N divides. There must be at least N.
 
-    A batch lies within one shard: the last batch of a shard may be a smaller one, and `drop_last=True` leaves that one
-    out. Every sample is seen once an epoch, whatever the number of loader processes, after a resume in the middle of a
-    shard, and on another number of workers. With loader processes the order of batches after a resume may be another
-    than without the stop; in one process it is the same.
+    A batch lies within one shard: the last batch of a shard may be smaller, and `drop_last=True` drops it. Every
+    sample is seen once an epoch, whatever the number of loader processes, also after a resume in the middle of a
+    shard or on another number of workers. With loader processes, a resume may change the order of batches.
 
     Args:
-        shards: what to read; :func:`paceline.data.text_lines` and its neighbours make them.
-        shuffle: whether shards come in a new random order in each epoch.
-        buffer: samples of a shard that are mixed, so many at a time; they are held in memory. 0: as they lie.
+        shards: the data; make them with :func:`paceline.data.text_lines` or a function like it.
+        shuffle: whether each epoch has a new random order of shards.
+        buffer: number of samples of a shard that are held in memory and shuffled; 0 keeps their order.
 
     Raises:
         ValueError: there is no shard, or there are too many; a negative buffer.
@@ -78,7 +77,7 @@ class ShardStream(IterableDataset[Any]):
         return found
 
     def read(self, shard: int, skip: int, seed: int, epoch: int) -> Iterator[Any]:
-        """The samples of a shard in an epoch's order, without the first `skip`."""
+        """The samples of a shard in the epoch's order, without the first `skip`."""
         if self.buffer < 2:
             return iter(self.shards.read(shard, skip))
         return self._mixed(shard, skip, seed, epoch)
@@ -93,7 +92,7 @@ class ShardStream(IterableDataset[Any]):
             block, inside = block + 1, 0
 
     def __iter__(self) -> Iterator[Any]:
-        """Without `run.share`: everything; each loader process has its own shards."""
+        """Without `run.share`: all shards, distributed over the loader processes."""
         info = get_worker_info()
         first, step = (info.id, info.num_workers) if info is not None else (0, 1)
         seed = info.seed - info.id if info is not None else int(torch.empty((), dtype=torch.int64).random_().item())

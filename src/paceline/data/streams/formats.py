@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files as shards: lines of text, JSON lines, rows of Parquet. Each file is a shard, read from front to back."""
+"""Files as shards: lines of text, JSON lines, rows of Parquet. Each file is a shard, read in order."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def text_lines(paths: Sequence[Name], encoding: str = "utf-8") -> LineShards:
         encoding: of the text.
 
     Raises:
-        ValueError: a file is not there, or stands in the list twice.
+        ValueError: a file is missing, or listed twice.
     """
     return LineShards(_checked(paths), encoding)
 
 
 def json_lines(paths: Sequence[Name]) -> LineShards:
-    """JSON lines, plain or `.gz`: a sample is what a line holds. Reading raises ValueError where one is no JSON.
+    """JSON lines, plain or `.gz`: a sample is the value of a line. Reading an invalid line raises ValueError.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -53,7 +53,7 @@ def json_lines(paths: Sequence[Name]) -> LineShards:
         paths: one shard each, in this order.
 
     Raises:
-        ValueError: a file is not there, or stands in the list twice.
+        ValueError: a file is missing, or listed twice.
     """
     return LineShards(_checked(paths), "utf-8", _json)
 
@@ -66,7 +66,7 @@ def parquet_rows(paths: Sequence[Name], columns: Sequence[str] | None = None) ->
         columns: which to read; all by default.
 
     Raises:
-        ValueError: a file is not there, or stands in the list twice.
+        ValueError: a file is missing, or listed twice.
         UnsupportedError: pyarrow is not installed.
     """
     _parquet()
@@ -74,38 +74,32 @@ def parquet_rows(paths: Sequence[Name], columns: Sequence[str] | None = None) ->
 
 
 class LineShards:
-    """Shards of lines; :func:`text_lines` and :func:`json_lines` make it.
+    """Shards of lines, made by :func:`text_lines` and :func:`json_lines`.
 
     Args:
         paths: of the files.
         encoding: of the text.
-        understand: makes a sample of a line; gets (line, path, number of the line from 1).
+        parse: returns the sample of (line, path, number of the line from 1); by default the line.
     """
 
     def __init__(
-        self, paths: Sequence[Path], encoding: str, understand: Callable[[str, Path, int], Any] | None = None
+        self, paths: Sequence[Path], encoding: str, parse: Callable[[str, Path, int], Any] | None = None
     ) -> None:
-        self._paths, self._encoding, self._understand = paths, encoding, understand
+        self._paths, self._encoding, self._parse = paths, encoding, parse
 
     def __len__(self) -> int:
         return len(self._paths)
 
     def read(self, shard: int, skip: int) -> Iterator[Any]:
-        """The lines of a file, without the first `skip`."""
         path = self._paths[shard]
         with _open(path, self._encoding) as file:
             for number, line in enumerate(islice(file, skip, None), skip + 1):
                 text = line.rstrip("\r\n")
-                yield text if self._understand is None else self._understand(text, path, number)
+                yield text if self._parse is None else self._parse(text, path, number)
 
 
 class RowShards:
-    """Shards of rows; :func:`parquet_rows` makes it.
-
-    Args:
-        paths: of the files.
-        columns: which to read; None for all.
-    """
+    """Shards of rows, made by :func:`parquet_rows`."""
 
     def __init__(self, paths: Sequence[Path], columns: Sequence[str] | None) -> None:
         self._paths, self._columns = paths, list(columns) if columns is not None else None
@@ -114,7 +108,7 @@ class RowShards:
         return len(self._paths)
 
     def read(self, shard: int, skip: int) -> Iterator[dict[str, Any]]:
-        """The rows of a file, without the first `skip`; groups of rows that lie before them are not read."""
+        """The rows of a file, without the first `skip`; row groups before them are not read."""
         with _parquet().ParquetFile(self._paths[shard]) as file:
             self._check_columns(file, self._paths[shard])
             for group in range(file.num_row_groups):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets of other libraries: Hugging Face datasets, WebDataset, litdata.
+"""Adapters for data sets of other libraries: Hugging Face datasets, WebDataset, litdata.
 
-A Hugging Face `Dataset` (not `IterableDataset`) needs nothing of this: it has a length and an index, and a `DataLoader`
-with it is shared as it is.
+A Hugging Face `Dataset` (not `IterableDataset`) needs no adapter: it has a length and an index, and its `DataLoader` is
+shared directly.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def hugging_face(dataset: Any) -> HuggingFaceShards:
         data = datasets.load_dataset("json", data_files=files, streaming=True, split="train")
         stream = paceline.data.ShardStream(paceline.data.hugging_face(data), buffer=1000)
 
-    Do not shuffle it: `ShardStream` does. After a resume the samples in front are read and passed over.
+    Do not shuffle it: `ShardStream` does. A resume in the middle of a shard reads and skips the samples before.
 
     Args:
-        dataset: with `map` and `filter` as you like, and a format.
+        dataset: may have `map`, `filter` and a format.
 
     Raises:
         UnsupportedError: it is no such data set.
@@ -55,10 +55,10 @@ def web_dataset(urls: str | Sequence[str], prepare: Callable[[Any], Any] | None 
         loader = DataLoader(paceline.data.ShardStream(tars, buffer=1000), batch_size=64, num_workers=4)
 
     Args:
-        urls: names of the files, with braces expanded; whatever WebDataset opens.
-        prepare: gets the `WebDataset` of one file and gives what is to be iterated: decode, rename, filter; no
-            shuffling. By default samples are dictionaries of bytes. Where loader processes are spawned it must be a
-            function of a module.
+        urls: anything that WebDataset opens; braces are expanded.
+        prepare: maps the `WebDataset` of one file to the iterable of samples: decode, rename, filter; no shuffling.
+            By default samples are dictionaries of bytes. If loader processes are spawned, it must be a function of
+            a module.
 
     Raises:
         UnsupportedError: webdataset is not installed.
@@ -71,12 +71,12 @@ def web_dataset(urls: str | Sequence[str], prepare: Callable[[Any], Any] | None 
 def by_index(dataset: Any) -> Indexed:
     """A litdata `StreamingDataset` as a data set with a length and an index, for a `DataLoader` with `shuffle=True`.
 
-    A `StreamingDataset` is iterable and splits itself evenly over workers. Wrapped by this, `run.share` splits it,
-    exactly under every rule; it shuffles chunks, and samples within a few chunks, so that each worker reads few chunks
+    A `StreamingDataset` is iterable and splits itself evenly over workers. With this wrapper `run.share` splits it,
+    exactly under every rule; it shuffles chunks, and the samples of a few chunks, so that each worker reads few chunks
     at a time.
 
     Args:
-        dataset: made without `drop_last`; its own `shuffle` is of no effect.
+        dataset: made without `drop_last`; its own `shuffle` has no effect.
 
     Raises:
         UnsupportedError: it is no such data set.
@@ -85,7 +85,7 @@ def by_index(dataset: Any) -> Indexed:
 
 
 class HuggingFaceShards:
-    """Shards of a Hugging Face `IterableDataset`; :func:`hugging_face` makes it."""
+    """Shards of a Hugging Face `IterableDataset`, made by :func:`hugging_face`."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -95,10 +95,9 @@ class HuggingFaceShards:
         return count
 
     def read(self, shard: int, skip: int) -> Iterator[Any]:
-        """The samples of a shard, without the first `skip`."""
         part = self._dataset.shard(num_shards=len(self), index=shard)
         samples = iter(part.skip(skip) if skip else part)
-        with _no_loader_process():  # it would take this for one part of many, and give its only shard to process 0
+        with _no_loader_process():  # else it would give its only shard to loader process 0
             first = next(samples, _NOTHING)
         if first is not _NOTHING:
             yield first
@@ -106,12 +105,7 @@ class HuggingFaceShards:
 
 
 class TarShards:
-    """Shards of WebDataset; :func:`web_dataset` makes it.
-
-    Args:
-        urls: of the files.
-        prepare: as there.
-    """
+    """Shards of WebDataset, made by :func:`web_dataset`."""
 
     def __init__(self, urls: Sequence[str], prepare: Callable[[Any], Any] | None) -> None:
         self._urls, self._prepare = urls, prepare
@@ -120,7 +114,6 @@ class TarShards:
         return len(self._urls)
 
     def read(self, shard: int, skip: int) -> Iterator[Any]:
-        """The samples of a file, without the first `skip`."""
         samples = _webdataset().WebDataset(
             [self._urls[shard]], shardshuffle=False, nodesplitter=None, workersplitter=None, empty_check=False
         )
@@ -131,7 +124,7 @@ class TarShards:
 
 
 class Indexed(Dataset[Any]):
-    """A `StreamingDataset` by index; :func:`by_index` makes it.
+    """A `StreamingDataset` by index, made by :func:`by_index`.
 
     Attributes:
         shard_sizes: samples of each chunk; `run.share` keeps neighbours of a chunk together where it can.
@@ -155,7 +148,7 @@ class Indexed(Dataset[Any]):
         return sum(self.shard_sizes)
 
     def __getitem__(self, index: int) -> Any:
-        if self._process != os.getpid():  # open files and threads are of the process that has them
+        if self._process != os.getpid():  # open files and threads do not survive a fork
             self._process, self._source = os.getpid(), copy.copy(self._source)
             self._source.cache = None
         return self._source[index]
@@ -163,7 +156,7 @@ class Indexed(Dataset[Any]):
 
 @contextlib.contextmanager
 def _no_loader_process() -> Iterator[None]:
-    """Inside, `get_worker_info()` gives None, as in the training process."""
+    """Inside, `get_worker_info()` returns None, as in the training process."""
     from torch.utils.data._utils import worker
 
     info, worker._worker_info = worker._worker_info, None

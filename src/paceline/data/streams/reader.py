@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches read from shards, with the settings of the user's `DataLoader`.
 
-Each loader process reads a shard of its own. A `DataLoader` gives requests to its W processes in turn, so the j-th
-request goes to process j mod W; here is a lane for each of them, and a lane asks for one batch after another of its
-shard, whose iterator stays open in the process. An answer tells whether the shard is over: the process reads one sample
-ahead. Requests that were under way by then come back empty. In the training process there is one lane.
+Each loader process reads a shard of its own. A `DataLoader` sends requests to its W processes round-robin, so the j-th
+request goes to process j mod W. Here each process has a queue, which requests the batches of one shard in order; the
+process keeps the shard's iterator open. The process reads one sample ahead, so that its answer tells whether the shard
+is over; requests already sent then return empty. Without loader processes there is one queue.
 
-Should a request go to another process, nothing is wrong but slow: that process opens the shard and skips.
+A request that reaches another process is only slow: that process opens the shard and skips.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from paceline.core import rng
 from paceline.data.ledger.ranges import Range, Ranges
 from paceline.data.sampling.assignment import Assignment, Portion
 from paceline.data.sampling.batches import samples_in
-from paceline.data.sampling.shard_progress import UNIT, ShardProgress, pieces, round_robin
+from paceline.data.sampling.shard_progress import UNIT, ShardProgress, cut_at_shards, round_robin
 from paceline.data.streams.dataset import ShardStream
 from paceline.data.workers.loader import PassSampler, inner_settings
 
 
 @dataclass(frozen=True)
 class Request:
-    """Samples `begin` .. `begin` + `count` (excl.) of a shard, or as many as there are."""
+    """Samples `begin` .. `begin` + `count` (excl.) of a shard; fewer at its end."""
 
     epoch: int
     shard: int
@@ -39,17 +39,17 @@ class Request:
 
 
 Answer = tuple[Any, int, bool]
-"""A batch (None if there is nothing), its samples, and whether the shard is over."""
+"""A batch (None if empty), its number of samples, and whether the shard is over."""
 
 
 @dataclass(frozen=True)
 class ShardBatch:
-    """What came of places.
+    """The batch of some places.
 
     Attributes:
         portion: the places.
-        batch: of them; only where there are samples.
-        samples: in it; 0 where a shard was over, or what was left of it is dropped.
+        batch: valid if there are samples.
+        samples: in the batch; 0 if the shard was over, or `drop_last` drops its last samples.
     """
 
     portion: Portion
@@ -58,39 +58,36 @@ class ShardBatch:
 
 
 class ShardAssignment:
-    """The worker's part of shards that are dealt, one after another.
+    """The worker's shards under rules without leases, in order.
 
     Args:
         epoch: of the order.
-        rest: the places that are left of the epoch.
-        workers: that they are dealt to.
-        rank: of the worker.
-        consumed: what it has done of them.
+        rest: the places of the epoch that remain.
+        workers: N.
+        rank: this worker's rank.
+        shard_progress: the places that it has handed out.
     """
 
     def __init__(self, epoch: int, rest: Ranges, workers: int, rank: int, shard_progress: ShardProgress) -> None:
         self._epoch = epoch
-        self._left = deque(pieces(round_robin(rest, workers, rank).without(shard_progress.all)))
+        self._left = deque(cut_at_shards(round_robin(rest, workers, rank).without(shard_progress.all)))
 
     def next(self, wait: bool) -> Portion | None:
-        """The next piece; None at the end."""
         return Portion(self._epoch, [self._left.popleft()]) if self._left else None
 
     def known(self) -> list[Portion]:
-        """The pieces that come next."""
-        return [Portion(self._epoch, [piece]) for piece in self._left]
+        return [Portion(self._epoch, [places]) for places in self._left]
 
     def coming(self, batches: int) -> list[Portion]:
-        """The pieces that come next."""
         return self.known()
 
 
 class ShardReading:
-    """Reads the shards that a supply gives.
+    """Reads the assigned shards.
 
     Args:
         users: a loader with a :class:`ShardStream`.
-        seed: of the order, and of what is random in loader processes.
+        seed: of the order, and of the randomness in loader processes.
     """
 
     def __init__(self, users: DataLoader[Any], seed: int) -> None:
@@ -105,11 +102,10 @@ class ShardReading:
 
     @property
     def places(self) -> int:
-        """Places of an epoch."""
         return len(self.stream.shards) * UNIT
 
     def batches(self, assignment: Assignment) -> Iterator[ShardBatch]:
-        """Batches of the pieces of shards that the supply gives, until it has none and nothing is under way."""
+        """The batches of the assigned places, until no request is pending and no place is left."""
         while (first := assignment.next(wait=True)) is not None:
             self._queues = queues = _ProcessQueues(assignment, first, self._width, self._count, self._order)
             self._source.now = queues
@@ -119,10 +115,10 @@ class ShardReading:
                     if found is not None:
                         yield found
             finally:
-                self._queues, self._source.now = None, iter(())  # no circle of references keeps processes alive
+                self._queues, self._source.now = None, iter(())  # a reference cycle would keep processes alive
 
     def begun(self) -> list[Portion]:
-        """What is left of the shards that are open."""
+        """The places of open shards that were not handed out."""
         return self._queues.begun() if self._queues is not None else []
 
     def _order(self, epoch: int, number: int) -> int:
@@ -130,10 +126,10 @@ class ShardReading:
 
 
 class _ShardPart:
-    """A shard, or what is left of one.
+    """A shard, or the rest of one.
 
     Attributes:
-        asked, handed: places from `begin` on up to which batches were asked for, and handed out.
+        asked, handed: the places up to which batches were requested, and handed out.
     """
 
     def __init__(self, epoch: int, shard: int, places: Range) -> None:
@@ -144,11 +140,10 @@ class _ShardPart:
 
     @property
     def open(self) -> bool:
-        """Whether there may be more to ask for."""
         return not self.over and self.asked < self.end
 
     def ask(self, most: int) -> Request:
-        """For the next batch."""
+        """The request for the next batch."""
         count = min(most, self.end - self.asked)
         request = Request(self.epoch, self.shard, self.asked % UNIT, count)
         self.asked += count
@@ -156,7 +151,7 @@ class _ShardPart:
 
 
 class _ProcessQueues:
-    """Requests for the loader processes in turn, and what to make of their answers."""
+    """Sends requests to the loader processes round-robin, and matches their answers."""
 
     def __init__(
         self, assignment: Assignment, first: Portion, width: int, count: int, order: Callable[[int, int], int]
@@ -172,50 +167,50 @@ class _ProcessQueues:
         return self
 
     def __next__(self) -> Request | None:
-        piece = self._queues[self._turn]
-        if piece is None or not piece.open:
-            piece = self._queues[self._turn] = self._open_next()
-        if piece is None and not any(one is not None and one.open for one in self._queues):
+        part = self._queues[self._turn]
+        if part is None or not part.open:
+            part = self._queues[self._turn] = self._open_next()
+        if part is None and not any(one is not None and one.open for one in self._queues):
             raise StopIteration
         self._turn = (self._turn + 1) % len(self._queues)
-        if piece is None:  # the other processes are still at work, and this one's turn has to pass
+        if part is None:  # other processes still have work, so skip this one's turn
             self._sent.append(None)
             return None
-        request = piece.ask(self._count)
-        self._sent.append((piece, piece.asked))
+        request = part.ask(self._count)
+        self._sent.append((part, part.asked))
         return request
 
     def _open_next(self) -> _ShardPart | None:
         portion, self._first = self._first, None
         if portion is None and not self._dry:
             portion = self._assignment.next(wait=False)
-            self._dry = portion is None  # near the end: a worker without any piece asks again, and waits
+            self._dry = portion is None  # `ShardReading.batches` asks again, and waits
         if portion is None:
             return None
         ((begin, end),) = portion.places
-        piece = _ShardPart(portion.epoch, self._order(portion.epoch, begin // UNIT), (begin, end))
-        self._begun.append(piece)
-        return piece
+        part = _ShardPart(portion.epoch, self._order(portion.epoch, begin // UNIT), (begin, end))
+        self._begun.append(part)
+        return part
 
     def answered(self, answer: Answer | None) -> ShardBatch | None:
-        """What came of the request that was made first."""
+        """The batch of the oldest pending request; None if it came back empty."""
         sent = self._sent.popleft()
         if sent is None or answer is None or sent[0].over:
             return None
-        piece, end = sent
-        batch, samples, piece.over = answer
-        begin, piece.handed = piece.handed, piece.end if piece.over else end
-        if piece.handed == piece.end:
-            self._begun.remove(piece)
-        return ShardBatch(Portion(piece.epoch, [(begin, piece.handed)]), batch, samples)
+        part, end = sent
+        batch, samples, part.over = answer
+        begin, part.handed = part.handed, part.end if part.over else end
+        if part.handed == part.end:
+            self._begun.remove(part)
+        return ShardBatch(Portion(part.epoch, [(begin, part.handed)]), batch, samples)
 
     def begun(self) -> list[Portion]:
-        """What was not handed out of the shards that are open."""
-        return [Portion(piece.epoch, [(piece.handed, piece.end)]) for piece in self._begun]
+        """The places of open shards that were not handed out."""
+        return [Portion(part.epoch, [(part.handed, part.end)]) for part in self._begun]
 
 
 class _Reader(Dataset[Any]):
-    """What a loader process asks for batches."""
+    """The data set in a loader process, indexed by requests."""
 
     def __init__(
         self, stream: ShardStream, collate: Callable[[Any], Any], batch_size: int | None, drop_last: bool, seed: int
@@ -229,7 +224,7 @@ class _Reader(Dataset[Any]):
             return None
         if get_worker_info() is not None:
             rng.seed_all(rng.mix(self._seed, request.epoch, request.shard, request.begin))
-        open_shard, self._open_shard = self._opened(request), None  # an error leaves it closed
+        open_shard, self._open_shard = self._opened(request), None  # closed, if an error follows
         samples = open_shard.take(request.count)
         self._open_shard = open_shard
         if not samples or (self._drop_last and open_shard.over and len(samples) < (self._batch_size or 1)):
@@ -251,8 +246,8 @@ class _OpenShard:
     """An open shard.
 
     Attributes:
-        key: epoch and shard.
-        at: number of the next sample.
+        key: (epoch, shard).
+        at: index of the next sample.
         over: whether there is none.
     """
 
@@ -261,7 +256,7 @@ class _OpenShard:
         self._lookahead: list[Any] = []
 
     def take(self, count: int) -> list[Any]:
-        """The next samples, and one more to see whether there is one."""
+        """The next samples; reads one more to see whether the shard is over."""
         found = [*self._lookahead, *islice(self._samples, count - len(self._lookahead))]
         self._lookahead = list(islice(self._samples, 1)) if len(found) == count else []
         self.over = not self._lookahead
@@ -269,5 +264,5 @@ class _OpenShard:
         return found
 
     def ended_before(self, begin: int) -> bool:
-        """Whether a request that was under way goes beyond the end."""
+        """Whether `begin` lies beyond the end."""
         return self.over and self.at <= begin

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tickets go to loader processes in blocks, and batches come back in order.
+"""Sends batch requests to loader processes in blocks, and returns the batches in order.
 
-A small batch costs a process more to send than to make, so several go together. A block starts as one batch and
-doubles in every step. It is at most
+A process takes longer to send a small batch than to make it, so it sends several at once. A block starts at one batch
+and doubles each time. It is at most
 
 - 64 batches,
-- about 1 MiB: measured batches set the number, and a process ends a block early where it outgrows that,
-- what the training uses up, or what a process makes, in a tenth of a second: where a step takes longer than that, or
-  a batch does, batches go one by one, so that no process holds tickets long before use.
+- about 1 MiB: measured batches set the number, and a process ends a block early that outgrows it,
+- what the training consumes, or a process makes, in 0.1 s: if a step or a batch takes longer, batches go one by one,
+  so that no process holds requests long before their use.
 
-At most prefetch_factor x num_workers blocks are under way, as many as a `DataLoader` would have batches. So memory is
-at most what a `DataLoader` holds and 1 MiB for each of them, twice that where batches suddenly grow.
+At most prefetch_factor x num_workers blocks are pending, as many as a `DataLoader` would have batches. So memory is at
+most that of a `DataLoader` plus 1 MiB for each block, or 2 MiB if batches suddenly grow.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class BatchRequest:
     """One batch to make.
 
     Attributes:
-        epoch: together with a sample's id it seeds what is random in the sample.
-        ids: what the user's dataset is indexed with, one for each sample.
+        epoch: with a sample's index, the seed of the sample's randomness.
+        ids: index of each sample in the user's dataset.
     """
 
     epoch: int
@@ -43,21 +43,19 @@ class BatchRequest:
 
 
 class RequestBlocks:
-    """Cuts the tickets of one pass into blocks, as the inner loader asks for them.
+    """Cuts the requests of one pass into blocks, as the inner loader asks for them.
 
-    A block may come back with its last batches not made. They are asked for again before any new ticket is drawn, and
-    while a block is out that may come back so, the inner loader is kept going with empty blocks.
+    A block may return without its last batches. They are requested again before any new one, and while such a block
+    may still return, the inner loader gets empty blocks.
     """
 
     def __init__(self, requests: Iterator[BatchRequest]) -> None:
         self._requests = requests
-        self._out: deque[tuple[int, list[BatchRequest]]] = (
-            deque()
-        )  # (number of its first ticket, block), as they were sent
+        self._out: deque[tuple[int, list[BatchRequest]]] = deque()  # (number of the first request, block), as sent
         self._again: list[tuple[int, list[BatchRequest]]] = []  # sorted
         self._drawn, self._ended = 0, False
         self.size = 1
-        self.error: Exception | None = None  # that drawing a ticket raised
+        self.error: Exception | None = None  # raised by the iterator of requests
 
     def __iter__(self) -> Iterator[list[BatchRequest]]:
         return self
@@ -77,7 +75,7 @@ class RequestBlocks:
         return block
 
     def _draw(self) -> list[BatchRequest]:
-        """Up to `size` tickets; fewer where the source is slow or at its end."""
+        """Up to `size` requests; fewer if their iterator is slow or ends."""
         block: list[BatchRequest] = []
         began = time.monotonic()
         while not self._ended and len(block) < self.size and (not block or time.monotonic() - began < BLOCK_S):
@@ -90,7 +88,7 @@ class RequestBlocks:
         return block
 
     def came(self, ipc_batch: IpcBatch) -> int:
-        """The block that was sent first came back: the number of its first ticket."""
+        """The oldest pending block returned; returns the number of its first request."""
         first, block = self._out.popleft()
         missing = block[len(ipc_batch) :]
         if missing:
@@ -98,9 +96,9 @@ class RequestBlocks:
         return first
 
     def adapt(self, ipc_batch: IpcBatch, batch_s: float | None) -> None:
-        """The next block's size from what came and from the seconds that a batch lasts (None: not known yet).
+        """Set the next block's size from a returned block and the seconds that training takes for a batch, if known.
 
-        A process gets half of the time after which it would end the block early.
+        A block may take a process half of the time after which the process would end it early.
         """
         count = len(ipc_batch)
         most = min(MOST_BATCHES, 2 * self.size, BLOCK_BYTES * count // max(1, ipc_batch.nbytes))
@@ -111,14 +109,14 @@ class RequestBlocks:
 
 
 class OrderedBatches:
-    """Batches of one pass, in order, out of parcels that may come in parts."""
+    """The batches of one pass in order, from blocks that may return incomplete."""
 
     def __init__(self, blocks: RequestBlocks, ipc_batches: Iterator[IpcBatch]) -> None:
         self._blocks, self._ipc_batches = blocks, ipc_batches
-        self._early: dict[int, IpcBatch] = {}  # by the number of the first ticket
-        self._number, self._index = 0, 0  # of the next ticket: in the pass, in its parcel
+        self._early: dict[int, IpcBatch] = {}  # by the number of the first request
+        self._number, self._index = 0, 0  # of the next request: in the pass, in `_ipc_batch`
         self._ipc_batch: IpcBatch | None = None
-        self._came_at: float | None = None  # when the parcel in hand was reached
+        self._came_at: float | None = None  # when `_ipc_batch` was reached
         self._handed_out = 0  # since then
 
     def __iter__(self) -> Iterator[Any]:
@@ -133,7 +131,7 @@ class OrderedBatches:
         return self._ipc_batch.batch(index)
 
     def _following(self) -> IpcBatch:
-        """The parcel that begins with the next ticket; receives until it is there."""
+        """The block that begins with the next request; receives until it is there."""
         while self._number not in self._early:
             self._receive()
         return self._early.pop(self._number)
@@ -147,8 +145,8 @@ class OrderedBatches:
                 raise error from None
             raise
         except Exception as error:
-            # Which block that was cannot be told, so the pass is over. The traceback holds the inner iterator; without
-            # both the processes end.
+            # The failed block is unknown, so the pass is over. Drop the iterator and the traceback, which holds it too,
+            # so that the processes end.
             self._ipc_batches = iter(())
             raise error.with_traceback(None)  # noqa: B904
         first = self._blocks.came(ipc_batch)

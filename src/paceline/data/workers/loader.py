@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches made with the settings of the user's `DataLoader`, from tickets that say which samples.
+"""Makes requested batches with the settings of the user's `DataLoader`.
 
-In the training process samples are fetched and collated directly. With worker processes a PyTorch `DataLoader` runs
-them, but what it hands over are blocks of batches (:mod:`paceline.data.workers.batching`), each in one message
-(:mod:`paceline.data.workers.message`).
+Without loader processes, samples are fetched and collated directly. With them, an inner `DataLoader` sends blocks of
+batches (:mod:`paceline.data.workers.batching`), each block in one message (:mod:`paceline.data.workers.message`).
 """
 
 from __future__ import annotations
@@ -26,41 +25,37 @@ from paceline.data.workers.seeding import Seeds
 class Loading:
     """Makes batches as the user's loader would.
 
-    Kept are the dataset (`__getitems__` included), collate_fn, num_workers, pin_memory, timeout, worker_init_fn,
-    multiprocessing_context, prefetch_factor and persistent_workers. Batches come in the order of their tickets whatever
-    the loader's in_order says, because who hands out tickets must know which batch is done. Nothing is drawn from
-    the global generators nor from the loader's own.
+    It keeps the dataset (`__getitems__` included), collate_fn, num_workers, pin_memory, timeout, worker_init_fn,
+    multiprocessing_context, prefetch_factor and persistent_workers. Batches come in the order of their requests even
+    with in_order=False, so that the caller knows which batch is done. Nothing is drawn from the global generators, nor
+    from the loader's own.
 
     Args:
-        users: a loader with a map-style dataset; its samplers are not asked.
-        seed: of what is random in worker processes; it is a function of (seed, epoch, sample) alone.
+        users: a loader with a map-style dataset; its samplers are not used.
+        seed: of the randomness in loader processes, a function of (seed, epoch, sample) alone.
     """
 
     def __init__(self, users: DataLoader[Any], seed: int) -> None:
-        self._direct = users.num_workers == 0 and not users.pin_memory and not users.timeout
-        self._make = _Fetcher(users.dataset, users.collate_fn)
+        self._fetcher = _Fetcher(users.dataset, users.collate_fn)
         self._source = PassSampler()
-        settings = inner_settings(users, self._source)
         self._in_blocks = users.num_workers > 0
-        if self._direct:
-            return
-        if not self._in_blocks:
-            self._loader: DataLoader[Any] = DataLoader(_RequestDataset(self._make), **settings)
-            return
-        self._loader = DataLoader(_BlockDataset(self._make, users.dataset, seed), **settings)
+        self._loader: DataLoader[Any] | None = None
+        if self._in_blocks or users.pin_memory or users.timeout:
+            data = _BlockDataset(self._fetcher, users.dataset, seed) if self._in_blocks else self._fetcher
+            self._loader = DataLoader(data, **inner_settings(users, self._source))
 
     def batches(self, requests: Iterator[BatchRequest]) -> Iterator[Any]:
-        """One batch for each ticket, in order.
+        """One batch for each request, in order.
 
-        Tickets are drawn when they are needed, with worker processes up to prefetch_factor x num_workers + 1 blocks
-        ahead. An error that drawing one raises comes after the batches of the tickets before it. An error in a sample
-        comes in the place of its batch, of the type that a `DataLoader` raises; the next call gives the next batch.
+        Requests are drawn as needed; with loader processes up to prefetch_factor x num_workers + 1 blocks ahead. An
+        error of the iterator of requests comes after the batches before it. An error in a sample comes in place of its
+        batch, of the type that a `DataLoader` raises; the next call returns the next batch.
 
         Raises:
-            RuntimeError: a worker process died, or gave nothing within the loader's timeout.
+            RuntimeError: a loader process died, or sent nothing within the loader's timeout.
         """
-        if self._direct:
-            return map(self._make, requests)
+        if self._loader is None:
+            return map(self._fetcher.__getitem__, requests)
         if not self._in_blocks:
             self._source.now = requests
             return iter(self._loader)
@@ -69,7 +64,7 @@ class Loading:
 
 
 def inner_settings(users: DataLoader[Any], source: PassSampler) -> dict[str, Any]:
-    """What a loader around a reader of ours takes over from the user's; `source` says what is to be read."""
+    """Arguments of the inner loader, taken over from the user's; `source` yields its requests."""
     settings: dict[str, Any] = {
         "num_workers": users.num_workers,
         "pin_memory": users.pin_memory,
@@ -87,14 +82,14 @@ def inner_settings(users: DataLoader[Any], source: PassSampler) -> dict[str, Any
     return settings
 
 
-class _Fetcher:
-    """From a ticket to a batch, as PyTorch's own fetcher does it."""
+class _Fetcher(Dataset[Any]):
+    """Makes the batch of a request, as PyTorch's own fetcher does."""
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
         self._dataset, self._collate = dataset, collate
         self._at_once = bool(getattr(dataset, "__getitems__", None))
 
-    def __call__(self, request: BatchRequest) -> Any:
+    def __getitem__(self, request: BatchRequest) -> Any:
         ids = request.ids if type(request.ids) is list else list(request.ids)
         if self._at_once:
             return self._collate(self._dataset.__getitems__(ids))
@@ -102,7 +97,7 @@ class _Fetcher:
         return self._collate([dataset[i] for i in ids])
 
     def seeded(self, request: BatchRequest, seeds: Seeds) -> Any:
-        """The same in a worker process; where a batch is fetched at once, the batch, not the sample, is what seeds."""
+        """The same in a loader process, seeded for each sample, or for each batch that `__getitems__` fetches."""
         ids, collate = list(request.ids), self._collate
         if collate is default_collate:
             collate = _collate_in_private
@@ -117,14 +112,14 @@ class _Fetcher:
 
 
 def _collate_in_private(samples: Any) -> Any:
-    """As default_collate, which in a worker process makes a file of shared memory for every tensor, however small."""
+    """`default_collate` without its file of shared memory for every small tensor."""
     from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
     return collate(samples, collate_fn_map={**default_collate_fn_map, Tensor: _stack})
 
 
 def _stack(samples: Sequence[Tensor], *, collate_fn_map: Any = None) -> Any:
-    """(n, ...) of n tensors; what travels by itself is made where it will lie, in shared memory."""
+    """Stack n tensors to (n, ...); a large tensor, which is sent separately, goes to shared memory at once."""
     from torch.utils.data._utils.collate import default_collate_fn_map
 
     first = samples[0]
@@ -134,21 +129,11 @@ def _stack(samples: Sequence[Tensor], *, collate_fn_map: Any = None) -> Any:
     return default_collate_fn_map[Tensor](samples, collate_fn_map=collate_fn_map)
 
 
-class _RequestDataset(Dataset[Any]):
-    """What the inner loader asks for batches where there are no worker processes."""
-
-    def __init__(self, make: _Fetcher) -> None:
-        self._make = make
-
-    def __getitem__(self, request: BatchRequest) -> Any:
-        return self._make(request)
-
-
 class _BlockDataset(Dataset[Any]):
-    """The data set by which a worker process makes blocks."""
+    """The inner loader's data set in a loader process: makes blocks of batches."""
 
-    def __init__(self, make: _Fetcher, dataset: Any, seed: int) -> None:
-        self.users, self._make, self._seeds = dataset, make, Seeds(seed)
+    def __init__(self, fetcher: _Fetcher, dataset: Any, seed: int) -> None:
+        self.users, self._fetcher, self._seeds = dataset, fetcher, Seeds(seed)
 
     def __getitem__(self, block: list[BatchRequest]) -> IpcBatch:
         if not block:
@@ -164,7 +149,7 @@ class _BlockDataset(Dataset[Any]):
         packer, began = Packer(), time.monotonic()
         for request in block:
             try:
-                packer.add(self._make.seeded(request, self._seeds))
+                packer.add(self._fetcher.seeded(request, self._seeds))
             except Exception:
                 packer.add_error(_caught())
             if packer.nbytes >= BLOCK_BYTES or time.monotonic() - began > BLOCK_S:
@@ -173,14 +158,14 @@ class _BlockDataset(Dataset[Any]):
 
 
 def _caught() -> ExceptionWrapper:
-    """The error that is being handled, in the form in which a `DataLoader` sends it."""
+    """The current exception, as a `DataLoader` sends it."""
     info = get_worker_info()
     where = f"in DataLoader worker process {info.id if info is not None else 0}"
     return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
 
 
 class ProcessInit:
-    """The user's worker_init_fn, which finds the user's dataset where PyTorch's documentation says."""
+    """The user's worker_init_fn, to which `get_worker_info().dataset` is the user's dataset."""
 
     def __init__(self, users: Callable[[int], None] | None) -> None:
         self._users = users
@@ -194,9 +179,9 @@ class ProcessInit:
 
 
 class PassSampler:
-    """The inner loader's sampler: what it iterates over is put in before each pass.
+    """The inner loader's sampler, whose requests are set before each pass.
 
-    It holds no reference to the code that sets it: a circle of references would keep persistent processes alive.
+    It holds no reference to the code that sets it: a reference cycle would keep persistent processes alive.
     """
 
     def __init__(self) -> None:
@@ -206,6 +191,6 @@ class PassSampler:
         return self.now
 
 
-def identity(made: Any) -> Any:
-    """No collating: what is made is a batch."""
-    return made
+def identity(batch: Any) -> Any:
+    """The inner loader's collate_fn: the data set returns batches."""
+    return batch

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parcels: several batches in one message from a loader process.
+"""Several batches in one message from a loader process.
 
-A tensor that a process sends costs a message, a file of shared memory and a descriptor of its own, whatever its size.
-So the process lays the tensors and arrays of all batches of a block end to end, each at a multiple of 64 bytes, puts
-into their places where they lie, and sends all as one parcel. The training process takes views.
+Every tensor that a process sends costs a message, a file of shared memory and a descriptor, whatever its size. So the
+process concatenates the tensors and arrays of all batches of a block, each at a multiple of 64 bytes, replaces them by
+their offsets, and sends one message. The training process takes views.
 
-What comes out is what a bare `DataLoader` would give, but for this:
+The batches are those of a bare `DataLoader`, but for this:
 
 - The memory of a block, about 1 MiB, lives as long as one tensor of one of its batches. No two tensors overlap:
   writing into one batch changes no other.
 - Tensors of a batch that shared memory with each other (a tensor and a slice of it) come out as separate tensors; the
   same tensor twice comes out as the same tensor twice.
 
-What is packed, and what a `DataLoader` sends as it always does, is said in :mod:`paceline.data.workers.pack`.
+:mod:`paceline.data.workers.pack` says what is packed, and what the `DataLoader` sends itself.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from torch._utils import ExceptionWrapper
 
 
 class PackedArray(NamedTuple):
-    """In the place of a tensor or an array: where its bytes lie and what they mean."""
+    """Stands for a tensor or an array: its offset and layout."""
 
     begin: int
     end: int
     dtype: Any  # torch's or NumPy's
     shape: tuple[int, ...]
-    stride: tuple[int, ...] | None = None  # where it is not the usual one
+    stride: tuple[int, ...] | None = None  # if not contiguous
     requires_grad: bool = False
 
 
 class PackedTuple(NamedTuple):
-    """In the place of a named tuple, whose own class might not take slots."""
+    """Stands for a named tuple, whose class might not accept a `PackedArray`."""
 
     kind: Any
     parts: list[Any]
@@ -50,11 +50,11 @@ class IpcBatch:
     """Several batches in one message.
 
     Attributes:
-        items: for each batch its structure with slots, or the error in its place; once pinned the batch itself.
-        data: the bytes of all tensors and arrays, end to end.
-        nbytes: of all batches, those of tensors that travel by themselves included.
-        made_s: seconds that it took to make them.
-        pinned: `data` is in page-locked memory and the batches are filled.
+        items: for each batch its packed structure, or its error; once pinned, the batch itself.
+        data: the concatenated bytes of all tensors and arrays.
+        nbytes: of all batches, including tensors that are sent separately.
+        made_s: seconds that making them took.
+        pinned: whether `data` is page-locked and the batches are unpacked.
     """
 
     items: list[Any]
@@ -67,10 +67,10 @@ class IpcBatch:
         return len(self.items)
 
     def batch(self, index: int) -> Any:
-        """The `index`-th batch; to be asked for once.
+        """The `index`-th batch; call it once.
 
         Raises:
-            Exception: the error that making or pinning this batch met, as the bare `DataLoader` raises it.
+            Exception: making or pinning this batch failed; the error is that of the bare `DataLoader`.
         """
         item = self.items[index]
         if isinstance(item, ExceptionWrapper):
@@ -78,7 +78,7 @@ class IpcBatch:
         return item if self.pinned else self._filled(item)
 
     def pin_memory(self) -> IpcBatch:
-        """The same with the batches filled in page-locked memory; `DataLoader`'s thread for that calls it."""
+        """The same with the batches unpacked in page-locked memory; the `DataLoader`'s pinning thread calls this."""
         pinned = replace(self, data=self._tensor().pin_memory(), pinned=True)
         return replace(pinned, items=[pinned._pinned_item(item) for item in self.items])
 
@@ -88,15 +88,15 @@ class IpcBatch:
         if isinstance(item, ExceptionWrapper):
             return item
         try:
-            return pin_memory(self._filled(item))  # type: ignore[no-untyped-call]  # what is pinned stays as it is
+            return pin_memory(self._filled(item))  # type: ignore[no-untyped-call]
         except Exception:
             return ExceptionWrapper(where="in pin memory thread")  # type: ignore[no-untyped-call]
 
     def _tensor(self) -> Tensor:
-        """All bytes, in memory that may be written; (n,) uint8."""
+        """All bytes, in writable memory; (n,) uint8."""
         if not isinstance(self.data, Tensor):
             arrived = np.frombuffer(self.data, dtype=np.uint8)
-            self.data = torch.empty(len(arrived), dtype=torch.uint8)  # aligned, which what came from a pipe is not
+            self.data = torch.empty(len(arrived), dtype=torch.uint8)  # aligned, unlike bytes from a pipe
             self.data.numpy()[:] = arrived
         return self.data
 
@@ -105,14 +105,14 @@ class IpcBatch:
 
 
 class _Unpacker:
-    """Puts tensors and arrays into the slots of one batch."""
+    """Restores the tensors and arrays of one batch."""
 
     def __init__(self, data: Tensor, pinned: bool) -> None:
         self._data, self._view, self._pinned = data, memoryview(data.numpy()), pinned  # type: ignore[arg-type,unused-ignore]
-        self._filled: dict[int, Any] = {}  # by the id of the slot: the same tensor twice stays the same
+        self._filled: dict[int, Any] = {}  # by id, so that the same tensor twice stays the same
 
     def fill(self, value: Any) -> Any:
-        """The structure as it was before it was packed."""
+        """The structure before packing."""
         kind = type(value)
         if kind is PackedArray:
             if id(value) not in self._filled:
@@ -143,8 +143,8 @@ class _Unpacker:
     def _flat(self, slot: PackedArray) -> Tensor:
         """The elements of a tensor, (n,).
 
-        PyTorch must know a page-locked tensor's storage, or it would reuse the memory before a copy to a device has
-        ended. Other tensors get a storage of their own, so that saving or resizing one does not touch its neighbours.
+        A page-locked tensor keeps PyTorch's storage, else PyTorch would reuse the memory before a copy to a device
+        ends. Other tensors get a storage of their own, so that saving or resizing one leaves its neighbours alone.
         """
         if self._pinned:
             return self._data[slot.begin : slot.end].data.view(slot.dtype)  # `.data`: with a version of its own
@@ -155,6 +155,6 @@ def _reraise(wrapped: ExceptionWrapper) -> None:
     try:
         wrapped.reraise()  # type: ignore[no-untyped-call]
     except BaseException as error:
-        # The frame that raised it holds the error: that circle would keep all callers, and with them the loader
-        # processes, until the garbage collector comes.
+        # The traceback is a reference cycle, which would keep all callers and the loader processes alive until the
+        # next garbage collection.
         raise error.with_traceback(None)  # noqa: B904

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A parcel (:mod:`paceline.data.workers.message`) is packed in a loader process.
+"""Packs batches into a message (:mod:`paceline.data.workers.message`), in a loader process.
 
-Looked into are dicts and other mutable mappings, lists, tuples and named tuples. Left as they are, for the
-`DataLoader` to send as it always does: tensors of more than 512 KiB (they lie in shared memory already, so packing
-would be one more copy), tensors with gaps or overlaps in memory, sparse, quantised, nested, named and conjugate ones,
-subclasses, tensors that are not on the CPU, and objects of any other type. A batch with such an object is sent alone,
-because its size is unknown.
+The packer looks into dicts and other mutable mappings, lists, tuples and named tuples. The `DataLoader` itself sends
+tensors of more than 512 KiB (which are in shared memory already, so packing would be one more copy), tensors with gaps
+or overlaps in memory, sparse, quantised, nested, named and conjugate ones, subclasses, tensors that are not on the CPU,
+and objects of any other type. A batch with such an object is sent alone, because its size is unknown.
 """
 
 from __future__ import annotations
@@ -23,35 +22,35 @@ from paceline.data.workers.message import IpcBatch, PackedArray, PackedTuple
 
 ALIGNMENT = 64
 BLOCK_BYTES = 1024 * 1024
-"""A block shall not outgrow this."""
+"""The most bytes of a block."""
 LARGE_BYTES = BLOCK_BYTES // 2
 """A larger tensor is sent separately."""
 INLINE_BYTES = 2 * BLOCK_BYTES
-"""A parcel of at most this goes through the pipe, which is quicker than to make, send and map a file."""
+"""A message of at most this goes through the pipe, which is faster than a shared file."""
 SCALARS = frozenset({int, float, complex, bool, type(None)})
 
 
 class Packer:
-    """Gathers the batches of one block.
+    """Packs the batches of one block.
 
     Attributes:
-        nbytes: bytes gathered, those of tensors that travel by themselves included.
+        nbytes: bytes packed, including tensors that are sent separately.
     """
 
     def __init__(self) -> None:
         self.nbytes = 0
         self._data = bytearray()
         self._items: list[Any] = []
-        self._slots: dict[int, PackedArray] = {}  # by the id of the tensor or array of the batch in hand
+        self._slots: dict[int, PackedArray] = {}  # by the id of a tensor or array of the present batch
 
     def __len__(self) -> int:
         return len(self._items)
 
     def add(self, batch: Any) -> None:
-        """Take a copy of a batch.
+        """Pack a copy of a batch.
 
         Raises:
-            RuntimeError: a tensor in it is part of a graph of gradients; the parcel is as it was before.
+            RuntimeError: a tensor in it is part of an autograd graph; the batch is not packed.
         """
         mark = len(self._data)
         try:
@@ -65,18 +64,18 @@ class Packer:
         self.nbytes += len(self._data) - mark
 
     def add_error(self, error: ExceptionWrapper) -> None:
-        """In the place of a batch that could not be made."""
+        """Add an error in place of its batch."""
         self._items.append(error)
 
     def ipc_batch(self, made_s: float = 0.0) -> IpcBatch:
-        """What was gathered, ready to be sent; it took `made_s` seconds to make."""
+        """The message of the packed batches, which took `made_s` seconds to make."""
         data: Any = self._data
         if len(data) > INLINE_BYTES:
             data = torch.frombuffer(data, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
         return IpcBatch(self._items, data, self.nbytes, made_s)
 
     def _strip(self, value: Any) -> Any:
-        """The same structure with slots for what went into the parcel."""
+        """The same structure, with its tensors and arrays packed."""
         kind = type(value)
         if kind in SCALARS:
             return value
@@ -98,7 +97,7 @@ class Packer:
         return value
 
     def _mapping(self, value: MutableMapping[Any, Any]) -> Any:
-        """A copy keeps what such a mapping has beside its items."""
+        """A copy, which keeps the attributes of the mapping."""
         parts = {key: self._strip(part) for key, part in value.items()}
         stripped = copy.copy(value)
         stripped.update(parts)
@@ -113,7 +112,7 @@ class Packer:
             return _sendable(tensor)
         flat, stride = layout
         raw = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
-        begin, end = self._lay(raw)
+        begin, end = self._append(raw)
         slot = PackedArray(begin, end, tensor.dtype, tuple(tensor.shape), stride, tensor.requires_grad)
         self._slots[id(tensor)] = slot
         return slot
@@ -123,12 +122,12 @@ class Packer:
             self.nbytes += _bytes_of_object(array) if array.dtype.hasobject else array.nbytes
             return array
         if id(array) not in self._slots:
-            begin, end = self._lay(array.reshape(-1).view(np.uint8))
+            begin, end = self._append(array.reshape(-1).view(np.uint8))
             self._slots[id(array)] = PackedArray(begin, end, array.dtype, array.shape)
         return self._slots[id(array)]
 
-    def _lay(self, raw: Any) -> tuple[int, int]:
-        """Put bytes at the end: where they begin and end."""
+    def _append(self, raw: Any) -> tuple[int, int]:
+        """Append bytes; returns their begin and end."""
         self._data += bytes(-len(self._data) % ALIGNMENT)
         begin = len(self._data)
         self._data += memoryview(raw)
@@ -136,17 +135,17 @@ class Packer:
 
 
 def _sendable(tensor: Tensor) -> Tensor:
-    """The tensor; an error here surfaces at its batch, later it would be lost in the thread that sends."""
+    """The tensor; an error here is raised at its batch, while the sending thread would lose it."""
     if tensor.requires_grad and not tensor.is_leaf:
         raise RuntimeError(
-            f"a batch holds a tensor of shape {tuple(tensor.shape)} that is part of a graph of gradients, which cannot "
+            f"a batch holds a tensor of shape {tuple(tensor.shape)} that is part of an autograd graph, which cannot "
             "be sent from a loader process; detach() it in the dataset or in collate_fn"
         )
     return tensor
 
 
 def _layout(tensor: Tensor) -> tuple[Tensor, tuple[int, ...] | None] | None:
-    """(the tensor's elements in the order of memory, its strides where they are not the usual ones), or None."""
+    """(elements in the order of memory, strides if not contiguous), or None if the tensor cannot be packed."""
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return None
     if any(getattr(tensor, "names", ())) or tensor.is_quantized or tensor.is_nested:
@@ -165,14 +164,14 @@ def _layout(tensor: Tensor) -> tuple[Tensor, tuple[int, ...] | None] | None:
 
 
 def _bytes_of(tensor: Tensor) -> int:
-    """Bytes of a tensor of any kind, at least about."""
+    """Approximate bytes of a tensor of any kind."""
     if tensor.layout is torch.sparse_coo:
         return sum(_bytes_of(part) for part in (tensor._indices(), tensor._values()))
     return tensor.numel() * tensor.element_size()
 
 
 def _bytes_of_object(value: Any) -> int:
-    """Bytes of what is no tensor, array or container; of an object that might hold anything, a whole block's."""
+    """Bytes of any other object; `BLOCK_BYTES` if unknown."""
     if isinstance(value, (str, bytes, bytearray, np.generic)):
         return len(value) if not isinstance(value, np.generic) else value.nbytes
     return 0 if isinstance(value, (int, float, complex)) else BLOCK_BYTES

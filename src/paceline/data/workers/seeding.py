@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Randomness in loader processes that is a function of (seed, epoch, sample) alone.
 
-So an augmentation does not depend on which process or which worker makes it, nor on where a run was resumed. The three
-global generators (torch, NumPy, Python) are seeded anew before every sample.
+So an augmentation depends neither on the process or worker that makes it, nor on where a run was resumed. The three
+global generators (torch, NumPy, Python) are seeded before every sample.
 
-Seeding the last two costs more than to fetch and to send a sample of 1 KB, and most datasets draw from neither. So
-where the first blocks drew nothing from them they are only watched: their state is compared after each block. The
-first block that did draw is made a second time, seeded, and from then on every sample is. What comes out is the same
-as if every sample had been seeded, unless a sample reads the state of NumPy's or Python's global generator without
-drawing from it.
+Seeding the last two takes longer than fetching and sending a sample of 1 KB, and most datasets draw from neither. So
+if the first blocks drew nothing from them, they are not seeded, and their state is compared after each block. The first
+block that does draw is made again, seeded, and from then on every sample is. The result is the same as if every sample
+were seeded, unless a sample reads the state of NumPy's or Python's global generator without drawing from it.
 """
 
 from __future__ import annotations
@@ -26,11 +25,7 @@ PROBED_BLOCKS = 4
 
 
 class Seeds:
-    """The seeds of the samples that one process makes.
-
-    Args:
-        seed: the run's.
-    """
+    """Seeds the samples that one process makes; `seed` is the run's."""
 
     def __init__(self, seed: int) -> None:
         self._seed, self._last = seed, 0
@@ -39,12 +34,11 @@ class Seeds:
         self._before: tuple[Any, ...] = ()
 
     def begin_block(self) -> None:
-        """A block is made next."""
         if self._watching:
             self._before = _state()
 
     def sow(self, epoch: int, what: Any) -> None:
-        """A sample (or a batch, of a dataset that fetches batches) is made next; `what` is what it is fetched by."""
+        """Seed the next sample, fetched by the index `what`, or the next batch, fetched by a list of them."""
         self._last = number = rng.mix(self._seed, epoch, zlib.crc32(repr(what).encode()))
         if self._watching:
             torch.default_generator.manual_seed(number)
@@ -52,7 +46,7 @@ class Seeds:
             rng.seed_all(number)
 
     def must_repeat(self) -> bool:
-        """A block was made: whether something in it drew without having been seeded. Then every sample will be."""
+        """Whether the block drew from a generator without a seed; then every later sample is seeded."""
         if self._watching:
             self._watching = _state() == self._before
             return not self._watching
@@ -61,7 +55,7 @@ class Seeds:
         return False
 
     def _probe(self) -> None:
-        """Watching is enough once several blocks drew nothing after their last seed."""
+        """Only watch, once several blocks drew nothing after their last seed."""
         now = _state()
         rng.seed_all(self._last)
         untouched = _state() == now
@@ -70,6 +64,6 @@ class Seeds:
 
 
 def _state() -> tuple[Any, ...]:
-    """Of NumPy's and Python's global generators."""
+    """The states of NumPy's and Python's global generators."""
     kind, keys, *rest = np.random.get_state()
     return (kind, np.asarray(keys).tobytes(), *rest, random.getstate())
