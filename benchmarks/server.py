@@ -113,7 +113,7 @@ def transfer_worker(repeats: int, elements: int, numel: int) -> None:
             rows["server"].append(server_s)
             rows["gloo"].append(bare_s)
     service.finish()
-    service.part()
+    service.confirm_final_model()
     service.close()
     answer({name: statistics.median(values) for name, values in rows.items()})
 

@@ -135,7 +135,7 @@ class Deaths(KillPoints):
         self.around(Failover, "_take_over", before="heir", after="takeover")
         self.around(SocketLedgerClient, "secure", before="dry")
         self.around(SocketService, "finish", before="finish")
-        self.around(SocketService, "part", before="part")
+        self.around(SocketService, "confirm_final_model", before="part")
         whole = SocketLedgerClient.handle
 
         def handle(ledger_client: SocketLedgerClient, rank: int, channel: Any, frame: Any) -> None:

@@ -340,7 +340,7 @@ def hosts(directory: Path) -> None:
 def at_the_end(directory: Path) -> None:
     """Rank 0 dies when rank 2 has the final model and rank 1, who takes its slices over, has not."""
     service = SocketService
-    finish, part = service.finish, service.part
+    finish, confirm = service.finish, service.confirm_final_model
 
     def dies(self: SocketService) -> bool:
         until(lambda: reached(directory / "pulled.2"))
@@ -349,18 +349,18 @@ def at_the_end(directory: Path) -> None:
 
     def comes_late(self: SocketService) -> None:
         finish(self)
-        until(lambda: 0 in self.membership.lost)
+        until(lambda: 0 in self._context.membership.lost)
 
     def has_pulled(self: SocketService) -> bool:
         (directory / "pulled.2").touch()
-        return part(self)
+        return confirm(self)
 
     if RANK == 0:
-        service.part = dies
+        service.confirm_final_model = dies
     elif RANK == 1:
         service.finish = comes_late
     else:
-        service.part = has_pulled
+        service.confirm_final_model = has_pulled
     _, model = train("asgd", (30, 5, 60)[RANK], log=directory / "log")
     keep(model, directory, "model", after=loss_of(model))
 

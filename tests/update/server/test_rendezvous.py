@@ -84,7 +84,7 @@ def test_frames_may_take_as_long_as_the_user_says() -> None:
     together, found = threading.Barrier(2), {}
 
     def work(rank: int) -> None:
-        found[rank] = rendezvous.meet(cast(Transport, Threads(rank, said, together)), 300.0, None)
+        found[rank] = rendezvous.connect_all(cast(Transport, Threads(rank, said, together)), 300.0, None)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
     for thread in threads:

@@ -307,7 +307,7 @@ def test_what_a_piece_has_once_is_that_of_the_newest() -> None:
 
 
 def test_pieces_of_another_model() -> None:
-    with pytest.raises(CheckpointError, match="holds 2 pieces, and 2 workers have 4 of this model"):
+    with pytest.raises(CheckpointError, match="holds 2 shards, and 2 workers have 4 of this model"):
         OldShards(Fake(), [128, 128], Sharded())  # type: ignore[arg-type]
-    with pytest.raises(CheckpointError, match="piece 0 has 64 elements there and 128 here"):
+    with pytest.raises(CheckpointError, match="shard 0 has 64 elements there and 128 here"):
         OldShards(Fake(), [256], Sharded()).cut(0, 0, 64)  # type: ignore[arg-type]

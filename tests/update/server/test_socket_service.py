@@ -361,10 +361,10 @@ def test_time_in_which_this_process_stood_still_counts_against_nobody(monkeypatc
         assert not stall_detector.overdue(100.0)
         now[0] += 0.2
     now[0] += 0.2
-    assert stall_detector.overdue(100.0) and not stall_detector.overdue(101.0) and not stall_detector.stood_still()
+    assert stall_detector.overdue(100.0) and not stall_detector.overdue(101.0) and not stall_detector.stalled_s()
     now[0] += 60.0  # it was stopped
-    assert not stall_detector.overdue(101.0) and stall_detector.stood_still() == pytest.approx(60.0)
+    assert not stall_detector.overdue(101.0) and stall_detector.stalled_s() == pytest.approx(60.0)
     for _ in range(41):
         now[0] += 0.2
         stall_detector.beat()
-    assert stall_detector.overdue(101.0) and not stall_detector.stood_still()
+    assert stall_detector.overdue(101.0) and not stall_detector.stalled_s()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asynchronous rules: a server inside the workers.
 
-Each worker owns a slice of the parameters, in shards, and applies what the others push to it (:mod:`.shard`,
-:mod:`.owner`). What a worker does at its steps is in :mod:`.client` and :mod:`.engine`; how its questions reach the
-owners is a :class:`.protocol.Service`: sockets and threads between processes (:mod:`.socket_service`), events on a
+Each worker owns some shards of the parameters, and applies what all workers push to them (:mod:`.shard`,
+:mod:`.owner`). :mod:`.client` and :mod:`.engine` are what a worker does at its steps. A :class:`.protocol.Service`
+carries its requests to the owners: sockets and threads between processes (:mod:`.socket_service`), events on a
 simulated clock between virtual workers (:mod:`.simulated_service`). The same server answers in both.
 """
 

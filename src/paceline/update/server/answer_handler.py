@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of frames that come back over a connection that this worker has made."""
+"""Handles the frames that owners send back over the connections that this worker made."""
 
 from __future__ import annotations
 
@@ -12,24 +12,20 @@ from paceline.update.server.peer import fresh
 
 
 class AnswerHandler:
-    """Takes the answers of all peers.
-
-    Args:
-        parts: of the service.
-    """
+    """Handles the answers of all peers."""
 
     def __init__(self, parts: ServiceParts) -> None:
         self._parts = parts
 
     def place(self, rank: int, header: FrameHeader) -> Tensor:
-        """Memory for the body of a frame of worker `rank`: where the exchange wants it, if it is an awaited answer."""
+        """Memory for a frame's body: the destination of the exchange that awaits it, if one does."""
         awaited = header.kind == FrameKind.ANSWER and rank not in self._parts.context.membership.lost
         pending = self._parts.exchanges.find(header.numbers[3]) if awaited else None
         request = pending.request(header.numbers[0]) if pending is not None else None
         return request.out if request is not None and request.out is not None else fresh(header)
 
     def take(self, rank: int, frame: Frame) -> None:
-        """A frame of worker `rank` has come."""
+        """Handle a frame of worker `rank`."""
         parts = self._parts
         if frame.kind == FrameKind.OUT:
             parts.failures.told(frame.numbers[0], str(frame.note), bool(frame.numbers[1]))
@@ -43,5 +39,5 @@ class AnswerHandler:
             parts.ledger_client.answered(frame.numbers)
 
     def connection_ended(self, rank: int, why: str) -> None:
-        """The connection to worker `rank` has ended."""
+        """Report that the connection to worker `rank` ended."""
         self._parts.failures.connection_ended(rank, why)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Points at which all workers wait for all: checkpoints, the end of the work, and the end of the run."""
+"""Barriers of all workers: at checkpoints, at the end of the work, and at the end of the run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,10 @@ from paceline.update.server.peers import Peers
 
 
 class Barriers:
-    """Where workers wait for each other.
-
-    Args:
-        context: of the service.
-        peers: the connections.
-        failures: told about workers that do not come.
-        ledger_client: told about workers that have no more to push.
+    """The barriers of a service.
 
     Attributes:
-        parted: whether every worker has the final model.
+        all_have_final_model: whether every worker has the final model.
     """
 
     def __init__(
@@ -33,70 +27,71 @@ class Barriers:
     ) -> None:
         self._context, self._members = context, context.membership
         self._peers, self._failures, self._ledger_client = peers, failures, ledger_client
-        self._settled = 0  # how often all have waited for all
-        self._lost_at_pull = 0  # how many were lost when the final model was pulled
-        self.parted = False
+        self._barriers = 0  # made so far
+        self._lost_at_pull = 0  # how many workers were lost when the final model was pulled
+        self.all_have_final_model = False
 
-    def settle(self) -> None:
-        """Wait until every worker is here, with nothing under way."""
-        self._settled += 1
-        self._announce(FrameKind.HERE, self._settled)
+    def barrier(self) -> None:
+        """Wait until every worker is here, with no exchange under way."""
+        self._barriers += 1
+        self._announce(FrameKind.HERE, self._barriers)
         began = time.monotonic()
         while True:
             self._context.check()
             if self._members.lost:
+                world = self._context.world
                 raise PeerLostError(
-                    self._context.sign(
-                        f"{self._context.names(sorted(self._members.lost))} left, and workers can no longer "
+                    world.sign(
+                        f"{world.names(sorted(self._members.lost))} left, and workers can no longer "
                         "come to one point together, which a checkpoint needs; start again from the last one"
                     )
                 )
-            missing = self._missing(lambda rank: self._members.here.get(rank, 0) >= self._settled, remind=True)
+            missing = self._missing(lambda rank: self._members.barriers.get(rank, 0) >= self._barriers, remind=True)
             if not missing:
                 return
             self._failures.give_up_silent(missing, "did not come to a point where all wait for all", began)
 
     def finish(self) -> None:
-        """Say that this worker has no more to push, and wait for the others."""
+        """Announce that this worker has no more to push, and wait until no worker has."""
         self._announce(FrameKind.FINISH, self._lost_at_pull)
         self._wait_for(lambda rank: rank in self._members.finished, "made no step")
         self._lost_at_pull = len(self._members.lost)
 
-    def part(self) -> bool:
-        """Say that this worker has the final model, and wait until all have.
+    def confirm_final_model(self) -> bool:
+        """Announce that this worker has the final model, and wait until all workers have.
 
-        False: somebody was lost meanwhile, and what this worker has pulled from it may not be what others pull from the
-        new owner; it has to pull again.
+        False: a worker was lost since the pull, and its shards may differ from those that the new owner serves; this
+        worker has to pull again.
         """
         if len(self._members.lost) == self._lost_at_pull:
             self._announce(FrameKind.BYE, self._lost_at_pull)
-            self._wait_for(self._has_parted, "took no leave")
+            self._wait_for(self._confirmed, "took no leave")
         if len(self._members.lost) != self._lost_at_pull:
             self._lost_at_pull = len(self._members.lost)
             return False
-        self.parted = True
+        self.all_have_final_model = True
         for rank in self._members.live:
             self._peers[rank].flush(GOODBYE_S)
         return True
 
     def arrived(self, rank: int, kind: int, number: int) -> None:
-        """Worker `rank` has no more to push, has the final model, or waits for all."""
+        """Note what worker `rank` announced."""
         with self._context.changed:
             if kind == FrameKind.HERE:
-                self._members.here[rank] = number
+                self._members.barriers[rank] = number
             elif kind == FrameKind.FINISH:
                 self._members.finished.add(rank)
             else:
-                self._members.parted[rank] = number
+                self._members.confirmed[rank] = number
             if kind != FrameKind.HERE:
                 self._context.server.leave(rank)
-                self._ledger_client.finished(rank)
+                self._ledger_client.lost(rank)
             self._context.changed.notify_all()
 
-    def _has_parted(self, rank: int) -> bool:
-        """Whether nobody has to wait for `rank`; nor for any worker once another one was lost."""
+    def _confirmed(self, rank: int) -> bool:
+        """Whether no wait for `rank` is needed: it has the model, or a loss makes all workers pull again."""
         lost_another = len(self._members.lost) != self._lost_at_pull
-        return lost_another or self._members.parted.get(rank) == self._lost_at_pull
+        return lost_another or self._members.confirmed.get(rank) == self._lost_at_pull
 
     def _announce(self, kind: FrameKind, number: int) -> None:
         with self._context.changed:
@@ -104,7 +99,7 @@ class Barriers:
             self._peers.say_all(kind, (number,))
 
     def _missing(self, ready: Callable[[int], bool], remind: bool = False) -> list[int]:
-        """Live workers that are not ready, after a little wait for them."""
+        """Live workers that are not ready, after a short wait for them."""
         with self._context.changed:
             missing = [rank for rank in self._members.live if not ready(rank)]
             if missing:
@@ -114,7 +109,7 @@ class Barriers:
             return missing
 
     def _wait_for(self, ready: Callable[[int], bool], what: str) -> None:
-        """Wait until all who take part are ready; workers that are silent too long are given up."""
+        """Wait until all live workers are ready; declare workers that are silent for too long lost."""
         began = time.monotonic()
         while True:
             self._context.check()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker pushes and pulls for one optimizer, over time.
+"""The pushes and pulls of one optimizer on a worker.
 
     gradients        at the end of step c:  take the values that have come, push g_c, and ask for the next values when
                      step c + 1 is nearly over (:mod:`.prefetch`); theta is what was pulled last, and nothing else
@@ -8,9 +8,9 @@
     elastic          after `period` steps:  push x = theta, and go on;
                      when the center c comes:  theta = theta - alpha (x - c)
 
-`base` is where the displacement is measured from, `then` the parameters when they were pushed. That is an overlap of 1;
-with 0 a worker asks with its push, and waits for the answer. While an answer is late, work is gathered, and only when
-the schedule's `hold` is reached does the worker wait.
+`base` is where the displacement d is measured from, `then` the parameters when they were pushed. That is an overlap of
+1; with 0 a worker pulls with its push, and waits for the answer. While an answer is late, the worker gathers work; it
+waits only when the schedule's `hold` is reached.
 """
 
 from __future__ import annotations
@@ -37,24 +37,23 @@ class ClientContext:
     """What the clients of a worker share.
 
     Attributes:
-        service: the way to the owners.
+        service: the connections to the owners.
         number: gives each exchange its number.
-        places: gives the places of the data that go with the next push.
-        tally: counts.
+        samples: gives the sample ranges that go with the next push.
+        tally: counts the results of pushes.
     """
 
     service: Service
     number: Callable[[], int]
-    places: Callable[[], list[Mark]]
+    samples: Callable[[], list[Mark]]
     tally: ExchangeTally
 
 
 def _nothing() -> None:
-    """Nothing is left to ask."""
+    """No delayed pull is under way."""
 
 
 def _give_back(taken: list[tuple[BufferPool, Tensor]]) -> None:
-    """Nobody needs pushed values any more."""
     for pool, flat in taken:
         pool.give(flat)
 
@@ -66,7 +65,7 @@ class Client(ABC):
         context: what the clients of this worker share.
         schedule: when to exchange, and how far a worker may be ahead.
         spans: the parameters.
-        buffers: the model's buffers, where they go with these parameters.
+        buffers: the model's buffers, if they go with these parameters.
     """
 
     def __init__(self, context: ClientContext, schedule: Bounded, spans: list[Span], buffers: list[Span]) -> None:
@@ -74,25 +73,25 @@ class Client(ABC):
         self._context, self._service, self._tally = context, context.service, context.tally
         self._schedule = schedule
         self._pending: PendingExchange | None = None
-        self._silent: PendingExchange | None = None  # a push whose answer holds no values
-        self._hurry: Callable[[], None] = _nothing  # asks at once for what is to be asked for later
+        self._unanswered: PendingExchange | None = None  # a push whose answer holds no values
+        self._pull_now: Callable[[], None] = _nothing  # starts a delayed pull at once
         self._pools = [BufferPool(span.fragment) for span in spans]
         self._buffer_pools = [BufferPool(span.fragment) for span in buffers]
         self.clock = 0
 
     def follow(self, schedule: Bounded) -> None:
-        """Go on with blocks of another length."""
+        """Change the period."""
         self._schedule = schedule
 
     @property
     def every(self) -> list[Span]:
-        """Parameters, and the buffers that go with them."""
+        """The parameters, and the buffers that go with them."""
         return [*self.spans, *self.buffers]
 
     # -- exchanges --------------------------------------------------------------------------------
 
     def _push(self, values: Sequence[Tensor], minibatches: int, answered: bool = True) -> PendingExchange:
-        """Send `values`, one flat tensor of each span's rooms; ask for what the owners make of it, where wanted."""
+        """Push `values`, a flat tensor of each span's pool; with `answered` pull the result."""
         requests: list[ShardRequest] = []
         for span, flat in zip(self.spans, values, strict=True):
             requests += span.requests(flat, answered)
@@ -100,26 +99,26 @@ class Client(ABC):
         for span, pool in zip(self.buffers, self._buffer_pools, strict=True):
             flat = pool.take()
             taken.append((pool, flat))
-            if not span.fragment.finite():  # a batch with nan has been through a BatchNorm; it would keep it for ever
+            if not span.fragment.finite():  # a batch with nan went through a BatchNorm, which would stay nan
                 span.write(span.pulled)
-            span.mark()
+            span.note_version()
             requests += span.requests(span.read(flat), answered)
         self.clock += 1
         settings = {span.number: span.settings() for span in self.spans}
         pending = PendingExchange(
-            self._context.number(), requests, self.clock, minibatches, settings=settings, marks=self._context.places()
+            self._context.number(), requests, self.clock, minibatches, settings=settings, marks=self._context.samples()
         )
         pending.release = partial(_give_back, taken)
         self._service.exchange(pending)
         return pending
 
     def _collect(self, wait: bool) -> None:
-        """Take the answer of the exchange under way, where it is there or is waited for."""
-        under_way = [pending for pending in (self._silent, self._pending) if pending is not None]
+        """Take the answer of the exchange under way, if it has arrived or `wait` is set."""
+        under_way = [pending for pending in (self._unanswered, self._pending) if pending is not None]
         if not under_way or not (wait or all(self._service.done(pending) for pending in under_way)):
             return
         began = time.perf_counter()
-        self._hurry()
+        self._pull_now()
         for pending in under_way:
             self._service.wait(pending)
             if pending.refused:
@@ -127,26 +126,26 @@ class Client(ABC):
             elif pending.clock:
                 self._tally.delays.append(pending.delay)
         self._tally.wait_s += time.perf_counter() - began
-        self._silent, self._pending, self._hurry = None, None, _nothing
+        self._unanswered, self._pending, self._pull_now = None, None, _nothing
         self._answered(under_way[-1])
         self._take(under_way[-1])
-        self._land()
+        self._apply()
 
     def _answered(self, pending: PendingExchange) -> None:
-        """Values have come; how long they took is of interest where they are asked for late."""
+        """Called with each answer, for clients that time their pulls."""
         return
 
     @abstractmethod
-    def _land(self) -> None:
-        """Give the parameters what was pulled."""
+    def _apply(self) -> None:
+        """Apply the pulled values to the parameters."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Push what is left, and wait for the answer."""
+        """Push the rest, and wait for the answer."""
 
     def pull(self, peeks: bool) -> None:
-        """Pull without a push; with nothing under way."""
-        pending = self._question(peeks)
+        """Pull without a push, with no exchange under way."""
+        pending = self._bare_pull(peeks)
         self._service.exchange(pending)
         self._service.wait(pending)
         if peeks:
@@ -155,14 +154,13 @@ class Client(ABC):
         else:
             self._take(pending)
 
-    def _question(self, peeks: bool = False) -> PendingExchange:
-        """A bare pull of everything."""
+    def _bare_pull(self, peeks: bool = False) -> PendingExchange:
         return PendingExchange(
             self._context.number(), [request for span in self.every for request in span.requests(None)], peeks=peeks
         )
 
     def _take(self, pending: PendingExchange) -> None:
-        """What has arrived is what was pulled last."""
+        """Make the values that arrived the ones pulled last."""
         requests = {request.shard: request for request in pending.requests}
         with self._service.taking():
             for span in self.every:
@@ -171,22 +169,22 @@ class Client(ABC):
                 self._service.leases.learn(requests[LEDGER_SHARD].news)
 
     def wait(self) -> None:
-        """Take what is under way."""
+        """Finish the exchange under way."""
         self._collect(wait=True)
 
     def restart_timing(self) -> None:
-        """All workers have come to rest, for a checkpoint: the next minibatch begins now."""
+        """Time the next minibatch from now, after a barrier."""
         return
 
     def write_pulled(self) -> None:
-        """Leave the global values in the user's tensors."""
+        """Write the global values to the user's tensors."""
         for span in self.every:
             span.write(span.pulled)
 
     # -- checkpoints ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds, with nothing under way."""
+        """The client's part of a checkpoint, with no exchange under way."""
         return {
             "clock": self.clock,
             "pulled": [span.pulled for span in self.every],
@@ -194,7 +192,7 @@ class Client(ABC):
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Put back what `state` gave."""
+        """Restore what `state` gave."""
         self.clock = int(state["clock"])
         for span, pulled, versions in zip(self.every, state["pulled"], state["versions"], strict=True):
             span.pulled.copy_(pulled)
@@ -202,6 +200,6 @@ class Client(ABC):
                 one.version = int(version)
 
     def begin(self) -> None:
-        """Go on from the global model, as a worker that has nothing of its own; with nothing under way."""
+        """Start from the global model, with no exchange under way."""
         self.pull(peeks=False)
         self.write_pulled()

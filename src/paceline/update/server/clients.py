@@ -22,7 +22,7 @@ class Clients:
     Attributes:
         optimizers: of the run.
         clients: one for each optimizer, in the same order.
-        tuner: knows the learning rates with which steps are made.
+        tuner: has the learning rates of the steps.
     """
 
     optimizers: list[Optimizer]
@@ -35,13 +35,9 @@ class Clients:
     def __len__(self) -> int:
         return len(self.clients)
 
-    def of(self, optimizer: Optimizer) -> Client:
-        """The client of an optimizer."""
-        return next(client for client, one in zip(self.clients, self.optimizers, strict=True) if one is optimizer)
-
     def of_gradients(self, optimizer: Optimizer) -> GradientClient:
-        """The same, under rules that push gradients."""
-        client = self.of(optimizer)
+        """The client of an optimizer, under rules that push gradients."""
+        client = next(client for client, one in zip(self.clients, self.optimizers, strict=True) if one is optimizer)
         assert isinstance(client, GradientClient)
         return client
 
@@ -51,33 +47,33 @@ class Clients:
         return max(client.clock for client in self.clients)
 
     def on_step(self) -> None:
-        """A step was made, under rules that push displacements."""
+        """Note a step, under rules that push deltas."""
         for client in self.clients:
             assert isinstance(client, DeltaClient)
             client.on_step()
 
     def flush(self) -> None:
-        """Push what is left, with the rates with which steps are made."""
+        """Push the rest, with the learning rates of the steps."""
         with self.tuner.tunables.rates.applied():
             for client in self.clients:
                 client.flush()
 
     def follow(self, schedule: Bounded) -> None:
-        """Go on with blocks of another length."""
+        """Change the period."""
         for client in self.clients:
             client.follow(schedule)
 
     def wait(self) -> None:
-        """Take what is under way."""
+        """Finish the exchanges under way."""
         for client in self.clients:
             client.wait()
 
     def pull(self, peeks: bool) -> None:
-        """Pull everything without a push; with `peeks` only the anchors of the global model change."""
+        """Pull without a push; with `peeks` only the anchors of the global model change."""
         for client in self.clients:
             client.pull(peeks)
 
     def restart_timing(self) -> None:
-        """All workers were at one point together: the next minibatch begins now."""
+        """Time the next minibatch from now, after a barrier."""
         for client in self.clients:
             client.restart_timing()

@@ -12,51 +12,38 @@ from torch import Tensor
 
 from paceline.communication import Transport
 from paceline.communication.sockets.channel import Channel
+from paceline.core.world import World
 from paceline.update.server.membership import ServerMembership, StallDetector
 from paceline.update.server.owner import ShardServer
 
 
 class Reports(Protocol):
-    """Who is told what has become of workers."""
+    """Takes reports about lost workers, from any thread."""
 
     def lost(self, rank: int, why: str, taken_over: Sequence[int]) -> None:
-        """A worker is lost; who owns its slices from now on."""
+        """A worker is lost; `taken_over`: the ranks that own its shards from now on."""
 
     def takeover(self, slice_of: int, version: int, source: str) -> None:
-        """This worker owns slices of a lost one, and what it made them of."""
+        """This worker took over shards of a lost worker."""
 
     def inexact(self, what: str) -> None:
-        """Some samples may not be in the model exactly once; which, as people read it."""
+        """Some samples may not be in the model exactly once; `what` is a message for people."""
 
 
-class Status:
-    """Whether the service goes on.
-
-    Attributes:
-        failure: what has broken the cluster for this worker.
-        closing: whether the connections are being closed.
-        closed: set together with `closing`, for threads that wait.
-    """
-
-    def __init__(self) -> None:
-        self.failure: BaseException | None = None
-        self.closing = False
-        self.closed = threading.Event()
-
-
-@dataclass(frozen=True)
+@dataclass
 class ServiceContext:
     """What all parts of a worker's socket service share.
 
     Attributes:
-        transport: the connection over which workers found each other; its bytes are counted there.
+        transport: the connection over which workers found each other; it counts the bytes.
         server: the shards that this worker owns.
-        membership: who takes part.
-        reports: hears what becomes of workers; from any thread.
+        membership: which workers take part.
+        reports: takes reports about lost workers.
         timeout_s: deadline of every wait for another worker, seconds.
-        changed: guards membership and pending exchanges; notified when something of them changes.
-        status: whether the service goes on.
-        stall_detector: knows when this process stood still.
+        changed: guards membership and pending exchanges; notified when they change.
+        stall_detector: detects that this process was stopped.
+        closed: set when the connections are closed.
+        failure: why this worker cannot go on.
     """
 
     transport: Transport
@@ -65,41 +52,34 @@ class ServiceContext:
     reports: Reports
     timeout_s: float
     changed: threading.Condition = field(init=False, default_factory=lambda: threading.Condition(threading.RLock()))
-    status: Status = field(init=False, default_factory=Status)
     stall_detector: StallDetector = field(init=False)
+    closed: threading.Event = field(init=False, default_factory=threading.Event)
+    failure: BaseException | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stall_detector", StallDetector(self.timeout_s))
+        self.stall_detector = StallDetector(self.timeout_s)
 
     @property
-    def rank(self) -> int:
-        """This worker."""
-        return self.membership.rank
+    def world(self) -> World:
+        """The workers, as messages name them."""
+        return self.transport.world
 
     @property
-    def closing(self) -> bool:
-        """Whether the connections are being closed."""
-        return self.status.closing
+    def over(self) -> bool:
+        """Whether this worker has failed or closes its connections."""
+        return self.closed.is_set() or self.failure is not None
 
     def fail(self, error: BaseException) -> None:
-        """The cluster is broken for this worker: its waits raise this."""
+        """Make all waits of this worker raise `error`."""
         with self.changed:
-            if not self.status.closing and self.status.failure is None:
-                self.status.failure = error
+            if not self.over:
+                self.failure = error
             self.changed.notify_all()
 
     def check(self) -> None:
-        """Raise what has broken the cluster."""
-        if self.status.failure is not None:
-            raise self.status.failure
-
-    def names(self, ranks: list[int]) -> str:
-        """Workers as people read them."""
-        return self.transport.world.names(ranks)
-
-    def sign(self, message: str) -> str:
-        """A message with this worker's rank and host."""
-        return self.transport.world.sign(message)
+        """Raise the failure, if there is one."""
+        if self.failure is not None:
+            raise self.failure
 
     def send(
         self,
@@ -111,7 +91,7 @@ class ServiceContext:
         deadline_s: float | None = None,
         meanwhile: Callable[[], object] | None = None,
     ) -> None:
-        """Send a frame, and count its bytes; by the user's deadline where no other is given."""
+        """Send a frame and count its bytes; the default deadline is the user's."""
         before = channel.bytes_sent
         channel.send(kind, numbers, body, note, deadline_s or self.timeout_s, meanwhile)
         self.transport.sent(channel.bytes_sent - before)

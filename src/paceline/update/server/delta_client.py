@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Displacements of blocks are pushed, or the parameters themselves; the optimizer steps on the worker."""
+"""Clients that push the deltas of blocks, or the parameters themselves; the optimizer steps on the worker."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from paceline.update.server.sharding import Span, host
 
 
 class DeltaClient(Client):
-    """Displacements are pushed, or the parameters themselves; the optimizer steps here.
+    """Pushes deltas, or the parameters themselves; the optimizer steps here.
 
     Args:
-        optimizer: begins anew where its state is inf or nan.
-        elastic: how the center and the workers draw at each other, where that is the rule.
+        optimizer: its state is reset where the parameters are inf or nan.
+        elastic: how worker and center pull each other, where the rule pushes parameters.
         workers: N.
         context, schedule, spans, buffers: as of every client.
     """
@@ -43,7 +43,7 @@ class DeltaClient(Client):
         self.since = 0
 
     def on_step(self) -> None:
-        """The optimizer made a step."""
+        """Exchange what is due after a step of the optimizer."""
         self.since += 1
         block = self._schedule.period
         self._collect(wait=self.since >= block * self._schedule.hold)
@@ -63,38 +63,38 @@ class DeltaClient(Client):
             return
         values = [pool.take() for pool in self._pools]
         for span, base, then, sent in zip(self.spans, self._base, self._then, values, strict=True):
-            span.mark()  # a displacement is measured from what was pulled last
+            span.note_version()  # a delta is measured from what was pulled last
             span.read(then)
             if self._elastic is not None:
                 sent.copy_(then)
             else:
                 torch.sub(then, base, out=sent)
             if ill:
-                sent.fill_(torch.nan)  # which the owners refuse; others wait for this worker, and its clock goes on
+                sent.fill_(torch.nan)  # the owners refuse it, and the clock advances
         self._pending = self._push(values, minibatches)
 
     def _restart(self) -> None:
-        """What this worker has is inf or nan: it goes on from the model that it pulled last, without moments."""
+        """Go on from the model that was pulled last, with a reset optimizer."""
         for span, base in zip(self.spans, self._base, strict=True):
             span.write(span.pulled)
             base.copy_(span.pulled)
             reset_state(self._optimizer, span.fragment.tensors)
 
     @torch.no_grad()
-    def _land(self) -> None:
+    def _apply(self) -> None:
         for span, base, then, now in zip(self.spans, self._base, self._then, self._now, strict=True):
             span.read(now)
             if self._elastic is not None:
                 pull = self._elastic.elastic_pull(then, span.pulled, self._workers)
                 span.write(now.sub_(pull))
-                span.pulled.add_(pull)  # the center after this worker has drawn at it
+                span.pulled.add_(pull)  # the center after this worker's pull
                 continue
             progress = now.sub_(then)
             if span.fragment.dtype == span.pulled.dtype:
                 base.copy_(span.pulled)
                 span.write(progress.add_(base))
                 continue
-            span.write(progress + span.pulled)  # 16 bits: what rounding takes away is no progress
+            span.write(progress + span.pulled)  # 16 bits: rounding is no progress
             torch.sub(span.read(base), progress, out=base)
 
     def flush(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How no push is lost with one owner: owners replicate, senders keep until then, and neither waits but at the end."""
+"""No push is lost with one owner: owners replicate shards, and senders keep pushes until a replica holds them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from paceline.update.server.unreplicated_pushes import MORE, UnreplicatedPushes,
 
 
 class Durability:
-    """What a worker keeps of its own pushes, and what it tells other workers of theirs.
+    """Replicates this worker's shards, and keeps its pushes until they are safe.
 
     Args:
         context: of the service.
         peers: the connections.
         bounded: whether other workers wait for this worker's clock.
-        done: called with places of the data that every shard has for good.
+        done: called with sample ranges that every shard holds for good.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Durability:
     # -- as an owner --------------------------------------------------------------------------------
 
     def applied(self, shard: int) -> None:
-        """A push was applied: now and then a shard goes to the neighbour who would take it over."""
+        """Replicate the shard if it is due, after a push was applied."""
         self._replicas.pushed(shard)
 
     def _send_replica(self, shard: int, number: int, about: dict[str, Any], row: Tensor) -> None:
@@ -55,11 +55,11 @@ class Durability:
             self._peers[successor].say(FrameKind.REPLICA, (shard, number), row, about)
 
     def replica_kept(self, successor: int, shard: int, number: int) -> None:
-        """The successor has a replica."""
+        """Tell senders which pushes are safe, after the successor has received a replica."""
         self._tell(self._replicas.kept(successor, shard, number))
 
     def wanted(self, sender: int) -> None:
-        """A sender waits until all of its pushes are safe."""
+        """Tell a sender as soon as all of its pushes are safe."""
         self._tell(self._replicas.want(sender))
 
     def up_to(self, shard: int, sender: int) -> int:
@@ -67,7 +67,7 @@ class Durability:
         return self._replicas.safe(shard, sender)
 
     def renew(self, shards: Iterable[int]) -> None:
-        """The replicas of these shards are gone, or of no use any more."""
+        """Replicate these shards anew: their replicas are lost or out of date."""
         self._replicas.renew(shards)
 
     def _tell(self, said: list[SafePush]) -> None:
@@ -84,17 +84,18 @@ class Durability:
 
     @property
     def marks(self) -> list[Any]:
-        """Places of the data that are pushed, and not yet in every shard for good."""
+        """Sample ranges that are pushed, and not yet in every shard for good."""
         return self._kept.marks
 
     def shared_by(self, clients: int) -> None:
-        """So many clients push what they made of the same places."""
+        """Expect so many clients to push what they made of the same samples."""
         self._kept.clients = clients
 
     def keep(self, pending: PendingExchange) -> None:
         """Keep a push that is about to be sent; wait where too many are kept.
 
-        Under a bound nobody waits here: others would wait for this worker, and it is at most the bound ahead of them.
+        Under a bound on staleness there is no wait: other workers would wait for this one, which is at most the bound
+        ahead of them.
         """
         if not self._bounded:
             self._wait(self._kept.clients * (self._interval + MORE) - 1)
@@ -102,7 +103,7 @@ class Durability:
             self._kept.add(pending)
 
     def safe(self, owner: int, said: Iterable[Sequence[int]]) -> None:
-        """What `owner` says of this worker's pushes: (shard, number of the push up to which all is safe)."""
+        """Note which of this worker's pushes `owner` reports as safe: (shard, number of the last one) pairs."""
         with self._context.changed:
             before = len(self._kept)
             for shard, number in said:
@@ -115,23 +116,23 @@ class Durability:
     def again(
         self, shards: Container[int], asked: Container[tuple[int, int]]
     ) -> list[tuple[PendingExchange, ShardRequest]]:
-        """What the new owner of shards is to be sent; values come back for what is `asked`, (exchange, shard) pairs."""
-        found = []
-        for pending, request in self._kept.again(shards):
-            found.append((pending, request if (pending.number, request.shard) in asked else replace(request, out=None)))
-        return found
+        """The requests to send to the new owner of shards; `asked`: (exchange, shard) pairs that await values."""
+        return [
+            (pending, request if (pending.number, request.shard) in asked else replace(request, out=None))
+            for pending, request in self._kept.again(shards)
+        ]
 
     def secure(self) -> None:
-        """Wait until all that this worker has pushed is with its owners and with their successors."""
+        """Wait until the owners and their successors have all pushes of this worker."""
         self._wait(0)
         with self._context.changed:
             self._done(self._kept.done(all_pushed=True))
 
     def _wait(self, most: int) -> None:
-        """Wait until at most so many pushes are kept, and hurry the owners."""
+        """Wait until at most so many pushes are kept, and ask the owners to replicate."""
         if len(self._kept) <= most:
             return
-        end = time.monotonic() + 2 * self._context.timeout_s  # owners that do not answer are given up before that
+        end = time.monotonic() + 2 * self._context.timeout_s  # owners that do not answer are lost before that
         asked = 0.0
         while True:
             self._context.check()
@@ -139,15 +140,16 @@ class Durability:
                 owners = sorted({self._members.owners[shard] for shard in self._kept.shards})
                 if len(self._kept) <= most or not owners:
                     return
-                if time.monotonic() - asked > LOOK_EVERY_S:  # again: an owner may have been lost meanwhile
+                if time.monotonic() - asked > LOOK_EVERY_S:  # repeatedly: an owner may have been lost
                     asked = time.monotonic()
                     self._hurry(owners)
                     continue
             self._peers.pause(LOOK_EVERY_S)
             if time.monotonic() > end:
+                world = self._context.world
                 raise PeerLostError(
-                    self._context.sign(
-                        f"pushes to {self._context.names(owners)} were not replicated within "
+                    world.sign(
+                        f"pushes to {world.names(owners)} were not replicated within "
                         f"{2 * self._context.timeout_s:g} s; look for a slow link between them and "
                         "their neighbours, or give a longer timeout_s"
                     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries out an asynchronous rule: this worker's pushes and pulls, what it owns and serves, and the end together."""
+"""The engine of asynchronous rules: a worker's pushes and pulls, the shards that it serves, and the end of the run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from paceline.update.server.ledger_client import DataAccess
 from paceline.update.server.optimizer_support import check_optimizer
 from paceline.update.server.owned_shards import OwnedShards
 from paceline.update.server.protocol import Service
-from paceline.update.server.scaler_watch import ScalerWatch
+from paceline.update.server.scaler_watch import watch_skipped_steps
 from paceline.update.server.simulated_service import SimulatedService
 from paceline.update.server.socket_service import SocketService
 from paceline.update.server.tally import ExchangeTally
@@ -36,11 +36,7 @@ from paceline.update.server.unpushed_samples import UnpushedSamples
 
 
 class Asynchronous:
-    """What a run of several workers does at its steps under an asynchronous rule.
-
-    Args:
-        context: what the parts of the run share; places of its data are leased.
-    """
+    """The engine of a run of several workers under an asynchronous rule."""
 
     keeps_steps = True
 
@@ -57,14 +53,14 @@ class Asynchronous:
             check_optimizer(rule, optimizer)
         begin_together(context.transport, rule, context.model, owned, {"seed": context.settings.seed})
         self._shards = OwnedShards(context)
-        self._in_hand = UnpushedSamples(context.loaders.take_marks, len(owned))
+        self._unpushed = UnpushedSamples(context.loaders.take_marks, len(owned))
         self._service = self._connect()
         self._clients = self._make_clients()
         self._state = EngineState(context, self._shards, self._service, self._clients, flushes=self._gradient)
-        self._scaler_watch: ScalerWatch | None = None
+        self._unwatch: Callable[[], object] = lambda: None
         if scaler is not None and self._schedule.staleness is not None:
             clocks = lambda: (self._progress.steps, [client.clock for client in self._clients])  # noqa: E731
-            self._scaler_watch = ScalerWatch(scaler, clocks, self._skip_step)
+            self._unwatch = watch_skipped_steps(scaler, clocks, self._skip_step)
 
     # -- setting up -------------------------------------------------------------------------------
 
@@ -74,7 +70,7 @@ class Asynchronous:
         if transport.cluster is not None:
             return SimulatedService(transport, transport.cluster, shards.server, owners, shards.ledger)
         bounded = self._schedule.staleness is not None
-        unpushed = lambda: [*self._in_hand.waiting, *context.loaders.holding()]  # noqa: E731
+        unpushed = lambda: [*self._unpushed.waiting, *context.loaders.holding()]  # noqa: E731
         data = DataAccess(shards.ledger, unpushed, lambda: self._clients.flush(), bounded)
         made = SocketService(transport, shards.server, owners, data, settings.timeout_s, settings.tls, self._monitor)
         made.durability.shared_by(len(self._owned))
@@ -84,7 +80,7 @@ class Asynchronous:
         numbers, elastic = itertools.count(1), self.rule.center_pull
         workers, clients, shards = self._context.transport.world.size, list[Client](), self._shards
         for k, ((optimizer, _), spans) in enumerate(zip(self._owned, shards.parameters, strict=True)):
-            context = ClientContext(self._service, numbers.__next__, partial(self._places, k), self._tally)
+            context = ClientContext(self._service, numbers.__next__, partial(self._take_samples, k), self._tally)
             buffers = shards.buffers if k == len(self._owned) - 1 else []
             if self._gradient:
                 clients.append(GradientClient(optimizer, context, self._schedule, spans, buffers))
@@ -92,17 +88,17 @@ class Asynchronous:
                 clients.append(DeltaClient(optimizer, elastic, workers, context, self._schedule, spans, buffers))
         return Clients([optimizer for optimizer, _ in self._owned], clients, self._context.tuner)
 
-    def _places(self, client: int) -> list[Mark]:
-        """The places of the data that go with a client's push: all that this worker has in hand."""
+    def _take_samples(self, client: int) -> list[Mark]:
+        """The sample ranges that go with a client's push: all that it has not pushed."""
         if client == 0:
             self._pushed = self._progress.steps + int(self._gradient)  # gradients go before their step is counted
-        return self._in_hand.push(client)
+        return self._unpushed.push(client)
 
     # -- steps ------------------------------------------------------------------------------------
 
     @property
     def hooks_gradients(self) -> bool:
-        """Whether something is due before an optimizer's step."""
+        """Whether this engine needs `before_step`."""
         return self._gradient
 
     @property
@@ -111,7 +107,7 @@ class Asynchronous:
         return self._gradient and not self.closed
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Push the gradients, and take what has been pulled."""
+        """Push the gradients, and take the pulled values."""
         if skipped(optimizer):
             return
         self._monitor.begin()
@@ -120,17 +116,17 @@ class Asynchronous:
         agreement.check_unchanged(self._owned)
         waits = self._schedule.staleness is not None and self._context.settings.scaler is None
         if waits and (scaler := stepping_scaler()) is not None:
-            refuse_hidden_scaler(self.rule, scaler, False)  # a step that it skips is a clock others wait for
+            refuse_hidden_scaler(self.rule, scaler, False)  # other workers wait for the clocks of skipped steps
         self._clients.of_gradients(optimizer).before_step()
         self._report(began)
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """The optimizer made a step, or skipped it."""
+        """Give the gradients back after the optimizer's step."""
         if self._gradient:
             self._clients.of_gradients(optimizer).after_step()
 
     def on_step(self, warm: bool) -> None:
-        """A minibatch was counted."""
+        """Push and pull deltas after a minibatch."""
         if self._gradient:
             self._time_passed = False
             return
@@ -142,7 +138,7 @@ class Asynchronous:
         self._report(began)
 
     def _skip_step(self, optimizer: Optimizer) -> None:
-        """The scaler skipped a step of this optimizer."""
+        """Advance the clock for a step that the scaler skipped."""
         if self.closed or not any(optimizer is one for one, _ in self._owned):
             return
         self._monitor.begin()
@@ -158,29 +154,29 @@ class Asynchronous:
         self._report(began)
 
     def _compute(self) -> None:
-        """Let simulated time pass, once a minibatch however many optimizers it has."""
+        """Let simulated time pass, once a minibatch, however many optimizers there are."""
         if not self._time_passed:
             self._time_passed = True
             self._service.computed(self._progress.steps)
 
     def _report(self, began: float) -> None:
-        """Write down what became of pushes."""
+        """Write the results of pushes to the log."""
         self._tally.report(self._monitor, began, self.exchanged)
 
-    # -- what others need -------------------------------------------------------------------------
+    # -- for the run -------------------------------------------------------------------------------
 
     @property
     def steps_committed(self) -> int:
-        """Minibatches of this worker whose work is in the global model, or on its way: the first so many."""
+        """The first so many minibatches of this worker are in the global model, or on their way."""
         return self._pushed
 
     @property
     def exchange_position(self) -> None:
-        """None: workers go on unevenly."""
+        """None: workers have no common step."""
 
     @property
     def leases(self) -> Leases:
-        """The way to the ledger of the data."""
+        """The worker's access to the ledger of the data."""
         return self._service.leases
 
     @property
@@ -190,60 +186,59 @@ class Asynchronous:
 
     @property
     def global_model(self) -> OwnedShards | None:
-        """What knows the global model, where the user's may differ from it."""
+        """The global model, where the user's may differ from it."""
         return None if self.closed else self._shards
 
     # -- the end ----------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Push what is left, wait for those who have more data, and take the final model."""
+        """Push the rest, wait for workers that have more data, and take the final model."""
         began = time.perf_counter()
         self._clients.flush()
         self._report(began)
         self._service.secure()
-        self.leases.done(self._in_hand.rest())  # such as batches of a validation
+        self.leases.done(self._unpushed.rest())  # such as batches of a validation
         self._service.finish()
-        parted = False
-        while not parted:
+        final = False
+        while not final:
             for client in self._clients:
                 client.pull(peeks=False)
                 client.write_pulled()
-            parted = self._service.part()
+            final = self._service.confirm_final_model()
 
     def retune(self) -> None:
         """Does nothing: each worker applies changes by itself."""
 
     def follow(self, rule: Rule) -> None:
-        """Go on with blocks of another length, from the next on."""
+        """Change the period, from the next block on."""
         self.rule, self._schedule = rule, rule.bounded
         self._shards.follow(rule)
         self._clients.follow(rule.bounded)
 
     def close(self) -> None:
-        """Let the connection go."""
+        """Close the connections."""
         self.closed = True
         exit_handling.release(self._owned)
-        if self._scaler_watch is not None:
-            self._scaler_watch.close()
+        self._unwatch()
         self._service.close()
 
-    # -- together ---------------------------------------------------------------------------------
+    # -- checkpoints ------------------------------------------------------------------------------
 
     def merge(self) -> None:
-        """Push what is left of a block, and take what all have pushed."""
+        """Push the rest of a block, and take what all workers have pushed."""
         self._state.gather(whole=True)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds, where all workers have come to one point."""
+        """This worker's part of a checkpoint; a barrier of all workers."""
         return self._state.state()
 
     def load(self, state: dict[str, Any]) -> None:
-        """Put back what `state` gave; after the optimizers' own."""
+        """Restore what `state` gave, after the optimizers."""
         self._state.load(state)
 
     def reshard(self, old: OldCheckpoint) -> Callable[[], None]:
-        """Read and check what another number of workers saved; what is returned puts it in its place.
+        """Read and check the checkpoint of another number of workers; the returned function applies it.
 
-        The user's model is to hold the global model by then, and the optimizers the state that goes on.
+        Before that call the user's model must hold the global model, and the optimizers their restored state.
         """
         return self._state.reshard(old)

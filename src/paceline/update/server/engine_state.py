@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All workers at one point together, and what a checkpoint holds there."""
+"""Checkpoints of an asynchronous run, which all workers save at a barrier."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from paceline.update.server.reshard import OldShards, old_clocks, resharded
 
 
 class EngineState:
-    """Saves and loads what workers own, and what they have pulled.
+    """Saves and loads the shards of this worker, and the values that it has pulled.
 
     Args:
         context: of the run.
         shards: that this worker owns.
-        service: the way to the owners.
+        service: the connections to the owners.
         clients: one for each optimizer.
-        flushes: whether what is under way is pushed before a checkpoint.
+        flushes: whether a checkpoint first pushes gathered work.
     """
 
     def __init__(
@@ -32,25 +32,21 @@ class EngineState:
         self._service, self._clients, self._flushes = service, clients, flushes
 
     def gather(self, whole: bool) -> None:
-        """What is under way is waited for, and all workers come to one point.
-
-        Args:
-            whole: whether blocks that are under way are pushed as they are.
-        """
+        """Finish all exchanges, and wait for all workers; `whole`: push the steps of an unfinished block, too."""
         leases = self._service.leases
-        leases.waits(True)  # others may have to go on into the next epoch before they come here
+        leases.waits(True)  # other workers may have to begin the next epoch before they come here
         if self._flushes or whole:
             self._clients.flush()
         self._clients.wait()
-        self._service.secure(rests=False)
-        self._service.settle()
+        self._service.secure(idle=False)
+        self._service.barrier()
         self._clients.pull(peeks=True)
-        self._service.settle()  # the clock is the same for all who save it
+        self._service.barrier()  # so that all save the same clock
         self._clients.restart_timing()
         leases.waits(False)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds, where all workers have come to one point."""
+        """This worker's part of a checkpoint; a barrier of all workers."""
         self.gather(whole=False)
         return {
             "service": self._service.state(),
@@ -59,21 +55,18 @@ class EngineState:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Put back what `state` gave; after the optimizers' own."""
+        """Restore what `state` gave, after the optimizers."""
         for number, saved in state["pieces"].items():
             self._server.shards[int(number)].load(saved)
         for client, saved in zip(self._clients, state["streams"], strict=True):
             client.load(saved)
         self._service.load(state["service"])
-        self._service.begin_anew()
-        self._service.settle()
+        self._service.replicate_anew()
+        self._service.barrier()
         self._clients.restart_timing()
 
     def reshard(self, old: OldCheckpoint) -> Callable[[], None]:
-        """Read and check what another number of workers saved; what is returned puts it in its place.
-
-        The user's model is to hold the global model by then, and the optimizers the state that goes on.
-        """
+        """Read and check the checkpoint of another number of workers; the returned function applies it."""
         clocks = old_clocks(old, len(self._clients))
         found: dict[int, dict[str, Any]] | None = None
         if old.size > 1:
@@ -86,16 +79,16 @@ class EngineState:
         return lambda: self._begin(found, clocks)
 
     def _begin(self, found: dict[int, dict[str, Any]] | None, clocks: list[int]) -> None:
-        """Own what was found, or the model and the optimizers as they are; then all begin at the global model."""
+        """Load the shards found, or else the model and the optimizers; then all workers begin at the global model."""
         for span in self._shards.layout.spans:
             span.read(span.pulled)
         for number, state in (self._shards.from_one_worker() if found is None else found).items():
             self._server.shards[number].load(state)
         for client, clock in zip(self._clients, clocks, strict=True):
             client.clock = clock
-        self._service.begin_anew()
-        self._service.settle()  # nobody asks before all have what they own
+        self._service.replicate_anew()
+        self._service.barrier()  # no request before all owners are ready
         for client in self._clients:
             client.begin()
-        self._service.settle()
+        self._service.barrier()
         self._clients.restart_timing()

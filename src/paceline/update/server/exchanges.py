@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This worker's requests to the owners of shards, and the wait for their answers."""
+"""This worker's requests to the owners of shards, and their answers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,8 @@ from paceline.update.server.timers import Once, Timers
 class Exchanges:
     """The exchanges of a worker that are under way.
 
-    Args:
-        context: of the service.
-        peers: the connections.
-        durability: keeps the pushes.
-        ledger_client: tells the ledger what this worker holds.
-
     Attributes:
-        timers: send what is to be sent later.
+        timers: send delayed pulls.
     """
 
     def __init__(
@@ -37,15 +31,15 @@ class Exchanges:
         self._clocks: dict[int, int] = {}  # shard -> the clock of this worker's last push to it
 
     def start(self, pending: PendingExchange) -> None:
-        """Hand every part to the owner's connection; called by the training thread alone."""
+        """Queue every request at its owner's connection; only the training thread calls this."""
         if pending.clock:
-            self._ledger_client.resting = False
+            self._ledger_client.idle = False
             self._durability.keep(pending)
         self._send(pending)
-        self._ledger_client.report()  # after the push, whose places this worker no longer holds
+        self._ledger_client.report()  # after the push, whose samples this worker no longer holds
 
     def start_later(self, pending: PendingExchange, after_s: float) -> Once:
-        """Hand it to the connections in so many seconds, or when what is returned is called before."""
+        """Start the exchange in `after_s` seconds, or earlier when the returned function is called."""
         once = Once(lambda: self._send(pending))
         if after_s > 0:
             self.timers.put(after_s, once)
@@ -69,9 +63,9 @@ class Exchanges:
         return self._pending.get(number)
 
     def answered(self, number: int, shard: int, version: int, delay: int, news: Any, rank: int) -> None:
-        """An answer of worker `rank` is in its place.
+        """Note an answer of worker `rank`, whose values have been received.
 
-        Late answers of a lost worker are ignored: its successor was asked the same, and the successor's first answer
+        Ignore late answers of a lost worker: its successor got the same request, and the successor's first answer
         brings the whole ledger, which must not be missed.
         """
         with self._context.changed:
@@ -84,16 +78,11 @@ class Exchanges:
                 del self._pending[number]
                 self._context.changed.notify_all()
 
-    def done(self, pending: PendingExchange) -> bool:
-        """Whether it is answered."""
-        self._context.check()
-        return pending.done
-
     def request_again(self, successor: int, moved: set[int]) -> None:
-        """Send the new owner what the lost one may not have left it, and tell it how far this worker is.
+        """Send the new owner of shards what its replicas may lack, and this worker's clock.
 
-        The lost one knew that, and its replica is older: without it the new owner would hold the others back for a
-        worker that is ahead of them, and waits for them.
+        The replica is older than the lost owner's state. Without the clock the new owner would hold back other workers
+        for this one, although it is ahead of them and waits for them.
         """
         waiting = {(pending.number, request.shard) for pending in self._pending.values() for request in pending.waiting}
         pushed = set()
@@ -105,8 +94,8 @@ class Exchanges:
                 if request.shard in moved and request.values is None:
                     self._peers[successor].request(pending, request)
         clocks = [[shard, self._clocks[shard]] for shard in sorted(moved - pushed) if shard in self._clocks]
-        if successor == self._context.rank:
+        if successor == self._context.membership.rank:
             self._context.server.tick(successor, clocks)
         elif clocks:
             self._peers[successor].say(FrameKind.CLOCKS, (), note=clocks)
-        self._ledger_client.rest_again()
+        self._ledger_client.idle_again()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Going on without a lost worker: its successor takes its shards over, and pending requests are sent there again."""
+"""Failover after a loss: the successor takes over the shards, and pending requests are sent to it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,14 @@ from paceline.update.server.shard import LEDGER_SHARD
 
 
 class Failover:
-    """What a loss changes for this worker.
-
-    Args:
-        parts: of the service.
-    """
+    """Carries out a failover on this worker."""
 
     def __init__(self, parts: ServiceParts) -> None:
         self._parts, self._context = parts, parts.context
 
     def lost(self, loss: Loss) -> None:
-        """A worker was declared lost; `changed` is held."""
-        parts, own = self._parts, loss.successor == self._context.rank
+        """Fail over after a loss; `changed` is held."""
+        parts, own = self._parts, loss.successor == self._context.world.rank
         self._context.reports.lost(loss.rank, loss.why, [loss.successor] if loss.moved else [])
         if own:
             self._take_over(loss.rank, loss.moved)
@@ -37,7 +33,7 @@ class Failover:
         parts.ledger_client.lost(loss.rank, LEDGER_SHARD in loss.moved)
 
     def _dismiss(self, rank: int, why: str) -> None:
-        """Tell a lost worker so, over the connection that takes it, and hear no more of it."""
+        """Tell a lost worker so, over any connection that still works, and close both."""
         peer, incoming = self._parts.peers.remote[rank], self._parts.peers.incoming[rank]
         for channel in (peer.channel, incoming):
             with contextlib.suppress(PacelineError, OSError):
@@ -46,13 +42,13 @@ class Failover:
         incoming.close()
 
     def _take_over(self, rank: int, shards: list[int]) -> None:
-        """Own the shards of a lost worker."""
+        """Become the owner of a lost worker's shards."""
         context = self._context
         made = [context.server.adopt(shard) for shard in shards]
         self._parts.durability.renew(shards)
         for source in sorted({source for _, source in made}):
             context.reports.takeover(rank, max(version for version, what in made if what == source), source)
-        world = context.transport.world
+        world = context.world
         if PULLED in {source for _, source in made}:
             context.reports.inexact(
                 f"slices of {world.name(rank)} went with the worker that kept their replica: they go on from what "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of the frames that workers send each other; the numbers go over the wire."""
+"""Kinds of the frames that workers send each other; the values go over the wire."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class FrameKind(IntEnum):
-    """What a frame says.
+    """What a frame contains.
 
     The first frame of a connection is `HELLO`. Requests are `PUSH` and `PULL`, whose answer is `ANSWER`, and `LEASE`,
     whose answer is `LEASED`. All other frames have no answer.
@@ -31,7 +31,7 @@ class FrameKind(IntEnum):
     DONE = 16
     WAITS = 17
     HOLDS = 18
-    REST = 19
+    IDLE = 19
     MARKS = 20
     KEPT = 21
     SECURE = 22
@@ -41,6 +41,6 @@ class FrameKind(IntEnum):
 
 
 LEDGER = (FrameKind.LEASE, FrameKind.LEFT, FrameKind.ENDS, FrameKind.DONE, FrameKind.WAITS, FrameKind.HOLDS)
-"""For the worker that keeps the ledger."""
+"""Handled by the worker that keeps the ledger."""
 BACKGROUND = (FrameKind.SAFE, FrameKind.REPLICA, FrameKind.CLOCKS, FrameKind.OUT, FrameKind.ALIVE)
-"""Sent by threads of their own: they do not show that the program of the sender makes progress."""
+"""Sent by background threads: they do not show that the sender's program makes progress."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients are pushed, parameters pulled; the optimizer steps at the owners."""
+"""Clients that push gradients and pull parameters; the optimizer steps at the owners."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ from paceline.update.server.sharding import GradientAccumulator, Span
 
 
 class GradientClient(Client):
-    """Gradients are pushed, parameters pulled; the optimizer steps at the owners.
-
-    Args:
-        optimizer: whose own step is passed over.
-        context, schedule, spans, buffers: as of every client.
-    """
+    """Pushes gradients and pulls parameters; `optimizer` finds no gradients, so that its own step does nothing."""
 
     def __init__(
         self,
@@ -39,7 +34,7 @@ class GradientClient(Client):
         self._parameters = [p for span in self.spans for p in span.fragment.tensors]
         self._optimizer = optimizer
         self._hidden: list[tuple[Tensor, Tensor]] = []
-        self._pace = PullTiming()
+        self._pull_timing = PullTiming()
         self._began = self._service.now()
 
     @property
@@ -47,11 +42,11 @@ class GradientClient(Client):
         return self._accumulators[0].minibatches if self._accumulators else 0
 
     def before_step(self) -> None:
-        """The gradients of a minibatch are there; afterwards the optimizer finds none."""
-        self._pace.computed(self._service.now() - self._began)
-        if not self._waiting:  # all that is gathered until the next push is computed at these values
+        """Exchange the gradients of a minibatch, and hide them from the optimizer."""
+        self._pull_timing.computed(self._service.now() - self._began)
+        if not self._waiting:  # all gradients until the next push are computed at these values
             for span in self.spans:
-                span.mark()
+                span.note_version()
         self._unscale()
         self._gather()
         self._exchange()
@@ -59,7 +54,7 @@ class GradientClient(Client):
 
     def _gather(self) -> None:
         if self._waiting and not all(accumulator.incoming_finite() for accumulator in self._accumulators):
-            self._tally.refused += 1  # what was gathered before is not to suffer
+            self._tally.refused += 1  # and keep what was gathered before
             return
         for accumulator in self._accumulators:
             accumulator.add()
@@ -67,23 +62,23 @@ class GradientClient(Client):
             self._drop()
 
     def skip_step(self) -> None:
-        """A minibatch whose gradients are not to be used: only the clock goes on."""
+        """Advance the clock for a minibatch whose gradients must not be used."""
         for span, accumulator in zip(self.spans, self._accumulators, strict=True):
-            span.mark()
+            span.note_version()
             accumulator.add()
             accumulator.fill_nan()
         self._exchange()
 
     @torch.no_grad()
     def _unscale(self) -> None:
-        """A fused optimizer takes the GradScaler's scale off inside its step, which happens elsewhere."""
+        """Divide by the GradScaler's scale, as a fused optimizer does inside its step, which the owners make."""
         scale = getattr(self._optimizer, "grad_scale", None)
         if scale is not None:
             for gradient in [p.grad for p in self._parameters if p.grad is not None]:
                 gradient.div_(scale)
 
     def _drop(self) -> None:
-        """Inf or nan: nothing of it is pushed, but where others wait for this worker, its clock has to go on."""
+        """Drop inf or nan; under a bound push nan, which the owners refuse, so that the clock advances."""
         if self._schedule.staleness is not None:
             for accumulator in self._accumulators:
                 accumulator.fill_nan()
@@ -96,8 +91,8 @@ class GradientClient(Client):
         self._collect(wait=self._waiting >= self._schedule.hold)
         if self._pending is None and self._waiting:
             if self._schedule.overlap:
-                self._silent = self._push_gathered(answered=False)
-                self._ask_late()
+                self._unanswered = self._push_gathered(answered=False)
+                self._pull_later()
             else:
                 self._pending = self._push_gathered(answered=True)
                 self._collect(wait=True)
@@ -107,13 +102,13 @@ class GradientClient(Client):
         minibatches = self._waiting
         return self._push([accumulator.mean() for accumulator in self._accumulators], minibatches, answered)
 
-    def _ask_late(self) -> None:
-        """Ask for values so late that they are fresh."""
-        self._pending = self._question()
-        self._hurry = self._service.exchange_later(self._pending, self._pace.lead)
+    def _pull_later(self) -> None:
+        """Pull so late that the values are fresh (:mod:`.prefetch`)."""
+        self._pending = self._bare_pull()
+        self._pull_now = self._service.exchange_later(self._pending, self._pull_timing.lead)
 
     def _answered(self, pending: PendingExchange) -> None:
-        self._pace.answered(pending.answered_at - pending.requested_at)
+        self._pull_timing.answered(pending.answered_at - pending.requested_at)
 
     def restart_timing(self) -> None:
         self._began = self._service.now()
@@ -124,12 +119,12 @@ class GradientClient(Client):
             parameter.grad = None
 
     def after_step(self) -> None:
-        """Give the gradients back."""
+        """Give the hidden gradients back."""
         for parameter, gradient in self._hidden:
             parameter.grad = gradient
         self._hidden = []
 
-    def _land(self) -> None:
+    def _apply(self) -> None:
         for span in self.spans:
             span.write(span.pulled)
 
@@ -140,8 +135,8 @@ class GradientClient(Client):
             self._collect(wait=True)
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "pace": self._pace.state()}
+        return {**super().state(), "pace": self._pull_timing.state()}
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
-        self._pace.load(state["pace"])
+        self._pull_timing.load(state["pace"])

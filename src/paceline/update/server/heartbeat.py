@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Showing that this process lives, and giving up workers that do not."""
+"""Sends heartbeats, and declares workers lost that send none."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from paceline.update.server.peers import Peers
 
 
 class Heartbeat:
-    """Sends heartbeats and looks for missing ones, whatever the training thread does meanwhile.
-
-    Args:
-        context: of the service.
-        peers: the connections.
-        failures: told about silent workers.
-    """
+    """Sends heartbeats and looks for missing ones, whatever the training thread does meanwhile."""
 
     def __init__(self, context: ServiceContext, peers: Peers, failures: Failures) -> None:
         self._context, self._peers, self._failures = context, peers, failures
@@ -24,10 +18,10 @@ class Heartbeat:
 
     def run(self) -> None:
         """The body of a thread, until the service closes."""
-        while not self._context.status.closed.wait(min(LOOK_EVERY_S, self._silence_s / 4)):
+        while not self._context.closed.wait(min(LOOK_EVERY_S, self._silence_s / 4)):
             now = self._context.stall_detector.beat()
             for rank in self._context.membership.live:
-                if rank != self._context.rank:
+                if rank != self._context.membership.rank:
                     self._look(rank, now)
 
     def _look(self, rank: int, now: float) -> None:
@@ -36,7 +30,7 @@ class Heartbeat:
             peer.beat()
         heard = max(members.heard[rank], peer.channel.heard_at, self._peers.incoming[rank].heard_at)
         since = peer.waiting_since
-        if stall_detector.silent(heard) and rank not in members.parted:
+        if stall_detector.silent(heard) and rank not in members.confirmed:
             self._failures.declare_lost(rank, f"gave no sign of life for {self._silence_s:g} s")
         elif since is not None and stall_detector.overdue(since):
             self._failures.declare_lost(rank, f"did not answer within {self._context.timeout_s:g} s", gone=True)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases of data under an asynchronous rule: the owner of the first shard keeps the ledger, the others ask it.
+"""Leases of samples under an asynchronous rule: the owner of the first shard keeps the ledger, and workers ask it.
 
-Places are done when every shard has the push that they went into, at its owner and at its successor: their worker says
-so then. So what a lost worker had pushed to some owners only is done once more, and the shards that have it pass it
-over (:mod:`.push_numbers`). A worker that has nothing left to do first makes all of its pushes safe. Then it asks again
-and again: the answer is work that somebody lost has left, or that the epoch is over for everybody.
+Samples are done when every shard has the push that they went into, at its owner and at its successor; their worker
+reports that. So samples that a lost worker had pushed to some owners only are leased again, and the shards that have
+them skip them (:mod:`.push_numbers`). An idle worker first makes all of its pushes safe. Then it polls the ledger: the
+answer is work that a lost worker left, or that the epoch is over for all workers.
 
-When the keeper is lost, the owner of its shard keeps the ledger, as old as what it was told last. It leases nothing
-before every worker that lives has said what it holds; all else that is not done is free. What of it is in the shards
-already is passed over there.
+When the keeper of the ledger is lost, the new owner of its shard keeps the ledger, at the state that it last knew. It
+leases nothing before every live worker has reported which samples it holds; all other samples that are not done are
+free. The shards skip those that they already have.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from paceline.update.server.peers import Peers
 from paceline.update.server.shard import LEDGER_SHARD
 
 ASK_AGAIN_S = (0.002, 0.05)
-"""How long a worker that has nothing to do waits before it asks again: at first, and at most."""
+"""How long an idle worker waits before it asks again: at first, and at most."""
 
 
 class LeaseAnswer(IntEnum):
-    """The ledger has nothing at present, gives a lease, or is done with the epoch for all workers."""
+    """The ledger has no work at present, gives a lease, or the epoch is over for all workers."""
 
     NOTHING = 0
     WORK = 1
@@ -47,10 +47,10 @@ class DataAccess:
     """What a worker's ledger client needs of its data.
 
     Attributes:
-        ledger: this worker's; of use once it owns the first shard.
-        holding: gives the places that this worker holds and has not pushed.
-        push_rest: pushes what this worker has made and not pushed.
-        bounded: whether others wait for this worker's clock.
+        ledger: this worker's; used once it owns the first shard.
+        holding: gives the sample ranges that this worker holds and has not pushed.
+        push_rest: pushes all work that is not pushed.
+        bounded: whether other workers wait for this worker's clock.
     """
 
     ledger: Ledger
@@ -60,14 +60,10 @@ class DataAccess:
 
 
 class SocketLedgerClient:
-    """A worker's way to the ledger, and the ledger where this worker keeps it.
+    """A worker's connection to the ledger, and the ledger itself where this worker keeps it.
 
-    Args:
-        context: of the service.
-        peers: the connections.
-        failures: told about workers that hold data and do nothing with it.
-        durability: of this worker's pushes.
-        data: where places come from and go.
+    Attributes:
+        idle: whether other workers need not wait for this worker's clock.
     """
 
     def __init__(
@@ -75,13 +71,13 @@ class SocketLedgerClient:
     ) -> None:
         self._context, self._peers, self._failures, self._durability = context, peers, failures, durability
         self._data, self._ledger = data, data.ledger
-        self.resting = False  # whether nobody is to wait for this worker's clock
+        self.idle = False
         self._numbers = 0
         self._answers: dict[int, tuple[int, ...]] = {}
         self._question: tuple[int, Question] | None = None
-        self._unheard: set[int] = set()  # whose leases a new keeper does not know yet
+        self._unreported: set[int] = set()  # workers whose leases a new keeper does not know yet
         self._report_due = False
-        self._kept_since = 0.0  # when this worker became the keeper
+        self._keeper_since = 0.0
 
     @property
     def _keeper(self) -> int:
@@ -94,7 +90,7 @@ class SocketLedgerClient:
     # -- asking: the training thread --------------------------------------------------------------
 
     def ask(self, question: Question) -> Mark | None:
-        """A lease; None where there is none, and with `dry` only when the epoch is over for everybody."""
+        """A lease; None where there is none, and with `dry` only when the epoch is over for all workers."""
         pause, longest = ASK_AGAIN_S
         first = replace(question, dry=False)
         while True:
@@ -108,13 +104,13 @@ class SocketLedgerClient:
             if first is question:
                 self._peers.pause(pause)
                 pause = min(longest, 2 * pause)
-            else:  # with nothing to lose it may say that it waits
+            else:  # `dry` tells other workers not to wait for it: push everything before
                 self._data.push_rest()
                 self.secure()
                 first = question
 
     def _inquire(self, question: Question) -> tuple[int, ...]:
-        """Ask, and wait for the answer; a new keeper is asked anew."""
+        """Ask, and wait for the answer; `lost` asks a new keeper again."""
         self._numbers += 1
         self._question = (self._numbers, question)
         with self._context.changed:
@@ -132,64 +128,64 @@ class SocketLedgerClient:
         self._peers[self._keeper].inquire(FrameKind.LEASE, numbers)
 
     def answered(self, numbers: tuple[int, ...]) -> None:
-        """An answer of the keeper has come."""
+        """Note an answer of the keeper."""
         with self._context.changed:
             if self._question is not None and self._question[0] == numbers[0]:
                 self._answers[numbers[0]] = numbers[1:]
                 self._context.changed.notify_all()
 
-    def rest(self) -> None:
-        """Nobody is to wait for this worker's clock while it has nothing to do."""
-        if self._data.bounded and not self.resting:
-            self.resting = True
-            self._peers[self._context.membership.rank].say(FrameKind.REST, ())
-            self._peers.say_all(FrameKind.REST, ())
+    def _announce_idle(self) -> None:
+        """Tell all owners not to wait for this worker's clock until its next push."""
+        if self._data.bounded and not self.idle:
+            self.idle = True
+            self._peers[self._context.membership.rank].say(FrameKind.IDLE, ())
+            self._peers.say_all(FrameKind.IDLE, ())
 
-    def secure(self, rests: bool = True) -> None:
+    def secure(self, idle: bool = True) -> None:
         """Wait until no push of this worker can be lost with one owner.
 
         Args:
-            rests: whether other workers need not wait for this worker's clock until its next push.
+            idle: whether other workers need not wait for this worker's clock until its next push.
         """
-        if rests:
-            self.rest()
+        if idle:
+            self._announce_idle()
         self._durability.secure()
 
-    def rest_again(self) -> None:
-        """A new owner of shards does not know yet that this worker rests."""
-        if self.resting:
-            self.resting = False
-            self.rest()
+    def idle_again(self) -> None:
+        """Tell a new owner of shards as well that this worker is idle."""
+        if self.idle:
+            self.idle = False
+            self._announce_idle()
 
     def leave_early(self, loader: int, epoch: int, marks: list[Mark]) -> None:
-        """This worker ends its pass before the epoch is over; it will not do these places of its leases."""
+        """End this worker's pass before the epoch is over, and return these sample ranges of its leases."""
         self._tell(FrameKind.LEFT, (loader, epoch), [list(mark) for mark in marks])
 
     def ends(self, loader: int, epoch: int, total: int) -> None:
-        """The loader turned out to have only so many places in this epoch."""
+        """Report that the loader has only `total` samples in this epoch."""
         self._tell(FrameKind.ENDS, (loader, epoch, total), None)
 
     def learn(self, news: Any) -> None:
-        """What is done of the data, as the keeper knew when it gave the values that are taken now."""
+        """Note which samples are done: those that the keeper knew of when it sent the values that are taken now."""
         with self._ledger.lock:
             if not self._keeps:
                 self._ledger.learn(news)
 
     def done(self, marks: list[Mark]) -> None:
-        """What was made of these places is in every shard for good, or is for none."""
+        """Report samples whose work is in every shard for good, or goes into none."""
         if marks:
             self._tell(FrameKind.DONE, (), [list(mark) for mark in marks])
 
     def waits(self, now: bool) -> None:
-        """Whether this worker waits for the others, as at a checkpoint: its places are not to be waited for."""
+        """Report whether this worker waits at a barrier, so that no worker may wait for its samples."""
         self._tell(FrameKind.WAITS, (int(now),), None)
 
     def _tell(self, kind: FrameKind, numbers: tuple[int, ...], note: Any) -> None:
-        if not self._context.closing:
+        if not self._context.closed.is_set():
             self._peers[self._keeper].say(kind, numbers, None, note)
 
     def report(self) -> None:
-        """Tell a new keeper what this worker holds."""
+        """Tell a new keeper which samples this worker holds."""
         if self._report_due:
             self._report_due = False
             held = [*self._durability.marks, *self._data.holding()]
@@ -198,7 +194,7 @@ class SocketLedgerClient:
     # -- keeping: the threads that serve ----------------------------------------------------------
 
     def handle(self, rank: int, channel: Channel | None, frame: Frame) -> None:
-        """What worker `rank` says to the keeper; without a channel it is this worker itself."""
+        """Handle a frame to the keeper of the ledger; without a channel `rank` is this worker itself."""
         numbers = frame.numbers
         if frame.kind == FrameKind.LEASE:
             answer = (numbers[0], *self._lease(rank, numbers))
@@ -218,16 +214,16 @@ class SocketLedgerClient:
                 self._ledger.waits(rank, bool(numbers[0]))
             elif frame.kind == FrameKind.HOLDS:
                 self._ledger.holds(rank, frame.note or ())
-                self._unheard.discard(rank)
+                self._unreported.discard(rank)
 
     def _lease(self, rank: int, numbers: tuple[int, ...]) -> tuple[int, ...]:
         _, loader, epoch, total, unit, most, dry = numbers[:7]
         question = Question(loader, epoch, total, unit, most, bool(dry))
         with self._ledger.lock:
-            unheard = sorted(self._unheard)
-        self._failures.give_up_silent(unheard, "did not say what data it holds", self._kept_since)
+            unreported = sorted(self._unreported)
+        self._failures.give_up_silent(unreported, "did not say what data it holds", self._keeper_since)
         with self._ledger.lock:
-            if self._unheard or not self._keeps:
+            if self._unreported or not self._keeps:
                 return (LeaseAnswer.NOTHING,)
             mark = self._ledger.ask(rank, question, time.monotonic())
             if mark is not None:
@@ -239,41 +235,35 @@ class SocketLedgerClient:
             self._failures.give_up_silent(holders, "made no step with the data that it holds", 0.0)
         return (LeaseAnswer.NOTHING,)
 
-    # -- who is lost ------------------------------------------------------------------------------
+    # -- losses ----------------------------------------------------------------------------------
 
-    def lost(self, rank: int, kept: bool) -> None:
-        """Worker `rank` is gone; `kept` tells whether it kept the ledger."""
+    def lost(self, rank: int, kept: bool = False) -> None:
+        """Free the leases of worker `rank`, which is lost or done; `kept`: whether it was the keeper of the ledger."""
         with self._ledger.lock:
-            self._unheard.discard(rank)
+            self._unreported.discard(rank)
             self._ledger.lost(rank)
             if kept and self._keeps:
                 self._ledger.forget_leases()
                 members = self._context.membership
-                self._unheard, self._kept_since = set(members.live) - members.finished, time.monotonic()
+                self._unreported, self._keeper_since = set(members.live) - members.finished, time.monotonic()
         if kept:
             self._report_due = True
             if self._question is not None:
                 self._send_question()
 
-    def finished(self, rank: int) -> None:
-        """Worker `rank` has no more to push."""
-        with self._ledger.lock:
-            self._unheard.discard(rank)
-            self._ledger.lost(rank)
-
     # -- checkpoints ------------------------------------------------------------------------------
 
     def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
-        """When this epoch begins, only these places are to be done."""
+        """Restrict this epoch, when it begins, to these samples."""
         with self._ledger.lock:
             self._ledger.expect(loader, epoch, rest)
 
     def state(self) -> dict[str, Any] | None:
-        """What a checkpoint holds of the ledger; None on workers that do not keep it."""
+        """The ledger's part of a checkpoint; None on workers that do not keep it."""
         with self._ledger.lock:
             return self._ledger.state(time.monotonic()) if self._keeps else None
 
     def load(self, state: dict[str, Any]) -> None:
-        """Put back what `state` gave."""
+        """Restore what `state` gave."""
         with self._ledger.lock:
             self._ledger.load(state, time.monotonic())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which optimizers can step at the owners of slices, and what they bring when they have begun already."""
+"""Which optimizers can step at the owners of shards, and the state that they have at attach."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from paceline.rules.rule import Rule
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
     SGD, Adam, AdamW, Adagrad, Adadelta, Adamax, RMSprop, NAdam, RAdam, Rprop, ASGD,
 )  # fmt: skip
-"""Optimizers that treat every number alike, so that an owner can step a slice without seeing the rest."""
+"""Element-wise optimizers: an owner can step a shard without the rest of a tensor."""
 COUNTERS = ("step", "mu_product", "eta", "mu")
-"""What they keep once for a parameter; of a parameter without dimensions it has the shape of the others."""
+"""State that they keep once for a parameter, also where the parameter has no dimensions."""
 
 
 def check_optimizer(rule: Rule, optimizer: Optimizer) -> None:
-    """Refuse optimizers that cannot step at the owners of slices."""
+    """Refuse optimizers that cannot step at the owners of shards."""
     if not rule.steps_at_owners:
         return
     name = type(optimizer).__name__
@@ -56,7 +56,7 @@ def check_optimizer(rule: Rule, optimizer: Optimizer) -> None:
 def optimizer_state(
     optimizer: Optimizer, fragment: Fragment, begin: int, end: int
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """The state that an optimizer already has for elements begin .. end (excl.) of a fragment."""
+    """The optimizer's present state for elements begin .. end (excl.) of a fragment."""
     rows: dict[str, Tensor] = {}
     numbers: dict[str, float] = {}
     for slot, tensor in zip(fragment.slots, fragment.tensors, strict=True):

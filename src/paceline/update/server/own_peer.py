@@ -13,18 +13,13 @@ from paceline.update.server.parts import ServiceParts
 from paceline.update.server.peer import SendQueue
 from paceline.update.server.protocol import PendingExchange, ShardRequest
 from paceline.update.server.shard import NO_READER
-from paceline.update.server.shard_updates import IncomingPush
 
 
 class OwnPeer(SendQueue):
-    """Answers this worker's own requests, in order, in a thread of its own.
-
-    Args:
-        parts: of the service.
-    """
+    """Answers this worker's own requests, in order, in a thread."""
 
     def __init__(self, parts: ServiceParts) -> None:
-        super().__init__(parts.context.rank)
+        super().__init__(parts.context.membership.rank)
         self._parts = parts
 
     def run(self) -> None:
@@ -36,9 +31,7 @@ class OwnPeer(SendQueue):
         rank, shard, delay = self.rank, request.shard, 0
         server, shards, durability = self._parts.context.server, self._parts.shards, self._parts.durability
         if request.values is not None:
-            settings = pending.settings.get(request.span, {})
-            incoming = IncomingPush(rank, pending.clock, request.version, pending.minibatches, settings, pending.marks)
-            answer = shards.push(shard, request.values, incoming, request.out)
+            answer = shards.push(shard, request.values, pending.incoming(rank, request), request.out)
             delay = answer.delay
             while not answer.may_start and shards.held_back(shard, rank):
                 pass
@@ -50,8 +43,8 @@ class OwnPeer(SendQueue):
             durability.applied(shard)
 
     def _write(self, kind: FrameKind, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
-        """A worker tells itself nothing, but rests and speaks to the ledger that it keeps."""
-        if kind == FrameKind.REST:
-            self._parts.shards.rest(self.rank)
+        """Handle the only frames that a worker sends itself: to its shards' clocks and to the ledger that it keeps."""
+        if kind == FrameKind.IDLE:
+            self._parts.shards.idle(self.rank)
         elif kind in LEDGER:
             self._parts.ledger_client.handle(self.rank, None, Frame(kind, numbers, None, note))

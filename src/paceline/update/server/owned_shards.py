@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The spans and shards of a run under an asynchronous rule, and the server for those that this worker owns."""
+"""The spans and shards of an asynchronous run, and the server of those that this worker owns."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class OwnedShards:
         context: of the run, whose rule is asynchronous.
 
     Attributes:
-        ledger: of the data; of use where this worker owns the first shard.
-        layout: of all spans and shards, the same on all workers.
+        ledger: of the data; used where this worker owns the first shard.
+        layout: all spans and shards, the same on all workers.
         parameters: the spans of each optimizer.
         buffers: the spans of the model's buffers.
-        server: what this worker owns.
+        server: the shards of this worker.
     """
 
     def __init__(self, context: RunContext) -> None:
@@ -53,7 +53,7 @@ class OwnedShards:
         self.server = ShardServer(world.rank, shards, self._shard, rule.center_pull is not None, push_bytes)
 
     def follow(self, rule: Rule) -> None:
-        """Make shards by other numbers of the rule, from the next on."""
+        """Make further shards by the numbers of this rule."""
         self._rule, self._schedule = rule, rule.bounded
 
     def _shard(self, number: int) -> ParameterShard:
@@ -87,7 +87,7 @@ class OwnedShards:
         return AddDelta(rule.arrival)
 
     def from_one_worker(self) -> dict[int, dict[str, Any]]:
-        """States of this worker's shards, made of the model and the optimizers of a single worker."""
+        """States of this worker's shards, made from the model and the optimizers of a single worker."""
         found: dict[int, dict[str, Any]] = {}
         for span in self.layout.spans:
             found |= from_one_worker(span, self._stepping(span), self.server.shards)
@@ -97,11 +97,11 @@ class OwnedShards:
 
     @property
     def global_parts(self) -> list[Span]:
-        """Whose anchors are the global model, as it was pulled last."""
+        """The spans, whose anchors are the global model as it was pulled last."""
         return self.layout.spans
 
     def global_tensors(self) -> dict[str, Tensor]:
-        """Name -> the global model's parameter or buffer, in the model's own dtype and shape; copies."""
+        """Name -> copy of the global model's parameter or buffer, in the model's dtype and shape."""
         found: dict[str, Tensor] = {}
         for span in self.layout.spans:
             found |= span.fragment.unflatten(span.anchor)

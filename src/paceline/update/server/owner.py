@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one worker owns and serves, whoever carries the questions: shards, who takes part, and replicas for neighbours.
+"""What one worker owns and serves: its shards, and replicas of its predecessor's shards.
 
-Nothing here waits, sends or knows of time: sockets and threads (:mod:`.socket_service`) and the simulated clock
+Nothing here waits, sends or depends on time: sockets and threads (:mod:`.socket_service`) and the simulated clock
 (:mod:`.simulated_service`) call the same functions.
 """
 
@@ -13,19 +13,19 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.update.server.shard import REFUSED, ParameterShard
+from paceline.update.server.shard import ParameterShard
 from paceline.update.server.shard_updates import IncomingPush
 
 REPLICA, PULLED = "replica", "last pulled values"
-"""What a new owner makes a shard of."""
+"""What a new owner restores a shard from."""
 
 
 @dataclass(frozen=True)
 class PushResult:
-    """What became of a push.
+    """The result of a push.
 
     Attributes:
-        delay: updates that the shard had seen since the version at which the numbers were computed, or `REFUSED`.
+        delay: updates of the shard since the version at which the push was computed, or `REFUSED`.
         may_start: whether the sender may begin its next step; else the answer has to wait.
     """
 
@@ -39,9 +39,9 @@ class ShardServer:
     Args:
         rank: of the owner.
         shards: number -> shard.
-        make: makes a shard of this number that is not ours yet, with the values that this worker pulled last.
+        make: makes a shard of this number with the values that this worker pulled last.
         reads_before: whether an answer holds the values from before the push (elastic averaging).
-        push_bytes: what a worker pushes to all owners together.
+        push_bytes: of a worker's push to all owners together.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class ShardServer:
     ) -> None:
         self.push_bytes = push_bytes
         self.rank, self.shards, self._make, self._reads_before = rank, shards, make, reads_before
-        self.gone: set[int] = set()  # done, or lost
+        self.gone: set[int] = set()  # workers that are done or lost
         self._replicas: dict[int, tuple[dict[str, Any], Tensor]] = {}
 
     def push(self, number: int, values: Tensor, incoming: IncomingPush, out: Tensor | None) -> PushResult:
-        """Apply a push to shard `number`, and read where the rule wants the values from before it."""
+        """Apply a push to shard `number`; first read the values where the rule answers with those."""
         shard = self.shards[number]
         if self._reads_before and out is not None:
             shard.pull(incoming.sender, out)
@@ -66,59 +66,59 @@ class ShardServer:
         return PushResult(delay, shard.clocks.may_start(incoming.sender))
 
     def repeated(self, number: int) -> int:
-        """Samples that shard `number` had to take twice since the last call."""
+        """Samples that shard `number` had to apply twice since the last call."""
         numbered = self.shards[number].numbered
         found, numbered.repeated = numbered.repeated, 0
         return found
 
     def may_start(self, number: int, rank: int) -> bool:
-        """Whether the bound lets worker `rank` go on, as shard `number` sees it."""
+        """Whether the bound on staleness lets worker `rank` go on, by the clocks of shard `number`."""
         return self.shards[number].clocks.may_start(rank)
 
     def read(self, number: int, reader: int, out: Tensor | None, after_push: bool) -> int:
-        """The answer to a push, or to a bare pull: the values in `out`, where they are asked for; their version."""
+        """Answer a push or a bare pull: write the values to `out`, where given; their version."""
         shard = self.shards[number]
         if out is None or (after_push and self._reads_before):
             return shard.version
         return shard.pull(reader, out)
 
     def news(self, number: int, reader: int) -> Any:
-        """What of the ledger goes with the values of shard `number` that `reader` was given."""
+        """The ledger's news that go with the values of shard `number` that `reader` got."""
         return self.shards[number].news.pop(reader, None)
 
     def tick(self, rank: int, clocks: Iterable[Sequence[int]]) -> None:
-        """Worker `rank` has come so far: (shard, clock) pairs, of shards whose owner was lost."""
+        """Note (shard, clock) pairs of worker `rank`, of shards whose owner was lost."""
         for number, clock in clocks:
             if number in self.shards:
                 self.shards[number].clocks.tick(rank, clock)
 
-    def rest(self, rank: int) -> None:
-        """Worker `rank` has nothing to do for now: nobody waits for it until its next push."""
+    def idle(self, rank: int) -> None:
+        """Let no worker wait for worker `rank` until its next push."""
         for shard in list(self.shards.values()):
             with shard.lock:
-                shard.clocks.rest(rank)
+                shard.clocks.idle(rank)
 
     def leave(self, rank: int) -> None:
-        """Worker `rank` is done, or lost: nobody waits for it any more."""
+        """Let no worker wait for worker `rank` any more: it is done or lost."""
         self.gone.add(rank)
         for shard in list(self.shards.values()):
             shard.leave(rank)
 
-    # -- neighbours -------------------------------------------------------------------------------
+    # -- replicas ---------------------------------------------------------------------------------
 
     def begin_replica(self, number: int) -> None:
-        """All workers begin with the same values, so that the successor of shard `number` has its first replica."""
+        """Make the first replica of shard `number`: all workers begin with the same values."""
         self.keep_replica(*self._make(number).snapshot())
 
     def keep_replica(self, about: dict[str, Any], row: Tensor) -> None:
-        """Keep the newest state of a neighbour's shard."""
+        """Keep the newest state of another worker's shard."""
         self._replicas[int(about["piece"])] = (about, row)
 
     def adopt(self, number: int) -> tuple[int, str]:
-        """Become the owner of a shard whose owner was lost: (its version, what it was made of).
+        """Become the owner of a shard whose owner was lost: (its version, what it was restored from).
 
-        A replica says which pushes it holds; what came after it is sent again by those who live. Where the replica went
-        with the worker that kept it, the values are those that this worker pulled last: nobody knows what is in them.
+        A replica states which pushes it holds; live workers send the later ones again. Where the replica is lost too,
+        restore the values that this worker pulled last; which pushes they hold is unknown.
         """
         if number in self.shards:
             return self.shards[number].version, "own"
@@ -131,8 +131,3 @@ class ShardServer:
             shard.leave(rank)
         self.shards[number] = shard
         return shard.version, source
-
-
-def refused(answer: PushResult) -> bool:
-    """Whether a push was not finite."""
-    return answer.delay == REFUSED

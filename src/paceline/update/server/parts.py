@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a worker's socket service, for those that act on several of them."""
+"""The parts of a worker's socket service, for code that uses several of them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,7 @@ from paceline.update.server.shard_service import ShardService
 
 @dataclass(frozen=True)
 class ServiceParts:
-    """The parts of one service.
-
-    Attributes:
-        context: what all of them share.
-        peers: connections to other workers.
-        failures: decides who is lost.
-        durability: of this worker's pushes and of those to its shards.
-        ledger_client: asks for data; keeps the ledger where this worker owns the first shard.
-        exchanges: this worker's requests.
-        shards: other workers' requests.
-        barriers: where all workers wait for all.
-    """
+    """The parts of one service; `exchanges` are this worker's requests, `shards` serves those of other workers."""
 
     context: ServiceContext
     peers: Peers

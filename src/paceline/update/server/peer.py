@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's connection to one other worker: requests in order, and their answers."""
+"""A worker's connection to another worker: requests in order, and their answers."""
 
 from __future__ import annotations
 
@@ -24,27 +24,24 @@ from paceline.update.server.shard_updates import GroupSettings
 
 
 class Receiver(Protocol):
-    """Takes what a peer answers."""
+    """Handles the frames that a peer sends back."""
 
     def place(self, rank: int, header: FrameHeader) -> Tensor:
         """Memory for the body of a frame of worker `rank`."""
 
     def take(self, rank: int, frame: Frame) -> None:
-        """A frame of worker `rank` has come."""
+        """Handle a frame of worker `rank`."""
 
     def connection_ended(self, rank: int, why: str) -> None:
-        """The connection to worker `rank` has ended."""
+        """Handle the end of the connection to worker `rank`."""
 
 
 class SendQueue(ABC):
-    """What is sent to one worker, in order, by a thread of its own.
-
-    Args:
-        rank: of the worker that it is sent to.
+    """Frames and requests to worker `rank`, which a thread sends in order.
 
     Attributes:
-        spoke_at: when anything was queued last.
-        said_at: when this worker's program queued something last.
+        spoke_at: when a frame was last queued.
+        said_at: when this worker's program last queued a frame; heartbeats do not count.
     """
 
     def __init__(self, rank: int) -> None:
@@ -55,32 +52,31 @@ class SendQueue(ABC):
         self._over, self._left = False, threading.Event()
 
     def request(self, pending: PendingExchange, request: ShardRequest) -> None:
-        """Send a request for a shard when those before it are gone."""
+        """Queue a request for a shard."""
         self._opened()
         self._put(lambda: self._send(pending, request))
 
     def inquire(self, kind: FrameKind, numbers: tuple[int, ...]) -> None:
-        """Send a request that is only numbers, and so is its answer."""
+        """Queue a request that is only numbers, and whose answer is."""
         self._opened()
         self._put(lambda: self._write(kind, numbers, None, None))
 
     def say(self, kind: FrameKind, numbers: tuple[int, ...], body: Tensor | None = None, note: Any = None) -> None:
-        """Send a frame that has no answer."""
+        """Queue a frame that has no answer."""
         self.spoke_at = self.said_at = time.monotonic()
         self._put(lambda: self._write(kind, numbers, body, note))
 
     def beat(self) -> None:
-        """Say that this process lives, which says nothing of its program."""
+        """Queue a heartbeat: the process lives, whatever its program does."""
         self.spoke_at = time.monotonic()
         self._put(lambda: self._write(FrameKind.ALIVE, (), None, None))
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until everything queued has left; once, at the end."""
+        """Wait until everything queued is sent; once, at the end."""
         self._put(self._left.set)
         self._left.wait(timeout_s)
 
     def _opened(self) -> None:
-        """A request is on its way."""
         self.spoke_at = self.said_at = time.monotonic()
         with self._counting:
             if self._open == 0:
@@ -93,7 +89,7 @@ class SendQueue(ABC):
     def close(self) -> None:
         """End the thread."""
         self._over = True
-        self._put(_nothing)
+        self._put(lambda: None)
 
     @abstractmethod
     def run(self) -> None:
@@ -109,32 +105,25 @@ class SendQueue(ABC):
 
 
 class Peer(SendQueue):
-    """The connection to another worker: one thread sends what is queued, and takes the answers.
-
-    Args:
-        context: of the service.
-        receiver: takes the answers.
-        rank: of the other worker.
-        channel: the connection.
-    """
+    """The connection to another worker: one thread sends what is queued, and receives the answers."""
 
     def __init__(self, context: ServiceContext, receiver: Receiver, rank: int, channel: Channel) -> None:
         super().__init__(rank)
         self.channel, self._context, self._receiver = channel, context, receiver
-        self._settings: dict[int, GroupSettings] = {}  # those that were sent last, by span
-        self._marked = 0  # the exchange whose places were sent last
-        self._bell, self._ear = socket.socketpair()  # ends the wait for an answer when there is something to send
-        self._bell.setblocking(False)
-        self._ear.setblocking(False)
+        self._settings: dict[int, GroupSettings] = {}  # last sent, by span
+        self._marked = 0  # the exchange whose sample ranges were sent last
+        self._wake_up, self._woken = socket.socketpair()  # ends the wait for an answer when there is something to send
+        self._wake_up.setblocking(False)
+        self._woken.setblocking(False)
 
     def _put(self, send: Callable[[], None]) -> None:
         super()._put(send)
-        with contextlib.suppress(OSError):  # full of rings that were not heard yet, or closed
-            self._bell.send(b"!")
+        with contextlib.suppress(OSError):  # full of wake-ups that were not read yet, or closed
+            self._wake_up.send(b"!")
 
     @property
     def waiting_since(self) -> float | None:
-        """When a frame came last, while an answer is due; None where none is."""
+        """When the last frame arrived, while an answer is due; None where none is."""
         with self._counting:
             return self._since if self._open else None
 
@@ -158,23 +147,23 @@ class Peer(SendQueue):
         self._context.send(self.channel, kind, numbers, body, note, meanwhile=self._receive)
 
     def run(self) -> None:
-        """Send what is queued, and take what has come, until the connection ends."""
+        """Send what is queued and receive answers until the connection ends."""
         try:
             while not self._over:
                 if self._send_next():
                     if self.channel.readable():
                         self._receive()
-                elif self.channel.wait(self._ear):
+                elif self.channel.wait(self._woken):
                     self._receive()
                 else:
                     with contextlib.suppress(OSError):
-                        self._ear.recv(4096)
+                        self._woken.recv(4096)
         except PeerLostError as error:
             self._receiver.connection_ended(self.rank, str(error))
         finally:
-            self._left.set()  # nothing leaves any more
-            self._bell.close()
-            self._ear.close()
+            self._left.set()
+            self._wake_up.close()
+            self._woken.close()
 
     def _send_next(self) -> bool:
         try:
@@ -197,10 +186,6 @@ class Peer(SendQueue):
         self.channel.close()
 
 
-def _nothing() -> None:
-    """Queued only to end a wait."""
-
-
 def fresh(header: FrameHeader) -> Tensor:
-    """Memory for a body that nothing was prepared for."""
+    """New memory for a frame's body."""
     return torch.empty(header.numel, dtype=header.dtype)

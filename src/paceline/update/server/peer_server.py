@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one worker asks of this one: a thread takes its questions in order, and answers them."""
+"""Serves one other worker: a thread takes its requests in order, and answers them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.update.server.shard_updates import GroupSettings, IncomingPush
 
 
 class _Buffers:
-    """Buffers of one thread, kept and touched: the first write to new memory costs more than the network."""
+    """Reused buffers of one thread: the first write to new memory costs more than the network."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, torch.dtype, str], Tensor] = {}
@@ -33,26 +33,20 @@ class _Buffers:
 
 
 class PeerServer:
-    """Answers one worker until it leaves; `run` is the body of a thread.
-
-    Args:
-        parts: of the service.
-        rank: of the worker that asks.
-        channel: the connection that it has made.
-    """
+    """Answers worker `rank` over the connection that it made, until it leaves; `run` is the body of a thread."""
 
     def __init__(self, parts: ServiceParts, rank: int, channel: Channel) -> None:
         self._parts, self._context, self._rank, self._channel = parts, parts.context, rank, channel
         self._server, self._members = parts.context.server, parts.context.membership
         self._buffers, self._settings = _Buffers(), dict[int, GroupSettings]()
-        self._marks: tuple[int, list[Mark]] = (0, [])  # an exchange, and the places that go with its pushes
+        self._marks: tuple[int, list[Mark]] = (0, [])  # an exchange, and the sample ranges of its pushes
 
     def run(self) -> None:
-        """Take frames until the connection ends."""
+        """Handle frames until the connection ends."""
         try:
-            while not self._context.closing:
+            while not self._context.closed.is_set():
                 frame = self._channel.receive(self._place)
-                if self._rank in self._members.lost:  # what it says no longer counts
+                if self._rank in self._members.lost:
                     return
                 if frame.kind not in BACKGROUND:
                     self._members.acted[self._rank] = time.monotonic()
@@ -67,7 +61,9 @@ class PeerServer:
 
     def _anchor(self, shard: int) -> Tensor:
         if shard not in self._server.shards:
-            raise MismatchError(self._context.sign(f"was asked for piece {shard}, which belongs to another worker"))
+            raise MismatchError(
+                self._context.world.sign(f"was asked for shard {shard}, which belongs to another worker")
+            )
         return self._server.shards[shard].anchor
 
     def _handle(self, frame: Frame) -> None:
@@ -97,8 +93,8 @@ class PeerServer:
             parts.failures.told(numbers[0], str(frame.note), bool(numbers[1]))
         elif frame.kind in LEDGER:
             parts.ledger_client.handle(self._rank, self._channel, frame)
-        elif frame.kind == FrameKind.REST:
-            parts.shards.rest(self._rank)
+        elif frame.kind == FrameKind.IDLE:
+            parts.shards.idle(self._rank)
         elif frame.kind in (FrameKind.FINISH, FrameKind.BYE, FrameKind.HERE):
             parts.barriers.arrived(self._rank, frame.kind, numbers[0])
 
@@ -121,10 +117,10 @@ class PeerServer:
         self._context.send(self._channel, FrameKind.ANSWER, (shard, version, delay, pending, safe), out, news)
 
     def _hold_back(self, shard: int) -> None:
-        """Wait until the slowest have caught up; its sender hears now and then that this worker lives."""
+        """Wait until the slowest workers have caught up; send the waiting worker signs of life."""
         said = time.monotonic()
         while self._parts.shards.held_back(shard, self._rank):
-            self._members.heard[self._rank] = now = time.monotonic()  # what it says is not read meanwhile
+            self._members.heard[self._rank] = now = time.monotonic()  # its frames are not read meanwhile
             self._members.acted[self._rank] = now
             if now - said > LOOK_EVERY_S:
                 self._context.send(self._channel, FrameKind.STILL_HERE, (shard,))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All peers of a worker, and waits for them."""
+"""The connections of a worker, and waits that keep them alive."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Peers:
 
     Args:
         context: of the service.
-        incoming: the connections that the other workers have made to this one.
+        incoming: the connections that the other workers made to this one.
 
     Attributes:
-        remote: to each other worker.
-        all: the same, and to this worker itself.
+        remote: the connections to the other workers.
+        all: the same, and this worker's own queue.
     """
 
     def __init__(self, context: ServiceContext, incoming: dict[int, Channel]) -> None:
@@ -31,7 +31,7 @@ class Peers:
         self.all: dict[int, SendQueue] = {}
 
     def connect(self, remote: dict[int, Peer], own: SendQueue) -> None:
-        """The connections are there."""
+        """Take the connections, once they are made."""
         self.remote = remote
         self.all = {**remote, own.rank: own}
 
@@ -40,7 +40,7 @@ class Peers:
 
     @property
     def live(self) -> list[Peer]:
-        """Those that are not lost, without this worker."""
+        """The connections to the other live workers."""
         members = self._context.membership
         return [self.remote[rank] for rank in members.live if rank != members.rank]
 
@@ -51,13 +51,13 @@ class Peers:
                 peer.say(kind, numbers, note=note)
 
     def remind(self) -> None:
-        """Say something to workers that own nothing and are asked nothing: else they take this worker for lost."""
+        """Send a frame to workers that get no requests, so that they do not declare this worker lost."""
         for peer in self.live:
             if self._context.stall_detector.beat() - peer.said_at > self._context.timeout_s / 4:
                 peer.say(FrameKind.STILL_HERE, ())
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Wait for what another thread does; raises what has broken the cluster."""
+        """Wait until `ready`; raises the failure of this worker."""
         while not ready():
             self._context.check()
             with self._context.changed:
@@ -66,7 +66,7 @@ class Peers:
                 self.remind()
 
     def pause(self, seconds: float) -> None:
-        """Wait a little for news of others."""
+        """Wait for a change, at most so long; raises the failure of this worker."""
         self._context.check()
         with self._context.changed:
             self._context.changed.wait(seconds)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a worker asks for new values: so late that they are fresh, and early enough to be there at the minibatch's end.
+"""When a worker pulls new values: so late that they are fresh, and early enough to arrive before the minibatch ends.
 
     lead = 0.8 c - 1.5 a          c: what a short minibatch takes, a: what an answer takes; at least 0
 
-Values that are asked for at the end of a minibatch are old at the end of the next one by all that the others pushed
-meanwhile; asked for `lead` seconds later, by little more than what they pushed while the answer was on its way.
-c is the lower quartile of the last minibatches, because who asks too late waits; a is the median of the last answers.
+Values that are pulled at the end of a minibatch lack, at the end of the next one, all that other workers pushed
+meanwhile; pulled `lead` seconds later, they lack little more than the pushes during the answer's way.
+c is the lower quartile of the last minibatches, because a late pull makes the worker wait; a is the median of the last
+answers.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ class PullTiming:
         self._answers: deque[float] = deque(maxlen=KEPT)
 
     def computed(self, seconds: float) -> None:
-        """A minibatch took so long."""
+        """Note how long a minibatch took."""
         self._minibatches.append(seconds)
 
     def answered(self, seconds: float) -> None:
-        """An answer took so long."""
+        """Note how long an answer took."""
         self._answers.append(seconds)
 
     @property
     def lead(self) -> float:
-        """Seconds to wait before asking; 0 while nothing is known."""
+        """Seconds to wait before the pull; 0 before the first measurements."""
         if not self._minibatches or not self._answers:
             return 0.0
         short = sorted(self._minibatches)[len(self._minibatches) // 4]
@@ -42,9 +43,9 @@ class PullTiming:
         return max(0.0, SHORT * short - SLOW * slow)
 
     def state(self) -> list[list[float]]:
-        """What a checkpoint holds."""
+        """The durations for a checkpoint."""
         return [list(self._minibatches), list(self._answers)]
 
     def load(self, state: Sequence[Sequence[float]]) -> None:
-        """Put back what `state` gave."""
+        """Restore what `state` gave."""
         self._minibatches, self._answers = (deque(row, maxlen=KEPT) for row in state)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a worker's questions reach the owners of shards and come back, whatever carries them."""
+"""Requests to the owners of shards, and the protocol of the services that carry them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ from torch import Tensor
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.ledger.leases import Leases
 from paceline.update.server.shard import LEDGER_SHARD, REFUSED
-from paceline.update.server.shard_updates import GroupSettings
+from paceline.update.server.shard_updates import GroupSettings, IncomingPush
 from paceline.update.server.timers import Once
-
-
-def _nothing() -> None:
-    """Nothing is to be let go."""
 
 
 @dataclass
@@ -27,12 +23,12 @@ class ShardRequest:
 
     Attributes:
         shard: its number.
-        span: which settings go with it.
-        values: what is pushed, shape (n,), untouched until the exchange is over; None only pulls.
-        out: where the answer goes, shape (n,); None where the values are not asked for.
+        span: number of the span, whose settings go with it.
+        values: the push, shape (n,), unchanged until the exchange is over; None for a pull.
+        out: memory for the answer, shape (n,); None where no values are wanted.
         version: of the values at which `values` were computed; afterwards, of the answer.
-        delay: what the owner measured, or `REFUSED`.
-        news: what of the ledger goes with the answer.
+        delay: as the owner measured it, or `REFUSED`.
+        news: the ledger's news that came with the answer.
     """
 
     shard: int
@@ -46,18 +42,18 @@ class ShardRequest:
 
 @dataclass
 class PendingExchange:
-    """An exchange under way: shards that were asked for and are not all answered.
+    """An exchange under way.
 
     Attributes:
-        number: of the worker's exchanges.
-        asks: all of its parts.
-        clock: the clock that the worker comes to with this push; 0 for a bare pull.
-        minibatches: that the pushed numbers stand for.
+        number: of this exchange among the worker's.
+        requests: one for each shard.
+        clock: the clock that the worker reaches with this push; 0 for a bare pull.
+        minibatches: that the push stands for.
         settings: of the optimizers' groups, by span.
-        looks: whether a bare pull only looks, and no gradient will be computed at what it brings.
-        marks: places of the data that the pushed numbers are made of.
+        peeks: whether no gradient will be computed at the values of a bare pull.
+        marks: sample ranges that the push was computed on.
         requested_at, answered_at: seconds on the service's clock.
-        release: called when nobody needs the pushed values any more.
+        release: called when the pushed values are not needed any more.
     """
 
     number: int
@@ -69,34 +65,39 @@ class PendingExchange:
     marks: list[Mark] = field(default_factory=list)
     requested_at: float = field(default=0.0, init=False)
     answered_at: float = field(default=0.0, init=False)
-    release: Callable[[], None] = field(init=False, default_factory=lambda: _nothing)
+    release: Callable[[], None] = field(init=False, default_factory=lambda: lambda: None)
 
     def __post_init__(self) -> None:
         self._open = {request.shard: request for request in self.requests}
 
     def request(self, shard: int) -> ShardRequest | None:
-        """The part of `shard`, if its answer is still to come."""
+        """The request to `shard`, if it is not answered yet."""
         return self._open.get(shard)
 
     def answered(self, shard: int, version: int, delay: int, news: Any = None) -> None:
-        """The answer is in its place."""
+        """Note an answer, whose values have been received."""
         request = self._open.pop(shard, None)
         if request is not None:
             request.version, request.delay, request.news = version, delay, news
 
+    def incoming(self, sender: int, request: ShardRequest) -> IncomingPush:
+        """The description of one shard's push for its owner."""
+        settings = self.settings.get(request.span, {})
+        return IncomingPush(sender, self.clock, request.version, self.minibatches, settings, self.marks)
+
     @property
-    def counts_places(self) -> bool:
-        """Whether the first shard is pushed to, with whose pushes the places of the data are counted."""
+    def counts_samples(self) -> bool:
+        """Whether it pushes to the first shard, whose pushes count the samples."""
         return any(request.shard == LEDGER_SHARD and request.values is not None for request in self.requests)
 
     @property
     def waiting(self) -> list[ShardRequest]:
-        """What is not answered."""
+        """The requests that are not answered."""
         return list(self._open.values())
 
     @property
     def done(self) -> bool:
-        """Whether all is answered."""
+        """Whether all requests are answered."""
         return not self._open
 
     @property
@@ -109,65 +110,65 @@ class PendingExchange:
 
     @property
     def refused(self) -> bool:
-        """Whether an owner refused a part."""
+        """Whether an owner refused a push."""
         return any(request.delay == REFUSED for request in self.requests)
 
 
 class Service(Protocol):
-    """What a worker needs of the cluster."""
+    """A worker's access to the owners of shards and to the other workers."""
 
     @property
     def leases(self) -> Leases:
-        """The way to the ledger of the data."""
+        """The worker's access to the ledger of the data."""
 
     def computed(self, step: int) -> None:
-        """The computing of this worker's minibatch number `step` (the first is 0) is over."""
+        """Note that this worker has computed its minibatch number `step` (the first is 0)."""
 
     def now(self) -> float:
-        """Seconds on the clock by which this worker lives."""
+        """Seconds on the service's clock, real or simulated."""
 
     def exchange(self, pending: PendingExchange) -> None:
-        """Send it on its way; where too many pushes are kept to be sent again, not before some need not be."""
+        """Start an exchange; first wait where too many pushes are not replicated yet."""
 
     def exchange_later(self, pending: PendingExchange, after_s: float) -> Once:
-        """Send it in so many seconds, or when what is returned is called before."""
+        """Start an exchange in `after_s` seconds, or earlier when the returned function is called."""
 
     def done(self, pending: PendingExchange) -> bool:
-        """Whether it is answered; raises what has broken the cluster."""
+        """Whether it is answered; raises the failure of this worker."""
 
     def wait(self, pending: PendingExchange) -> None:
-        """Return when it is answered; `PeerLostError` when nobody is left who could."""
+        """Wait until it is answered."""
 
     def taking(self) -> AbstractContextManager[object]:
-        """Inside, nobody is given up: what was pulled and what is known of the ledger belong together."""
+        """Context without failovers, so that the pulled values and the ledger's news stay consistent."""
 
-    def secure(self, rests: bool = True) -> None:
-        """Return when no push of this worker can be lost with the one owner that has it.
+    def secure(self, idle: bool = True) -> None:
+        """Wait until no push of this worker can be lost with one owner.
 
         Args:
-            rests: whether nobody is to wait for this worker's clock until its next push.
+            idle: whether other workers need not wait for this worker's clock until its next push.
         """
 
-    def begin_anew(self) -> None:
-        """This worker's shards were put in the place of others, as by a checkpoint; before `settle`."""
+    def replicate_anew(self) -> None:
+        """Replicate this worker's shards after a checkpoint replaced them; call before `barrier`."""
 
-    def settle(self) -> None:
-        """Return when every worker has come here, with nothing under way."""
+    def barrier(self) -> None:
+        """Wait until every worker is here, with no exchange under way."""
 
     def finish(self) -> None:
-        """This worker has no more to push; return when that holds for all who take part."""
+        """Announce that this worker has no more to push, and wait until no worker has."""
 
-    def part(self) -> bool:
-        """Return when everybody has the final model: nobody asks anything any more.
+    def confirm_final_model(self) -> bool:
+        """Wait until all workers have the final model, after which no worker sends a request.
 
-        False where somebody was lost meanwhile: the final model has to be pulled again.
+        False where a worker was lost meanwhile: this worker has to pull the final model again.
         """
 
     def close(self) -> None:
-        """Let go of everything at once."""
+        """Close all connections at once."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of it."""
+        """The service's part of a checkpoint."""
 
     def load(self, state: dict[str, Any]) -> None:
-        """Put back what `state` gave."""
+        """Restore what `state` gave."""

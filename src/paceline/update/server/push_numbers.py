@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pushes are in a shard: by number, and by the samples that they are made of.
+"""Which pushes are in a shard: by number, and by the samples that they were computed on.
 
-Every worker numbers its pushes; its clock is that number. A push whose number the shard has already is the same push
-again: its owner was lost before it answered, or before its sender knew that a replica holds it. So a sender may send a
-push as often as it likes.
+Every worker numbers its pushes by its clock. A push whose number the shard has already was sent again, because an owner
+was lost before the sender knew that a replica holds the push. So sending a push again is harmless.
 
-A worker that dies may have reached some shards with its last push and others not. Its samples go to another worker, who
-pushes them to all shards; those that have them already pass them over. So each shard remembers which places of the data
-are in it.
+The last push of a worker that dies may have reached only some shards. Its samples go to another worker, which pushes
+them to all shards; those that have them already skip them. So each shard remembers which samples are in it.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from typing import Any
 from paceline.data.ledger.ranges import Ranges
 
 EPOCHS = 8
-"""Epochs of a loader whose places are remembered: nobody begins one before the one before it is in every shard."""
+"""Epochs of a loader whose samples are remembered; an epoch begins when the one before it is in every shard."""
 
 
 class PushNumbers:
@@ -26,7 +24,7 @@ class PushNumbers:
 
     Attributes:
         applied: sender -> number of its last push.
-        repeated: places that came again together with others that were new, so that they had to be taken twice.
+        repeated: samples that are in the shard twice, because they came again together with new ones.
     """
 
     def __init__(self) -> None:
@@ -35,12 +33,12 @@ class PushNumbers:
         self._covered: dict[tuple[int, int], Ranges] = {}
 
     def is_new(self, sender: int, number: int, marks: Iterable[Sequence[int]]) -> bool:
-        """Note a push; whether it is to be applied.
+        """Note a push; whether to apply it.
 
         Args:
             sender: its rank.
-            number: of the push among the sender's, from 1 on; 0 where nobody counts.
-            marks: (loader, epoch, begin, end): places of the data that it is made of.
+            number: of the push among the sender's, from 1 on; 0 for one that is not counted.
+            marks: (loader, epoch, begin, end): its sample ranges.
         """
         if number:
             if number <= self.applied.get(sender, 0):
@@ -49,30 +47,30 @@ class PushNumbers:
         return self._cover(marks)
 
     def _cover(self, marks: Iterable[Sequence[int]]) -> bool:
-        places = new = 0
+        samples = new = 0
         for loader, epoch, begin, end in marks:
             key = loader, epoch
             if key not in self._covered:
                 self._covered[key] = Ranges()
                 self._forget(loader)
-            places += end - begin
+            samples += end - begin
             new += self._covered[key].add(begin, end)
-        if places and not new:
+        if samples and not new:
             return False
-        self.repeated += places - new
+        self.repeated += samples - new
         return True
 
     def _forget(self, loader: int) -> None:
-        """Drop epochs that are long over."""
+        """Drop all but the last epochs."""
         for key in sorted(key for key in self._covered if key[0] == loader)[:-EPOCHS]:
             del self._covered[key]
 
     def state(self) -> dict[str, Any]:
-        """For a replica or a checkpoint; JSON's terms."""
+        """The state for a replica or a checkpoint, as JSON types."""
         covered = [[list(key), places.state()] for key, places in self._covered.items()]
         return {"applied": [list(pair) for pair in self.applied.items()], "covered": covered}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Put back what `state` gave; {} where nothing was pushed yet."""
+        """Restore what `state` gave; {} for no pushes."""
         self.applied = {sender: number for sender, number in state.get("applied", ())}
         self._covered = {(key[0], key[1]): Ranges(places) for key, places in state.get("covered", ())}

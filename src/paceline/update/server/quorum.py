@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which side of a cut goes on, so that a run never ends with two models.
+"""Which side of a network partition goes on, so that a run never ends with two models.
 
-A worker that is silent, or whose connection has ended, may be dead, or alive on the other side of a cut, where it takes
-this side for dead. So only a majority goes on; of two halves the one with the lowest rank. A cut is found worker by
-worker: all who are missed within a deadline of each other count as missed at once.
+A worker that is silent, or whose connection has ended, may be dead, or alive on the other side of a partition. So only
+a majority goes on; of two halves the one with the lowest rank. A partition is detected worker by worker: all workers
+that are missed within a deadline of each other count as missed at once.
 
-Workers that are known to be gone are not counted: who said that it leaves, and a process of this host that the kernel
-no longer has. Their neighbours on that host tell the others. So any number of workers may be killed on one host.
+Workers that have certainly stopped are not counted: those that announced that they leave, and processes of this host
+that the kernel no longer has; workers of that host tell the other hosts. So any number of workers of one host may be
+killed.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ import time
 from pathlib import Path
 
 Identity = list[str]
-"""Which kernel, which of its process namespaces, which process, since when; [] where /proc does not say."""
+"""Kernel, process namespace, process id and start time; [] where /proc does not have them."""
 DYING_S = 1.0
-"""How long a process may take to be gone after its connections are closed."""
+"""How long a process may take to end after its connections are closed."""
 
 
 def majority(alive: set[int], counted: set[int]) -> bool:
-    """Whether `alive`, a part of `counted`, may go on without the others."""
+    """Whether `alive`, a part of `counted`, may go on alone."""
     twice = 2 * len(alive)
     return twice > len(counted) or (twice == len(counted) and min(counted) in alive)
 
 
 class Quorum:
-    """Whom this worker still counts.
+    """The workers that count for a majority.
 
     Args:
         size: number of workers.
-        settle_s: seconds after which those that were missed are out for good, for whoever may go on.
+        settle_s: seconds after which missed workers no longer count.
     """
 
     def __init__(self, size: int, settle_s: float) -> None:
@@ -40,12 +41,12 @@ class Quorum:
         self._missed: dict[int, float] = {}
 
     def gone(self, rank: int) -> None:
-        """It is known that `rank` does not go on."""
+        """Note that `rank` has certainly stopped."""
         self._counted.discard(rank)
         self._missed.pop(rank, None)
 
     def missed(self, rank: int, now: float) -> bool:
-        """Nobody knows whether `rank` goes on; whether those who are left may, all in all."""
+        """Note that `rank` may have stopped; whether the remaining workers may go on."""
         if self._missed and now - max(self._missed.values()) > self._settle_s:
             self._counted -= set(self._missed)
             self._missed.clear()
@@ -54,17 +55,17 @@ class Quorum:
         return majority(self._counted - set(self._missed), self._counted)
 
     def without(self, rank: int) -> bool:
-        """Whether all others, had they missed `rank`, might have gone on."""
+        """Whether the other workers might have gone on if they missed `rank`."""
         return majority(self._counted - {rank}, self._counted)
 
     @property
     def counted(self) -> int:
-        """How many are counted."""
+        """How many workers count."""
         return len(self._counted)
 
 
 def identity() -> Identity:
-    """Of this process."""
+    """The identity of this process."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return [boot, os.readlink("/proc/self/ns/pid"), str(os.getpid()), _since(os.getpid())]
@@ -73,7 +74,7 @@ def identity() -> Identity:
 
 
 def is_gone(who: Identity) -> bool:
-    """Whether that process is known to be over, or is so within a second; False where only another host knows."""
+    """Whether that process has ended, or does within a second; False for processes of other hosts."""
     mine = identity()
     if not who or who[:2] != mine[:2]:
         return False
@@ -90,7 +91,7 @@ def _fields(pid: int) -> list[str]:
 
 
 def _since(pid: int) -> str:
-    return _fields(pid)[19]  # in clock ticks since the kernel has run
+    return _fields(pid)[19]  # in clock ticks since boot
 
 
 def _lives(pid: int, since: str) -> bool:

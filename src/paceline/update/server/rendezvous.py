@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How workers find each other: every one listens, tells the others where, and connects to each of them.
+"""How the workers of a job connect: each listens, and connects to each other worker.
 
-The connection that the workers have already carries the addresses, the ports and a token that was drawn for this job.
-Whoever connects has to say the token first; a stranger who does not is turned away, and keeps nobody waiting. At the
-end all tell each other whether they met everybody, so that either all begin or none does.
+The transport that the workers have already carries the addresses, the ports and a token that was drawn for this job. A
+new connection has to send the token first, or it is rejected. At the end all workers exchange whether they are
+connected to all, so that either all begin or none does.
 """
 
 from __future__ import annotations
@@ -26,20 +26,19 @@ from paceline.update.server.frames import FrameKind
 HELLO = FrameKind.HELLO
 """The first frame of a connection: (rank), and the token as its note."""
 HELLO_S = 5.0
-"""Seconds in which whoever connects has to say who it is."""
-
-GUESTS = 256
-"""Connections that have not said who they are, at most, beside one for each worker that is expected."""
+"""Seconds within which a new connection must send its hello."""
+PENDING = 256
+"""Most connections without a hello, besides one for each worker."""
 
 Channels = dict[int, Channel]
 
 
-def meet(transport: Transport, timeout_s: float, tls: TLS | None) -> tuple[Channels, Channels]:
-    """Connections to every other worker, by rank, and those that they have made to this one.
+def connect_all(transport: Transport, timeout_s: float, tls: TLS | None) -> tuple[Channels, Channels]:
+    """Connections to every other worker, by rank, and those that they made to this one.
 
     Raises:
         MismatchError: some workers have certificates and some have none, or they are not of one authority.
-        PeerLostError: somebody could not be reached, or did not come.
+        PeerLostError: a worker could not be reached, or did not connect.
     """
     world = transport.world
     acceptor: _Acceptor | None = None
@@ -47,20 +46,20 @@ def meet(transport: Transport, timeout_s: float, tls: TLS | None) -> tuple[Chann
     try:
         with Listener(find_address(transport.world, transport.gather_json), tls) as listener:
             mine = {"address": listener.address, "port": listener.port, "tls": bool(tls)}
-            everybody = transport.gather_json({**mine, "token": secrets.token_hex(16)})
-            if len({one["tls"] for one in everybody}) > 1:
+            offers = transport.gather_json({**mine, "token": secrets.token_hex(16)})
+            if len({one["tls"] for one in offers}) > 1:
                 raise MismatchError(
                     world.sign(
                         "some workers have TLS certificates and some have none; give them all, by --job on each host "
                         "under paceline run, or --open for none"
                     )
                 )
-            token = str(everybody[0]["token"])
+            token = str(offers[0]["token"])
             acceptor = _Acceptor(listener, world, token)
-            until = time.monotonic() + 0.75 * timeout_s  # less than the deadline of those who are through already
+            until = time.monotonic() + 0.75 * timeout_s  # less than the deadline of workers that are connected already
             problem: PacelineError | None = None
             try:
-                for rank, one in enumerate(everybody):
+                for rank, one in enumerate(offers):
                     if rank != world.rank:
                         left = max(0.1, until - time.monotonic())
                         channel = connect(one["address"], one["port"], world.name(rank), left, tls)
@@ -70,9 +69,9 @@ def meet(transport: Transport, timeout_s: float, tls: TLS | None) -> tuple[Chann
                 acceptor.wait(until, timeout_s)
             except PacelineError as error:
                 problem = error
-            _conclude(transport, problem)
+            _agree(transport, problem)
         for channel in [*outgoing.values(), *acceptor.incoming.values()]:
-            channel.stall_s = timeout_s  # as long as the sender takes: a large frame on a slow link is no dead peer
+            channel.stall_s = timeout_s  # a large frame on a slow link takes long, and its sender lives
         return outgoing, acceptor.incoming
     except BaseException:
         for channel in [*outgoing.values(), *(acceptor.close() if acceptor is not None else [])]:
@@ -80,8 +79,8 @@ def meet(transport: Transport, timeout_s: float, tls: TLS | None) -> tuple[Chann
         raise
 
 
-def _conclude(transport: Transport, problem: PacelineError | None) -> None:
-    """Raise on every worker where one of them did not meet all."""
+def _agree(transport: Transport, problem: PacelineError | None) -> None:
+    """Raise on every worker where one of them has a problem."""
     mismatch = isinstance(problem, MismatchError)
     said = transport.gather_json({"problem": "" if problem is None else str(problem), "mismatch": mismatch})
     if problem is not None:
@@ -94,34 +93,29 @@ def _conclude(transport: Transport, problem: PacelineError | None) -> None:
 
 
 class _Acceptor:
-    """Lets in who knows the token.
-
-    Args:
-        listener: where they knock.
-        world: who is expected.
-        token: what they have to say.
+    """Accepts the connections of the other workers, which know the token.
 
     Attributes:
-        incoming: those who came, by rank.
+        incoming: the accepted connections, by rank.
     """
 
     def __init__(self, listener: Listener, world: World, token: str) -> None:
         self._listener, self._world, self._token = listener, world, token.encode()
         self.incoming: Channels = {}
         self._changed = threading.Condition()
-        self._guests: deque[Channel] = deque()  # that have not said who they are
+        self._pending: deque[Channel] = deque()  # connections without a hello
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="paceline-acceptor", daemon=True).start()
 
     def wait(self, until: float, timeout_s: float) -> None:
-        """Return when all have come."""
+        """Wait until all workers have connected."""
         with self._changed:
             if not self._changed.wait_for(lambda: not self._missing(), max(0.0, until - time.monotonic())):
                 names = self._world.names(self._missing())
                 raise PeerLostError(self._world.sign(f"{names} did not connect within {timeout_s:g} s"))
 
     def close(self) -> list[Channel]:
-        """Let nobody in any more; those who are in."""
+        """Accept no more connections; the accepted ones."""
         with self._changed:
             self._closed.set()
             return list(self.incoming.values())
@@ -131,18 +125,14 @@ class _Acceptor:
 
     def _watch(self) -> None:
         for channel in self._listener.accept_while(lambda: bool(self._missing()) and not self._closed.is_set()):
-            self._let_say(channel)
-
-    def _let_say(self, channel: Channel) -> None:
-        """Hear a guest in a thread of its own; of too many, whoever has been silent longest has to go."""
-        with self._changed:
-            if len(self._guests) >= GUESTS + self._world.size:
-                self._guests.popleft().close()
-            self._guests.append(channel)
-        threading.Thread(target=self._admit, args=(channel,), name="paceline-hello", daemon=True).start()
+            with self._changed:
+                if len(self._pending) >= PENDING + self._world.size:
+                    self._pending.popleft().close()
+                self._pending.append(channel)
+            threading.Thread(target=self._admit, args=(channel,), name="paceline-hello", daemon=True).start()
 
     def _admit(self, channel: Channel) -> None:
-        """Hear who it is, each in a thread of its own: one who says nothing holds up nobody else."""
+        """Receive the hello of a connection, in its own thread."""
         limit, channel.limit = channel.limit, 0
         try:
             hello = channel.receive(deadline_s=HELLO_S)
@@ -151,11 +141,11 @@ class _Acceptor:
                 channel.limit = limit
                 return
             why: object = "it does not know the token" if not known else f"rank {hello.numbers[0]} is not expected"
-        except (PacelineError, OSError, ValueError) as error:  # whatever a stranger may say, or one who gave up
+        except (PacelineError, OSError, ValueError) as error:  # of a stranger, or of a worker that has failed
             why = error
         finally:
             with self._changed, contextlib.suppress(ValueError):
-                self._guests.remove(channel)
+                self._pending.remove(channel)
         channel.close()
         turned_away(channel.peer, why)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An owner's replicas at its successor: when a shard goes there, and whose pushes are known to be in it.
+"""An owner's replicas at its successor: when a shard is sent, and which pushes are safe there.
 
-The successor is the next worker in rank order that lives. It answers each replica, and only then the pushes in it are
-safe: their senders are told so with the answer to their next push, or at once where they asked for it.
+The successor is the next live worker in rank order. It acknowledges each replica, and only then the pushes in it are
+safe: their senders learn so with the answer to their next push, or at once where they asked for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Send = Callable[[int, int, dict[str, Any], Tensor], None]
 
 
 class SafePush(NamedTuple):
-    """All pushes of `sender` to `shard` up to `number` are with the owner and with its successor."""
+    """The owner and its successor have all pushes of `sender` to `shard` up to `number`."""
 
     sender: int
     shard: int
@@ -41,7 +41,7 @@ class Replicas:
     Args:
         server: the shards.
         every: pushes of one sender after which a shard is replicated.
-        successor: gives who takes the shards over; None where this worker is alone.
+        successor: gives the worker that would take over the shards; None where this worker is alone.
         send: sends a replica to the successor.
     """
 
@@ -55,7 +55,7 @@ class Replicas:
         self._wanted: dict[int, set[int]] = {}
 
     def pushed(self, shard: int) -> None:
-        """A push was applied: replicate the shard if it is time; the shards not all at the same push."""
+        """Replicate a shard if it is due after a push; different shards at different pushes."""
         applied = self._server.shards[shard].numbered.applied
         sent = self._sent.get(shard)
         every = self._every if sent is not None else 1 + shard % self._every
@@ -77,7 +77,7 @@ class Replicas:
             self._send(shard, self._number, about, row)
 
     def kept(self, successor: int, shard: int, number: int) -> list[SafePush]:
-        """The successor has replica `number` of a shard; which senders are to be told what."""
+        """Note that the successor has replica `number` of a shard; what to tell which senders."""
         with self._lock:
             in_flight = self._in_flight.get(shard)
             if in_flight is None or in_flight[:2] != (number, successor):
@@ -87,7 +87,7 @@ class Replicas:
             return self._told(shard)
 
     def want(self, sender: int) -> list[SafePush]:
-        """A sender waits until all of its pushes are safe; what it can be told at once."""
+        """Note that a sender waits until its pushes are safe; what to tell it at once."""
         with self._lock:
             found = []
             for shard in list(self._server.shards):
@@ -96,7 +96,7 @@ class Replicas:
             return found
 
     def _told(self, shard: int) -> list[SafePush]:
-        """Who waits for this shard, and what is safe of it; replicate again where that is not all."""
+        """What to tell the senders that wait for this shard; replicate again where a push is not safe."""
         applied, again = self._server.shards[shard].numbered.applied, False
         found: list[SafePush] = []
         for sender in sorted(self._wanted.get(shard, ())):
@@ -111,13 +111,13 @@ class Replicas:
         return found
 
     def safe(self, shard: int, sender: int) -> int:
-        """The number of the sender's last push that the successor has, too; of the last one where nobody else lives."""
+        """The number of the sender's last push that the successor has; of its last push where there is no successor."""
         if self._successor() is None:
             return self._server.shards[shard].numbered.applied.get(sender, 0)
         return self._safe.get(shard, {}).get(sender, 0)
 
     def renew(self, shards: Iterable[int]) -> None:
-        """Nobody has a replica of these shards: send one at once."""
+        """Send replicas of these shards at once: the former ones are lost or out of date."""
         with self._lock:
             for shard in shards:
                 self._in_flight.pop(shard, None)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shards of N owners, cut anew for M.
+"""Reshards a checkpoint of N owners for M.
 
-A span is what its shards are end to end. So each new shard is put together from the old ones that it overlaps: values,
-the optimizer's state and the outer state number for number. What a shard has once (its version, the optimizer's count
-of steps) is that of the overlapped shard that has seen most updates; with everything at rest they have seen the same,
-but for pushes that an owner refused.
+Each new shard is put together from the old ones that it overlaps: values, the optimizer's state and the outer state
+element for element. What a shard has once (its version, the optimizer's count of steps) comes from the overlapped shard
+with most updates; at a checkpoint they differ only by pushes that an owner refused.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class OldShards:
         self._rank_of = {int(number): rank for rank in range(old.size) for number in old.keys(rank, *SHARDS)}
         if sorted(self._rank_of) != list(range(first)):
             raise CheckpointError(
-                f"the checkpoint does not fit the model: it holds {len(self._rank_of)} pieces, and {old.size} workers "
+                f"the checkpoint does not fit the model: it holds {len(self._rank_of)} shards, and {old.size} workers "
                 f"have {first} of this model"
             )
 
@@ -82,7 +81,7 @@ class OldShards:
         whole: Tensor = self._part(number, *path)
         if whole.numel() != cut.numel:
             raise CheckpointError(
-                f"the checkpoint does not fit the model: piece {number} has {whole.numel()} elements there and "
+                f"the checkpoint does not fit the model: shard {number} has {whole.numel()} elements there and "
                 f"{cut.numel} here"
             )
         return whole[max(begin, cut.begin) - cut.begin : min(end, cut.end) - cut.begin]
@@ -91,7 +90,7 @@ class OldShards:
 def resharded(
     old: OldShards, spans: Sequence[Span], own: Container[int], clocks: Sequence[tuple[int, int]]
 ) -> dict[int, dict[str, Any]]:
-    """Number -> state, of the shards of `spans` whose numbers are in `own`; all workers are at `clocks`."""
+    """Number -> state, of the shards of `spans` that are in `own`; with the (rank, clock) pairs of all workers."""
     return {
         one.number: old.cut(span.number, one.cut.begin, one.cut.end, clocks)
         for span in spans
@@ -101,11 +100,11 @@ def resharded(
 
 
 def from_one_worker(span: Span, optimizer: Optimizer | None, own: Container[int]) -> dict[int, dict[str, Any]]:
-    """Number -> state, of a span's shards that are in `own`, where a worker had all to itself.
+    """Number -> state, of a span's shards that are in `own`, after a run of one worker.
 
     Args:
         span: with the model's values in `pulled`.
-        optimizer: whose state its owners go on with, if any.
+        optimizer: whose state the owners continue, if any.
         own: numbers of shards.
     """
     tensors, numbers = optimizer_state(optimizer, span.fragment, 0, span.numel) if optimizer is not None else ({}, {})
@@ -121,12 +120,12 @@ def from_one_worker(span: Span, optimizer: Optimizer | None, own: Container[int]
 
 
 def old_clocks(old: OldCheckpoint, count: int) -> list[int]:
-    """The clocks from which all workers go on, one for each client: those of rank 0."""
+    """The clocks with which all workers resume, one for each client: those of rank 0."""
     return [int(old.part(0, "exchange", "streams", k, "clock") or 0) for k in range(count)]
 
 
 def whole_optimizers(old: OldCheckpoint, model: Modules, owned: Owned, topology: Sharded) -> list[dict[str, Any]]:
-    """State dictionaries of optimizers that stepped at the owners, for a worker that is alone and steps itself.
+    """State dictionaries of optimizers that stepped at the owners, for a single worker.
 
     Args:
         old: the checkpoint.
@@ -151,7 +150,7 @@ def whole_optimizers(old: OldCheckpoint, model: Modules, owned: Owned, topology:
 
 
 def _states(span: Span, shard: dict[str, Any], place: dict[int, int]) -> list[tuple[int, dict[str, Tensor]]]:
-    """(number of a parameter, what its optimizer keeps of it) pairs of a span; outer state is left behind."""
+    """(number of a parameter, its optimizer state) pairs of a span; without outer state."""
     prefix = "optimizer."
     rows = {
         key.removeprefix(prefix): span.fragment.unflatten(flat)

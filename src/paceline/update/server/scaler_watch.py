@@ -9,27 +9,27 @@ from typing import Any
 from torch.optim import Optimizer
 
 
-class ScalerWatch:
-    """Notices steps that the scaler skips: they move nothing, but the clock of this worker has to go on.
+def watch_skipped_steps(
+    scaler: Any, progress: Callable[[], object], skipped: Callable[[Optimizer], None]
+) -> Callable[[], object]:
+    """Call `skipped` for each step that the scaler skips, since this worker's clock has to advance all the same.
 
     Args:
-        scaler: the user's; its `step` is wrapped until `close`.
-        progress: gives what changes with each step that is made.
-        skipped: called with the optimizer of a step that was skipped.
+        scaler: the user's; its `step` is wrapped.
+        progress: gives a value that changes with each step that is made.
+        skipped: called with the optimizer of a skipped step.
+
+    Returns:
+        Restores the scaler's own `step`.
     """
+    step = scaler.step
 
-    def __init__(self, scaler: Any, progress: Callable[[], object], skipped: Callable[[Optimizer], None]) -> None:
-        self._scaler, step = scaler, scaler.step
+    def watched(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        before = progress()
+        result = step(optimizer, *args, **kwargs)
+        if progress() == before:
+            skipped(optimizer)
+        return result
 
-        def watched(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            before = progress()
-            result = step(optimizer, *args, **kwargs)
-            if progress() == before:
-                skipped(optimizer)
-            return result
-
-        scaler.step = watched
-
-    def close(self) -> None:
-        """Give the scaler its own `step` back."""
-        self._scaler.__dict__.pop("step", None)
+    scaler.step = watched
+    return lambda: scaler.__dict__.pop("step", None)

@@ -16,7 +16,7 @@ class ServiceThreads:
     """Daemon threads whose errors are reported.
 
     Args:
-        failed: called with the error of a thread: one that ended silently would leave the others waiting.
+        failed: called with the error of a thread, for which the training thread might wait otherwise.
     """
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
@@ -24,7 +24,7 @@ class ServiceThreads:
         self._threads: list[threading.Thread] = []
 
     def start(self, name: str, body: Callable[[], None]) -> None:
-        """Start one."""
+        """Start a thread."""
 
         def guarded() -> None:
             try:
@@ -37,13 +37,13 @@ class ServiceThreads:
         thread.start()
 
     def start_single_core(self, bodies: Mapping[str, Callable[[], None]], timeout_s: float) -> None:
-        """Start threads whose torch keeps to one core each; returns when all of them run."""
+        """Start threads in which torch uses one core each; returns when all of them run."""
         threads = torch.get_num_threads()
         ready = threading.Barrier(1 + len(bodies))
         for name, body in bodies.items():
             self.start(name, _single(ready, body))
         ready.wait(timeout_s)
-        torch.set_num_threads(threads)  # those of the program
+        torch.set_num_threads(threads)  # torch sets it for the program, too
 
     def join(self) -> None:
         """Wait for the threads to end."""
@@ -53,7 +53,7 @@ class ServiceThreads:
 
 
 def _single(ready: threading.Barrier, body: Callable[[], None]) -> Callable[[], None]:
-    """`body` in a thread whose torch keeps to one core: shards are small, and the other cores compute."""
+    """`body` for a thread in which torch uses one core: shards are small, and the other cores compute."""
 
     def run() -> None:
         torch.set_num_threads(1)

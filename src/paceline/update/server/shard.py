@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shard of the parameters at its owner: values, the optimizer over them, and how many updates they have seen.
+"""A shard of the parameters at its owner: values, the optimizer over them, and the number of updates.
 
-Shards are independent of one another. A push is applied in one go under the shard's lock, so that whoever pulls sees
-all of an update or nothing of it; between shards there is no such order, as between the slices of any sharded server.
+Shards are independent of one another. A push is applied under the shard's lock, so that a pull sees all of an update or
+nothing of it; between shards there is no such order, as in any sharded parameter server.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from paceline.update.server.shard_updates import IncomingPush, UpdateRule
 from paceline.update.server.staleness import WorkerClocks
 
 REFUSED = -1
-"""In the place of a delay: the numbers were not finite, and nothing was applied."""
+"""In place of a delay: the push was not finite and was not applied."""
 LEDGER_SHARD = 0
 """The number of the shard whose owner keeps the ledger of the data."""
 NO_READER = -1
-"""In the place of a reader: who only looks, and will not compute a gradient at what he sees."""
+"""In place of a reader's rank: no gradient will be computed at the values of this pull."""
 
 
 class ParameterShard:
@@ -34,9 +34,9 @@ class ParameterShard:
     Args:
         number: the same on all workers.
         anchor: its values, host memory; kept and changed in place.
-        way: anchor -> what becomes of a push.
-        clocks: how far each worker is, as this shard sees it.
-        keeps_origins: whether the values that each worker has pulled, and may compute at, are kept.
+        update_rule: anchor -> how a push is applied to it.
+        clocks: the clock of each worker, as this shard has seen it.
+        keeps_origins: whether to keep the values that each worker has pulled and may compute at.
     """
 
     def __init__(
@@ -52,25 +52,25 @@ class ParameterShard:
         self.numbered = PushNumbers()
         self.lock = threading.Lock()
         self.ledger: Ledger | None = None
-        self.news: dict[int, Any] = {}  # reader -> what of the ledger goes with the values that it was given
+        self.news: dict[int, Any] = {}  # reader -> the ledger's news that go with the values it pulled
         self._update_rule = update_rule(anchor)
         self._keeps_origins = keeps_origins
         self.origins: dict[int, dict[int, Tensor]] = {}  # worker -> version -> the values that it pulled
-        self._spare: list[Tensor] = []  # memory of such values that nobody computes at any more
+        self._spare: list[Tensor] = []  # memory of such values that are not needed any more
         self._first = anchor.clone() if keeps_origins else None
 
     def begin_with(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
-        """Take the state that the optimizer already had."""
+        """Load the state that the optimizer had at attach."""
         self._update_rule.load(tensors, numbers)
 
     @torch.no_grad()
     def push(self, values: Tensor, incoming: IncomingPush) -> int:
-        """Apply what a worker sends, shape (n,), which is used up, unless the shard has it; its delay, or `REFUSED`.
+        """Apply a push, shape (n,), unless the shard has it already; its delay, or `REFUSED`. Overwrites `values`.
 
-        The samples of numbers that are refused count as taken: they would be refused again.
+        The samples of a refused push count as done: they would be refused again.
         """
         with self.lock:
-            self.version = max(self.version, incoming.version)  # a successor may know less than a worker has seen
+            self.version = max(self.version, incoming.version)  # a replica may be older than what a worker has pulled
             self.clocks.tick(incoming.sender, incoming.clock)
             if not self.numbered.is_new(incoming.sender, incoming.clock, incoming.marks):
                 return self.version - incoming.version
@@ -90,7 +90,7 @@ class ParameterShard:
             return delay
 
     def _origin(self, incoming: IncomingPush) -> Tensor | None:
-        """The values at which a push was computed; those of the beginning where the worker has none of us."""
+        """The values at which a push was computed; the first values where the worker has not pulled."""
         kept = self.origins.get(incoming.sender, {})
         for version in [version for version in kept if version < incoming.version]:
             self._spare.append(kept.pop(version))  # a worker never goes back
@@ -100,7 +100,7 @@ class ParameterShard:
     def pull(self, reader: int, out: Tensor) -> int:
         """Copy the values to `out`, shape (n,); their version.
 
-        With an answer under way a worker pushes once more from older values than it pulled last, so a pull drops none.
+        With an overlap a worker may still push from older values than it pulled last, so a pull keeps those.
         """
         with self.lock:
             out.copy_(self.anchor)
@@ -115,14 +115,14 @@ class ParameterShard:
             return self.version
 
     def leave(self, rank: int) -> None:
-        """Worker `rank` is done, or lost."""
+        """Forget worker `rank`, which is done or lost."""
         with self.lock:
             self.clocks.leave(rank)
             self.origins.pop(rank, None)
 
     @torch.no_grad()
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds; copies."""
+        """The shard's part of a checkpoint; copies."""
         with self.lock:
             return {
                 "about": self._about(),  # the ledger goes with the data
@@ -137,7 +137,7 @@ class ParameterShard:
 
     @torch.no_grad()
     def load(self, state: dict[str, Any]) -> None:
-        """Put back what `state` gave."""
+        """Restore what `state` gave."""
         with self.lock:
             self._take(state["about"], state["anchor"], state["tensors"])
             self.origins = {
@@ -149,7 +149,7 @@ class ParameterShard:
 
     @torch.no_grad()
     def snapshot(self) -> tuple[dict[str, Any], Tensor]:
-        """What a neighbour needs to take the shard over: (numbers, the tensors end to end), without origins."""
+        """A replica for the successor: (numbers, the tensors end to end), without origins."""
         with self.lock:
             tensors = self._update_rule.tensors()
             row = torch.cat([self.anchor, *(t.to(self.anchor.dtype) for t in tensors.values())])
@@ -157,7 +157,7 @@ class ParameterShard:
 
     @torch.no_grad()
     def restore(self, about: dict[str, Any], row: Tensor) -> None:
-        """Take over what `snapshot` gave at another worker."""
+        """Restore what `snapshot` gave at another worker."""
         parts = torch.split(row, self.anchor.numel())
         with self.lock:
             self._take(about, parts[0], dict(zip(about["tensors"], parts[1:], strict=True)))

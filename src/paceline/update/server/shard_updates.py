@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a push at the owner of a shard: the optimizer's step, a sum, an elastic pull, a moving mean."""
+"""How an owner applies a push to a shard: the optimizer's step, a sum, an elastic pull, a moving mean."""
 
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,22 +16,22 @@ from torch.optim import Optimizer
 from paceline.rules.outer.arrival import Arrival, CenterPull, Push
 
 LOCAL_SETTINGS = ("params", "foreach", "fused", "capturable", "differentiable")
-"""What an optimizer's group says about its own tensors and not about the method."""
+"""Settings of an optimizer's group that concern its own tensors and not the method."""
 
 GroupSettings = dict[str, Any]
 
 
 @dataclass
 class IncomingPush:
-    """What a worker sends of one shard.
+    """What a worker says about a push to one shard.
 
     Attributes:
         sender: its rank.
-        clock: the clock it has come to with this push: the first push brings 1.
-        version: of the values at which the numbers were computed.
-        minibatches: that the numbers stand for.
+        clock: that it reaches with this push; 1 for the first push.
+        version: of the values at which the push was computed.
+        minibatches: that the push stands for.
         settings: of the optimizer's group at the sender (learning rate, ...).
-        marks: (loader, epoch, begin, end): places of the data that the numbers are made of.
+        marks: (loader, epoch, begin, end): sample ranges that the push was computed on.
     """
 
     sender: int
@@ -41,27 +42,30 @@ class IncomingPush:
     marks: Sequence[Sequence[int]] = ()
 
 
-class UpdateRule(Protocol):
-    """What becomes of a push."""
+class UpdateRule(ABC):
+    """How a push is applied."""
 
+    @abstractmethod
     def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, incoming: IncomingPush, push: Push) -> None:
-        """Change `anchor` (in place) by `values`, shape (n,), which are used up."""
+        """Change `anchor` in place by `values`, shape (n,), which may be overwritten."""
 
     def tensors(self) -> dict[str, Tensor]:
         """State of the anchor's shape."""
+        return {}
 
     def numbers(self) -> dict[str, float]:
         """State that is one number."""
+        return {}
 
-    def load(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
-        """Put back what `tensors` and `numbers` gave."""
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:  # noqa: B027
+        """Restore what `tensors` and `numbers` gave."""
 
 
-class OptimizerSteps:
-    """Gradients: the user's optimizer steps here, on what the outer step makes of the gradient.
+class OptimizerSteps(UpdateRule):
+    """Gradients: the user's optimizer steps here, after the outer step has corrected the gradient for its delay.
 
     Args:
-        outer: how delays are met.
+        outer: corrects for delays.
         kind: the optimizer's class; element-wise, so that it does not matter where a tensor is cut.
         anchor: the values.
         settings: of its group, as the user gave them.
@@ -82,7 +86,7 @@ class OptimizerSteps:
                 self._group[name] = tuple(value) if isinstance(value, list) else value
 
     def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, incoming: IncomingPush, push: Push) -> None:
-        """Mend the gradient, and step."""
+        """Correct the gradient, and step."""
         self._take(incoming.settings)
         group = self._group
         push = replace(push, lr=float(group["lr"]), momentum=float(group.get("momentum", 0.0)))
@@ -133,8 +137,8 @@ class OptimizerSteps:
             self._optimizer.state[self._parameter] = state
 
 
-class AddDelta:
-    """Deltas: a block's displacement is added, times the rate that the outer step gives it."""
+class AddDelta(UpdateRule):
+    """Deltas: a block's delta is added, times the rate that the outer step gives it."""
 
     def __init__(self, outer: Arrival) -> None:
         self._outer = outer
@@ -143,18 +147,9 @@ class AddDelta:
         """theta += rate d."""
         anchor.add_(values, alpha=self._outer.rate(push))
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {}
 
-    def numbers(self) -> dict[str, float]:
-        return {}
-
-    def load(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
-        """Nothing is kept."""
-
-
-class ElasticPull(AddDelta):
-    """Elastic averaging: the center is drawn towards the worker's parameters.
+class ElasticPull(UpdateRule):
+    """Elastic averaging: the center moves towards the worker's parameters.
 
     Args:
         outer: with beta.
@@ -169,11 +164,8 @@ class ElasticPull(AddDelta):
         self._elastic.elastic_step(anchor, values, self._workers)
 
 
-class BlendBuffer(AddDelta):
-    """Buffers: a moving mean over the workers, so that what is exported stays between valid values."""
-
-    def __init__(self) -> None:
-        """Nothing to choose."""
+class BlendBuffer(UpdateRule):
+    """Buffers: a moving mean over the workers, so that exported buffers stay between valid values."""
 
     def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, incoming: IncomingPush, push: Push) -> None:
         """b += (b_i - b) / N; counters take the largest."""

@@ -24,13 +24,13 @@ Group = Callable[[], dict[str, Any]]
 
 @dataclass
 class ShardRange:
-    """A shard as its span knows it: elements begin .. end (excl.), owned by a worker.
+    """A shard's place in its span.
 
     Attributes:
         number: the same on all workers.
-        cut: where it lies.
+        cut: its elements and its owner.
         version: of the values that were pulled last.
-        computed_at: of the values at which the numbers were computed that are pushed next.
+        computed_at: version at which the next push is computed.
     """
 
     number: int
@@ -40,14 +40,14 @@ class ShardRange:
 
 
 class Span:
-    """Tensors of one kind end to end: what was pulled last, and room for what comes.
+    """Tensors of one kind end to end, with the values that were pulled last.
 
     Attributes:
         number: the same on all workers.
         fragment: the tensors.
         ranges: its shards.
         pulled: the values that were pulled last, in host memory: the global model as this worker knows it.
-        incoming: where answers arrive.
+        incoming: memory for answers.
     """
 
     def __init__(self, number: int, fragment: Fragment, group: Group | None, cuts: list[Cut], first: int) -> None:
@@ -55,47 +55,42 @@ class Span:
         self.ranges = [ShardRange(first + k, cut) for k, cut in enumerate(cuts)]
         self.pulled = host(fragment)
         self.incoming = host(fragment)
-        self.anchor = self.pulled  # for those who export the global model
+        self.anchor = self.pulled  # for exports of the global model
         self.numel = fragment.numel
 
     def read(self, out: Tensor) -> Tensor:
-        """The tensors as they are now, in `out`, host memory, shape (numel,)."""
+        """Copy the tensors to `out`, host memory, shape (numel,)."""
         self.fragment.refresh()
         if self.fragment.device.type == "cpu":
             return self.fragment.whole(out=out)
         return out.copy_(self.fragment.whole())
 
     def write(self, values: Tensor) -> None:
-        """Give the tensors these values, shape (numel,)."""
+        """Write values, shape (numel,), to the tensors."""
         self.fragment.refresh()
         self.fragment.write(0, self.numel, values.to(self.fragment.device, non_blocking=True))
 
     def settings(self) -> GroupSettings:
-        """What the optimizer's group says at present, as JSON's terms."""
+        """The optimizer group's settings at present, as JSON types."""
         if self._group is None:
             return {}
         return {k: _plain(v) for k, v in self._group().items() if k not in LOCAL_SETTINGS and _is_plain(v)}
 
     def requests(self, values: Tensor | None, answered: bool = True) -> Iterator[ShardRequest]:
-        """A question for each shard; `values`, shape (numel,), is pushed with it.
-
-        Args:
-            values: what is pushed, if anything.
-            answered: whether the owners' values are asked for.
-        """
+        """A request to each shard, which pushes `values`, shape (numel,), if given, and pulls if `answered`."""
         for one in self.ranges:
             low, high = one.cut.begin, one.cut.end
             pushed = None if values is None else values[low:high]
             out = self.incoming[low:high] if answered else None
             yield ShardRequest(one.number, self.number, pushed, out, one.computed_at)
 
-    def mark(self) -> None:
-        """What is pushed next is computed at what was pulled last, also where an answer comes before it is pushed."""
+    def note_version(self) -> None:
+        """Note that the next push is computed at the values pulled last, whatever answer arrives before it."""
         for one in self.ranges:
             one.computed_at = one.version
 
     def take(self, requests: dict[int, ShardRequest]) -> None:
-        """What has arrived is what was pulled last."""
+        """Make the values that arrived the ones pulled last."""
         self.pulled, self.incoming = self.incoming, self.pulled
         self.anchor = self.pulled
         for one in self.ranges:
@@ -103,23 +98,23 @@ class Span:
 
 
 class BufferPool:
-    """Flat tensors of a fragment's size in host memory: taken for a push, and given back when nobody needs it."""
+    """Flat tensors of a fragment's size in host memory, reused between pushes."""
 
     def __init__(self, fragment: Fragment) -> None:
         self._fragment = fragment
         self._free: list[Tensor] = []
 
     def take(self) -> Tensor:
-        """One that nobody uses; shape (numel,)."""
+        """A free tensor, shape (numel,)."""
         return self._free.pop() if self._free else host(self._fragment)
 
     def give(self, flat: Tensor) -> None:
-        """Nobody uses it any more; from any thread."""
+        """Return a tensor to the pool, from any thread."""
         self._free.append(flat)
 
 
 def host(fragment: Fragment) -> Tensor:
-    """Room for a fragment's values in host memory, touched; pinned where the model is on CUDA."""
+    """Zeros for a fragment's values in host memory; pinned where the model is on CUDA."""
     return fragment.zeros(torch.device("cpu"))
 
 
@@ -138,7 +133,7 @@ def _plain(value: Any) -> Any:
 
 
 class ShardLayout:
-    """Spans and shards of everything that is exchanged, the same on all workers.
+    """The spans and shards of parameters and buffers, the same on all workers.
 
     Args:
         topology: how a span is cut.
@@ -151,7 +146,7 @@ class ShardLayout:
         self.owners: dict[int, int] = {}
 
     def add(self, fragment: Fragment, group: Group | None) -> Span:
-        """Cut a fragment."""
+        """Cut a fragment into shards."""
         cuts = self._topology.pieces(fragment.numel, self._workers)
         span = Span(len(self.spans), fragment, group, cuts, len(self.owners))
         self.owners |= {one.number: one.cut.owner for one in span.ranges}
@@ -164,13 +159,13 @@ class ShardLayout:
         found = []
         for k, group in enumerate(optimizer.param_groups):
             pairs = [(names[id(p)], p) for p in group["params"] if id(p) in names and p.numel()]
-            _refuse(pairs)
+            _refuse_unsupported(pairs)
             now = partial(_group_now, optimizer, k)
             found += [self.add(fragment, now) for fragment in fragments("parameters", pairs)]
         return found
 
     def shard(self, number: int) -> tuple[Span, ShardRange]:
-        """Where shard `number` lies."""
+        """The span and the range of shard `number`."""
         for span in self.spans:
             first = span.ranges[0].number
             if first <= number < first + len(span.ranges):
@@ -179,12 +174,12 @@ class ShardLayout:
 
 
 def _group_now(optimizer: Optimizer, number: int) -> dict[str, Any]:
-    """The group as it is now: `load_state_dict` puts other dictionaries in the place of all groups."""
+    """The group as it is now: `load_state_dict` replaces the dictionaries of all groups."""
     found: dict[str, Any] = optimizer.param_groups[number]
     return found
 
 
-def _refuse(pairs: Named) -> None:
+def _refuse_unsupported(pairs: Named) -> None:
     for name, parameter in pairs:
         if parameter.is_complex():
             raise UnsupportedError(f"{name} is complex; asynchronous rules take real parameters only")
@@ -195,12 +190,7 @@ def _refuse(pairs: Named) -> None:
 
 
 class GradientAccumulator:
-    """A span's gradients since the last push, as their sum, in a flat tensor while others are sent.
-
-    Args:
-        span: the parameters.
-        rooms: where flat tensors come from.
-    """
+    """The sum of a span's gradients since the last push, in a flat tensor of `pool`."""
 
     def __init__(self, span: Span, pool: BufferPool) -> None:
         self._fragment = span.fragment
@@ -212,11 +202,11 @@ class GradientAccumulator:
 
     @property
     def _filled(self) -> Tensor:
-        """Where gradients are gathered: beside the parameters."""
+        """The sum, on the parameters' device."""
         return self._flat if self._device is None else self._device
 
     def _in(self, flat: Tensor) -> list[Tensor]:
-        """The flat tensor in the parameters' shapes and strides: in the order of their memory, as values are."""
+        """Views of the flat tensor in the parameters' shapes and strides."""
         if flat.data_ptr() not in self._views:
             views = []
             for slot, tensor in zip(self._fragment.slots, self._fragment.tensors, strict=True):
@@ -227,7 +217,7 @@ class GradientAccumulator:
 
     @torch.no_grad()
     def add(self) -> None:
-        """Add the gradients that are there now."""
+        """Add the present gradients."""
         views = self._in(self._filled)
         pairs = [(view, tensor.grad) for view, tensor in zip(views, self._fragment.tensors, strict=True)]
         self._refuse_sparse()
@@ -253,7 +243,7 @@ class GradientAccumulator:
 
     @torch.no_grad()
     def incoming_finite(self) -> bool:
-        """Whether the gradients that are there now are finite."""
+        """Whether the present gradients are finite."""
         self._refuse_sparse()
         gradients = [local(tensor.grad) for tensor in self._fragment.tensors if tensor.grad is not None]
         if not gradients:
@@ -263,7 +253,7 @@ class GradientAccumulator:
 
     @torch.no_grad()
     def mean(self) -> Tensor:
-        """The mean of what was gathered, shape (numel,), in host memory, which the caller gives back to the rooms."""
+        """The mean gradient, shape (numel,), in host memory; the caller returns it to the pool."""
         flat = self._flat
         if self._device is not None:
             flat.copy_(self._device)
@@ -275,14 +265,14 @@ class GradientAccumulator:
 
     @torch.no_grad()
     def finite(self) -> bool:
-        """Whether all that was gathered is finite."""
+        """Whether the sum is finite."""
         return bool(torch.isfinite(self._filled.sum())) or bool(torch.isfinite(self._filled).all())
 
     @torch.no_grad()
     def fill_nan(self) -> None:
-        """Make all of it nan, so that no owner takes its part."""
+        """Make the sum nan, so that all owners refuse it."""
         self._filled.fill_(torch.nan)
 
     def reset(self) -> None:
-        """Drop what was gathered."""
+        """Drop the sum."""
         self.minibatches = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server between virtual workers: the same shards, asked and answered as events on a simulated clock."""
+"""The service between virtual workers: the same shards; requests and answers are events on a simulated clock."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from paceline.rules.traffic import FRAME_BYTES
 from paceline.update.server.owner import ShardServer
 from paceline.update.server.protocol import PendingExchange, ShardRequest
 from paceline.update.server.shard import LEDGER_SHARD, NO_READER
-from paceline.update.server.shard_updates import IncomingPush
 from paceline.update.server.simulated_leases import SimulatedLedgerClient
 from paceline.update.server.timers import Once
 
 
 class Hub:
-    """What the virtual workers of one run share.
+    """What the virtual workers of one run share, by rank.
 
     Attributes:
-        servers: by rank.
-        transports: by rank; they count the bytes.
-        held: by owner: answers that wait for the slowest.
+        servers: the shards of each.
+        transports: count the bytes.
+        held: answers of each owner that wait for the slowest worker.
         ledger: of the data.
+        finished: workers that have no more to push.
+        failed: workers that left before the end.
     """
 
     def __init__(self) -> None:
@@ -50,9 +51,9 @@ class SimulatedService:
     Args:
         transport: the virtual connection.
         cluster: of the virtual workers.
-        server: what this worker owns.
+        server: the shards that this worker owns.
         owners: shard -> rank.
-        ledger: of the data; that of the first worker is everybody's.
+        ledger: of the data; all workers use that of the first shard's owner.
     """
 
     def __init__(
@@ -74,37 +75,37 @@ class SimulatedService:
         keeps = LEDGER_SHARD in server.shards
         if keeps:
             self._hub.ledger = ledger
-        self._parted = False
+        self._has_final_model = False
         transport.barrier()
         soon = partial(self._clock.wake, self._rank, 0.0)
         wait = partial(self._await, "work that is left")
         self.leases: Leases = SimulatedLedgerClient(
-            self._rank, self._hub.ledger, keeps, self.now, soon, self._rest, wait
+            self._rank, self._hub.ledger, keeps, self.now, soon, self._idle, wait
         )
 
     def computed(self, step: int) -> None:
-        """Let so much simulated time pass as the minibatch takes."""
+        """Let the simulated time of the minibatch pass."""
         self._check()
         awake: list[bool] = []
         self._clock.wake(self._rank, self._clock.compute_s(self._rank, step), lambda: awake.append(True))
         self._cluster.wait(self._rank, "the end of its minibatch", lambda: bool(awake))
 
     def taking(self) -> AbstractContextManager[object]:
-        """One virtual worker runs at a time."""
+        """An empty context: one virtual worker runs at a time."""
         return contextlib.nullcontext()
 
     def now(self) -> float:
-        """Simulated time."""
+        """Simulated time, seconds."""
         return self._clock.now
 
     def exchange_later(self, pending: PendingExchange, after_s: float) -> Once:
-        """Send it in so many simulated seconds, or when it is needed."""
-        once = Once(lambda: self._ask(pending))  # an event may not raise: it happens while nobody runs
+        """Start the exchange in `after_s` simulated seconds, or earlier when the returned function is called."""
+        once = Once(lambda: self._ask(pending))  # without `_check`: an event may not raise
         self._clock.wake(self._rank, after_s, once)
         return once
 
     def exchange(self, pending: PendingExchange) -> None:
-        """Send to every owner what concerns it, in one message each."""
+        """Send every owner its requests, in one message."""
         self._check()
         self._ask(pending)
 
@@ -123,16 +124,13 @@ class SimulatedService:
         self._clock.carry(source, to, nbytes, then)
 
     def _arrive(self, owner: int, pending: PendingExchange, requests: list[ShardRequest]) -> None:
-        """At the owner: apply, and answer when the bound allows."""
+        """At the owner: apply the pushes, and answer when the bound on staleness allows."""
         server, delays = self._hub.servers[owner], []
         for request in requests:
             if request.values is None:
                 delays.append(0)
                 continue
-            settings = pending.settings.get(request.span, {})
-            incoming = IncomingPush(
-                self._rank, pending.clock, request.version, pending.minibatches, settings, pending.marks
-            )
+            incoming = pending.incoming(self._rank, request)
             if request.shard == LEDGER_SHARD:
                 self._hub.ledger.done(self._rank, pending.marks)
             delays.append(server.push(request.shard, request.values, incoming, request.out).delay)
@@ -140,7 +138,7 @@ class SimulatedService:
         self._release(owner)
 
     def _release(self, owner: int) -> None:
-        """Answer those who may go on."""
+        """Answer the workers that may go on."""
         server, held = self._hub.servers[owner], self._hub.held[owner]
         self._hub.held[owner] = []
         for entry in held:
@@ -169,17 +167,17 @@ class SimulatedService:
         return pending.done
 
     def wait(self, pending: PendingExchange) -> None:
-        """Let the others work until it is answered."""
+        """Let other workers run until it is answered."""
         self._await("answers of the owners", lambda: pending.done)
 
     def _await(self, what: str, ready: Callable[[], bool]) -> None:
         self._cluster.wait(self._rank, what, lambda: ready() or bool(self._hub.failed))
         self._check()
 
-    def _rest(self) -> None:
-        """Nobody is to wait for this worker's clock while it has nothing to do."""
+    def _idle(self) -> None:
+        """Let no worker wait for this worker's clock until its next push."""
         for owner, server in self._hub.servers.items():
-            server.rest(self._rank)
+            server.idle(self._rank)
             self._release(owner)
 
     def _check(self) -> None:
@@ -187,18 +185,18 @@ class SimulatedService:
         if self._hub.failed:
             raise PeerLostError(f"virtual worker {self._hub.failed[0]} failed; its error is the one that is raised")
 
-    def secure(self, rests: bool = True) -> None:
-        """Virtual workers are not lost."""
+    def secure(self, idle: bool = True) -> None:
+        """Nothing: virtual workers are not lost."""
 
-    def begin_anew(self) -> None:
-        """Nobody has replicas."""
+    def replicate_anew(self) -> None:
+        """Nothing: there are no replicas."""
 
-    def settle(self) -> None:
-        """Everybody is here."""
+    def barrier(self) -> None:
+        """Wait until every worker is here."""
         self._transport.barrier()
 
     def finish(self) -> None:
-        """Tell the owners, and wait for the others."""
+        """Leave at all owners, and wait until all workers have."""
         for owner in self._hub.servers:
             self._carry(self._rank, owner, FRAME_BYTES, lambda o=owner, r=self._rank: self._leave(o, r))
         self._hub.finished.add(self._rank)
@@ -211,15 +209,15 @@ class SimulatedService:
             self._hub.ledger.lost(rank)
         self._release(owner)
 
-    def part(self) -> bool:
-        """Everybody has the final model."""
+    def confirm_final_model(self) -> bool:
+        """Wait until all workers have the final model."""
         self._transport.barrier()
-        self._parted = True
+        self._has_final_model = True
         return True
 
     def close(self) -> None:
-        """Leave; before the end, that is a failure, and the others stop."""
-        if not self._parted:
+        """Leave; before the end that is a failure, and the other workers stop."""
+        if not self._has_final_model:
             self._hub.failed.append(self._rank)
 
     def state(self) -> dict[str, Any]:
@@ -227,7 +225,7 @@ class SimulatedService:
         return {"clock": self._clock.state()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Put the simulated time back."""
+        """Restore the simulated time."""
         if "clock" in state:
             self._clock.load(state["clock"])
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server between processes: sockets, and threads that serve while the worker computes.
+"""The service between processes: sockets, and threads that serve while the worker computes.
 
-Every worker listens, and connects to each other worker. Over a connection go its requests, in order; at the other end
-one thread answers them. A shard's answer leaves while the next shard comes, so both directions of a link are busy.
+Every worker listens, and connects to each other worker (:mod:`.rendezvous`). A connection carries its requests in
+order; at the other end one thread answers them. A shard's answer leaves while the next shard arrives, so both
+directions of a link are busy.
 
-A worker that is silent too long, or whose connection ends, is lost (:mod:`.failures`): all are told, the next worker
-in rank order takes its shards over, and pending requests are sent there again (:mod:`.failover`). A worker that the
-others have given up learns it and stops. Nothing that arrives is executed; :mod:`.rendezvous` says how workers find
-each other.
+A worker that is silent too long, or whose connection ends, is declared lost (:mod:`.failures`): all workers learn that,
+the next worker in rank order takes over its shards, and pending requests are sent to it (:mod:`.failover`). A worker
+that the other workers declared lost learns it and stops.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 
 from paceline.communication import Transport
 from paceline.communication.sockets.channel import TLS, Channel
-from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.ledger.leases import Leases
 from paceline.update.server.answer_handler import AnswerHandler
 from paceline.update.server.barriers import Barriers
@@ -39,28 +38,27 @@ from paceline.update.server.peer_server import PeerServer
 from paceline.update.server.peers import Peers
 from paceline.update.server.protocol import PendingExchange
 from paceline.update.server.quorum import identity
-from paceline.update.server.rendezvous import meet
+from paceline.update.server.rendezvous import connect_all
 from paceline.update.server.service_threads import ServiceThreads
 from paceline.update.server.shard_service import ShardService
 from paceline.update.server.timers import Once
 
 
 class SocketService:
-    """A worker's connection to the owners of shards, and its own serving.
+    """A worker's connections to the owners of shards, and its own serving.
 
     Args:
-        transport: the connection over which workers found each other; used to begin and to end, not between.
-        server: what this worker owns.
+        transport: the connection over which workers find each other.
+        server: the shards that this worker owns.
         owners: shard -> rank.
-        data: where this worker's places of the data come from and go.
+        data: where this worker's samples come from.
         timeout_s: deadline of every wait for another worker, seconds.
         tls: certificates, where the network is not trusted.
-        reports: hears what becomes of workers; from any thread.
+        reports: takes reports about lost workers, from any thread.
 
     Attributes:
-        membership: who takes part.
-        durability: of pushes.
-        leases: the way to the ledger of the data.
+        durability: keeps and replicates pushes.
+        leases: this worker's access to the ledger of the data.
     """
 
     def __init__(
@@ -74,12 +72,12 @@ class SocketService:
         reports: Reports,
     ) -> None:
         world = transport.world
-        self.membership = ServerMembership(world.rank, world.size, owners)
-        self._context = ServiceContext(transport, server, self.membership, reports, timeout_s)
+        membership = ServerMembership(world.rank, world.size, owners)
+        self._context = ServiceContext(transport, server, membership, reports, timeout_s)
         failures = Failures(self._context, transport.gather_json(identity()))
         incoming: dict[int, Channel] = {}
         peers = Peers(self._context, incoming)
-        self.durability = Durability(self._context, peers, data.bounded, self._samples_done)
+        self.durability = Durability(self._context, peers, data.bounded, lambda marks: self._ledger_client.done(marks))
         self._ledger_client = SocketLedgerClient(self._context, peers, failures, self.durability, data)
         self.leases: Leases = self._ledger_client
         exchanges = Exchanges(self._context, peers, self.durability, self._ledger_client)
@@ -90,19 +88,16 @@ class SocketService:
         )
         failures.on_loss = Failover(self._parts).lost
         self._threads = ServiceThreads(self._context.fail)
-        outgoing, met = meet(transport, timeout_s, tls)
-        incoming |= met
+        outgoing, accepted = connect_all(transport, timeout_s, tls)
+        incoming |= accepted
         try:
             self._begin(outgoing)
         except BaseException:
             self.close()
             raise
 
-    def _samples_done(self, marks: list[Mark]) -> None:
-        self._ledger_client.done(marks)
-
     def _begin(self, outgoing: dict[int, Channel]) -> None:
-        """Start the threads; they are all there before the first request."""
+        """Start all threads, before the first request."""
         parts, peers = self._parts, self._parts.peers
         answers = AnswerHandler(parts)
         remote = {rank: Peer(self._context, answers, rank, channel) for rank, channel in outgoing.items()}
@@ -116,76 +111,76 @@ class SocketService:
     # -- requests ---------------------------------------------------------------------------------
 
     def computed(self, step: int) -> None:
-        """Real time has passed by itself."""
+        """Nothing: real time has passed."""
 
     def now(self) -> float:
         """Real time."""
         return time.monotonic()
 
     def exchange(self, pending: PendingExchange) -> None:
-        """Send it on its way; called by the training thread alone."""
+        """Start the exchange; only the training thread calls this."""
         self._parts.exchanges.start(pending)
 
     def exchange_later(self, pending: PendingExchange, after_s: float) -> Once:
-        """Send it in so many seconds, or when what is returned is called before."""
+        """Start the exchange in `after_s` seconds, or earlier when the returned function is called."""
         return self._parts.exchanges.start_later(pending, after_s)
 
     def done(self, pending: PendingExchange) -> bool:
         """Whether it is answered."""
-        return self._parts.exchanges.done(pending)
+        self._context.check()
+        return pending.done
 
     def wait(self, pending: PendingExchange) -> None:
-        """Wait for the answers; owners that are silent too long are given up meanwhile."""
+        """Wait for the answers; owners that are silent too long are declared lost meanwhile."""
         self._parts.peers.wait_until(lambda: pending.done)
 
     def taking(self) -> AbstractContextManager[object]:
-        """Inside, nobody is given up: what was pulled and what is known of the ledger belong together."""
+        """Context without failovers, so that the pulled values and the ledger's news stay consistent."""
         return self._context.changed
 
     # -- all workers ------------------------------------------------------------------------------
 
-    def secure(self, rests: bool = True) -> None:
+    def secure(self, idle: bool = True) -> None:
         """Wait until no push of this worker can be lost with one owner."""
-        self._ledger_client.secure(rests)
+        self._ledger_client.secure(idle)
 
-    def begin_anew(self) -> None:
-        """This worker's shards were put in the place of others: their replicas are of no use any more."""
+    def replicate_anew(self) -> None:
+        """Replicate this worker's shards, which were replaced."""
         self.durability.renew(list(self._context.server.shards))
 
-    def settle(self) -> None:
-        """Wait until every worker is here, with nothing under way."""
-        self._parts.barriers.settle()
+    def barrier(self) -> None:
+        """Wait until every worker is here, with no exchange under way."""
+        self._parts.barriers.barrier()
 
     def finish(self) -> None:
-        """Say that this worker is done, and wait for the others."""
+        """Announce that this worker has no more to push, and wait until no worker has."""
         self._parts.barriers.finish()
 
-    def part(self) -> bool:
-        """Say that this worker has the final model, and wait until all have; False where it has to be pulled again."""
-        return self._parts.barriers.part()
+    def confirm_final_model(self) -> bool:
+        """Wait until all workers have the final model; False where this worker has to pull it again."""
+        return self._parts.barriers.confirm_final_model()
 
     def close(self) -> None:
-        """Close every connection; the threads end with them."""
+        """Close every connection, which ends the threads."""
         context, peers = self._context, self._parts.peers
         with context.changed:
-            if context.closing:
+            if context.closed.is_set():
                 return
-            leaves_early = bool(peers.all) and not self._parts.barriers.parted and context.status.failure is None
-            if leaves_early:  # others need not guess whether it goes on
-                peers.say_all(FrameKind.OUT, (context.rank, 1), "it has left before the end")
+            leaves_early = bool(peers.all) and not self._parts.barriers.all_have_final_model and context.failure is None
+            if leaves_early:  # so that other workers need no timeout to notice
+                peers.say_all(FrameKind.OUT, (context.membership.rank, 1), "it has left before the end")
         for peer in peers.all.values() if leaves_early else ():
             peer.flush(OUT_S)
         with context.changed:
-            context.status.closing = True
-            context.status.closed.set()
+            context.closed.set()
             self._parts.exchanges.timers.close()
             context.changed.notify_all()
         peers.close()
         self._threads.join()
 
     def state(self) -> dict[str, Any]:
-        """Nothing: real time goes on."""
+        """Nothing: real time is not saved."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Nothing was kept."""
+        """Nothing to restore."""

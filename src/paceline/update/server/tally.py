@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of a worker's pushes, until it is written to the event log."""
+"""Counts the results of a worker's pushes for the event log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.update.monitor import Monitor
 
 
 class ExchangeTally:
-    """What became of pushes since the last line of the log.
+    """The results of pushes since the last line of the log.
 
     Attributes:
         delays: of the pushes that were answered.
@@ -24,7 +24,7 @@ class ExchangeTally:
         self.wait_s = 0.0
 
     def report(self, monitor: Monitor, began: float, pushes: int) -> None:
-        """Write it down, and begin anew.
+        """Write the counts to the log, and reset them.
 
         Args:
             monitor: of the run.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Things that are done in some seconds, or at once when somebody cannot wait."""
+"""Delayed actions, which may also be run early."""
 
 from __future__ import annotations
 
@@ -10,23 +10,19 @@ from collections.abc import Callable
 
 
 class Once:
-    """Done by whoever comes first: its time, or who needs it earlier.
-
-    Args:
-        action: what is done.
-    """
+    """An action that runs at the first call only."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._action, self._taken = action, threading.Lock()
 
     def __call__(self) -> None:
-        """Do it, unless it was done."""
+        """Run the action, unless it ran before."""
         if self._taken.acquire(blocking=False):
             self._action()
 
 
 class Timers:
-    """Does things at their time; `run` is the body of a thread."""
+    """Runs actions at their time; `run` is the body of a thread."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Once]] = []
@@ -34,14 +30,14 @@ class Timers:
         self._number, self._over = 0, False
 
     def put(self, after_s: float, once: Once) -> None:
-        """Do it in so many seconds."""
+        """Run an action in `after_s` seconds."""
         with self._changed:
             self._number += 1
             heapq.heappush(self._due, (time.monotonic() + after_s, self._number, once))
             self._changed.notify()
 
     def run(self) -> None:
-        """Wait, and do what is due, until `close`."""
+        """Run what is due, until `close`."""
         while (once := self._next()) is not None:
             once()
 
@@ -55,7 +51,7 @@ class Timers:
         return None
 
     def close(self) -> None:
-        """What is not done by now is not done any more."""
+        """Drop all pending actions."""
         with self._changed:
             self._over = True
             self._changed.notify()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker has pushed and may have to push again: each push, until a replica of every shard holds it.
+"""The pushes that a worker may have to send again: each push, until a replica of every shard holds it.
 
-What an owner's successor has no replica of is lost with the owner. The senders send it again, to the successor. What
-they keep is bounded: owners replicate a shard as soon as one sender has `interval` pushes in it that no replica holds,
-and a sender with `MORE` pushes beyond that waits before its next one.
+Pushes that no replica holds are lost with the owner; their senders send them to its successor again. Memory for them is
+bounded: owners replicate a shard as soon as one sender has `interval` pushes in it that no replica holds, and a sender
+with `MORE` pushes beyond that waits before its next one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from paceline.data.ledger.epoch_ledger import Mark
 from paceline.update.server.protocol import PendingExchange, ShardRequest
 
 KEPT_BYTES = 1 << 30
-"""Of pushes that a worker keeps, where they are large."""
+"""Memory of the pushes that a worker keeps, where they are large."""
 MOST, LEAST = 16, 2
 """Pushes of a sender between two replicas of a shard."""
 MORE = 4
-"""Pushes beyond these that are kept while a replica is on its way."""
+"""Further pushes that are kept while a replica is on its way."""
 
 
 def interval(push_bytes: int) -> int:
@@ -28,7 +28,7 @@ def interval(push_bytes: int) -> int:
 
 
 class _Entry:
-    """A push, and the shards of which no replica is known to hold it."""
+    """A push, and the shards whose replicas may not hold it."""
 
     def __init__(self, pending: PendingExchange) -> None:
         self.pending = pending
@@ -36,17 +36,17 @@ class _Entry:
 
 
 class UnreplicatedPushes:
-    """The pushes that a worker keeps. Nothing here waits or sends, or is safe between threads.
+    """The pushes that a worker keeps; not thread-safe.
 
     Attributes:
-        clients: of numbered pushes, that share the places of the data; the first of them pushes to the first shard.
+        clients: how many clients push what they made of the same samples; the first one pushes to the first shard.
     """
 
     def __init__(self) -> None:
         self.clients = 1
         self._order: deque[_Entry] = deque()
         self._by_shard: dict[int, deque[_Entry]] = {}
-        self._last: list[Mark] = []  # of the newest push whose samples other clients may have pushed after it
+        self._last: list[Mark] = []  # of the newest safe push, whose samples other clients may still push
 
     def __len__(self) -> int:
         return len(self._order)
@@ -60,7 +60,7 @@ class UnreplicatedPushes:
                 self._by_shard.setdefault(shard, deque()).append(entry)
 
     def safe(self, shard: int, number: int) -> None:
-        """The owner and its successor have this worker's pushes to `shard` up to `number`."""
+        """Note that the pushes to `shard` up to `number` are safe."""
         waiting = self._by_shard.get(shard)
         while waiting and waiting[0].pending.clock <= number:
             entry = waiting.popleft()
@@ -69,15 +69,15 @@ class UnreplicatedPushes:
                 entry.pending.release()
 
     def done(self, all_pushed: bool = False) -> list[Mark]:
-        """The places of the data that every shard has, for good, since the last call.
+        """The sample ranges that have become safe in every shard since the last call.
 
         Args:
-            all_pushed: whether no client has more to push of the samples that were pushed.
+            all_pushed: whether all clients have pushed what they made of these samples.
         """
         found: list[Mark] = []
         while self._order and not self._order[0].open:
             pending = self._order.popleft().pending
-            if pending.counts_places:
+            if pending.counts_samples:
                 found += self._last
                 self._last = list(pending.marks)
         if self._last and (self.clients == 1 or (all_pushed and not self._order)):
@@ -87,11 +87,11 @@ class UnreplicatedPushes:
 
     @property
     def shards(self) -> list[int]:
-        """Those in which something of this worker is not safe."""
+        """The shards in which a push of this worker is not safe."""
         return [shard for shard, waiting in self._by_shard.items() if waiting]
 
     def again(self, shards: Container[int]) -> Iterable[tuple[PendingExchange, ShardRequest]]:
-        """What is to be sent again to the new owner of `shards`, in order."""
+        """The requests to send to the new owner of `shards`, in order."""
         for entry in self._order:
             for shard, request in entry.open.items():
                 if shard in shards:
@@ -99,8 +99,8 @@ class UnreplicatedPushes:
 
     @property
     def marks(self) -> list[Mark]:
-        """The places of the data that are pushed, and not yet in every shard for good."""
+        """The sample ranges that are pushed, and not yet in every shard for good."""
         return [
             *self._last,
-            *(mark for entry in self._order if entry.pending.counts_places for mark in entry.pending.marks),
+            *(mark for entry in self._order if entry.pending.counts_samples for mark in entry.pending.marks),
         ]
