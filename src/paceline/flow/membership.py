@@ -46,10 +46,6 @@ class MembersTransport(Transport):
     def background(self) -> bool:
         return self.inner.background
 
-    @property
-    def background(self) -> bool:
-        return self.inner.background
-
     wire_device = _of_inner("wire_device")
     all_reduce = _of_inner("all_reduce")
     reduce_scatter = _of_inner("reduce_scatter")
