@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all equations need to know of a batch: how much stands in a row, and whether its numbers can be used."""
+"""Checks and counts of a batch that several equations need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline_dual.sequences import lengths
 
 
 def tokens(x: Tensor) -> Tensor:
-    """How many things are predicted in each row of a batch.
+    """The number of predictions in each row of a batch.
 
     Args:
         x: [B, ...]: sequences (int64 [B, T], padded), labels (int64 [B]) or features and images (float [B, ...]).
@@ -36,7 +36,7 @@ def same_rows(x: Tensor, y: Tensor) -> None:
 def within_reach(name: str, log_prob: Tensor) -> None:
     """Raise UnsupportedError if a log-probability is infinite; nan passes, for a run's own guard to see.
 
-    One impossible row would make every advantage, or every gap, of its batch infinite.
+    One impossible row would make every advantage or gap of its batch infinite.
     """
     where = log_prob.isinf().nonzero()
     if len(where):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data of a training of a pair, and batches of them without end."""
+"""The data of a training of a pair, and endless batches of them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Side = Tensor | Dataset[Tensor]
 
 @dataclass(frozen=True)
 class Data:
-    """What a pair is trained on and judged by.
+    """Training and held-out data of a pair.
 
-    Each is a tensor (or two) whose rows are samples, or a map-style torch data set that gives one sample: sequences
-    are int64 tensors of any length, padded at the end or not; labels are int64 numbers, anything else is stacked.
+    Each is a tensor (or two) whose rows are samples, or a map-style torch data set. Sequences are int64 tensors of any
+    length, padded at the end or not; labels are int64 numbers; anything else is stacked.
 
     Attributes:
         labelled: pairs (x, y).
         heldout: pairs that are not trained on.
-        x: unlabelled samples of the one side, or None.
-        y: of the other one.
+        x: unlabelled samples of x, or None.
+        y: unlabelled samples of y, or None.
     """
 
     labelled: Pairs
@@ -39,7 +39,7 @@ class Data:
 
 
 def pairs_of(pairs: Pairs, what: str, least: int) -> Dataset[Any]:
-    """Pairs as a data set; DataError where there are fewer than `least`, or where the sides do not match."""
+    """Pairs as a data set; DataError if there are fewer than `least`, or the sides differ in length."""
     if isinstance(pairs, tuple):
         x, y = pairs
         if len(x) != len(y):
@@ -50,7 +50,7 @@ def pairs_of(pairs: Pairs, what: str, least: int) -> Dataset[Any]:
 
 
 def side_of(side: Side, what: str, least: int) -> Dataset[Any]:
-    """Samples of one side as a data set; DataError where there are fewer than `least`."""
+    """Samples of one side as a data set; DataError if there are fewer than `least`."""
     if isinstance(side, Tensor):
         side = cast("Dataset[Tensor]", _Rows(side))
     _check_number(side, what, least)
@@ -76,7 +76,7 @@ class _Rows(Dataset[Tensor]):
 
 
 def collate(rows: Sequence[Any]) -> Any:
-    """Samples as a batch: each part stacked, sequences as wide as the longest of the batch."""
+    """Samples as a batch: parts are stacked, sequences padded to the longest of the batch."""
     if isinstance(rows[0], (tuple, list)):
         return tuple(_stack(list(column)) for column in zip(*rows, strict=True))
     return _stack(list(rows))
@@ -99,9 +99,9 @@ class Endless:
     """This worker's batches of a data set, pass after pass.
 
     Args:
-        run: that shares them among the workers; all get as many, under every rule.
-        data: of which each worker gets some.
-        batch: samples.
+        run: shares them among the workers; all get as many, under every rule.
+        data: the data set.
+        batch: samples of a batch.
     """
 
     def __init__(self, run: Run, data: Dataset[Any], batch: int) -> None:
@@ -118,7 +118,7 @@ class Endless:
             self._pass = None
 
     def close(self) -> None:
-        """Leave the pass that is under way."""
+        """Leave the open pass."""
         if isinstance(self._pass, Generator):
             self._pass.close()
         self._pass = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates with both models' opinions of them, their order at a weight, and which weight does best."""
+"""Candidates with both models' scores, their ranking at a weight, and the choice of the weight."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from paceline import DataError, UnsupportedError
 from paceline_dual.sequences import same_width
 
 GRID = tuple(step / 20 for step in range(21))
-"""The weights that are tried: 0, 0.05 ... 1."""
+"""Weights to try: 0, 0.05 ... 1."""
 
 Measure = Callable[[Tensor, Tensor], float]
-"""Of what was found and of what is right, both [N, ...] with a row for each pair; more is better."""
+"""From answers and references, both [N, ...] with a row for each pair, to a number; more is better."""
 
 
 class Ranking(NamedTuple):
@@ -35,12 +35,12 @@ class Ranking(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidates:
-    """What the primal model's beam found for B rows, with all that a score is made of.
+    """The primal model's beam for B rows, with the parts of each score.
 
     Attributes:
         y: [B, k, ...], in the primal model's order.
         primal: log P(y|x), [B, k]; -inf where a beam had fewer.
-        opposite: log P(x|y) + log P(y), [B, k]: log P(x) + log P(y|x) as the opposite model sees it.
+        opposite: log P(x|y) + log P(y), [B, k]: log P(x) + log P(y|x) according to the opposite model.
     """
 
     y: Tensor
@@ -48,7 +48,7 @@ class Candidates:
     opposite: Tensor
 
     def ranking(self, weight: float) -> Ranking:
-        """Ordered by weight * primal + (1 - weight) * opposite; equal ones stay in the primal model's order."""
+        """Ordered by weight * primal + (1 - weight) * opposite; ties stay in the primal model's order."""
         scores = mixed(weight, self.primal, self.opposite).masked_fill(self.primal == -torch.inf, -torch.inf)
         scores, order = scores.sort(dim=1, descending=True, stable=True)
         return Ranking(self.y[torch.arange(len(order), device=order.device)[:, None], order], scores)
@@ -59,7 +59,7 @@ class Candidates:
 
 
 def mixed(weight: float, mine: Tensor, other: Tensor) -> Tensor:
-    """weight * mine + (1 - weight) * other; what has no weight is not looked at, even where it is -inf."""
+    """weight * mine + (1 - weight) * other; a term of weight 0 is ignored, even if it is -inf."""
     if weight in (0, 1):
         return mine if weight else other
     return weight * mine + (1 - weight) * other
@@ -71,8 +71,8 @@ class Choice:
 
     Attributes:
         weight: the best one.
-        value: what the measure said of it.
-        tried: (weight, value) of all, in the grid's order.
+        value: of the measure at this weight.
+        tried: (weight, value) of all weights, in the grid's order.
     """
 
     weight: float
@@ -81,9 +81,9 @@ class Choice:
 
 
 def choose(heldout: Sequence[tuple[Candidates, Tensor]], measure: Measure, grid: Sequence[float] = GRID) -> Choice:
-    """The weight of the grid whose best candidates measure best over all held-out rows.
+    """The weight of the grid whose best candidates score best over all held-out rows.
 
-    Among equals the largest weight wins: what does not help should change the primal model's answers least.
+    The largest weight wins a tie: it changes the primal model's answers least.
 
     Args:
         heldout: candidates of each batch, and the right answers [B, ...].
@@ -111,7 +111,7 @@ def choose(heldout: Sequence[tuple[Candidates, Tensor]], measure: Measure, grid:
 
 
 def exact_match(found: Tensor, right: Tensor) -> float:
-    """Share of rows that are right from the first token to the last: accuracy, where they are labels."""
+    """Share of rows that are right in every token; of labels, the accuracy."""
     found, right = same_width([found, right]) if found.dim() == 2 else (found, right)
     return float(
         (found == right).flatten(1).all(1).double().mean() if found.dim() > 1 else (found == right).double().mean()

@@ -22,11 +22,11 @@ class Classifier(nn.Module):
 
     Args:
         module: takes x, a tensor whose first axis counts the examples, to logits [B, classes]. Sequences come padded
-            with -1, which the module has to see to.
+            with -1, which the module has to handle.
         classes: number of labels.
 
     Raises:
-        UnsupportedError: there is not one class.
+        UnsupportedError: there is no class.
     """
 
     def __init__(self, module: nn.Module, classes: int) -> None:
@@ -69,14 +69,14 @@ class Classifier(nn.Module):
 
 
 class LabelPrior(nn.Module):
-    """P(label), from how often each one is seen: P(y) = counts[y] / sum of counts.
+    """P(label) = counts[label] / sum of counts.
 
     Args:
-        counts: a number for each label, all positive; or the number of labels, which then are equally probable.
+        counts: a positive number for each label; or the number of labels, which then are equally probable.
 
     Raises:
-        UnsupportedError: there is no label, or one that has no count: its log P would be -inf and so would everything
-            that it is added to. Add 1 to each count, or leave the label out.
+        UnsupportedError: there is no label, or a label without a count, whose log P would be -inf. Add 1 to each count,
+            or leave the label out.
     """
 
     log_probs: Tensor
@@ -108,7 +108,7 @@ class LabelToText(storage.Saved):
     Args:
         words: number of symbols of the text; begin and end are added inside.
         classes: number of labels.
-        dimension: see `transformer.Seq2Seq`, as the others.
+        dimension: as the rest, see `transformer.Seq2Seq`.
 
     Raises:
         UnsupportedError: a number makes no sense.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How good a pair is on pairs that it is not trained on, and whether it is warm enough for dual learning."""
+"""Evaluation on held-out pairs, and the check that a pair is warm enough for dual learning."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Row = dict[str, Any]
 
 
 def look(pair: Pair, heldout: Dataset[Any], looks: Looks, part: tuple[int, int] = (0, 1)) -> Tensor:
-    """Sums over held-out pairs, in the order of `SUMS` and `EXACT`, float64; those of all parts add up.
+    """Sums over held-out pairs, in the order of `SUMS` and `EXACT`, float64; the parts' sums add up.
 
     Args:
         pair: dropout is off meanwhile.
         heldout: pairs (x, y).
-        looks: how many pairs at a time, and how wide a beam.
+        looks: pairs at a time, and the beam's width.
         part: (k, n) for the k-th of n workers.
     """
     mine = Subset(heldout, range(part[0], len(heldout), part[1]))  # type: ignore[arg-type]
@@ -52,7 +52,7 @@ def _sums(pair: Pair, x: Tensor, y: Tensor) -> list[float]:
 
 
 def _exact(pair: Pair, x: Tensor, y: Tensor, width: int) -> list[float]:
-    """How many best outputs are right, and of how many: 0 of 0 where a side is no sequence and no label."""
+    """The number of right best outputs, and of outputs: 0 of 0 if a side is neither sequence nor label."""
     found: list[float] = []
     for source, target, model in ((x, y, pair.forward_model), (y, x, pair.backward_model)):
         if target.dtype != torch.int64:
@@ -75,15 +75,15 @@ def row_of(step: int, sums: Tensor, rewards: Tensor) -> Row:
     """A row of the history.
 
     Args:
-        step: how many were made.
+        step: steps so far.
         sums: of all workers; see `look`.
         rewards: of all workers; see `Position.sums`.
 
     Returns:
         step; mean log P of the held-out pairs: forward log P(y | x), backward log P(x | y), prior_x and prior_y; mean
-        |gap| and its root mean square as gap and gap_rms; shares of best outputs that are right as exact_forward and
-        exact_backward (None where a side is no sequence and no label); mean rewards of the samples since the last row:
-        rewards[direction] with r1, r2 and r, None where there were none.
+        |gap| and its root mean square as gap and gap_rms; shares of right best outputs as exact_forward and
+        exact_backward (None if a side is neither sequence nor label); mean rewards of the samples since the last row:
+        rewards[direction] with r1, r2 and r, None if there were none.
     """
     found = dict(zip((*SUMS, *EXACT), sums.tolist(), strict=True))
     pairs = found["pairs"]
@@ -105,12 +105,12 @@ def _means(sums: list[float]) -> dict[str, float] | None:
 
 
 def translations(pair: Pair, heldout: Dataset[Any], looks: Looks, alpha: float) -> list[Row]:
-    """What both models make of the first held-out pairs.
+    """Both models' outputs for the first held-out pairs.
 
     Returns:
         a dictionary for each pair and direction: direction, source, output, reference (a list of symbols, a label, or
-        a few words on what it is), and the output's r1, r2 and r = alpha r1 + (1 - alpha) r2. None of a direction
-        whose targets are neither sequences nor labels.
+        its shape), and the output's r1, r2 and r = alpha r1 + (1 - alpha) r2. A direction whose targets are neither
+        sequences nor labels is left out.
     """
     count = min(looks.samples, len(heldout))  # type: ignore[arg-type]
     if not count:
@@ -134,7 +134,7 @@ def _translated(direction: Direction, source: Tensor, target: Tensor, width: int
 
 
 def _plain(x: Tensor) -> list[Any]:
-    """Rows as JSON can say them."""
+    """Rows as JSON."""
     if x.dtype == torch.int64:
         return cast("list[Any]", unpad(x) if x.dim() == 2 else x.tolist())
     shape = " x ".join(str(size) for size in x.shape[1:])
@@ -145,10 +145,10 @@ def _plain(x: Tensor) -> list[Any]:
 
 
 def check_warm(row: Row, warm: int) -> None:
-    """Raise UnsupportedError unless both models have learned to look at what they are given.
+    """Raise UnsupportedError unless both models use their input.
 
-    On held-out pairs log P(y | x) has to be better than log P(y), which knows nothing of x, and log P(x | y) better
-    than log P(x). Else samples have nothing to do with their source, and their rewards teach nothing.
+    On held-out pairs log P(y | x) has to exceed log P(y), and log P(x | y) has to exceed log P(x). Else samples are
+    unrelated to their source, and their rewards teach nothing.
 
     Args:
         row: of the history.

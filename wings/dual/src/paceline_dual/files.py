@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that appear in one piece."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file of UTF-8, and its folder; whoever reads it meanwhile sees the old one."""
+    """Write a UTF-8 file and create its folder; a concurrent reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(path.name + ".new")
     new.write_text(text, encoding="utf-8", newline="")

@@ -34,12 +34,12 @@ class HuggingFaceSeq2Seq(nn.Module):
 
     Args:
         model: what `AutoModelForSeq2SeqLM` gives; it is trained as it is, and saved by its own `save_pretrained`.
-        longest: no y is longer, and no sample or candidate gets longer.
+        longest: most tokens of a y, a sample or a candidate.
         source_begin: a token that the model wants before each x, as Bart its <s> and mBart the language.
         target_begin: a token that the model wants before each y, after the decoder's start; it is given, not scored.
 
     Raises:
-        UnsupportedError: the model is no encoder-decoder, or does not say what its end and its decoder's start are.
+        UnsupportedError: the model is no encoder-decoder, or its configuration lacks the end or the decoder's start.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class HuggingFaceSeq2Seq(nn.Module):
             return search.beam(self._steps(x, k), len(x), k, x.device)
 
     def _source(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What the encoder takes, and which of it counts."""
+        """The encoder's input and its mask."""
         x = _check_tokens(x, self.model.get_input_embeddings().weight.shape[0], None, self.end, "sources x")
         there = F.pad(mask(x), (len(self.before_x) + 1, 0), value=True)
         ends = F.pad(x, (0, 1), value=PADDING).scatter(1, mask(x).sum(1, keepdim=True), self.end)
@@ -121,11 +121,11 @@ class HuggingFaceLanguageModel(nn.Module):
 
     Args:
         model: what `AutoModelForCausalLM` gives.
-        longest: no x is longer, and no sample gets longer.
+        longest: most tokens of an x or a sample.
         begin: the token before each x, given and not scored; otherwise the model's own bos token, or else its eos.
 
     Raises:
-        UnsupportedError: the model is no causal one, or does not say what its end is.
+        UnsupportedError: the model is not causal, or its configuration lacks the end.
     """
 
     def __init__(self, model: Any, longest: int = 64, *, begin: int | None = None) -> None:
@@ -172,7 +172,7 @@ class HuggingFaceLanguageModel(nn.Module):
 
 
 class _Writing(search.Steps):
-    """k half-written sequences for each input. The model's end token moves to the last place, where `Steps` has it."""
+    """k unfinished sequences for each input. The model's end token moves to the last place, as `Steps` needs it."""
 
     cache: Any
 
@@ -200,7 +200,7 @@ class _Writing(search.Steps):
         ids = self.written if self.cache is None else self.written[:, -1:]
         output = self.forward(ids, **self.context, past_key_values=self.cache, use_cache=True)
         cache = output.past_key_values
-        self.cache = cache if hasattr(cache, "batch_select_indices") else None  # older ones: all is computed again
+        self.cache = cache if hasattr(cache, "batch_select_indices") else None  # without it: recompute all positions
         log_probs = _precise(output.logits[:, -1]).log_softmax(-1).view(*last.shape, -1)
         ends = log_probs[..., self.end : self.end + 1].clone()
         log_probs[..., self.end] = -torch.inf
@@ -259,18 +259,18 @@ def _check_longest(longest: int) -> int:
 
 
 def _outputs(model: Any) -> int:
-    """Number of tokens that the model has a probability for."""
+    """The number of tokens that the model predicts."""
     return int(model.get_output_embeddings().weight.shape[0])
 
 
 def _pad(model: Any) -> int:
-    """Any token where nothing counts; the model's own one, as some have a vector of zeros for it."""
+    """The model's padding token; 0 if it has none, since padding is masked."""
     token = getattr(model.config, "pad_token_id", None)
     return 0 if token is None else int(token)
 
 
 def _token(model: Any, *names: str) -> int:
-    """The first of these tokens that the model's configuration knows; of several ends the first."""
+    """The first of these tokens in the model's configuration; of several ends the first."""
     for name in names:
         token = getattr(model.config, name, None)
         if token is None:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dual inference: two opposite models that are already trained answer together, without further training.
+"""Dual inference: two trained opposite models answer together, without further training.
 
 Xia, Bian, Qin, Yu and Liu, Dual Inference for Machine Learning, IJCAI 2017::
 
     score(y) = a log P(y|x; primal) + (1 - a) [ log P(x|y; dual) + log P(y) - log P(x) ]
 
-By Bayes' rule both parts are log P(y|x), each in the eyes of one model. log P(x) is the same for every y: it belongs to
-the score and not to the order. The answer is the best of the primal model's beam; for a classifier whose beam is as
-wide as it has classes, the best of all labels.
+By Bayes' rule both parts are log P(y|x), each according to one model. log P(x) is the same for every y: it changes the
+score, not the ranking. The answer is the best of the primal model's beam; for a classifier whose beam is as wide as the
+number of classes, the best of all labels.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from paceline_dual.protocols import Conditional, Prior, flat, repeat, undisturbe
 
 @dataclass(frozen=True)
 class DualInference:
-    """Answers of two opposite models; any that were trained, together or not. Dropout is off in all it does.
+    """Answers of two opposite models, trained together or not. Dropout is off meanwhile.
 
     Attributes:
         primal: P(y | x), whose beam gives the candidates.
         dual: P(x | y).
         prior_target: P(y).
-        prior_source: P(x); needed for `score` alone, since no order depends on it.
-        weight: a, of the primal model; 1 is its own order, 0 is Bayes' rule alone.
-        beam: how many candidates are looked at; a classifier's number of classes makes the answer exact.
+        prior_source: P(x); only `score` needs it.
+        weight: a, of the primal model; 1 is its own ranking, 0 is Bayes' rule alone.
+        beam: number of candidates; a classifier's number of classes makes the answer exact.
     """
 
     primal: Conditional
@@ -50,7 +50,7 @@ class DualInference:
             raise UnsupportedError(f"the beam is at least 1 wide, got {self.beam}")
 
     def weighted(self, weight: float) -> DualInference:
-        """The same with another a, such as the one that `tune` found."""
+        """A copy with another a, such as the one that `tune` found."""
         return replace(self, weight=weight)
 
     def best(self, x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class DualInference:
 
         Args:
             x: [B, ...].
-            k: how many, at most as many as the beam is wide; None for all.
+            k: number of candidates, at most the beam's width; None for all.
         """
         if k is not None and not 1 <= k <= self.beam:
             raise UnsupportedError(f"k is between 1 and the beam's width, {self.beam}; got {k}: widen the beam")
@@ -91,7 +91,7 @@ class DualInference:
             return mixed(self.weight, self.primal.log_prob(y, x), self._opposite(y, x) - source)
 
     def candidates(self, x: Tensor) -> Candidates:
-        """The primal model's beam, and the opposite model's opinion of each candidate: all that any weight needs.
+        """The primal model's beam, and the opposite model's score of each candidate: enough for any weight.
 
         Args:
             x: [B, ...].
@@ -109,12 +109,12 @@ class DualInference:
     def tune(
         self, heldout: Iterable[tuple[Tensor, Tensor]], measure: Measure = exact_match, grid: Sequence[float] = GRID
     ) -> Choice:
-        """Look for a on pairs that nobody trained on; each model runs once for all weights.
+        """Choose a on held-out pairs; each model runs once for all weights.
 
         Args:
-            heldout: batches (x, y), which need not be of one width. Answers are judged over all of them together.
+            heldout: batches (x, y), which may differ in width. The measure is over all of them together.
             measure: of the answers and of y, both [N, ...]; more is better.
-            grid: weights in [0, 1]; among equals the largest wins.
+            grid: weights in [0, 1]; the largest wins a tie.
 
         Raises:
             DataError: there are no pairs.
@@ -126,7 +126,7 @@ class DualInference:
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
-        """Every model in eval mode, and afterwards as it was."""
+        """Context with every model in eval mode."""
         with ExitStack() as stack:
             for model in (self.primal, self.dual, self.prior_target, self.prior_source):
                 stack.enter_context(undisturbed(model))

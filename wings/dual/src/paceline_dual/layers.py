@@ -22,7 +22,7 @@ WIDER = 4  # the feed-forward part's inner dimension, in dimensions of the model
 
 
 class SelfAttention(nn.Module):
-    """Each position looks at the others of its sequence, or, if `causal`, at itself and those before."""
+    """Each position attends to its sequence, or, if `causal`, to itself and earlier positions."""
 
     def __init__(self, dimension: int, heads: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class SelfAttention(nn.Module):
         self.out = linear(dimension, dimension)
 
     def forward(self, h: Tensor, seen: Tensor | None, *, causal: bool) -> Tensor:
-        """[B, T, d] of [B, T, d]; `seen` [B, 1, 1, T] says which positions may be looked at, None for all."""
+        """[B, T, d] of [B, T, d]; `seen` [B, 1, 1, T] is the attention mask, None for all."""
         query, key, value = (split(part, self.heads) for part in self.inputs(h).chunk(3, -1))
         out: Tensor = self.out(join(F.scaled_dot_product_attention(query, key, value, seen, is_causal=causal)))
         return out
@@ -48,7 +48,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Each position looks at an encoded sequence, the memory."""
+    """Each position attends to an encoded sequence, the memory."""
 
     def __init__(self, dimension: int, heads: int) -> None:
         super().__init__()
@@ -63,14 +63,14 @@ class CrossAttention(nn.Module):
         return key, value
 
     def forward(self, h: Tensor, projected: tuple[Tensor, Tensor], seen: Tensor | None) -> Tensor:
-        """[B, n, d] of [B, n, d]; n positions of one sequence or n sequences of one input, it is all the same here."""
+        """[B, n, d] of [B, n, d], for n positions of one sequence or n sequences of one input."""
         query = split(self.query(h), self.heads)
         out: Tensor = self.out(join(F.scaled_dot_product_attention(query, *projected, seen)))
         return out
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention where there is a memory, feed-forward; each adds to what comes in."""
+    """Self-attention, cross-attention if there is a memory, feed-forward; each with a residual connection."""
 
     def __init__(self, dimension: int, heads: int, dropout: float, *, cross: bool = False) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Block(nn.Module):
         return self.rest(h, seen, projected)
 
     def rest(self, h: Tensor, seen: Tensor | None, projected: tuple[Tensor, Tensor] | None) -> Tensor:
-        """What follows the self-attention."""
+        """Cross-attention and feed-forward."""
         if self.cross is not None and self.cross_norm is not None and projected is not None:
             h = h + self.dropout(self.cross(self.cross_norm(h), projected, seen))
         inner = self.dropout(F.relu(self.wide(self.forward_norm(h))))
@@ -116,7 +116,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Sequences as vectors that have seen the whole sequence. An end symbol is added, so that none is empty."""
+    """Encodes sequences. An end symbol is added, so that none is empty."""
 
     def __init__(self, words: int, dimension: int, layers: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Vectors [B, T + 1, d] of sequences [B, T], and which of them count: [B, 1, 1, T + 1], None for all."""
-        there = F.pad(mask(x), (1, 0), value=True)  # the end's vector is first: it must be somewhere for all lengths
+        there = F.pad(mask(x), (1, 0), value=True)  # the end's vector is first, a place that every length has
         h = embed(self.embedding, F.pad(x, (1, 0), value=self.words).masked_fill(~there, self.words))
         h = self.dropout(h)
         seen = None if bool(there.all()) else there[:, None, None]
@@ -162,7 +162,7 @@ def join(h: Tensor) -> Tensor:
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:
-    """A linear map with Glorot's uniform weights and no bias to begin with."""
+    """A linear layer with Glorot's uniform weights and zero bias."""
     layer = nn.Linear(inputs, outputs)
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -170,14 +170,14 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 def embedding(symbols: int, dimension: int) -> nn.Embedding:
-    """Vectors of length 1 or so; `embed` makes them as large as the positions."""
+    """Vectors of length about 1; `embed` scales them to the positions."""
     table = nn.Embedding(symbols, dimension)
     nn.init.normal_(table.weight, std=dimension**-0.5)
     return table
 
 
 def check_sizes(dimension: int, layers: int, heads: int, dropout: float, **counts: int) -> None:
-    """Raises UnsupportedError if no Transformer can be made so."""
+    """Raise UnsupportedError if no Transformer has these sizes."""
     for name, count in {"layers": layers, "heads": heads, **counts}.items():
         if count < 1:
             raise UnsupportedError(f"{name} is {count}; it takes 1 at least")

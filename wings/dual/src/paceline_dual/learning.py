@@ -35,16 +35,17 @@ SEARCHES = ("sample", "beam")
 
 @dataclass(frozen=True)
 class Reward:
-    """What a sample is praised for, and how samples are found.
+    """The reward of a sample, and how samples are drawn.
 
     Attributes:
-        alpha: share of the prior's opinion r1; the rest is reconstruction r2. The paper has 0.005 for translation.
+        alpha: weight of the prior's r1; that of the reconstruction r2 is 1 - alpha. The paper has 0.005 for
+            translation.
         samples: K, of each s. The paper has 2.
-        baseline: what is taken off a reward before it weighs the policy gradient. Neither kind changes the expected
-            gradient, since b_k does not depend on y_k; both lower its variance, which is what makes rewards of -50
-            usable at all. "leave_one_out": the mean of the other K - 1 samples of the same s (K at least 2).
-            "other_rows": the mean over the samples of the other rows of the batch, the only one there is for K = 1;
-            a batch of one row has no others and goes without. "none".
+        baseline: subtracted from a reward before it weights the policy gradient. Neither kind changes the expected
+            gradient, since b_k does not depend on y_k; both lower its variance, without which rewards of -50 would be
+            useless. "leave_one_out": the mean of the other K - 1 samples of the same s (K at least 2).
+            "other_rows": the mean over the samples of the other rows of the batch, the only choice for K = 1; a batch
+            of one row has none. "none".
         per_token: whether r1 and r2 are divided by the number of tokens (with the end symbol) of y_k and of s. Off, as
             published: log-probabilities are sums, and short y_k have better ones. On, J is made of the divided rewards
             and both gradients are those of this J.
@@ -165,13 +166,13 @@ def advantages(reward: Tensor, present: Tensor, baseline: str) -> Tensor:
 
 
 def _found(s: Tensor, primal: Conditional, settings: Reward, generator: Generator | None) -> tuple[Tensor, Tensor]:
-    """K samples or candidates of each row [B, K, ...], and which of them there are, bool [B, K]."""
+    """K samples or candidates of each row [B, K, ...], and a mask of those that exist, bool [B, K]."""
     asked = (len(s), settings.samples)
     with torch.no_grad():
         if settings.search == "beam":
             samples, found = primal.beam(s, settings.samples)
             present = found != -torch.inf
-            present[:, 0] = True  # where not even a best one was possible, the check of its log P says so
+            present[:, 0] = True  # if even the best one is impossible, the check of its log P raises
         else:
             samples = primal.sample(s, settings.samples, generator=generator)
             present = torch.ones(asked, dtype=torch.bool, device=s.device)
@@ -184,7 +185,7 @@ def _found(s: Tensor, primal: Conditional, settings: Reward, generator: Generato
 
 
 def _scored(name: str, log_prob: Tensor, present: Tensor, of: Tensor | None, settings: Reward) -> Tensor:
-    """[B, K]: 0 where no sample is present, divided by the tokens of what was scored if the settings say so."""
+    """[B, K]: 0 where no sample is present; divided by the number of scored tokens if the settings ask for it."""
     if log_prob.shape != (present.numel(),):
         raise MismatchError(
             f"{name} has to be one number for each of {present.numel()} rows, got the shape {list(log_prob.shape)}"

@@ -16,10 +16,10 @@ from paceline_dual.settings import Course
 
 
 class Learned(NamedTuple):
-    """What an unlabelled batch gave.
+    """The loss of an unlabelled batch.
 
     Attributes:
-        loss: of all models that learn from it, mean over rows.
+        loss: of all models that learn from the batch, mean over rows.
         rewards: mean r1, r2 and r of its samples; None under methods without rewards.
     """
 
@@ -31,7 +31,7 @@ class Method(Protocol):
     """A use of unlabelled data."""
 
     def begin(self, pair: Pair) -> None:
-        """The warm-up is over; the pair holds the global models."""
+        """The warm-up is over, and the pair holds the global models."""
         ...
 
     def learn(self, s: Tensor, direction: Direction, generator: torch.Generator | None) -> Learned:
@@ -48,7 +48,7 @@ class Method(Protocol):
 
 
 class _Stateless:
-    """Of methods that need nothing but the pair as it is."""
+    """Base of methods without state."""
 
     def begin(self, pair: Pair) -> None:
         """Nothing."""
@@ -80,36 +80,36 @@ class Dual(_Stateless):
 
 
 class IterativeBackTranslation(_Stateless):
-    """Pseudo-labels of the primal model as it is now: its best target, in which the dual model learns to find s again.
+    """Pseudo-labels of the current primal model: the dual model learns to reconstruct s from its best target.
 
-    The best target is that of a greedy search. It is dual learning without rewards, with the best target in place of
-    samples. Source: Hoang, Koehn, Haffari and Cohn, WNGT 2018, who translate anew in rounds and not at every step.
+    A greedy search finds the best target. It is dual learning without rewards, with the best target instead of samples.
+    Source: Hoang, Koehn, Haffari and Cohn, WNGT 2018, who translate anew in rounds and not at every step.
     """
 
     def learn(self, s: Tensor, direction: Direction, generator: torch.Generator | None) -> Learned:
-        """The dual model learns; the primal one gets gradients of its own in steps of the other direction."""
+        """The dual model learns; the primal one learns in steps of the other direction."""
         return _from_labels_of(direction.primal, s, direction)
 
 
 class BackTranslation:
-    """Pseudo-labels of the primal model as it was when the warm-up was over.
+    """Pseudo-labels of the primal model at the end of the warm-up.
 
     Source: Sennrich, Haddow and Birch, ACL 2016; what He et al. (NIPS 2016) compare dual learning with.
 
     Args:
-        pair: of whose models copies are kept.
+        pair: whose models are copied.
     """
 
     def __init__(self, pair: Pair) -> None:
         self._teachers = {name: copy.deepcopy(model) for name, model in zip(DIRECTIONS, pair.models, strict=True)}
 
     def begin(self, pair: Pair) -> None:
-        """The teachers are what the models are now."""
+        """Copy the models to the teachers."""
         for teacher, model in zip(self._teachers.values(), pair.models, strict=True):
             teacher.load_state_dict(model.state_dict())
 
     def learn(self, s: Tensor, direction: Direction, generator: torch.Generator | None) -> Learned:
-        """The dual model learns from what the teacher makes of s."""
+        """The dual model learns from the teacher's target for s."""
         return _from_labels_of(cast(Conditional, self._teachers[direction.name]), s, direction)
 
     def state_dict(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _from_labels_of(teacher: Conditional, s: Tensor, direction: Direction) -> Le
 
 
 def method_of(course: Course, pair: Pair) -> Method | None:
-    """What a course asks for; None where unlabelled data are left alone."""
+    """The method of a course; None if it uses no unlabelled data."""
     if course.method == "dual":
         return Dual(course.reward, course.mix.policy)
     if course.method == "iterative_back_translation":

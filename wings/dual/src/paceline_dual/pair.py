@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two models of opposite directions that are trained together, and the two priors that judge what they say."""
+"""Two models of opposite directions that are trained together, and the two priors that judge their outputs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Mine = TypeVar("Mine", bound="Pair")
 
 @dataclass(frozen=True)
 class Direction:
-    """One of the two tasks, as it is seen from its own side.
+    """One of the two tasks.
 
     Attributes:
         name: "forward" or "backward".
         primal: P(target | source), the model of this task.
-        dual: P(source | target), the model of the other one.
+        dual: P(source | target), the model of the opposite task.
         prior_source: P(source).
         prior_target: P(target).
     """
@@ -46,7 +46,7 @@ class Pair(nn.Module):
     """P(y | x) and P(x | y), with the priors P(x) and P(y).
 
     The two models are registered modules: they are trained, exchanged and saved. The priors are not: they are frozen,
-    in evaluation mode for good, and have no place in the state dictionary. They follow the pair from device to device.
+    always in evaluation mode, and not in the state dictionary. `to` moves them with the pair.
 
     Args:
         forward_model: P(y | x).
@@ -93,7 +93,7 @@ class Pair(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters lie."""
+        """The device of the parameters."""
         return next(self.parameters()).device
 
     def direction(self, name: str) -> Direction:
@@ -112,9 +112,9 @@ class Pair(nn.Module):
         return self
 
     def save(self, folder: Path) -> None:
-        """Write all four: each by its own `save(folder)` where it has one and a `load`, else its state dictionary.
+        """Write all four into `forward`, `backward`, `prior_x` and `prior_y` below `folder`.
 
-        They lie in `forward`, `backward`, `prior_x` and `prior_y` below `folder`.
+        Each is written by its own `save(folder)` if it has one and a `load`, else as a state dictionary.
         """
         for name, module in self._parts().items():
             inner = folder / name
@@ -125,9 +125,9 @@ class Pair(nn.Module):
                 save_file({key: x.detach().cpu().contiguous() for key, x in _once(module)}, inner / WEIGHTS)
 
     def load(self, folder: Path) -> None:
-        """Read into these modules what `save` wrote of modules of the same shape.
+        """Load into these modules what `save` wrote of modules of the same shape.
 
-        Models with a `save` of their own are read by `type(model).load(folder)`, and their weights are copied.
+        Models with their own `save` are read by `type(model).load(folder)`; their weights are copied.
 
         Raises:
             CheckpointError: something is missing, damaged, or of another shape.
@@ -173,7 +173,7 @@ def _saves_itself(module: nn.Module) -> bool:
 
 
 def _once(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """The state dictionary; a file holds no tensor twice, so that each gets memory of its own."""
+    """The state dictionary, cloned: safetensors refuses shared memory."""
     return [(key, x.clone()) for key, x in module.state_dict().items()]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a training of a pair stands: what its checkpoints hold besides weights, optimizer and data."""
+"""The position of a training of a pair: what its checkpoints hold besides weights, optimizer and data."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from torch import Tensor
 from paceline_dual.pair import DIRECTIONS
 
 NOWHERE = -1
-"""In place of a step at which something was done that has not been done yet."""
+"""The step of something that has not been done yet."""
 
 
 class Position:
-    """Step, what was measured, and this worker's samples, with the methods that a checkpoint asks for.
+    """Step, measurements and this worker's generator, with the methods that a checkpoint needs.
 
     Args:
         seed: of the samples.
-        rank: of this worker, which draws its own ones.
-        workers: how many train.
+        rank: of this worker, which draws samples of its own.
+        workers: number of workers.
         device: where samples are drawn.
 
     Attributes:
-        step: that comes next, from 0.
-        evaluated: the last step before which held-out pairs were looked at.
+        step: the next one, from 0.
+        evaluated: the last step before which held-out pairs were evaluated.
         saved: the last step before which the state was saved.
-        seconds: that this worker has trained for.
+        seconds: training time of this worker.
         rows: of the history.
-        sums: [2, 4]: for each direction since the last evaluation, how many batches, and the sums of r1, r2 and r.
+        sums: [2, 4]: for each direction since the last evaluation, the number of batches, and sums of r1, r2 and r.
         generator: of samples.
     """
 
@@ -43,12 +43,12 @@ class Position:
         self._begin_to_draw()
 
     def _begin_to_draw(self) -> None:
-        """Each worker draws something else, and something else again where other workers go on."""
+        """Seed the generator: differently for each worker, and anew where another number of workers resumes."""
         mixed = (self._seed * 1_000_003 + self._rank) * 1_000_003 + self.step
         self.generator.manual_seed(mixed % (1 << 63))
 
     def reward(self, direction: str, numbers: Tensor) -> None:
-        """A batch had these mean r1, r2 and r."""
+        """Add a batch with these mean r1, r2 and r."""
         row = self.sums[DIRECTIONS.index(direction)]
         row[0] += 1
         row[1:] += numbers.to("cpu", torch.float64)
@@ -72,5 +72,5 @@ class Position:
         if state["workers"] == self._workers:
             self.generator.set_state(state["generator"])
             return
-        self.sums.zero_()  # those of worker 0 are no better than none
+        self.sums.zero_()  # worker 0's sums alone would be misleading
         self._begin_to_draw()

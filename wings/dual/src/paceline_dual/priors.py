@@ -22,7 +22,7 @@ SHOWN_EVERY = 20  # steps
 
 @dataclass(frozen=True)
 class PriorCourse:
-    """Of the training of a prior.
+    """Settings of the training of a prior.
 
     Attributes:
         steps: of each worker.
@@ -55,15 +55,14 @@ def train_prior(
 ) -> float:
     """Raise the likelihood of samples of one side; every worker calls it with the same arguments.
 
-    It is a training like any other: with several workers each reads its part, the rule brings them together, and at the
-    end all hold the same prior, frozen and in evaluation mode.
+    Several workers each read their part under a rule. At the end all hold the same prior, frozen and in eval mode.
 
     Args:
         prior: a torch module with parameters.
-        samples: of its side: the more the better, labelled or not.
+        samples: of its side, labelled or not.
         course: steps, rate and so on.
         rule: as `paceline.attach` takes it.
-        show: is told how far it is.
+        show: displays progress.
 
     Returns:
         mean log P(x) of the samples of this worker's last steps, nats: of the prior as it was then, with its dropout.

@@ -25,7 +25,7 @@ def make_optimizer(pair: Pair, course: Course) -> torch.optim.Optimizer:
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, course: Course, step: Callable[[], int]) -> LambdaLR:
-    """What gives the groups their rates; `step` tells where the training is."""
+    """The groups' learning rates; `step` returns the current step."""
 
     def curve(name: str) -> Callable[[int], float]:
         return lambda _: rate(course, name, step()) / course.loop.rates.warm
@@ -34,13 +34,13 @@ def make_scheduler(optimizer: torch.optim.Optimizer, course: Course, step: Calla
 
 
 def rate(course: Course, direction: str, step: int) -> float:
-    """The learning rate of a direction at a step: each phase has its own highest rate, and begins anew."""
+    """The learning rate of a direction at a step; each phase has a highest rate and a cosine of its own."""
     highest = course.loop.rates.warm if step < course.warm else float(getattr(course.loop.rates, direction))
     return highest * share_of_rate(course.done(step))
 
 
 def share_of_rate(done: float) -> float:
-    """The learning rate as a share of the highest: up over the first 2 % of a phase, then down along a cosine."""
+    """The learning rate as a share of the highest: linear up over the first 2 % of a phase, then a cosine down."""
     if done < WARM_UP:
         return (done + WARM_UP / 20) / (WARM_UP * 1.05)
     return LOWEST + (1 - LOWEST) * 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report of a pair's training tells: numbers and translations, without a page around them."""
+"""The content of a report of a pair's training: numbers and translations, without the page."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class History:
-    """What a training has left in its folder so far.
+    """The history of a training so far.
 
     Attributes:
         rows: of all evaluations, at least one; see `train`.
         method: of the course.
         warm: steps of the warm-up.
-        steps: of all.
-        over: whether it has come to its end.
-        workers: that train it.
-        rule: by which.
+        steps: of the whole training.
+        over: whether it has ended.
+        workers: number of workers.
+        rule: of the workers.
     """
 
     rows: list[Row]
@@ -43,7 +43,7 @@ class History:
 
     @classmethod
     def load(cls, folder: Path) -> History:
-        """Read it; CheckpointError where there is none, or one that is damaged."""
+        """Read it; CheckpointError if it is missing or damaged."""
         path = folder / HISTORY
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -59,7 +59,7 @@ class History:
 
     @property
     def start(self) -> Row:
-        """The row of the warm start: the last one that knows nothing of unlabelled data."""
+        """The row of the warm start: the last one before unlabelled data."""
         return next((row for row in reversed(self.rows) if row["step"] <= self.warm), self.rows[0])
 
 
@@ -70,20 +70,20 @@ def _is_row(row: Any) -> bool:
 
 
 def words_of(folder: Path, given: Path | None = None) -> Words:
-    """The words of a file, else those that the training was given, else none; CheckpointError if they are damaged."""
+    """The words of a file, else those of the training, else none; CheckpointError if they are damaged."""
     path = folder / WORDS if given is None else given
     return Words() if given is None and not path.is_file() else Words.load(path)
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What a model made of a source at some evaluations, one after the other, that gave the same.
+    """A model's output for a source, equal at consecutive evaluations.
 
     Attributes:
         first: step of the first of them.
-        last: and of the last.
-        output: for people to read.
-        right: whether it is the reference.
+        last: step of the last.
+        output: as text.
+        right: whether it equals the reference.
         r1: log P of the output by the prior, at the last of them.
         r2: log P of the source given the output, by the other model.
         r: the reward.
@@ -100,12 +100,12 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Translation:
-    """How the output for one held-out source came about, evaluation by evaluation.
+    """The outputs for one held-out source, evaluation by evaluation.
 
     Attributes:
         direction: forward or backward.
-        source: for people to read, as are all texts.
-        reference: what should come out.
+        source: as text.
+        reference: as text.
         attempts: in order.
     """
 
@@ -116,7 +116,7 @@ class Translation:
 
 
 def translations(history: History, words: Words) -> list[Translation]:
-    """The samples of all evaluations, those of one source and direction together, forward first."""
+    """The samples of all evaluations, grouped by source and direction, forward first."""
     groups: dict[tuple[str, int], list[tuple[int, Row]]] = {}
     for row in history.rows:
         places = dict.fromkeys(DIRECTIONS, 0)
@@ -143,7 +143,7 @@ def _translation(direction: str, rows: list[tuple[int, Row]], words: Words) -> T
 
 
 def warnings(history: History) -> list[str]:
-    """What a reader has to know."""
+    """Warnings for the reader of a report."""
     found = (
         [] if history.over else [f"The training is not over: step {history.rows[-1]['step']:,} of {history.steps:,}."]
     )

@@ -2,8 +2,8 @@
 """Sampling and beam search over a model that writes one symbol at a time.
 
 A sequence y of T symbols has log P(y) = sum of log P(y[t] | before) + log P(end | y). A model writes `longest` symbols
-at most: after that many the end is certain, so that the probabilities of all sequences up to `longest` sum to 1, and
-what is drawn, what a beam says and what `log_prob` says are one distribution.
+at most: after that many the end is certain, so that the probabilities of all sequences up to `longest` sum to 1.
+Samples, the beam and `log_prob` use this one distribution.
 
 The end of a sequence is the symbol `words`, one more than the last real one; models also take it as the beginning.
 """
@@ -19,7 +19,7 @@ from paceline_dual.sequences import PADDING, trim
 
 
 class Steps(Protocol):
-    """A model in the middle of writing k rows for each of B inputs."""
+    """A model that is writing k rows for each of B inputs."""
 
     words: int
     longest: int
@@ -29,16 +29,16 @@ class Steps(Protocol):
         ...
 
     def reorder(self, rows: Tensor) -> None:
-        """Row j of input b goes on from what was row rows[b, j] of the same input; rows [B, k]."""
+        """Row j of input b continues row rows[b, j] of the same input; rows [B, k]."""
         ...
 
     def keep(self, inputs: Tensor) -> None:
-        """Only these inputs [b] go on, in this order."""
+        """Continue only these inputs [b], in this order."""
         ...
 
 
 def sample(steps: Steps, inputs: int, k: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """k independent draws for each input, [B, k, T]. Inputs all of whose rows have ended cost nothing any more."""
+    """k independent draws for each input, [B, k, T]. Inputs whose rows have all ended are dropped."""
     end = steps.words
     found = torch.full((inputs, k, steps.longest), PADDING, dtype=torch.int64, device=device)
     active = torch.arange(inputs, device=device)
@@ -53,7 +53,7 @@ def sample(steps: Steps, inputs: int, k: int, device: torch.device, generator: t
         count = int(finished.sum())
         if count == len(active):
             break
-        if 4 * count >= len(active):  # now and then only, as leaving some out copies what the others have
+        if 4 * count >= len(active):  # not at every step, since dropping some copies the rest
             going = (~finished).nonzero()[:, 0]
             active, last, done = active[going], last[going], done[going]
             steps.keep(going)
@@ -61,9 +61,9 @@ def sample(steps: Steps, inputs: int, k: int, device: torch.device, generator: t
 
 
 def _draw(log_probs: Tensor, generator: torch.Generator | None) -> Tensor:
-    """An index for each line of [B, k, n], shape [B, k]: where the running sum of P passes a uniform number.
+    """An index for each row of [B, k, n], shape [B, k]: where the cumulative sum of P passes a uniform number.
 
-    One random number for each line, where torch.multinomial makes n, which took a sixth of all the time.
+    One random number for each row; torch.multinomial draws n, which took a sixth of the time.
     """
     sums = log_probs.double().exp().cumsum(-1)
     where = torch.rand(*sums.shape[:2], 1, generator=generator, dtype=sums.dtype, device=sums.device) * sums[..., -1:]
@@ -81,13 +81,13 @@ class _Beam:
         self.finals = torch.full_like(self.scores, -torch.inf)
 
     def finish(self, scores: Tensor) -> None:
-        """Live sequences that end here, with these log P [B, k], take their place among the finished."""
+        """Add the live sequences, ended here with these log P [B, k], to the finished ones."""
         k = scores.shape[1]
         self.finals, order = torch.cat((self.finals, scores), 1).topk(k, 1)
         self.ended = torch.cat((self.ended, self.live), 1).gather(1, order[..., None].expand_as(self.live))
 
     def extend(self, scores: Tensor, t: int) -> tuple[Tensor, Tensor]:
-        """Keep the k best of the extensions [B, k, words] by symbol t; which rows they extend, and the symbols."""
+        """Keep the k best extensions [B, k, words] by symbol t; the rows that they extend, and the symbols."""
         self.scores, order = scores.flatten(1).topk(scores.shape[1], 1)
         rows, symbols = order // scores.shape[2], order % scores.shape[2]
         self.live = self.live.gather(1, rows[..., None].expand_as(self.live))
@@ -95,11 +95,11 @@ class _Beam:
         return rows, symbols
 
     def decided(self) -> Tensor:
-        """Inputs [B] of which nothing unfinished can overtake: each symbol more makes a sequence less probable."""
+        """Inputs [B] whose finished sequences cannot be overtaken: more symbols make a sequence less probable."""
         return self.scores[:, 0] <= self.finals[:, -1]
 
     def keep(self, inputs: Tensor) -> None:
-        """Only these inputs go on."""
+        """Continue only these inputs."""
         self.live, self.scores = self.live[inputs], self.scores[inputs]
         self.ended, self.finals = self.ended[inputs], self.finals[inputs]
 

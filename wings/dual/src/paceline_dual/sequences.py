@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequences of symbols as tensors: int64 [B, T], symbols from 0 on, padded with -1 at the end only.
 
-They hold neither a begin nor an end symbol: models add both themselves. T may differ from call to call; a row of
-padding is an empty sequence. What is said of [B, T] holds for [B, k, T] where nothing else is said.
+They hold neither a begin nor an end symbol: models add both. T may differ from call to call; a row of padding is an
+empty sequence. Functions of [B, T] take [B, k, T] as well unless they say otherwise.
 """
 
 from __future__ import annotations
@@ -62,11 +62,10 @@ def same_width(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def check(x: Tensor, words: int | None = None, longest: int | None = None, name: str = "sequences") -> Tensor:
-    """The sequences [B, T] without columns of mere padding, if they are what a model of so many symbols takes.
+    """The sequences [B, T] without columns of padding, checked for a model of `words` symbols.
 
     Raises:
-        MismatchError: another type or shape, a symbol that there is not, padding before a symbol, or a sequence that is
-            too long.
+        MismatchError: wrong type or shape, an unknown symbol, padding before a symbol, or a sequence that is too long.
     """
     if x.dtype != torch.int64 or x.dim() != 2:
         raise MismatchError(f"{name} are int64 [B, T], padded with {PADDING}; got {x.dtype} {list(x.shape)}")
@@ -95,7 +94,7 @@ def check_pairs(y: Tensor, x: Tensor) -> None:
 
 
 def check_count(k: int, most: int | None = None) -> int:
-    """k, the number of samples or candidates for each x; MismatchError if it makes no sense."""
+    """k, the number of samples or candidates for each x; MismatchError if it is out of range."""
     if k < 1 or (most is not None and k > most):
         limit = "" if most is None else f" and at most {most}"
         raise MismatchError(f"k is the number of samples or candidates for each x, at least 1{limit}; got {k}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training of a pair is asked for. All of it is plain JSON."""
+"""The settings of a training of a pair; saved as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline_dual.supervised import SIDES, ByLength, Duality
 
 FORMAT = "paceline dual course 1"
 METHODS = ("dual", "back_translation", "iterative_back_translation", "supervised")
-"""What unlabelled data are used for; see :mod:`paceline_dual.methods`."""
+"""Uses of unlabelled data; see :mod:`paceline_dual.methods`."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Rates:
 
     Attributes:
         warm: of both models in the warm-up.
-        forward: of P(y | x) behind it.
-        backward: of P(x | y) behind it.
+        forward: of P(y | x) after it.
+        backward: of P(x | y) after it.
     """
 
     warm: float = 1e-3
@@ -41,20 +41,20 @@ class Rates:
 
 @dataclass(frozen=True)
 class Mix:
-    """What a step behind the warm-up is made of: a labelled batch and an unlabelled one.
+    """The batches of a step after the warm-up: a labelled one and an unlabelled one.
 
-    The loss is share * (labelled) + (1 - share) * (unlabelled). The share goes in a straight line from `labelled_from`
-    at the first such step to `labelled_to` at the last. It weighs losses and not numbers of samples, so that every
-    worker does the same work at every step. (He et al., NIPS 2016, mix halves of a batch and anneal the labelled one.)
+    The loss is share * (labelled) + (1 - share) * (unlabelled). The share changes linearly from `labelled_from` at the
+    first such step to `labelled_to` at the last. It weights losses, not numbers of samples, so that every worker does
+    the same work at every step. (He et al., NIPS 2016, mix halves of a batch and anneal the labelled one.)
 
     Attributes:
         labelled: pairs of a batch, in the warm-up as well.
         unlabelled: samples of a batch, of one side.
         labelled_from: share at the first step.
         labelled_to: share at the last one.
-        policy: weight of the policy gradient beside the exact one, under dual learning: rewards are sums of
-            log-probabilities, some ten nats apart, so that at weight 1 the noise of samples drowns all else. The paper
-            has two learning rates instead, a hundred times apart.
+        policy: weight of the policy gradient beside the exact one, under dual learning. Rewards are sums of
+            log-probabilities, some ten nats apart, so that at weight 1 sampling noise dominates. The paper has two
+            learning rates instead, a factor of 100 apart.
     """
 
     labelled: int = 64
@@ -72,13 +72,13 @@ class Mix:
                 raise UnsupportedError(f"{name} is a share between 0 and 1, got {getattr(self, name)}")
 
     def share(self, done: float) -> float:
-        """The labelled share when so much (0 to 1) of the steps behind the warm-up is done."""
+        """The labelled share when `done` (0 to 1) of the steps after the warm-up are done."""
         return self.labelled_from + (self.labelled_to - self.labelled_from) * done
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """Weights of dual supervised learning on labelled batches, behind the warm-up (in it they are 0).
+    """Weights of dual supervised learning on labelled batches, after the warm-up (during it they are 0).
 
     Attributes:
         forward: lambda in the loss of P(y | x).
@@ -98,7 +98,7 @@ class Constraint:
             raise UnsupportedError(f"the constraint's weights are per row, x or y; got {self.per!r}")
 
     def duality(self, warm: int) -> Duality:
-        """What it asks of a training with so many steps of warm-up."""
+        """The weights for a training with `warm` steps of warm-up."""
         if self.per == "row":
             return Duality(self.forward, self.backward, warm)
         there, back = (ByLength(w, self.per) if w else 0.0 for w in (self.forward, self.backward))
@@ -107,13 +107,13 @@ class Constraint:
 
 @dataclass(frozen=True)
 class Looks:
-    """How often and how closely held-out pairs are looked at.
+    """How often and how held-out pairs are evaluated.
 
     Attributes:
         every: steps from one evaluation to the next.
         batch: held-out pairs that are evaluated at a time.
         beam: width of the search for the best output; 1 is greedy.
-        samples: held-out pairs whose outputs are kept, of each direction.
+        samples: held-out pairs whose outputs are kept, for each direction.
     """
 
     every: int = 200
@@ -190,7 +190,7 @@ class Course:
         return self.warm + self.steps
 
     def done(self, step: int) -> float:
-        """Share of the phase in which step number `step` (from 0) lies, at its beginning."""
+        """The part of its phase (0 to 1) that is done when step number `step` (from 0) begins."""
         if step < self.warm:
             return step / self.warm
         return min(1.0, (step - self.warm) / max(1, self.steps))

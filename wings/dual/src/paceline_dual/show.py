@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom a training of a pair tells how far it is, and the live view of both directions.
+"""Progress of a training of a pair, and the live view of both directions.
 
-`show=paceline_dual.shown()` in a `with` gives a view: a table that is drawn anew on a terminal, plain lines elsewhere.
+`with paceline_dual.shown() as show` gives a view: a live table on a terminal, plain lines elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 LINE_EVERY_S = 10.0
-"""Where there is no terminal, a line this often."""
+"""Seconds between two lines without a terminal."""
 ROWS = 12
 """Newest evaluations in the table."""
 BARS = "▁▂▃▄▅▆▇█"
@@ -28,20 +28,20 @@ Row = dict[str, Any]
 
 
 class Show(Protocol):
-    """What is told how far a training is; on worker 0 only."""
+    """Displays the progress of a training; on worker 0 only."""
 
     def doing(self, what: str, done: float, total: float, note: str = "") -> None:
-        """So much of it is done; it may be called often."""
+        """Progress; may be called often."""
 
     def row(self, row: Row) -> None:
-        """Held-out pairs were looked at; a row of the history."""
+        """An evaluation was made: a row of the history."""
 
     def say(self, text: str) -> None:
-        """Something is over."""
+        """A message."""
 
 
 class Silent:
-    """Shows nothing."""
+    """Displays nothing."""
 
     def doing(self, what: str, done: float, total: float, note: str = "") -> None:
         """Nothing."""
@@ -75,7 +75,7 @@ class Lines:
 
 
 class OnTerminal:
-    """A bar and the table of evaluations, drawn anew in place.
+    """A bar and the table of evaluations, updated in place.
 
     Args:
         console: a terminal.
@@ -106,7 +106,7 @@ class OnTerminal:
 
 @contextlib.contextmanager
 def shown(console: Console | None = None) -> Iterator[Lines | OnTerminal]:
-    """What shows a training, for as long as the `with` lasts; on standard error by default."""
+    """Context with a display of a training; on standard error by default."""
     console = Console(stderr=True, highlight=False) if console is None else console
     if not console.is_terminal:
         yield Lines(console)
@@ -116,13 +116,13 @@ def shown(console: Console | None = None) -> Iterator[Lines | OnTerminal]:
         yield show
 
 
-# -- what is drawn ----------------------------------------------------------------------------------
+# -- drawing ---------------------------------------------------------------------------------------
 
 
 def view(rows: Sequence[Row], width: int) -> RenderableType:
     """Both directions' scores and rewards and the constraint's gap: the newest rows, and curves.
 
-    The curves leave out what the models were before any step: it would press all else together.
+    The curves leave out the evaluation before the first step, whose values would dominate the scale.
     """
     narrow = width < 100
     table = Table(box=None, pad_edge=False, padding=(0, 1 if narrow else 2, 0, 0))
@@ -154,14 +154,14 @@ def line_of(row: Row) -> str:
 
 
 def number(value: float | None) -> str:
-    """A number with four digits that mean something."""
+    """A number with four significant digits."""
     if value is None or not math.isfinite(value):
         return "" if value is None else str(value)
     return f"{value:.4g}"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Values as bars, `width` of them at most, from the least to the greatest that is finite."""
+    """Values as at most `width` bars, scaled to the finite values."""
     if len(values) > width:
         cuts = [k * len(values) // width for k in range(width + 1)]
         values = [sum(values[low:high]) / (high - low) for low, high in pairwise(cuts)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model on disk: model.safetensors and model.json in a folder.
 
-model.json says how the model is made, and the checksum of the weights. So a folder in which a save broke off, or to
-which a file of another model was copied, is refused. Nothing is ever unpickled.
+model.json holds the model's arguments and the checksum of the weights, so that `load` refuses a folder in which a save
+was interrupted or to which a file of another model was copied. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from paceline import CheckpointError
 
 WEIGHTS, ABOUT = "model.safetensors", "model.json"
-LAYERS = 1000  # more than that many are no model but a damaged number, over which a machine would sit all day
+LAYERS = 1000  # more are a damaged number, and building them would take hours
 Model = TypeVar("Model", bound=nn.Module)
 Own = TypeVar("Own", bound="Saved")
 About = dict[str, Any]
@@ -33,15 +33,15 @@ class Saved(nn.Module):
     """A model that can be saved and read again.
 
     Attributes:
-        FORMAT: names its kind of model.
-        about: what it was made with, by argument.
+        FORMAT: name of its kind of model.
+        about: the constructor's arguments.
     """
 
     FORMAT: ClassVar[str]
     about: About
 
     def save(self, folder: str | Path) -> None:
-        """Write model.safetensors and model.json into `folder`, which is made if need be."""
+        """Write model.safetensors and model.json into `folder`, which is created if needed."""
         save(folder, self.FORMAT, self.about, self)
 
     @classmethod
@@ -51,7 +51,7 @@ class Saved(nn.Module):
 
 
 def save(folder: str | Path, format: str, about: About, model: nn.Module) -> None:
-    """Write both files; each is written beside the old one first, which is replaced when nothing more can fail."""
+    """Write both files beside the old ones, then replace these."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = write_weights({name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(model).items()})

@@ -77,13 +77,12 @@ class ByLength:
 
 @dataclass(frozen=True)
 class Duality:
-    """How strongly the models are held to the constraint, and from when on.
+    """Weights of the constraint, and the step from which they apply.
 
     Attributes:
         forward: weight of gap^2 in the forward model's loss. The paper has 0.01 in both directions for translation.
         backward: the same in the backward model's.
-        warm: steps of plain likelihood before it: of models that know nothing yet the gap, and more so its square, is
-            that of noise.
+        warm: steps of plain likelihood before it: the gap of untrained models is noise.
     """
 
     forward: Weight = 0.01
@@ -98,24 +97,24 @@ class Duality:
             raise UnsupportedError(f"warm is a number of steps, at least 0, got {self.warm}")
 
     def at(self, step: int) -> Duality:
-        """What holds in step 0, 1, 2 ...: no weight at all as long as the models warm up."""
+        """The weights at step 0, 1, 2 ...: 0 during the warm-up."""
         return replace(self, forward=0.0, backward=0.0) if step < self.warm else self
 
     @property
     def off(self) -> bool:
-        """Whether no weight is left, so that nobody needs to know the gap."""
+        """Whether both weights are 0, so that the gap is not needed."""
         return all(isinstance(w, (int, float)) and w == 0 for w in (self.forward, self.backward))
 
 
 class Supervised(NamedTuple):
-    """What a batch of B pairs gave.
+    """The losses of a batch of B pairs.
 
     Attributes:
         loss_forward: mean over rows; its gradient reaches the forward model only.
         loss_backward: likewise.
         forward: log P(y|x; forward) of each row [B], without gradient.
         backward: log P(x|y; backward), likewise.
-        gap: [B], likewise; None where both weights are 0, since the priors were not asked.
+        gap: [B], likewise; None if both weights are 0, since the priors were not run.
     """
 
     loss_forward: Tensor
@@ -126,7 +125,7 @@ class Supervised(NamedTuple):
 
 
 def supervised_loss(x: Tensor, y: Tensor, models: Opposites, duality: Duality | None = None) -> Supervised:
-    """The two losses of a batch of labelled pairs; every model is run once.
+    """The two losses of a batch of labelled pairs; every model runs once.
 
     Args:
         x: [B, ...].

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training of a pair: a warm-up on labelled pairs, then dual learning, on any number of workers under any rule.
 
-A step behind the warm-up takes a labelled batch and an unlabelled one, of x and y in turn, and both models make a step
-of one optimizer. Sources: He et al., Dual Learning for Machine Translation, NIPS 2016, algorithm 1; Xia et al., Dual
+A step after the warm-up takes a labelled batch and an unlabelled one, of x and y in turn, and one optimizer steps both
+models. Sources: He et al., Dual Learning for Machine Translation, NIPS 2016, algorithm 1; Xia et al., Dual
 Supervised Learning, ICML 2017, algorithm 1.
 """
 
@@ -35,7 +35,7 @@ STATE, HISTORY, COURSE, WORDS, MODEL = "state", "history.json", "course.json", "
 LOG_EVERY = 20  # steps
 KEEP = 2  # saved states
 UNLABELLED = dict(zip(DIRECTIONS, ("x", "y"), strict=True))
-"""Whose unlabelled samples a direction begins with."""
+"""The side whose unlabelled samples a direction begins with."""
 
 
 def train(
@@ -52,16 +52,16 @@ def train(
     """Train a pair; every worker calls it with the same arguments.
 
     Args:
-        pair: both models. At the end they are the global models of all workers, in evaluation mode. The priors are
-            made those of worker 0.
+        pair: both models. At the end they are the global models, in evaluation mode. Worker 0's priors are copied to
+            all workers.
         data: labelled, unlabelled and held-out samples.
         course: steps, method, rates and so on.
-        folder: which all workers see: `course.json`, `state` (to go on from), `history.json`, `words.json`, and when
-            worker 0 has come to the end the pair in `model`, as `Pair.save` writes it.
+        folder: shared by all workers: `course.json`, `state` (to resume from), `history.json`, `words.json`, and at
+            the end the pair in `model`, as `Pair.save` writes it.
         rule: as `paceline.attach` takes it.
-        words: what symbols and labels mean, for who reads the report.
-        show: is told how far it is.
-        resume: go on from the state in `folder`, if there is one.
+        words: names of symbols and labels, for the report.
+        show: displays progress.
+        resume: resume from the state in `folder`, if there is one.
 
     Returns:
         A row for each evaluation: see `evaluation.row_of`; besides `phase` (of the steps before it: "warm" or the
@@ -77,12 +77,12 @@ def train(
 
 
 def has_state(folder: Path) -> bool:
-    """Whether a training has left a state there."""
+    """Whether there is a state to resume from."""
     return (folder / STATE).is_dir() and any((folder / STATE).glob("step-*"))
 
 
 class _Training:
-    """One worker's part of it."""
+    """One worker's part of a training."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class _Training:
         self._losses: list[Tensor] = []
 
     def _directions(self, data: Data) -> list[str]:
-        """Those for which there are unlabelled samples, in turn."""
+        """The directions with unlabelled samples."""
         if self.method is None:
             return []
         found = [name for name in DIRECTIONS if getattr(data, UNLABELLED[name]) is not None]
@@ -130,14 +130,14 @@ class _Training:
         for name in self.directions:
             side = UNLABELLED[name]
             samples = side_of(getattr(data, side), f"the unlabelled part of {side}", size)
-            # a run knows data by their object, and one may have been given twice
+            # a run identifies data by object, and one object may be given for both sides
             found[name] = Endless(self.run, copy.copy(samples), mix.unlabelled)
         return found
 
-    # -- from the beginning to the end ------------------------------------------------------------
+    # -- all steps -----------------------------------------------------------------------------
 
     def go(self, resume: bool) -> list[dict[str, Any]]:
-        """All steps that are left."""
+        """Make all remaining steps."""
         try:
             with self.run:
                 self.run.include(position=self.position)
@@ -156,20 +156,20 @@ class _Training:
         return self.position.rows
 
     def _begin(self, resume: bool) -> None:
-        """Go on from the state in the folder, or begin a new one."""
+        """Resume from the state in the folder, or begin anew."""
         if resume and self._is_there():
             self.course.check(Course.load(self.folder / COURSE), self.folder)
             self.run.resume(self.folder / STATE)
-            self.show.say(f"going on behind step {self.position.step:,}")
+            self.show.say(f"resuming after step {self.position.step:,}")
         elif self.run.world.rank == 0:
             shutil.rmtree(self.folder / STATE, ignore_errors=True)
-            (self.folder / WORDS).unlink(missing_ok=True)  # of another training
+            (self.folder / WORDS).unlink(missing_ok=True)  # of an earlier training
             self.course.save(self.folder / COURSE)
         if self.words is not None and self.run.world.rank == 0:
             self.words.save(self.folder / WORDS)
 
     def _is_there(self) -> bool:
-        """Whether worker 0 sees a state: the others might look when it has gone on already."""
+        """Whether worker 0 sees a state; only it looks, since it may write one before another worker looks."""
         said = torch.tensor([int(has_state(self.folder))])
         self.run.messages.broadcast(said).wait()
         return bool(said)
@@ -191,7 +191,7 @@ class _Training:
 
     @property
     def _asynchronous(self) -> bool:
-        """Whether workers go on each by itself, and come together for evaluations only."""
+        """Whether workers synchronise for evaluations only."""
         return hasattr(self.run.rule.schedule, "staleness") and self.run.world.size > 1
 
     # -- a step -----------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class _Training:
         return found.loss_forward + found.loss_backward
 
     def _unlabelled(self, step: int) -> Tensor:
-        """Directions take turns."""
+        """The loss of an unlabelled batch; directions take turns."""
         assert self.method is not None
         name = self.directions[(step - self.course.warm) % len(self.directions)]
         samples = self.loaders[name].next(self.pair.device)
@@ -237,7 +237,7 @@ class _Training:
         rate = position.step / max(position.seconds, 1e-9)
         self.show.doing(what, position.step, course.total, f"{rate:,.1f} steps/s")
 
-    # -- held-out pairs ---------------------------------------------------------------------------
+    # -- evaluation --------------------------------------------------------------------------------
 
     def _look_if_due(self) -> None:
         step, course = self.position.step, self.course
@@ -276,7 +276,7 @@ class _Training:
     # -- on disk ----------------------------------------------------------------------------------
 
     def _save_if_due(self) -> None:
-        """Save all workers' states; the newest `KEEP` stay."""
+        """Save all workers' states; keep the newest `KEEP`."""
         step, course = self.position.step, self.course
         if self._asynchronous:
             due = self.position.evaluated == step and step > 0

@@ -93,7 +93,7 @@ class LanguageModel(storage.Saved):
 
     Args:
         words: number of symbols; begin and end are added inside.
-        dimension: see `Seq2Seq`, as the others.
+        dimension: as the rest, see `Seq2Seq`.
 
     Raises:
         UnsupportedError: a number makes no sense.

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A virtual dual task: where a task has no opposite one, an auxiliary one is made up, trained with it and thrown away.
+"""A virtual dual task: for a task without an opposite, an auxiliary model is trained with it and then discarded.
 
-A classifier P(y|x) has no opposite that anybody wants. An auxiliary model P(x|y), however crude, still tells which
-label an x without one is likely to have: such an x goes through the closed loop of :mod:`paceline_dual.learning`, in
-which labels are sampled and each is praised for how well x can be found again in it. A step's loss is::
+A classifier P(y|x) has no useful opposite. An auxiliary model P(x|y), however crude, still tells which label an
+unlabelled x is likely to have: such an x goes through the closed loop of :mod:`paceline_dual.learning`, in which labels
+are sampled and rewarded by how well x is reconstructed from them. A step's loss is::
 
     -log P(y|x; primal) - log P(x|y; auxiliary)        mean over the labelled rows
     + share (loss_primal + loss_dual)                  of the rows without labels
 
-Only one of the two directions is learned from unlabelled data: the other one would begin with the auxiliary model's own
-samples, and those are worth what that model is worth.
+Only this direction learns from unlabelled data: the opposite one would begin with the auxiliary model's samples, which
+are as crude as that model.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from paceline_dual.protocols import Conditional, Prior
 
 
 class Step(NamedTuple):
-    """What one step gave.
+    """The losses of one step.
 
     Attributes:
         loss: of both models, to be minimised.
         primal: -log P(y|x; primal), mean over the labelled rows, without gradient.
         auxiliary: -log P(x|y; auxiliary), likewise.
-        unlabelled: what the rows without labels gave; None in the warm-up.
+        unlabelled: of the rows without labels; None in the warm-up.
     """
 
     loss: Tensor
@@ -42,15 +42,15 @@ class Step(NamedTuple):
 
 
 class VirtualPair(nn.Module):
-    """A primal model and the auxiliary one that is trained only for its sake.
+    """A primal model and an auxiliary one, trained together.
 
-    It is a module like any other: give it and its optimizer to `paceline.attach` and the workers exchange both models;
-    `alone` hands back the one that was wanted. The prior is not one of its parameters and is neither trained nor saved.
+    Attach it and its optimizer with `paceline.attach`, and the workers exchange both models; `alone` returns the primal
+    model. The prior is not one of its parameters and is neither trained nor saved.
 
     Args:
         primal: P(y | x), the model of interest; an `nn.Module`.
         auxiliary: P(x | y); an `nn.Module`.
-        prior: P(y), which stays as it is.
+        prior: P(y), not trained.
         reward: of the rows without labels. By default alpha is 0.5: of labels, unlike of sentences, log P(y) and
             log P(x|y) add up to log P(x, y), and half of that is the reward.
         share: weight of the rows without labels; the labelled ones have 1.
@@ -79,7 +79,7 @@ class VirtualPair(nn.Module):
             raise UnsupportedError(f"share is a weight, finite and at least 0, got {share}")
         self.primal, self.auxiliary = cast(nn.Module, primal), cast(nn.Module, auxiliary)
         self.reward, self.share = Reward(alpha=0.5) if reward is None else reward, share
-        # In a tuple a module is not found by `parameters` and `state_dict`: the prior is nobody's to train or exchange.
+        # `parameters` and `state_dict` do not find a module in a tuple: the prior is neither trained nor exchanged.
         self._prior = (prior,)
 
     def forward(self, x: Tensor, y: Tensor, u: Tensor | None = None, generator: Generator | None = None) -> Step:
@@ -88,8 +88,8 @@ class VirtualPair(nn.Module):
         Args:
             x: [B, ...], labelled rows.
             y: [B, ...], their labels.
-            u: [U, ...], rows without labels; None in the warm-up, which comes first: the rewards of an auxiliary model
-                that has not learned anything yet lead the primal model astray.
+            u: [U, ...], rows without labels; None in the warm-up: the rewards of an untrained auxiliary model would
+                mislead the primal one.
             generator: of the samples.
 
         Raises:
@@ -106,5 +106,5 @@ class VirtualPair(nn.Module):
         return Step(loss, found.detach(), lost.detach(), made)
 
     def alone(self) -> nn.Module:
-        """The primal model in eval mode: all that is kept of the pair."""
+        """The primal model in eval mode."""
         return self.primal.eval()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the numbers of both sides mean, so that people can read translations."""
+"""Names of the symbols of both sides, to print translations."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Words:
     """Names of symbols or labels.
 
     Attributes:
-        x: of the one side, by number; None where it has no names.
-        y: of the other one.
-        between: what stands between two words: nothing for characters.
+        x: of x, by number; None if it has no names.
+        y: of y, likewise.
+        between: separator of two words; empty for characters.
     """
 
     x: Side | None = None
@@ -32,7 +32,7 @@ class Words:
     between: str = " "
 
     def text(self, side: str, value: Any) -> str:
-        """A sample for people to read.
+        """A sample as text.
 
         Args:
             side: "x" or "y".
@@ -44,7 +44,7 @@ class Words:
         return (self.between if names is not None else " ").join(_name(names, one) for one in value)
 
     def save(self, path: Path) -> None:
-        """Write them to a file, in one piece."""
+        """Write them to a file, atomically."""
         files.write_text(path, json.dumps({"format": FORMAT, **asdict(self)}, ensure_ascii=False) + "\n")
 
     @classmethod

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers do together that no rule does for them."""
+"""Sums and priors of all workers, which no rule exchanges."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_up(run: Run, sums: Tensor) -> Tensor:
 
 @torch.no_grad()
 def same_priors(run: Run, pair: Pair) -> None:
-    """Make the priors what they are on worker 0: they are not trained, and so not exchanged."""
+    """Copy worker 0's priors to all workers: priors are not trained, so no rule exchanges them."""
     if run.world.size == 1:
         return
     for prior in pair.priors:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The half of a Transformer that writes: log-probabilities of sequences, and one symbol after the other.
+"""The decoder of a Transformer: log-probabilities of sequences, and generation symbol by symbol.
 
-One extra symbol, number `words`, is the beginning where it goes in and the end where it comes out.
+One extra symbol, number `words`, is the beginning at the input and the end at the output.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Projected = tuple[Tensor, Tensor]
 
 
 class Writer(nn.Module):
-    """Blocks that see what was written before and, where there is one, a memory or a vector of the whole sequence."""
+    """Blocks that attend to earlier symbols and, if there is one, to a memory; or add a vector of the sequence."""
 
     def __init__(
         self, words: int, dimension: int, layers: int, heads: int, dropout: float, longest: int, *, cross: bool
@@ -46,7 +46,7 @@ class Writer(nn.Module):
         """log P [B] of checked sequences y [B, T], their end included, which is certain after `longest` symbols.
 
         Args:
-            y: without columns of mere padding.
+            y: without columns of padding.
             projected: see `project`; of a memory [B, S, d].
             seen: which of the memory's vectors count, [B, 1, 1, S].
             also: a vector for each sequence, [B, d], which each position gets.
@@ -80,9 +80,9 @@ class Writer(nn.Module):
 
 
 class Writing(search.Steps):
-    """k sequences for each input, half written; keys and values of what is written are kept.
+    """k unfinished sequences for each input, with a cache of their keys and values.
 
-    The memory's keys and values are there once for each input, not k times: the k sequences look at them side by side.
+    The memory's keys and values are stored once for each input, not k times: the k sequences share them.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Writing(search.Steps):
         self.also = None if self.also is None else self.also[inputs]
 
     def _chosen(self, kept: Tensor, order: Tensor) -> Tensor:
-        """These rows; what is not written yet is not copied."""
+        """These rows; only written positions are copied."""
         room = kept.new_empty(len(order), *kept.shape[1:])
         room[:, :, : self.t] = kept[:, :, : self.t].index_select(0, order)
         return room

@@ -31,9 +31,9 @@ Output = str | tuple[int, ...]
 
 
 class WordRNN(LanguageModel):
-    """A recurrent language model with one vector per word; its face is that of LightRNN.
+    """A recurrent language model with one vector per word and LightRNN's interface and initialisation.
 
-    It is initialised as LightRNN is. The state's last word has not been seen by the network yet.
+    The network has not read the state's last word yet.
 
     Args:
         words: V.
@@ -49,7 +49,7 @@ class WordRNN(LanguageModel):
 
     Raises:
         UnsupportedError: there is no such output or cell, a number makes no sense, or the parameters do not fit into
-            memory, which is found out before any of it is asked for.
+            memory, which is checked before any is allocated.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class WordRNN(LanguageModel):
 
     @torch.no_grad()
     def next_words(self, state: State, k: int) -> tuple[Tensor, Tensor]:
-        """See `LanguageModel.next_words`; here every word is looked at."""
+        """See `LanguageModel.next_words`; here every word is computed."""
         if not 1 <= k <= self.words:
             raise MismatchError(f"k is 1 to the number of words, {self.words}; got {k}")
         log_probs, words = self.distribution(state).topk(k, dim=1)
@@ -143,7 +143,7 @@ class WordRNN(LanguageModel):
         return words, self.advance(state, words)
 
     def save(self, folder: str | Path) -> None:
-        """Write model.safetensors and model.json into `folder`, which is made if need be."""
+        """Write model.safetensors and model.json into `folder`, which is created if needed."""
         about: dict[str, Any] = {"words": self.words, "dimension": self.dimension, "layers": self.layers}
         about.update(cell=self.cell, tied=self.tied, dropout=self.dropout.p, output="full")
         if self.adaptive is not None:
@@ -155,7 +155,7 @@ class WordRNN(LanguageModel):
         """The model that `save` wrote, on the CPU.
 
         Raises:
-            CheckpointError: a file is missing, damaged, of another save, or does not fit the others.
+            CheckpointError: a file is missing, damaged, or of another save.
         """
         return storage.load(folder, FORMAT, lambda about, table: cls._of(**about))
 
@@ -166,7 +166,7 @@ class WordRNN(LanguageModel):
 
 
 def default_cutoffs(words: int, dimension: int) -> tuple[int, ...]:
-    """Where an adaptive softmax over `words` words is cut if nobody says where."""
+    """The default cutoffs of an adaptive softmax over `words` words."""
     found = tuple(cut for n, cut in enumerate(CUTOFFS, 1) if cut < words and dimension >= NARROWER**n)
     return found or (max(1, words // 2),)
 
@@ -195,5 +195,5 @@ def _check_memory(words: int, dimension: int, device: torch.device, output: Outp
 
 
 def gigabytes(count: int) -> str:
-    """Bytes for people: "80.1 GB"."""
+    """Bytes as text: "80.1 GB"."""
     return f"{count / 1e9:.3g} GB" if count < 10**9 else f"{count / 1e9:.1f} GB"

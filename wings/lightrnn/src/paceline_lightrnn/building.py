@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model as settings ask for it, and the model of a folder."""
+"""Builds a model from settings, or loads one from a folder."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Model = LightRNN | WordRNN
 
 
 def build(shape: Shape, vocabulary: Vocabulary, seed: int = 0) -> Model:
-    """A fresh model; its weights and, where it is drawn, its table follow from the seed.
+    """A new model; the seed determines its weights and a random table.
 
     Raises:
-        UnsupportedError: a setting makes no sense, or the softmax over all words does not fit into memory.
+        UnsupportedError: a setting is invalid, or the softmax over all words does not fit into memory.
         DataError: the file of vectors cannot be read.
     """
     choices = {"layers": shape.layers, "cell": shape.cell, "dropout": shape.dropout, "tied": shape.tied}
@@ -39,7 +39,7 @@ def build(shape: Shape, vocabulary: Vocabulary, seed: int = 0) -> Model:
 
 
 def load_model(folder: Path) -> Model:
-    """The model of a folder, whichever it is; CheckpointError where there is none."""
+    """The model of a folder, of either kind; CheckpointError if there is none."""
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -52,7 +52,7 @@ def load_model(folder: Path) -> Model:
 
 
 def parameter_bytes(words: int, dimension: int, *, output: Output = "light", **choices: Any) -> Sizes:
-    """The size of a model, without the memory for it.
+    """The size of a model, without allocating it.
 
     Args:
         words: V.
@@ -79,15 +79,15 @@ def read_vectors(path: Path, vocabulary: Vocabulary) -> Tensor:
     """Vectors as word2vec and GloVe write them as text: a word and its numbers a line, `.gz` or not.
 
     Returns:
-        Shape (V, d), float32; words that the file does not have get the mean of the others.
+        Shape (V, d), float32; words that the file lacks get the mean of its vectors.
 
     Raises:
-        DataError: it is no such file, or has none of the words.
+        DataError: the file has another format, or none of the words.
     """
     found: dict[int, list[float]] = {}
     for number, (fields, _) in enumerate(Text([path], "space")):
         if number == 0 and len(fields) == 2 and all(field.isdecimal() for field in fields):
-            continue  # how many, and how long
+            continue  # the header: count and dimension
         word = vocabulary[fields[0].lower() if vocabulary.lower else fields[0]]
         if word == vocabulary.unknown:
             continue

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A text as numbers in a file on disk, of which only what is used comes into memory."""
+"""A text as word numbers in a memory-mapped file."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Ids = NDArray[np.int32]
 
 
 class Corpus:
-    """Words of a text in their order, int32, in memory or in a file that is mapped into it.
+    """Words of a text in order, int32, in memory or in a memory-mapped file.
 
     Args:
         ids: shape (n,), the numbers of the words.
-        fingerprint: of the text and the vocabulary; empty where nobody knows.
-        damaged: bytes of the text that were no UTF-8.
+        fingerprint: of the text and the vocabulary; empty if unknown.
+        damaged: bytes of the text that were not UTF-8.
     """
 
     def __init__(self, ids: Ids, fingerprint: str = "", damaged: int = 0) -> None:
@@ -46,11 +46,11 @@ class Corpus:
         return len(self.ids)
 
     def part(self, begin: int, end: int) -> Corpus:
-        """Words `begin` to `end` (without it), nothing copied."""
+        """Words `begin` to `end` (exclusive), not copied."""
         return Corpus(self.ids[begin:end], self.fingerprint)
 
     def split(self, share: float) -> tuple[Corpus, Corpus]:
-        """The text without its last part, and that part, which has `share` of the words."""
+        """The text without its last part, and its last part, with `share` of the words."""
         if not 0 < share < 1:
             raise DataError(f"the last part of a text is a share between 0 and 1 of it, got {share}")
         last = max(1, round(share * len(self)))
@@ -62,7 +62,7 @@ class Corpus:
     def write(
         cls, text: Text, vocabulary: Vocabulary, path: Path, progress: Callable[[int], None] | None = None
     ) -> Corpus:
-        """Write the text's numbers to `path` as a stream; the file appears in one piece, its description beside it."""
+        """Stream the text's numbers to `path`, with a description beside it; atomic."""
         key = fingerprint(text, vocabulary)
         path.parent.mkdir(parents=True, exist_ok=True)
         beside, words = files.beside(path), 0
@@ -76,14 +76,14 @@ class Corpus:
             beside.unlink()
             raise DataError("there is no word in the text; is the file empty?")
         about = {"format": FORMAT, "words": words, "fingerprint": key, "damaged": text.damaged}
-        _about(path).unlink(missing_ok=True)  # no description may stand beside ids that it does not describe
+        _about(path).unlink(missing_ok=True)  # never leave an old description beside new ids
         os.replace(beside, path)
         files.write_text(_about(path), json.dumps(about) + "\n")
         return cls.open(path)
 
     @classmethod
     def open(cls, path: str | Path) -> Corpus:
-        """Map what `write` wrote; DataError where it is missing or not whole."""
+        """Map what `write` wrote; DataError if it is missing or incomplete."""
         path = Path(path)
         try:
             about: dict[str, Any] = json.loads(_about(path).read_text(encoding="utf-8"))
@@ -105,7 +105,7 @@ class Corpus:
     def ensure(
         cls, text: Text, vocabulary: Vocabulary, path: Path, progress: Callable[[int], None] | None = None
     ) -> Corpus:
-        """The corpus at `path` if it was made of this text with this vocabulary, else a new one."""
+        """The corpus at `path` if it is of this text and this vocabulary, else a new one."""
         with contextlib.suppress(DataError):
             found = cls.open(path)
             if found.fingerprint == fingerprint(text, vocabulary):
@@ -114,7 +114,7 @@ class Corpus:
 
 
 def fingerprint(text: Text, vocabulary: Vocabulary) -> str:
-    """Of the files (name, size, time of the last change) and the vocabulary; another each time for standard input."""
+    """A hash of the files (name, size, modification time) and the vocabulary; random for standard input."""
     rows: list[Any] = [FORMAT, vocabulary.fingerprint]
     for path in text.files:
         if path == STDIN:
@@ -141,16 +141,16 @@ def _about(path: Path) -> Path:
 
 
 class Passages(Dataset[Tensor]):
-    """A corpus as passages of consecutive words: what a `DataLoader` shuffles and `run.share` gives out.
+    """A corpus as passages of consecutive words, for a `DataLoader` and `run.share`.
 
-    Each begins from the zero state and the end of a line; within it the state goes on from window to window. The last
-    is filled up with `PADDING`, and passages of nothing else follow until the number is a multiple of `multiple`:
-    workers then make the same number of steps in every epoch, and may talk to each other between epochs.
+    Each begins from the zero state and the end of a line; within it the state is carried from window to window. The
+    last one is padded with `PADDING`, and passages of padding follow until the number is a multiple of `multiple`:
+    workers then make the same number of steps in every epoch, and may communicate between epochs.
 
     Args:
         corpus: the words.
         length: of a passage, words.
-        multiple: of how many the number of passages is to be a multiple.
+        multiple: the number of passages is a multiple of it.
     """
 
     def __init__(self, corpus: Corpus, length: int, multiple: int = 1) -> None:
@@ -175,17 +175,17 @@ class Passages(Dataset[Tensor]):
 
 
 class Parts(Dataset[Tensor]):
-    """Parts of a corpus, as passages, of which one at a time is the dataset; all have the same number of passages.
+    """Parts of a corpus as passages; one part at a time is the data set, and all have the same number of passages.
 
     Args:
         corpus: the words.
-        parts: how many there are.
-        share: of the corpus, for each.
+        parts: number of parts.
+        share: of the corpus, for each part.
         length: of a passage, words.
         multiple: see `Passages`.
 
     Attributes:
-        part: the one that is read now, from 0.
+        part: the current one, from 0.
     """
 
     def __init__(self, corpus: Corpus, parts: int, share: float, length: int, multiple: int) -> None:
@@ -205,12 +205,12 @@ class Parts(Dataset[Tensor]):
 
 
 def lanes(corpus: Corpus, number: int, window: int, part: tuple[int, int] = (0, 1)) -> Iterator[Tensor]:
-    """The corpus cut into `number` consecutive parts that are read side by side, a window after the other.
+    """The corpus cut into `number` consecutive lanes that are read in parallel, window by window.
 
     Args:
         corpus: the words.
-        number: of lanes; the last ones are filled up with `PADDING`.
-        window: words of each lane that are read at a time.
+        number: of lanes; the last ones are padded with `PADDING`.
+        window: words of each lane at a time.
         part: (k, n): only lanes k, k + n, k + 2n, ..
 
     Yields:

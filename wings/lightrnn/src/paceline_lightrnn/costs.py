@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each word costs in each row and each column of the table, summed over the text that is read.
+"""The cost of each word in each row and each column of the table, summed over a text.
 
 The cost of word w in row i is the sum over its positions of `-log P(row i | before)`, in column j of `-log P(column j
 | before, the word's row)` (Li et al., "LightRNN", NIPS 2016, section 3.3). `DenseCosts` holds these sums;
-`FactoredCosts` holds what they are made of and is linear in the words: with `log P(row i) = h . y_i + b_i - z` the
+`FactoredCosts` holds their factors and is linear in the words: with `log P(row i) = h . y_i + b_i - z` the
 sum over the positions of w is `Z_w - S_w . y_i - n_w b_i`, where S_w is the sum of the states h, n_w the count and
-Z_w the sum of the normalisers z. This is exact while the model's weights stay as they are.
+Z_w the sum of the normalisers z. This is exact while the model's weights do not change.
 
-The normalisers are those of the model's present table: rows without words and empty cells have no part in them. A
-column whose cell in the present row is empty has a cost by the same formula, so that words may move there.
+The normalisers are those of the model's current table, without empty rows and cells. A column whose cell in the current
+row is empty has a cost by the same formula, so that words may move there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline_lightrnn.table import EMPTY, WordTable
 
 @runtime_checkable
 class CostSource(Protocol):
-    """Costs of words by rows and by columns, handed out for some words at a time.
+    """Costs of words by rows and by columns, for some words at a time.
 
     Attributes:
         words: V.
@@ -47,11 +47,11 @@ class CostSource(Protocol):
 
 
 class OutputLayers(Protocol):
-    """What the costs ask of a model: `LightRNN` has it."""
+    """What the costs need from a model such as `LightRNN`."""
 
     @property
     def table(self) -> WordTable:
-        """Which word has which cell."""
+        """The cells of the words."""
 
     @property
     def row_out(self) -> Tensor:
@@ -79,13 +79,13 @@ class OutputLayers(Protocol):
 
 
 class DenseCosts:
-    """The sums themselves: `4 V (R + C)` bytes, for small vocabularies and for proofs.
+    """The sums themselves: `4 V (R + C)` bytes, for small vocabularies and for tests.
 
     Args:
         words: V.
         rows: R.
         columns: C.
-        device: where the sums are kept; the model's.
+        device: of the sums; the model's.
     """
 
     def __init__(self, words: int, rows: int, columns: int, *, device: torch.device | str = "cpu") -> None:
@@ -93,7 +93,7 @@ class DenseCosts:
 
     @torch.no_grad()
     def add(self, model: OutputLayers, words: Tensor, h_row: Tensor, h_column: Tensor) -> None:
-        """Count a batch of positions.
+        """Add a batch of positions.
 
         Args:
             model: in eval mode.
@@ -106,11 +106,11 @@ class DenseCosts:
             total.index_add_(0, words, z[:, None] - logits)
 
     def tensors(self) -> list[Tensor]:
-        """What is summed over workers, in place: shapes (V, R) and (V, C), float32."""
+        """The tensors to sum over workers in place: shapes (V, R) and (V, C), float32."""
         return [self.row, self.column]
 
     def source(self, model: OutputLayers | None = None) -> CostSource:
-        """The costs, as re-allocation reads them."""
+        """The costs for re-allocation."""
         return _DenseSource(self.row, self.column)
 
 
@@ -120,7 +120,7 @@ class FactoredCosts:
     Args:
         words: V.
         dimension: d, the size of the states.
-        device: where the sums are kept; the model's.
+        device: of the sums; the model's.
     """
 
     def __init__(self, words: int, dimension: int, *, device: torch.device | str = "cpu") -> None:
@@ -133,7 +133,7 @@ class FactoredCosts:
 
     @torch.no_grad()
     def add(self, model: OutputLayers, words: Tensor, h_row: Tensor, h_column: Tensor) -> None:
-        """Count a batch of positions; arguments as in `DenseCosts.add`."""
+        """Add a batch of positions; arguments as in `DenseCosts.add`."""
         if self._weights is None:
             self._weights = _digest(model)
         words, h_row, h_column = _positions(words, h_row, h_column, len(self.row))
@@ -145,7 +145,7 @@ class FactoredCosts:
         self.column_norm.index_add_(0, words, column[1].double())
 
     def tensors(self) -> list[Tensor]:
-        """What is summed over workers, in place: (V, d) twice, float32, and (V,) three times, float64."""
+        """The tensors to sum over workers in place: (V, d) twice, float32, and (V,) three times, float64."""
         return [self.row, self.column, self.count, self.row_norm, self.column_norm]
 
     def source(self, model: OutputLayers) -> CostSource:
@@ -225,7 +225,7 @@ def _positions(words: Tensor, h_row: Tensor, h_column: Tensor, vocabulary: int) 
 def _outputs(
     model: OutputLayers, words: Tensor, h_row: Tensor, h_column: Tensor
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Logits and log normalisers of rows and of columns; what is empty is left out of the normalisers."""
+    """Logits and log normalisers of rows and of columns, without empty rows and cells."""
     table = model.table.to(words.device)
     taken = table.word != EMPTY
     row, column = model.row_logits(h_row).float(), model.column_logits(h_column).float()

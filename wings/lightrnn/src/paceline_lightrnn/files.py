@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that appear in one piece, and their checksums."""
+"""Atomic writing of files, and checksums."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 
 
 def beside(path: Path) -> Path:
-    """Where a file is written before it takes its place."""
+    """The temporary path of a file that is being written."""
     return path.with_name(path.name + ".new")
 
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Inside, the file to write; afterwards it is `path`. Its folder is made; after an error an older file is there."""
+    """Context with a temporary path to write; at its end it is renamed to `path`. After an error an old file stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     yield beside(path)
     os.replace(beside(path), path)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file of UTF-8 that appears in one piece; line ends stay what they are."""
+    """Write a UTF-8 file atomically; line ends are kept."""
     with whole(path) as new, new.open("w", encoding="utf-8", newline="") as file:
         file.write(text)
 

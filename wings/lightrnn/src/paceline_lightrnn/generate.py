@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New text from a language model: drawn at random, or the most probable that a beam finds."""
+"""Generates text with a language model: by sampling or by beam search."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ def sample(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Words drawn one after another. Dropout is off meanwhile.
+    """Draw words one after another. Dropout is off meanwhile.
 
-    Without `top_k` and `top_p` a LightRNN draws a row, then a column in it, and looks at no other row; the temperature
+    Without `top_k` and `top_p` a LightRNN draws a row, then a column in it, and computes no other row; the temperature
     then applies to both draws. With them, the best words are found exactly, and the temperature applies to these.
 
     Args:
         model: trained.
-        state: of the B sequences that are to go on.
+        state: of the B sequences to continue.
         length: words to draw for each.
-        temperature: above 0; below 1 what is probable becomes more so, above 1 less.
+        temperature: above 0; below 1 sharpens the distribution, above 1 flattens it.
         top_k: draw among the k most probable words only; 1 always takes the best.
-        top_p: draw among the fewest words only that have this share of the model's probability (before temperature)
-            together; above 0, at most 1.
+        top_p: draw among the smallest set of words whose probability (before temperature) reaches this; above 0, at
+            most 1.
         generator: of the random numbers, on the model's device; None for torch's own.
 
     Returns:
         Words, shape [B, length].
 
     Raises:
-        UnsupportedError: a number makes no sense.
-        MismatchError: there are no `top_k` words.
+        UnsupportedError: a number is out of range.
+        MismatchError: there are fewer than `top_k` words.
     """
     if length < 1 or not temperature > 0:
         raise UnsupportedError(f"length is 1 at least and temperature above 0; got {length} and {temperature}")
@@ -68,7 +68,7 @@ def sample(
 
 
 def _candidates(model: LanguageModel, state: State, top_k: int | None, top_p: float | None) -> tuple[Tensor, Tensor]:
-    """The words to draw from, [B, n], and their log-probabilities, minus infinity for what is not to be drawn."""
+    """The words to draw from, [B, n], and their log-probabilities, minus infinity for excluded ones."""
     if top_p is None:
         assert top_k is not None
         return model.next_words(state, top_k)
@@ -90,23 +90,22 @@ def beam(
 ) -> tuple[Tensor, Tensor]:
     """The most probable continuation that beam search finds. Dropout is off meanwhile.
 
-    Of all continuations by one word the `width` best are kept, word after word. The best has the highest
-    log P / (number of words) ** length_penalty. A continuation that has come to `end` stays as it is and has to hold
-    its own against the longer ones.
+    After each word the `width` best continuations are kept. The best has the highest
+    log P / (number of words) ** length_penalty. A continuation that ends competes with the longer ones.
 
     Args:
         model: trained.
-        state: of the B sequences that are to go on.
-        length: words at most.
+        state: of the B sequences to continue.
+        length: most words.
         width: continuations kept for each sequence; the search is exhaustive from V ** (length - 1) on.
-        end: the word after which a continuation is complete, and which is its last; None for none.
-        length_penalty: 0 compares log P as it is, which favours short ones; 1 compares the mean of a word.
+        end: the last word of a complete continuation; None for none.
+        length_penalty: 0 compares log P, which favours short ones; 1 compares the mean of a word.
 
     Returns:
-        Words, shape [B, length], with `PADDING` behind `end`; their log P, shape [B], without the penalty.
+        Words, shape [B, length], with `PADDING` after `end`; their log P, shape [B], without the penalty.
 
     Raises:
-        UnsupportedError: a number makes no sense.
+        UnsupportedError: a number is out of range.
     """
     if length < 1 or width < 1:
         raise UnsupportedError(f"length and width are 1 at least; got {length} and {width}")
@@ -139,7 +138,7 @@ def beam(
 
 
 def _stay(names: Tensor, gains: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
-    """What is complete goes on in one way only, by padding that costs nothing."""
+    """Continue complete sequences by padding only, at no cost."""
     names = names.masked_fill(ended[..., None], PADDING)
     gains = gains.masked_fill(ended[..., None], -float("inf"))
     gains[..., 0] = gains[..., 0].masked_fill(ended, 0.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every language model here can do, whatever its output layer: loss, perplexity, one word after another."""
+"""The interface of the language models: loss, perplexity, generation word by word."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline_lightrnn.state import PADDING, State
 
 
 class LanguageModel(nn.Module):
-    """The face that LightRNN and the ordinary models to compare it with have in common.
+    """The interface of LightRNN and of the models to compare it with.
 
     Attributes:
         words: V, the size of the vocabulary.
@@ -23,7 +23,7 @@ class LanguageModel(nn.Module):
 
     @abstractmethod
     def begin(self, batch: int, word: int = 0) -> State:
-        """The state of `batch` sequences in which nothing has come but `word`, by convention the end of a line."""
+        """The state of `batch` sequences after `word` alone, by convention the end of a line."""
 
     @abstractmethod
     def log_prob(self, words: Tensor, state: State | None = None) -> tuple[Tensor, State]:
@@ -34,13 +34,12 @@ class LanguageModel(nn.Module):
             state: of the B sequences so far; None for `begin(B)`.
 
         Returns:
-            Natural logarithms, and the state after the last word. Where a sequence ends in padding its state is of no
-            use.
+            Natural logarithms, and the state after the last word; undefined for a sequence that ends in padding.
         """
 
     @abstractmethod
     def distribution(self, state: State) -> Tensor:
-        """log P of every word to come next, shape [B, V]."""
+        """log P of every next word, shape [B, V]."""
 
     @abstractmethod
     def next_words(self, state: State, k: int) -> tuple[Tensor, Tensor]:
@@ -51,12 +50,12 @@ class LanguageModel(nn.Module):
         """A next word drawn at random for each sequence, shape [B], and the state after it."""
 
     def loss(self, words: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """The mean of -log P (nats) over the words that are no padding, and the state after them."""
+        """The mean of -log P (nats) over the words without padding, and the state after them."""
         log_probs, state = self.log_prob(words, state)
         return -log_probs.sum() / (words != PADDING).sum().clamp(min=1), state
 
     def forward(self, words: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """`loss`, for wrappers that train what calling the module gives, such as DistributedDataParallel."""
+        """`loss`, for wrappers that call the module, such as DistributedDataParallel."""
         return self.loss(words, state)
 
     def advance(self, state: State, words: Tensor) -> State:
@@ -65,5 +64,5 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def perplexity(self, words: Tensor, state: State | None = None) -> float:
-        """exp of the mean of -log P over the words that are no padding; call `eval()` before."""
+        """exp of the mean of -log P over the words without padding; call `eval()` before."""
         return math.exp(float(self.loss(words, state)[0]))

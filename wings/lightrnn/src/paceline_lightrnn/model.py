@@ -29,18 +29,19 @@ from paceline_lightrnn.table import WordTable
 from paceline_lightrnn.tabled import Tabled
 
 FORMAT = "paceline lightrnn 1"
-SPREAD = 0.1  # small against the state's range of 1: all words begin nearly equally probable
-AT_ONCE = 1 << 22  # numbers: logits of rows and columns that `distribution` computes at a time
+SPREAD = 0.1  # small against the state's range of 1: all words are nearly equally probable at first
+AT_ONCE = 1 << 22  # logits that `distribution` computes at a time
 
 
 class LightRNN(Tabled, LanguageModel):
     """The language model.
 
-    Cells of the table without a word have probability 0, so that the probabilities of all words sum to 1. The vectors
-    begin uniform within +-0.1, as small that no word is favoured; biases at zero; see `make_recurrent` for the rest.
+    Empty cells of the table have probability 0, so that the probabilities of all words sum to 1. The vectors are
+    initialised uniformly within +-0.1, so small that no word is favoured, biases with zero; for the rest see
+    `make_recurrent`.
 
     Args:
-        table: which word has which cell; a plain attribute, replaced by assigning another one of the same shape.
+        table: the cells of the words; a plain attribute, replaced by assigning another table of the same shape.
         dimension: d, of the vectors and of the hidden state.
         layers: of the recurrent network.
         cell: "lstm", "gru" or "rnn".
@@ -58,7 +59,7 @@ class LightRNN(Tabled, LanguageModel):
         recurrent: nn.LSTM, nn.GRU or nn.RNN, batch first.
 
     Raises:
-        UnsupportedError: there is no such cell, or a number makes no sense.
+        UnsupportedError: there is no such cell, or a number is out of range.
     """
 
     def __init__(
@@ -145,15 +146,15 @@ class LightRNN(Tabled, LanguageModel):
         return self.log_prob_of_halves(words, h_row, h_column), state
 
     def log_prob_of_halves(self, words: Tensor, h_row: Tensor, h_column: Tensor) -> Tensor:
-        """log P of words [B, T] from what `halves` has computed of them, for who needs both; 0 for padding."""
-        known = words.clamp(min=0)  # padding as word 0, whose row surely has a word, so that no softmax is empty
+        """log P of words [B, T] from the results of `halves`; 0 for padding."""
+        known = words.clamp(min=0)  # padding as word 0, whose row is not empty, so that no softmax is
         rows, columns = self.table.row[known], self.table.column[known]
         nll = self._row_nll(self.row_logits(h_row), rows)
         nll = nll + self._column_nll(self.column_logits(h_column), rows, columns)
         return (-nll).masked_fill(words == PADDING, 0.0)
 
     def distribution(self, state: State) -> Tensor:
-        """log P of every word to come next, [B, V]: all rows are tried, which `next_words` need not."""
+        """log P of every next word, [B, V]; computes all rows, unlike `next_words`."""
         table, batch = self.table, state.last.numel()
         row_log_probs, between = self._after_column(state)
         found = []
@@ -166,7 +167,7 @@ class LightRNN(Tabled, LanguageModel):
 
     @torch.no_grad()
     def rank(self, state: State, k: int) -> Ranking:
-        """The k most probable next words with the number of rows that had to be tried; see `ranking.top_words`."""
+        """The k most probable next words, and the number of tried rows; see `ranking.top_words`."""
         row_log_probs, between = self._after_column(state)
 
         def columns(sequences: Tensor, rows: Tensor) -> Tensor:
@@ -175,12 +176,12 @@ class LightRNN(Tabled, LanguageModel):
         return top_words(row_log_probs, columns, self.table, k)
 
     def next_words(self, state: State, k: int) -> tuple[Tensor, Tensor]:
-        """The k most probable next words [B, k] and their log-probabilities: exact, without trying every row."""
+        """The k most probable next words [B, k] and their log-probabilities; exact, without all rows."""
         return self.rank(state, k)[:2]
 
     @torch.no_grad()
     def draw(self, state: State, temperature: float, generator: torch.Generator | None) -> tuple[Tensor, State]:
-        """A next word for each sequence: its row is drawn, then its column. No other row is looked at.
+        """A next word for each sequence: its row is drawn, then its column. No other row is computed.
 
         The temperature applies to the row's distribution, then to that of the column in it.
         """
@@ -193,7 +194,7 @@ class LightRNN(Tabled, LanguageModel):
     # -- on disk --------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path) -> None:
-        """Write model.safetensors, model.json and table.safetensors into `folder`, which is made if need be."""
+        """Write model.safetensors, model.json and table.safetensors into `folder`, which is created if needed."""
         about = {"dimension": self.dimension, "layers": self.layers, "cell": self.cell, "tied": self.tied}
         about["dropout"] = self.dropout.p
         storage.save(folder, FORMAT, about, self, self.table)
@@ -203,9 +204,9 @@ class LightRNN(Tabled, LanguageModel):
         """The model that `save` wrote, on the CPU.
 
         Raises:
-            CheckpointError: a file is missing, damaged, of another save, or does not fit the others.
+            CheckpointError: a file is missing, damaged, or of another save.
         """
-        return storage.load(folder, FORMAT, lambda about, table: cls(storage.the(table), **about))
+        return storage.load(folder, FORMAT, lambda about, table: cls(storage.required(table), **about))
 
 
 def _vectors(count: int, dimension: int) -> nn.Parameter:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two-component layers for models that are no LightRNN: any torch model with a huge input or output layer.
+"""Two-component layers for any torch model with a huge input or output layer.
 
 ::
 
@@ -8,7 +8,7 @@
     output = TwoComponentSoftmax(table, 256)                   # for nn.AdaptiveLogSoftmaxWithLoss(256, 100_000, ..)
     loss = output(body(embedding(ids)), targets).loss
 
-Source of the idea: Li et al., "LightRNN", NIPS 2016; what stands for the recurrent half-step here is our own.
+Source of the idea: Li et al., "LightRNN", NIPS 2016; the replacement of the recurrent half-step is our own.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ AT_ONCE = 1 << 22  # numbers: logits of rows and columns that `log_prob` compute
 
 
 class TwoComponentEmbedding(Tabled):
-    """A drop-in for `nn.Embedding`: the vector of a word is made of its row's vector and its column's.
+    """A replacement for `nn.Embedding`: a word's vector combines its row's vector and its column's.
 
-    The vectors begin normally distributed such that a word's numbers have variance 1, as those of `nn.Embedding` do.
+    Initially a word's vector is normally distributed with variance 1, as in `nn.Embedding`.
 
     Args:
-        table: which word has which cell; another one of the same shape may be assigned later.
+        table: the cells of the words; another table of the same shape may be assigned later.
         dimension: of a word's vector.
         combine: "sum" adds two vectors of `dimension` numbers; "concat" puts two of half as many side by side, with
             half the parameters.
-        padding_idx: the word whose vector is zero and stays so; None for none.
+        padding_idx: the word whose vector is always zero; None for none.
 
     Attributes:
         row: parameter [R, dimension], or half as wide.
@@ -186,7 +186,7 @@ class TwoComponentSoftmax(Tabled):
         return Scores(output, -output.sum() / counted.sum().clamp(min=1))
 
     def log_prob(self, hidden: Tensor) -> Tensor:
-        """log P of every word, shape [N, V] of hidden [N, d]: all rows are computed."""
+        """log P of every word, shape [N, V] of hidden [N, d]; computes all rows."""
         table, count = self.table, hidden.shape[0]
         hidden = self.dropout(hidden)
         row_log_probs, mixed, lines = self._row_log_probs(hidden), self.step(hidden), self._of_rows(self.row_in)
@@ -204,7 +204,7 @@ class TwoComponentSoftmax(Tabled):
 
     @torch.no_grad()
     def rank(self, hidden: Tensor, k: int) -> Ranking:
-        """`topk`, and how many rows had to be tried."""
+        """`topk`, and the number of tried rows."""
         hidden = self.dropout(hidden)
         mixed, lines = self.step(hidden), self._of_rows(self.row_in)
 
@@ -248,7 +248,7 @@ class TwoComponentSoftmax(Tabled):
 
 
 def _check_range(what: str, ids: Tensor, words: int) -> None:
-    """On the CPU only: a GPU would have to be waited for. Indexing alone would take -1 for the last word."""
+    """Check on the CPU only, since a GPU would have to synchronise. Indexing alone takes -1 as the last word."""
     if ids.device.type == "cpu" and ids.numel():
         low, high = (int(value) for value in ids.aminmax())
         if low < 0 or high >= words:

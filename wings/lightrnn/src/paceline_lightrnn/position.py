@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a training stands between its rounds: what its checkpoints hold besides weights, optimizer and data."""
+"""The position of a training: what its checkpoints hold besides weights, optimizer and data."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from paceline_lightrnn.rounds import Costs, new_costs
 
 
 class Position:
-    """Round, table and what was measured, with the methods that a checkpoint asks for.
+    """Round, table and measurements, with the methods that a checkpoint needs.
 
     Args:
-        model: the model, whose table is saved and put back.
-        workers: how many train it.
+        model: the model, whose table is saved and restored.
+        workers: number of workers.
 
     Attributes:
-        round: that is under way or comes next, from 0.
-        trained: whether its training is over, so that only the re-allocation is left of it.
+        round: the current or next one, from 0.
+        trained: whether its training is over and only its re-allocation is left.
         words: that this worker has read in it.
-        seconds: that it has trained for.
-        row: what was measured of it.
-        history: the rows of all rounds that are over.
-        costs: gathered while training, if any.
-        costs_lost: the training goes on with another number of workers, so that costs gathered while training are
-            not to be had: those of some workers are in no state of the others.
+        seconds: training time of this worker in it.
+        row: its measurements.
+        history: the rows of all finished rounds.
+        costs: gathered in training, if any.
+        costs_lost: another number of workers resumed, so that costs gathered in training are incomplete.
         costs_sum: checksum of the file with the costs of all workers, on worker 0.
-        saves: how many states were saved.
+        saves: number of saved states.
     """
 
     def __init__(self, model: LanguageModel, workers: int = 1) -> None:

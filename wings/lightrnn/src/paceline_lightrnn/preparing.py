@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From files of text to what a training reads: a vocabulary and numbers on disk, made once and used again."""
+"""Prepares text for training: a vocabulary and word numbers on disk, made once and reused."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Data:
-    """What a model is trained and judged on.
+    """The data of a training.
 
     Attributes:
         vocabulary: the words.
         train: the text.
-        validation: a text that is not trained on.
+        validation: the held-out text.
     """
 
     vocabulary: Vocabulary
@@ -39,17 +39,17 @@ class Data:
 
 
 def prepare(source: Source, folder: Path, *, fixed: bool = False, say: Say = lambda text: None) -> Data:
-    """Make vocabulary and corpora in `folder`, or use those that are there if they were made of the same text.
+    """Write vocabulary and corpora into `folder`, or reuse those of the same text.
 
     Args:
         source: the text.
         folder: of the training.
-        fixed: a training has begun with what is there, so that nothing may be made anew.
-        say: is told what takes time.
+        fixed: a training has begun with the present files, so that they must not change.
+        say: called with progress messages.
 
     Raises:
         DataError: there is no such text, or no word in it.
-        CheckpointError: `fixed`, and the text is another one now.
+        CheckpointError: `fixed`, and the text has changed.
     """
     text, validation = _texts(source)
     key = _key(source, text, validation)
@@ -92,10 +92,10 @@ def prepare(source: Source, folder: Path, *, fixed: bool = False, say: Say = lam
 
 
 def await_prepared(source: Source, folder: Path, timeout_s: float) -> Data:
-    """What worker 0 prepares in a folder that this worker sees as well; it is waited for as long as files grow.
+    """Wait until worker 0 has prepared the shared folder, as long as its files grow.
 
     Raises:
-        PeerLostError: nothing has changed there for `timeout_s` seconds.
+        PeerLostError: no file has grown for `timeout_s` seconds.
     """
     key, seen, since = _key(source, *_texts(source)), -1, time.monotonic()
     while True:
@@ -113,7 +113,7 @@ def await_prepared(source: Source, folder: Path, timeout_s: float) -> Data:
 
 
 def is_prepared(folder: Path) -> bool:
-    """Whether a text was prepared there."""
+    """Whether the folder has a prepared text."""
     return (folder / VOCABULARY).is_file() and (folder / CORPUS / "source.json").is_file()
 
 
@@ -131,14 +131,14 @@ def _texts(source: Source) -> tuple[Text, Text | None]:
 
 
 def _key(source: Source, *texts: Text | None) -> str:
-    """The same as long as the files and how they are read stay the same."""
+    """A hash of the files' states and the settings by which they are read."""
     files = [path for text in texts if text is not None for path in text.files]
     states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return hashlib.sha256(json.dumps([asdict(source), states]).encode()).hexdigest()
 
 
 def _there(source: Source, folder: Path, key: str) -> Data | None:
-    """What was prepared from this very text; None where it was not, or is damaged."""
+    """The data prepared from this text; None if there are none, or they are damaged."""
     validation: Corpus | None = None
     try:
         if (folder / CORPUS / "source.json").read_text(encoding="utf-8").strip() != key:
@@ -152,7 +152,7 @@ def _there(source: Source, folder: Path, key: str) -> Data | None:
 
 
 def _size(folder: Path) -> int:
-    """Bytes in a folder; files come and go meanwhile."""
+    """Bytes in a folder that may change meanwhile."""
     found = 0
     with contextlib.suppress(OSError):
         for path in folder.rglob("*"):

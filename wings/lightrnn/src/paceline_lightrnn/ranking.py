@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The most probable words of a whole vocabulary, found without touching most of it.
+"""Finds the most probable words of a vocabulary without computing most of it.
 
-A word cannot be more probable than its row: P(w) = P(row) P(column | row) <= P(row). So the rows are tried in
-descending order of P(row), and once the k-th best word found is at least as probable as the next row, no other word
-can be better.
+A word cannot be more probable than its row: P(w) = P(row) P(column | row) <= P(row). So rows are tried in descending
+order of P(row) until the k-th best word is at least as probable as the next row.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ class Ranking(NamedTuple):
     """The best words.
 
     Attributes:
-        words: shape [B, k], most probable first; equally probable ones in ascending order.
+        words: shape [B, k], most probable first; ties in ascending order.
         log_probs: shape [B, k].
-        rows: shape [B]: how many rows had to be tried.
+        rows: shape [B]: number of tried rows.
     """
 
     words: Tensor
@@ -42,13 +41,12 @@ class Ranking(NamedTuple):
 def top_words(row_log_probs: Tensor, columns: Columns, table: WordTable, k: int) -> Ranking:
     """The k most probable words of each sequence, exactly.
 
-    The rows are tried in batches that double, from 4 on. Where words at the k-th place are equally probable, which of
-    them is taken is not said.
+    Rows are tried in batches that double, from 4 on. Ties at the k-th place are broken arbitrarily.
 
     Args:
-        row_log_probs: shape [B, R], log P(row); minus infinity where a row has no word.
+        row_log_probs: shape [B, R], log P(row); minus infinity for empty rows.
         columns: the rest of the model.
-        table: which word has which cell.
+        table: the cells of the words.
         k: 1 to V.
 
     Raises:
@@ -80,7 +78,7 @@ def top_words(row_log_probs: Tensor, columns: Columns, table: WordTable, k: int)
 
 
 def _merge(words: Tensor, log_probs: Tensor, others: Tensor, their: Tensor) -> tuple[Tensor, Tensor]:
-    """The best k of both lists: by log-probability, equally probable ones in ascending order, empty cells last."""
+    """The best k of both lists by log-probability, ties in ascending order, empty cells last."""
     k = words.shape[1]
     words, log_probs = torch.cat((words, others), 1), torch.cat((log_probs, their), 1)
     last = torch.iinfo(torch.int64).max

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report of a training tells: numbers, words and samples, without a page around them."""
+"""The content of a report of a training: numbers, words and samples, without the page."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from paceline_lightrnn.training import HISTORY
 from paceline_lightrnn.vocabulary import Vocabulary
 
 CELLS = 64
-"""Most cells of a picture of the table, in either direction."""
+"""Most cells of the heat map, in either direction."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training has left in its folder.
+    """The result of a training.
 
     Attributes:
         model: on the CPU.
         vocabulary: its words.
         history: a row for each round; see `train`.
-        workers: that trained it.
-        rule: by which.
+        workers: number of workers.
+        rule: of the workers.
     """
 
     model: Model
@@ -49,7 +49,7 @@ class Trained:
 
     @classmethod
     def load(cls, folder: Path) -> Trained:
-        """Read it; CheckpointError where something is missing or damaged."""
+        """Read it; CheckpointError if a file is missing or damaged."""
         model, vocabulary = load_model(folder), Vocabulary.load(folder / VOCABULARY)
         check_fits(model, vocabulary, folder)
         try:
@@ -65,14 +65,14 @@ class Trained:
 
     @property
     def full(self) -> Sizes:
-        """Bytes of a model with a vector for each word at its input and at its output, and the same recurrent part."""
+        """Bytes of a model with input and output vectors for each word and the same recurrent network."""
         number = next(self.model.parameters()).element_size()
         vectors = len(self.vocabulary) * self.model.dimension * number
         return Sizes(vectors, vectors + len(self.vocabulary) * number, self.sizes.recurrent)
 
 
 def check_fits(model: Model, vocabulary: Vocabulary, folder: Path) -> None:
-    """Raise CheckpointError where model and vocabulary are not of one training."""
+    """Raise CheckpointError if model and vocabulary are of different trainings."""
     if model.words != len(vocabulary):
         raise CheckpointError(
             f"the model in {folder} has {model.words} words and the vocabulary {len(vocabulary)}: they are of two "
@@ -83,14 +83,14 @@ def check_fits(model: Model, vocabulary: Vocabulary, folder: Path) -> None:
 def lines_of(
     table: WordTable, vocabulary: Vocabulary, axis: str, lines: int = 12, words: int = 14
 ) -> list[tuple[int, int, list[str]]]:
-    """The rows (or columns) whose words come most often: their number, that count, and their most frequent words.
+    """The rows (or columns) with the most frequent words: number, total count, and most frequent words.
 
     Args:
         table: the table.
         vocabulary: its words.
         axis: "row" or "column".
-        lines: how many rows or columns.
-        words: how many words of each.
+        lines: number of rows or columns.
+        words: number of words of each.
     """
     place_of = (table.row if axis == "row" else table.column).cpu()
     counts = torch.from_numpy(vocabulary.counts)
@@ -106,10 +106,10 @@ def lines_of(
 
 
 def heat(table: WordTable, vocabulary: Vocabulary, most: int = CELLS) -> NDArray[np.float64]:
-    """How often the words of each part of the table come: log10 of the mean count of a word, nan where there is none.
+    """log10 of the mean count of a word in each part of the table; nan where there is none.
 
-    Rows are put into the order of their words' counts, columns likewise, and neighbours share a cell of the picture
-    where there are more than `most`: shape (up to `most`, up to `most`).
+    Rows and columns are sorted by their words' counts; neighbours share a cell if there are more than `most`. Shape (up
+    to `most`, up to `most`).
     """
     word = table.word.cpu().numpy()
     there = word != EMPTY
@@ -129,7 +129,7 @@ def _fold(values: NDArray[np.float64], most: int) -> NDArray[np.float64]:
 
 
 def samples(model: Model, vocabulary: Vocabulary, number: int = 3, words: int = 60, seed: int = 0) -> list[str]:
-    """Texts that the model makes up, drawn a little below its own temperature."""
+    """Texts drawn from the model at temperature 0.8."""
     device = place(model)
     drawn = generate.sample(
         model,
@@ -142,7 +142,7 @@ def samples(model: Model, vocabulary: Vocabulary, number: int = 3, words: int = 
 
 
 def falls(history: list[dict[str, Any]]) -> list[str]:
-    """What a reader has to know: a re-allocation that did not pay."""
+    """Warnings about re-allocations that did not help."""
     found = []
     for before, after in itertools.pairwise(history):
         if "cost_after" not in before:

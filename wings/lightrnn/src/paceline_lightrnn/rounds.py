@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between two rounds: the workers' costs are added up, one worker allocates the words anew, all get the same table."""
+"""Between two rounds: sum the workers' costs, re-allocate the words on worker 0, send the table to all."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,11 @@ from paceline_lightrnn.table import WordTable
 
 FORMAT = "paceline lightrnn costs 1"
 DENSE_BYTES = 1 << 28
-"""Largest memory of costs that are kept for each word and each row and column; above it they are kept as factors."""
+"""Largest memory of dense costs; larger ones are kept as factors."""
 BEAT_S = 2.0
-"""Seconds between two words to those who wait: far below any deadline."""
+"""Seconds between two messages to waiting workers: far below any deadline."""
 PIECE = 1 << 22
-"""Numbers of a tensor that travel at once, so that no exchange takes as long as a deadline."""
+"""Elements of a tensor in one exchange, to stay below deadlines."""
 RUNNING, DONE, FAILED = 0, 1, 2
 Costs = DenseCosts | FactoredCosts
 
@@ -40,12 +41,12 @@ Costs = DenseCosts | FactoredCosts
 
 
 def fits_dense(table: WordTable) -> bool:
-    """Whether exact sums for every word and every row and column are small enough."""
+    """Whether dense costs are small enough."""
     return 4 * table.words * (table.rows + table.columns) <= DENSE_BYTES
 
 
 def new_costs(model: LightRNN, kind: str | None = None) -> Costs:
-    """Costs of which nothing was gathered; by default of the kind that fits into memory."""
+    """Zero costs; by default of the kind that fits into memory."""
     table = model.table
     dense = fits_dense(table) if kind is None else kind == "dense"
     if dense:
@@ -64,15 +65,15 @@ def gather(
     part: tuple[int, int] = (0, 1),
     progress: Callable[[int], None] | None = None,
 ) -> Costs:
-    """What each word would have cost in each row and column, over a text, with the weights as they are.
+    """The cost of each word in each row and column, over a text, with the current weights.
 
     Args:
         model: dropout is off meanwhile.
         corpus: the text, read in passages as in training.
         length: of a passage, words.
-        window: words that are read at a time.
-        batch: passages side by side.
-        part: (k, n) for the k-th of n workers; their costs add up to those of the whole text.
+        window: words at a time.
+        batch: passages in parallel.
+        part: (k, n) for the k-th of n workers, whose costs sum to those of the whole text.
         progress: called with the number of words so far.
     """
     passages = Passages(corpus, length)
@@ -94,7 +95,7 @@ def gather(
 
 
 def save_costs(path: Path, costs: Costs, table: WordTable) -> str:
-    """Write costs and the table that they were gathered with to a file, in one piece; the file's checksum."""
+    """Write costs and their table to a file, atomically; returns the file's checksum."""
     kind = "dense" if isinstance(costs, DenseCosts) else "factored"
     tensors = {f"costs.{k}": x.detach().cpu().contiguous() for k, x in enumerate(costs.tensors())}
     with files.whole(path) as new:
@@ -106,7 +107,7 @@ def load_costs(path: Path, model: LightRNN) -> Costs:
     """Read what `save_costs` wrote for a model with this table.
 
     Raises:
-        CheckpointError: it is something else, damaged, or was gathered with another table.
+        CheckpointError: the file has another format, is damaged, or is of another table.
     """
     try:
         with safe_open(path, "pt") as file:
@@ -127,7 +128,7 @@ def load_costs(path: Path, model: LightRNN) -> Costs:
 
 
 def checksum(path: Path) -> str:
-    """Of a file's content; empty where there is none."""
+    """A file's checksum; empty if there is no file."""
     return files.sha256(path) if path.is_file() else ""
 
 
@@ -136,7 +137,7 @@ def checksum(path: Path) -> str:
 
 @torch.no_grad()
 def add_up(run: Run, tensors: Iterable[Tensor]) -> None:
-    """Make each tensor the sum over the workers, in place."""
+    """Replace each tensor by the sum over the workers."""
     if run.world.size == 1:
         return
     for tensor in tensors:
@@ -145,10 +146,10 @@ def add_up(run: Run, tensors: Iterable[Tensor]) -> None:
 
 
 def by_one(run: Run, work: Callable[[], Any]) -> Any:
-    """Let worker 0 do something that takes long, while the others wait for it; None on them.
+    """Do long work on worker 0 while the other workers wait; returns None on them.
 
-    It works in a thread, and its main thread says every `BEAT_S` seconds that it is still there. So nobody takes it
-    for lost, however long the work takes, and everybody notices when it dies.
+    Worker 0 works in a thread, and its main thread sends a message every `BEAT_S` seconds. So it is not declared lost
+    however long the work takes, and all workers notice if it dies.
 
     Raises:
         PeerLostError: the work failed; on worker 0 the error itself is raised.
@@ -161,49 +162,38 @@ def by_one(run: Run, work: Callable[[], Any]) -> Any:
         if word == FAILED:
             raise PeerLostError(run.world.sign("worker 0 failed in what all wait for; its own output says why"))
         return None
-    thread = _Working(work)
-    thread.start()
-    while thread.is_alive():
-        thread.join(BEAT_S)
-        if thread.is_alive():
-            _tell(run, RUNNING)
-    _tell(run, DONE if thread.error is None else FAILED)
-    if thread.error is not None:
-        raise thread.error
-    return thread.result
+    future: Future[Any] = Future()
 
-
-class _Working(threading.Thread):
-    """A thread that keeps what came of its work."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        super().__init__(name="paceline-lightrnn", daemon=True)
-        self._work, self.result, self.error = work, None, None  # type: Callable[[], Any], Any, BaseException | None
-
-    def run(self) -> None:
+    def body() -> None:
         try:
-            self.result = self._work()
-        except BaseException as error:  # raised again by who waits for it
-            self.error = error
+            future.set_result(work())
+        except BaseException as error:  # raised again below
+            future.set_exception(error)
+
+    threading.Thread(target=body, name="paceline-lightrnn", daemon=True).start()
+    while wait([future], BEAT_S).not_done:
+        _tell(run, RUNNING)
+    _tell(run, DONE if future.exception() is None else FAILED)
+    return future.result()
 
 
 def _tell(run: Run, word: int = RUNNING) -> int:
-    """Worker 0's word, on all workers."""
+    """Broadcast worker 0's message."""
     said = torch.tensor([word])
     run.messages.broadcast(said).wait()
     return int(said)
 
 
 def same_table(run: Run, table: WordTable, cells: Tensor | None) -> WordTable:
-    """The table with worker 0's new cells, on all workers, checked to be the same.
+    """The table with worker 0's new cells, checked to be equal on all workers.
 
     Args:
         run: of all workers.
         table: the old one.
-        cells: the new ones; None on other workers than the first.
+        cells: the new ones on worker 0; None elsewhere.
 
     Raises:
-        DesyncError: the workers have got different tables.
+        DesyncError: the workers received different tables.
     """
     mine = (table.cells if cells is None else cells).cpu().clone()
     if run.world.size > 1:
@@ -218,6 +208,6 @@ def same_table(run: Run, table: WordTable, cells: Tensor | None) -> WordTable:
 
 
 def table_sum(table: WordTable) -> str:
-    """The same for equal tables."""
+    """A hash of the table."""
     text = f"{table.rows} {table.columns} ".encode()
     return hashlib.sha256(text + table.cells.cpu().numpy().tobytes()).hexdigest()

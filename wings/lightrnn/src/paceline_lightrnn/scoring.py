@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well a model predicts a text."""
+"""Scores a text with a model."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from paceline_lightrnn.language import LanguageModel
 from paceline_lightrnn.state import PADDING
 
 LEAST = 200
-"""Words of a lane, of which there are fewer for a short text: each begins with a state that knows nothing."""
+"""Least words of a lane: a short text has fewer lanes, since each begins from the zero state."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a text cost.
+    """The score of a text.
 
     Attributes:
         nats: the sum of -log P over the words.
-        words: how many.
+        words: number of words.
     """
 
     nats: float
@@ -35,13 +35,13 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean of -log P per word; inf where that is too large for a number."""
+        """exp of the mean of -log P per word; inf on overflow."""
         mean = self.nats / self.words
         return math.exp(mean) if mean < 700 else math.inf
 
 
 def place(model: LanguageModel) -> torch.device:
-    """Where a model's parameters lie."""
+    """The device of a model's parameters."""
     return next(model.parameters()).device
 
 
@@ -55,14 +55,14 @@ def score(
     part: tuple[int, int] = (0, 1),
     progress: Callable[[int], None] | None = None,
 ) -> Score:
-    """Read a text with the state carried on from its beginning to its end, in lanes side by side.
+    """Score a text in parallel lanes; each carries its state to its end.
 
     Args:
         model: dropout is off meanwhile.
         corpus: the text.
-        side_by_side: lanes; a lane's first word is predicted from the end of a line, so a few lanes change the
-            result little, and a text of less than `LEAST` words a lane has fewer.
-        window: words that are read at a time.
+        side_by_side: lanes. A lane's first word is predicted from the end of a line, so few lanes change the result
+            little; a text with less than `LEAST` words a lane has fewer.
+        window: words at a time.
         part: (k, n) for the k-th of n workers, whose scores add up to the whole.
         progress: called with the number of words so far.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training is asked for: the model's shape, the course of the training, the text. All of it is plain JSON."""
+"""The settings of a training: the model's shape, the course of the training, the text. Saved as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COSTS = ("pass", "training", "none")
 
 @dataclass(frozen=True)
 class Shape:
-    """Of the model.
+    """The shape of the model.
 
     Attributes:
         dimension: of the vectors and the hidden state.
@@ -29,7 +29,7 @@ class Shape:
         tied: whether input and output vectors are the same.
         dropout: share of numbers set to zero in training.
         output: lightrnn, or for comparison full or adaptive.
-        table: how the first table is made: random, frequency, or a file of vectors.
+        table: the first table: random, frequency, or a file of vectors.
     """
 
     dimension: int = 256
@@ -46,23 +46,23 @@ class Shape:
 
 @dataclass(frozen=True)
 class Course:
-    """Of the training.
+    """The course of the training.
 
     Attributes:
-        rounds: of training on one table; between two of them the words are allocated anew.
-        short: rounds before these, each on its own small part of the text: a table gets good long before a model does.
+        rounds: of training on one table; between two of them the words are re-allocated.
+        short: rounds before these, each on a small part of the text: a table needs less text than a model.
         share: of the text, for a short round.
         epochs: passes over the text in a round.
-        batch: passages that are read side by side.
+        batch: passages read in parallel.
         window: words of a passage between two steps of the optimizer.
         windows: of a passage.
         optimizer: adam or sgd.
-        rate: highest learning rate, with which each round begins; None takes the optimizer's own.
+        rate: highest learning rate of each round; None takes the optimizer's default.
         clip: largest norm of the gradient.
-        costs: gathered in a pass of their own behind a round ("pass"), or while its last epoch trains ("training");
-            "none": words keep their cells.
-        save_every: batches between two saved states; under asynchronous rules states are saved between epochs only.
-        seed: of everything that is drawn.
+        costs: gathered in an extra pass after a round ("pass"), or in its last epoch ("training"); "none": words keep
+            their cells.
+        save_every: batches between two saved states; asynchronous rules save between epochs only.
+        seed: of all random draws.
     """
 
     rounds: int = 3
@@ -110,10 +110,10 @@ class Source:
 
     Attributes:
         texts: files and folders.
-        validation: a file of its own, or None for the last part of the text.
-        held_back: share of the text that this part has.
-        tokens: unicode, or space for text that is cut into words already.
-        lower: whether it is read in lower case.
+        validation: a separate file, or None for the last part of the text.
+        held_back: share of the text in this part.
+        tokens: unicode, or space for tokenized text.
+        lower: whether to lowercase it.
         vocabulary: most words of the vocabulary, or None for all.
         min_count: rarer words are unknown ones.
     """
@@ -133,14 +133,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Settings:
-    """All of a training; saved in its folder, so that it goes on as it began."""
+    """All settings of a training; saved in its folder, to resume with the same ones."""
 
     shape: Shape
     course: Course
     source: Source
 
     def save(self, path: Path) -> None:
-        """Write them to a file, in one piece."""
+        """Write them to a file, atomically."""
         files.write_text(path, json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n")
 
     @classmethod

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom a training tells how far it is."""
+"""Progress of a training."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Protocol
 
 
 class Show(Protocol):
-    """What is told how far a training is; on worker 0 only."""
+    """Displays the progress of a training; on worker 0 only."""
 
     def doing(self, what: str, done: float, total: float, note: str = "") -> None:
-        """So much of it is done; it may be called often, and from another thread."""
+        """Progress; may be called often, and from another thread."""
 
     def say(self, text: str) -> None:
-        """Something is over."""
+        """A message."""
 
 
 class Silent:
-    """Shows nothing."""
+    """Displays nothing."""
 
     def doing(self, what: str, done: float, total: float, note: str = "") -> None:
         """Nothing."""

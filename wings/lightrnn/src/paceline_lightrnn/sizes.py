@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large a model is, before it is made, and how much room there is for it."""
+"""The size of a model before it is built, and the available memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Sizes(NamedTuple):
 
     Attributes:
         input: of the input vectors.
-        output: of the output's vectors and biases; where they are tied, biases only.
+        output: of the output's vectors and biases; biases only if tied.
         recurrent: of the recurrent network.
     """
 
@@ -33,12 +33,12 @@ class Sizes(NamedTuple):
 
     @property
     def vectors(self) -> int:
-        """Of all that grows with the vocabulary."""
+        """Of everything that grows with the vocabulary."""
         return self.input + self.output
 
 
 def light_sizes(words: int, dimension: int, *, layers: int = 1, cell: str = "lstm", tied: bool = False) -> Sizes:
-    """The size of a LightRNN whose table is as square as can be, without making its vectors."""
+    """The size of a LightRNN with a table as square as possible, without allocating its vectors."""
     columns = math.isqrt(words - 1) + 1
     lines = -(-words // columns) + columns
     with torch.device("meta"):
@@ -50,7 +50,7 @@ def light_sizes(words: int, dimension: int, *, layers: int = 1, cell: str = "lst
 
 
 def sizes_of(model: nn.Module) -> Sizes:
-    """The sizes of a model that there is; a tensor with two names counts where it comes first."""
+    """The sizes of an existing model; a tensor with two names counts under its first."""
     found = {"input": 0, "output": 0, "recurrent": 0}
     for name, parameter in model.named_parameters():
         place = "recurrent" if name.startswith("recurrent") else "input" if name.endswith("_in") else "output"
@@ -63,9 +63,9 @@ def _bytes(module: nn.Module) -> int:
 
 
 def available_bytes(device: torch.device | str = "cpu") -> int | None:
-    """Memory that is free on the device, bytes; None where nobody can tell.
+    """Free memory of the device, bytes; None if unknown.
 
-    On the CPU it is what the system calls available, or what a control group leaves, if that is less.
+    On the CPU the minimum of the system's available memory and the rest of the control group's limit.
     """
     device = torch.device(device)
     if device.type == "cuda":
@@ -91,5 +91,5 @@ def _of_the_group(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
         lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):  # no control groups, or "max": no limit
         return None
-    used = [int(line.split()[1]) for line in lines if line.startswith("anon ")]  # files' pages can be given up
+    used = [int(line.split()[1]) for line in lines if line.startswith("anon ")]  # page cache can be reclaimed
     return max(0, limit - sum(used))

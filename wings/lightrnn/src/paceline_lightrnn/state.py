@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recurrent model remembers between two calls, and the recurrent networks that it may be made of."""
+"""The state of a recurrent model between two calls, and its recurrent networks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from paceline import MismatchError, UnsupportedError
 
 PADDING = -1
-"""The word that is none: it fills up the end of a sequence that is shorter than others of its batch."""
+"""Marks positions after the end of a sequence that is shorter than its batch."""
 
 CELLS: dict[str, type[nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 
@@ -21,28 +21,28 @@ Hidden = Any
 
 
 class State(NamedTuple):
-    """Where a batch of sequences stands.
+    """The state of a batch of sequences.
 
     Attributes:
         hidden: the recurrent network's state: a tensor of shape [layers, B, d], or a pair of them for an LSTM.
-        last: shape [B], int64: the last word of each sequence. Which part of it the network has already seen is the
-            model's own affair.
+        last: shape [B], int64: the last word of each sequence. The model defines which part of it the network has
+            read already.
     """
 
     hidden: Hidden
     last: Tensor
 
     def detach(self) -> State:
-        """The same values without their history: where truncated back-propagation stops."""
+        """The same values without graph, to truncate back-propagation."""
         return State(each(self.hidden, Tensor.detach), self.last)
 
     def select(self, sequences: Tensor) -> State:
-        """The states of these sequences, shape [n], int64; one may be named several times."""
+        """The states of these sequences, shape [n], int64; repeats are allowed."""
         return State(each(self.hidden, lambda h: h.index_select(1, sequences)), self.last[sequences])
 
 
 def each(hidden: Hidden, change: Callable[[Tensor], Tensor]) -> Hidden:
-    """`change` of the tensor, or of both of the pair."""
+    """Apply `change` to the tensor, or to both of the pair."""
     return change(hidden) if isinstance(hidden, Tensor) else tuple(change(h) for h in hidden)
 
 
@@ -57,12 +57,12 @@ def run(network: nn.RNNBase, inputs: Tensor, hidden: Hidden) -> tuple[Tensor, Hi
 def make_recurrent(cell: str, dimension: int, layers: int, dropout: float) -> nn.RNNBase:
     """The recurrent network, `batch_first`, input and hidden size `dimension`.
 
-    The biases are zero, and 1 at an LSTM's forget gate, so that from the first step on the cell keeps what it has seen
-    and gradients come through it (Gers et al. 2000; Jozefowicz et al., ICML 2015, section 5). The weights keep torch's
-    own initialisation, uniform within 1 / sqrt(dimension).
+    The biases are zero, and 1 at an LSTM's forget gate, so that the cell keeps its content and gradients from the first
+    step on (Gers et al. 2000; Jozefowicz et al., ICML 2015, section 5). The weights keep torch's initialisation,
+    uniform within 1 / sqrt(dimension).
 
     Raises:
-        UnsupportedError: there is no such cell, or a number makes no sense.
+        UnsupportedError: there is no such cell, or a number is out of range.
     """
     if cell not in CELLS:
         raise UnsupportedError(f"there is no cell {cell!r}; there are {', '.join(sorted(CELLS))}")
@@ -70,7 +70,7 @@ def make_recurrent(cell: str, dimension: int, layers: int, dropout: float) -> nn
         raise UnsupportedError(f"dimension and layers are 1 at least; got {dimension} and {layers}")
     if not 0 <= dropout < 1:
         raise UnsupportedError(f"dropout is a share from 0 to less than 1, got {dropout}")
-    between = dropout if layers > 1 else 0.0  # torch warns of a dropout that has nothing between which to work
+    between = dropout if layers > 1 else 0.0  # torch warns of dropout with a single layer
     network: nn.RNNBase = CELLS[cell](dimension, dimension, layers, batch_first=True, dropout=between)  # type: ignore[arg-type]
     with torch.no_grad():
         for name, bias in network.named_parameters():

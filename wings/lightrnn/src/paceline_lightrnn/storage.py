@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model on disk: model.safetensors, model.json and, where it has one, table.safetensors, in a folder.
 
-model.json says how the model is made, and the checksums of the other files. So a folder in which a save broke off
-between two files, or to which a file of another model was copied, is refused and makes no model that talks nonsense.
-Nothing is ever unpickled.
+model.json holds the model's arguments and the checksums of the other files, so that `load` refuses a folder in which a
+save was interrupted or to which a file of another model was copied. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ About = dict[str, Any]
 
 
 def save(folder: str | Path, format: str, about: About, model: nn.Module, table: WordTable | None = None) -> None:
-    """Write the files. All are written beside the old ones first, which are replaced when nothing more can fail."""
+    """Write the files beside the old ones, then replace these."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     names = [WEIGHTS] if table is None else [WEIGHTS, TABLE]
@@ -47,7 +46,7 @@ def load(folder: str | Path, format: str, make: Callable[[About, WordTable | Non
     """The model that `save` wrote, on the CPU; `make` builds it from `about` and the table.
 
     Raises:
-        CheckpointError: a file is missing, damaged, of another save, or does not fit the others.
+        CheckpointError: a file is missing, damaged, or of another save.
     """
     folder = Path(folder)
     about, sums = _read_about(folder, format)
@@ -56,9 +55,9 @@ def load(folder: str | Path, format: str, make: Callable[[About, WordTable | Non
     table = WordTable.load(folder / TABLE) if TABLE in sums else None
     try:
         weights = load_file(folder / WEIGHTS)
-        if about.get("layers", 1) > len(weights):  # or it would take all day to find out
+        if about.get("layers", 1) > len(weights):  # building them would take hours
             raise MismatchError(f"{about['layers']} layers have more than {len(weights)} tensors")
-        with torch.device("meta"):  # what it would look like, before any memory is asked for
+        with torch.device("meta"):  # compare shapes before allocating memory
             shapes = _shapes(make(about, table))
     except (SafetensorError, OSError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{folder} holds no model that can be made: {error}; save it again") from error
@@ -70,8 +69,8 @@ def load(folder: str | Path, format: str, make: Callable[[About, WordTable | Non
     return model
 
 
-def the(table: WordTable | None) -> WordTable:
-    """The table, where a model cannot be without."""
+def required(table: WordTable | None) -> WordTable:
+    """The table; MismatchError if there is none."""
     if table is None:
         raise MismatchError(f"there is no {TABLE}")
     return table

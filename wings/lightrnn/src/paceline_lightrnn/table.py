@@ -76,13 +76,13 @@ class WordTable:
     __hash__ = None  # type: ignore[assignment]
 
     def __deepcopy__(self, memo: object) -> WordTable:
-        return self  # it never changes, and a copy of a model need not hold it twice
+        return self  # it is immutable
 
     def __repr__(self) -> str:
         return f"WordTable({self.words} words, {self.rows} x {self.columns})"
 
     def with_cells(self, cells: Tensor) -> WordTable:
-        """A table of the same shape with these cells."""
+        """A table of the same shape with other cells."""
         return WordTable(cells.to(self.cells.device), self.rows, self.columns)
 
     def to(self, device: torch.device | str) -> WordTable:
@@ -98,7 +98,7 @@ class WordTable:
 
     @classmethod
     def random(cls, words: int, rows: int | None = None, columns: int | None = None, seed: int = 0) -> WordTable:
-        """Every word in a cell drawn at random, as the paper begins; the smallest square that fits by default."""
+        """Every word in a random cell, as in the paper; by default the smallest square that fits."""
         shape = _shape(words, rows, columns)
         cells = torch.randperm(shape[0] * shape[1], generator=torch.Generator().manual_seed(seed))[:words]
         return cls(cells, *shape)
@@ -108,7 +108,7 @@ class WordTable:
         """The most frequent words fill the first row, the next the second, and so on.
 
         Args:
-            counts: shape (V,): how often each word comes; words of the same count keep their order.
+            counts: shape (V,): of each word; words of equal count keep their order.
             rows: of the table.
             columns: of the table.
         """
@@ -119,10 +119,10 @@ class WordTable:
 
     @classmethod
     def from_vectors(cls, vectors: Tensor, rows: int | None = None, columns: int | None = None) -> WordTable:
-        """Words whose vectors lie near each other share a row, and within the rows a column.
+        """Words with similar vectors share a row, or a column.
 
-        The words are put into order along the vectors' first principal component and cut into rows; within each row
-        they are put into order along the second, so that the columns fit, too.
+        The words are sorted along the vectors' first principal component and cut into rows; each row is sorted along
+        the second, which aligns the columns.
 
         Args:
             vectors: shape (V, d), such as embeddings of another model; finite.
@@ -143,7 +143,7 @@ class WordTable:
     # -- beside the model -------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write it to the file `path` (safetensors), which appears in one piece."""
+        """Write it to the file `path` (safetensors), atomically."""
         path = Path(path)
         about = {"format": FORMAT, "rows": str(self.rows), "columns": str(self.columns)}
         with files.whole(Path(path)) as new:
@@ -165,7 +165,7 @@ class WordTable:
 
 
 def _shape(words: int, rows: int | None = None, columns: int | None = None) -> tuple[int, int]:
-    """The table's shape: as square as can be, with no row that could be spared."""
+    """The table's shape: as square as possible, without an empty row."""
     if words < 1 or (rows is not None and rows < 1) or (columns is not None and columns < 1):
         raise MismatchError(f"a table has words, rows and columns; got {words}, {rows} and {columns}")
     if rows is None and columns is None:

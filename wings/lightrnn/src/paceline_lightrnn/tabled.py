@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every module with a word table shares: the table can be replaced, goes where the module goes, masks its holes.
+"""Base of modules with a word table: the table can be replaced, moves with the module, and masks empty cells.
 
-The table is a plain attribute and no buffer, for buffers are averaged over workers, and the mean of two tables is none.
+The table is a plain attribute and not a buffer, since buffers are averaged over workers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Tabled(nn.Module):
     """A module that has a `WordTable`.
 
     Args:
-        table: which word has which cell.
+        table: the cells of the words.
     """
 
     def __init__(self, table: WordTable) -> None:
@@ -30,7 +30,7 @@ class Tabled(nn.Module):
 
     @property
     def table(self) -> WordTable:
-        """Which word has which cell; assign another one of the same shape after a re-allocation."""
+        """The cells of the words; assign another table of the same shape after a re-allocation."""
         return self._table
 
     @table.setter
@@ -67,12 +67,12 @@ class Tabled(nn.Module):
         return _nll(self._mask_columns(logits, rows), columns)
 
     def _mask_rows(self, logits: Tensor) -> Tensor:
-        """The logits [..., R] in float32 at least, minus infinity where a row has no word. May write into `logits`."""
+        """The logits [..., R] in float32 at least, minus infinity for empty rows. May write into `logits`."""
         logits = wide(logits)
         return logits if self._no_words is None else logits.masked_fill_(self._no_words, -float("inf"))
 
     def _mask_columns(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """The logits [..., C] likewise, minus infinity where the row, shape [...], has no word in this column."""
+        """The logits [..., C] likewise, minus infinity where the row, shape [...], is empty in this column."""
         logits = wide(logits)
         if self._no_word is None:
             return logits

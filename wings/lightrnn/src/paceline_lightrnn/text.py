@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text becomes words: files of any size, read as a stream, in any language.
+"""Tokenizes text: files of any size, read as a stream, in any language.
 
 A word is a run of letters, marks and digits as Unicode knows them. A Han, Hiragana or Katakana character, which is
-written without spaces, is a word of its own, and so is every other character that is no space. Marks stay with what
-they belong to, and zero-width joiners do not cut a word. Text is composed first (NFC): a word has one spelling.
+written without spaces, is a word of its own, and so is every other character that is no space. Marks stay with their
+letter, and zero-width joiners do not split a word. Text is normalised first (NFC): a word has one spelling.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paceline import DataError
 STDIN = Path("-")
 """The name that stands for standard input."""
 PIECE = 1 << 20
-"""Bytes that are read at a time: a longer line is cut at a space, or here where it has none."""
+"""Bytes read at a time: a longer line is cut at a space, or here if it has none."""
 TOKENS = ("unicode", "space")
 Line = tuple[list[str], bool]
 """Words, and whether the line ends with them."""
@@ -38,7 +38,7 @@ _JOINERS = "\u200c\u200d"
 
 @functools.cache
 def _expression() -> re.Pattern[str]:
-    """What a word looks like. Python's own classes leave out the marks, without which Hindi has no words."""
+    """The pattern of a word. Python's own classes lack marks, which Hindi needs."""
     alone = re.compile(f"[{_ALONE}]")
     letters, marks = [], []
     for code in range(sys.maxunicode + 1):
@@ -63,11 +63,11 @@ def _ranges(codes: list[int]) -> str:
 
 
 def tokenizer(tokens: str = "unicode", lower: bool = False) -> Callable[[str], list[str]]:
-    """What cuts a text into words.
+    """A function from text to words.
 
     Args:
-        tokens: "unicode" as this module says, or "space" for text that is cut already: words between white space.
-        lower: write all in lower case.
+        tokens: "unicode" as described above, or "space" for tokenized text: words between white space.
+        lower: lowercase the text.
     """
     if tokens not in TOKENS:
         raise DataError(f"tokens is one of {', '.join(TOKENS)}; got {tokens!r}")
@@ -80,9 +80,9 @@ def tokenizer(tokens: str = "unicode", lower: bool = False) -> Callable[[str], l
 
 
 def find_files(places: Sequence[str | Path]) -> list[Path]:
-    """The files that are meant: files as they are named, and all below a folder in the order of their names.
+    """The named files, and all files below named folders, sorted by name.
 
-    Hidden files and folders below a named folder are left out. Raises DataError where there is nothing.
+    Hidden files and folders below a named folder are skipped. Raises DataError if there is none.
     """
     found: list[Path] = []
     for place in map(Path, places):
@@ -102,7 +102,7 @@ def find_files(places: Sequence[str | Path]) -> list[Path]:
 
 
 class Text:
-    """Words of files, read from the beginning each time it is gone through; standard input only once.
+    """Words of files; each iteration reads from the beginning, standard input only once.
 
     Args:
         places: files (`.gz` is unpacked), folders, or `-`.
@@ -110,9 +110,9 @@ class Text:
         lower: as for `tokenizer`.
 
     Attributes:
-        files: what is read, in this order.
-        damaged: bytes that were no UTF-8 in the last pass; each run of them reads as U+FFFD.
-        read: bytes of text that the pass has read so far.
+        files: the files, in reading order.
+        damaged: bytes of the last pass that were not UTF-8; each run of them reads as U+FFFD.
+        read: bytes that the pass has read so far.
     """
 
     def __init__(self, places: Iterable[str | Path], tokens: str = "unicode", lower: bool = False) -> None:
@@ -121,10 +121,10 @@ class Text:
         self.damaged = self.read = 0
 
     def __iter__(self) -> Iterator[Line]:
-        """Words of line after line; lines without words are passed over."""
+        """Words line by line; lines without words are skipped."""
         self.damaged = self.read = 0
         for path in self.files:
-            open_line = False  # a piece of this line was handed out, and not yet its end
+            open_line = False  # a piece of this line was yielded, but not its end
             for text, ended in self._pieces(path):
                 words = self._cut(text)
                 if words or (ended and open_line):
@@ -132,7 +132,7 @@ class Text:
                     open_line = not ended
 
     def _pieces(self, path: Path) -> Iterator[tuple[str, bool]]:
-        """Lines of a file, the longest ones in pieces; a file's last line ends with it."""
+        """Lines of a file, long ones in pieces; the last line ends with the file."""
         kept = ""
         for raw, text in self._decoded(path):
             text, ended = kept + text, raw.endswith(b"\n")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training in rounds, on any number of workers under any rule.
 
-A round trains the model on one table. Between two rounds the costs of all words in all rows and columns are added up
-over the workers, one of them allocates the words anew, and all go on with the same new table. The weights and what the
-optimizer remembers of them stay: vectors belong to rows and columns, not to words. The learning rate begins anew.
+A round trains the model on one table. Between two rounds the workers sum their costs of all words in all rows and
+columns, worker 0 re-allocates the words, and all workers continue with the new table. Weights and optimizer state stay:
+vectors belong to rows and columns, not to words. The learning rate schedule restarts.
 Source: Li et al., NIPS 2016, section 3.3.
 """
 
@@ -54,31 +54,31 @@ def train(
     """Train a model in rounds; every worker calls it with the same arguments.
 
     Args:
-        model: a LightRNN, or for comparison a WordRNN, whose rounds have no re-allocation between them. At the end it
-            holds the global model of all workers, and the last table.
-        data: what `prepare` gives.
+        model: a LightRNN, or for comparison a WordRNN, whose rounds have no re-allocation. At the end it holds the
+            global model and the last table.
+        data: from `prepare`.
         course: rounds, epochs, rates and so on.
-        folder: which all workers see: `state` (to go on from), `history.json`, `costs.safetensors`, and at the end the
-            model.
+        folder: shared by all workers: `state` (to resume from), `history.json`, `costs.safetensors`, and at the end
+            the model.
         rule: as `paceline.attach` takes it.
-        show: is told how far it is.
-        resume: go on from the state in `folder`, if there is one.
+        show: displays progress.
+        resume: resume from the state in `folder`, if there is one.
 
     Returns:
-        A row for each round: `round`, `words`, `seconds`, `words_per_s`, `perplexity` and, where words were allocated
-        anew behind it, `cost_before`, `cost_after` and `lower_bound` (nats per word of the text),
-        `perplexity_reallocated` and `allocation_s`.
+        A row for each round: `round`, `words`, `seconds`, `words_per_s`, `perplexity` and, if a re-allocation followed,
+        `cost_before`, `cost_after` and `lower_bound` (nats per word of the text), `perplexity_reallocated` and
+        `allocation_s`.
     """
     return _Training(model, data, course, folder, rule, show or Silent()).go(resume)
 
 
 def has_state(folder: Path) -> bool:
-    """Whether a training has left a state there."""
+    """Whether there is a state to resume from."""
     return (folder / STATE).is_dir() and any((folder / STATE).glob("step-*"))
 
 
 class _Training:
-    """One worker's part of it."""
+    """One worker's part of a training."""
 
     def __init__(
         self, model: Model, data: Data, course: Course, folder: Path, rule: Rule | str | None, show: Show
@@ -88,9 +88,9 @@ class _Training:
         self.optimizer = make_optimizer(model, course)
         self.run = paceline.attach(model, self.optimizer, rule, seed=course.seed)
         self.show: Show = show if self.run.world.rank == 0 else Silent()
-        # whole batches: however many workers share the last ones, each gets a part, and all make as many steps
+        # whole batches, of which every worker gets a part, so that all make the same number of steps
         multiple = course.batch * math.ceil(self.run.world.size / course.batch)
-        self.short = course.short  # for a WordRNN as well, which then has read the same text as a LightRNN
+        self.short = course.short  # for a WordRNN as well, so that it reads the same text
         self.rounds = self.short + course.rounds
         passages = Passages(data.train, course.length, multiple)
         self.share = self.run.share(DataLoader(passages, course.batch, shuffle=True))
@@ -102,13 +102,13 @@ class _Training:
         self._losses: list[Tensor] = []
 
     def go(self, resume: bool) -> list[dict[str, Any]]:
-        """All rounds that are left."""
+        """Train all remaining rounds."""
         try:
             with self.run:
                 self.run.include(position=self.position)
                 if resume and has_state(self.folder):
                     self.run.resume(self.folder / STATE)
-                    self.show.say(f"going on in round {self.position.round + 1}")
+                    self.show.say(f"resuming in round {self.position.round + 1}")
                 while self.position.round < self.rounds:
                     if not self.position.trained:
                         self._train_round()
@@ -123,7 +123,7 @@ class _Training:
     # -- within a round ---------------------------------------------------------------------------
 
     def _done(self) -> float:
-        """Share of the round."""
+        """The part of the round that is done, 0 to 1."""
         share, first, epochs = self._pass
         done: float = (share.epoch - first + share.progress) / epochs
         return min(1.0, max(0.0, done))
@@ -134,7 +134,7 @@ class _Training:
 
     @property
     def _pass(self) -> tuple[Any, int, int]:
-        """What the round reads: a loader, the epoch with which the round begins, and how many it has."""
+        """The round's loader, its first epoch, and its number of epochs."""
         number = self.position.round
         if self._is_short:
             return self.short_share, number, 1
@@ -168,11 +168,11 @@ class _Training:
 
     @property
     def _asynchronous(self) -> bool:
-        """Whether workers go on each by itself, and stand alike between epochs only."""
+        """Whether workers synchronise between epochs only."""
         return hasattr(self.run.rule.schedule, "staleness") and self.run.world.size > 1
 
     def _read(self, passages: Tensor) -> None:
-        """Train on passages, shape (B, length), a step of the optimizer for each window."""
+        """Train on passages, shape (B, length), with an optimizer step for each window."""
         state = self.model.begin(len(passages))
         for words in torch.split(passages, self.course.window, 1):
             loss, state = self._loss(words, state.detach())
@@ -202,7 +202,7 @@ class _Training:
         what = f"round {position.round + 1} of {self.rounds}"
         self.show.doing(what, self._done(), 1.0, f"{rate:,.0f} words/s")
 
-    # -- behind it --------------------------------------------------------------------------------
+    # -- after a round ----------------------------------------------------------------------------
 
     def _end_round(self) -> None:
         position = self.position
@@ -236,7 +236,7 @@ class _Training:
         }
 
     def _perplexity(self, what: str) -> float:
-        """Of the validation text, of which every worker reads some lanes."""
+        """Of the validation text; each worker reads some lanes."""
         part, total = (self.run.world.rank, self.run.world.size), len(self.data.validation) / self.run.world.size
         mine = score(
             self.model,
@@ -273,11 +273,11 @@ class _Training:
 
     @property
     def _text_of_costs(self) -> Corpus:
-        """Behind a short round, all that short rounds read: it has words that this one has not."""
+        """After a short round, the text of all short rounds, since one alone lacks words."""
         return self.parts.all if self._is_short else self.data.train
 
     def _allocate(self, model: LightRNN) -> None:
-        """Give all workers the new table, and complete the round's row."""
+        """Re-allocate, send the table to all workers, and complete the round's row."""
         run, path = self.run, self.folder / COSTS
         known = run.world.rank != 0 or (
             bool(self.position.costs_sum) and self.position.costs_sum == rounds.checksum(path)
@@ -307,11 +307,11 @@ class _Training:
             progress=lambda phase, done, total: self.show.doing(f"allocating words: {phase}", done, total),
             resume=self._allocation_folder(),
             seed=self.course.seed + self.position.round,
-            sweeps=1 if self._is_short else SWEEPS,  # costs of a part of the text are not worth more
+            sweeps=1 if self._is_short else SWEEPS,  # costs of a part of the text are not worth more sweeps
         )
 
     def _allocation_folder(self) -> Path:
-        """Where an allocation goes on that was stopped; one of other costs is removed."""
+        """The folder of an interrupted re-allocation; removes those of other costs."""
         folder = self.folder / ALLOCATION / self.position.costs_sum[:16]
         for other in folder.parent.glob("*"):
             if other != folder:
@@ -322,7 +322,7 @@ class _Training:
     # -- on disk ----------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        """Save all workers' states; the newest `KEEP` stay."""
+        """Save all workers' states; keep the newest `KEEP`."""
         self.position.saves += 1
         self._since_save = 0
         folder = self.folder / STATE

@@ -19,7 +19,7 @@ from paceline_lightrnn.text import Line
 FORMAT = "paceline vocabulary 1"
 END, UNKNOWN = "</s>", "<unk>"
 LIMIT = 20_000_000
-"""Different words that are counted at a time; a word and its count take about 150 bytes."""
+"""Most different words in the counter; a word and its count take about 150 bytes."""
 
 
 class Vocabulary:
@@ -27,13 +27,13 @@ class Vocabulary:
 
     Args:
         words: the words; the first two are `</s>` and `<unk>`.
-        counts: how often each came in the text that was counted.
-        tokens: how the text was cut into words.
-        lower: whether it was written in lower case first.
-        lost: a word that came up to so often may be missing, and be counted by so much too low.
+        counts: of each in the counted text.
+        tokens: how the text was tokenized.
+        lower: whether it was lowercased.
+        lost: most occurrences by which a word may be undercounted, or missing.
 
     Raises:
-        MismatchError: a word comes twice or has white space in it, or the first two are others.
+        MismatchError: a word is repeated or contains white space, or the first two are others.
     """
 
     end, unknown = 0, 1
@@ -66,7 +66,7 @@ class Vocabulary:
         return len(self.words)
 
     def __getitem__(self, word: str) -> int:
-        """The number of a word; that of `<unk>` where it is not known."""
+        """The number of a word; that of `<unk>` if it is unknown."""
         return self._ids.get(word, self.unknown)
 
     def __contains__(self, word: str) -> bool:
@@ -74,12 +74,12 @@ class Vocabulary:
 
     @property
     def fingerprint(self) -> str:
-        """The same for two vocabularies that give every text the same numbers."""
+        """A hash, equal for vocabularies that give every text the same numbers."""
         about = f"{self.tokens} {self.lower}\n"
         return hashlib.sha256((about + "\n".join(self.words)).encode()).hexdigest()
 
     def ids(self, words: Iterable[str], ended: bool = True) -> list[int]:
-        """Numbers of the words of a line, and of its end where that comes with them."""
+        """Numbers of the words of a line, and of its end if `ended`."""
         get, unknown = self._ids.get, self.unknown
         found = [get(word, unknown) for word in words]
         if ended:
@@ -87,7 +87,7 @@ class Vocabulary:
         return found
 
     def text(self, ids: Iterable[int]) -> str:
-        """Words with spaces between them, and a line break where a line ends."""
+        """Words separated by spaces, with a line break at the end of a line."""
         return " ".join("\n" if number == self.end else self.words[number] for number in ids).replace(" \n ", "\n")
 
     # -- counted in a text ------------------------------------------------------------------------
@@ -106,16 +106,15 @@ class Vocabulary:
     ) -> Vocabulary:
         """The words of a text, in one pass and bounded memory.
 
-        Whenever more than `limit` different words are being counted, those that came once are dropped, the next time
-        those that came up to twice, and so on: the way of word2vec. A frequent word loses a few of its first counts at
-        most, and `lost` says how many that can be.
+        As in word2vec, whenever the counter has more than `limit` words, those seen once are dropped, then those seen
+        up to twice, and so on. A frequent word loses a few of its first counts; `lost` bounds how many.
 
         Args:
             lines: a `Text`.
-            most: size of the vocabulary, with the end and the unknown; the most frequent words stay.
+            most: size of the vocabulary, including `</s>` and `<unk>`; the most frequent words stay.
             min_count: rarer words are left out.
-            limit: different words that are counted at a time.
-            tokens: how the text was cut, for the record.
+            limit: most different words in the counter.
+            tokens: how the text was tokenized, for the record.
             lower: likewise.
             progress: called with the number of words so far, now and then.
 
@@ -134,7 +133,7 @@ class Vocabulary:
             if progress is not None and seen - told >= 200_000:
                 told = seen
                 progress(seen)
-        ended_as_word = counts.pop(END, 0)  # text that is cut already may have it, and <unk>, written out
+        ended_as_word = counts.pop(END, 0)  # tokenized text may contain it, and <unk>, literally
         counts.pop(UNKNOWN, 0)
         if not counts:
             raise DataError("there is no word in the text; is the file empty?")
@@ -149,7 +148,7 @@ class Vocabulary:
     # -- on disk ----------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write it to a file, which appears in one piece: a line of JSON, then one word and its count a line."""
+        """Write it to a file, atomically: a line of JSON, then a word and its count a line."""
         path = Path(path)
         body = "".join(f"{word}\t{count}\n" for word, count in zip(self.words, self.counts.tolist(), strict=True))
         about = {
@@ -164,7 +163,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
-        """Read what `save` wrote; CheckpointError for anything else, and for a file that was changed since."""
+        """Read what `save` wrote; CheckpointError for anything else, or a changed file."""
         try:
             head, _, body = Path(path).read_bytes().partition(b"\n")
             about = json.loads(head)
@@ -182,7 +181,7 @@ class Vocabulary:
 
 
 def _prune(counts: Counter[str], limit: int, lost: int) -> int:
-    """Drop the rarest words until there is room again; how often a dropped word may have come in all."""
+    """Drop the rarest words until there is room; returns the most occurrences of a dropped word."""
     least = 0
     while len(counts) > limit // 2:
         least += 1

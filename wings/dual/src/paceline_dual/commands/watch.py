@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running training of a pair, from any terminal that sees its folder."""
+"""Watches a running training of a pair from any terminal that sees its folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POLL_EVERY_S = 1.0
 
 
 def watch(folder: Path, once: bool, console: Console) -> None:
-    """Show it until it is over; a history that is not there is an error, one that grows is read again."""
+    """Show the history and update it until the training is over; a missing history is an error."""
     history = History.load(folder)
     if once or history.over:
         console.print(page(folder, history, console.width))
@@ -29,7 +29,7 @@ def watch(folder: Path, once: bool, console: Console) -> None:
 
 
 def page(folder: Path, history: History, width: int) -> RenderableType:
-    """Everything: what is trained, how far it is, and the table of evaluations."""
+    """A title with the progress, and the table of evaluations."""
     done = "over" if history.over else f"evaluated at step {history.rows[-1]['step']:,} of {history.steps:,}"
     workers = f"{history.workers} worker{'s' if history.workers > 1 else ''}"
     parts = [folder.resolve().name, history.method, workers, *([history.rule] if history.workers > 1 else []), done]

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Re-allocation: the cells of a table given to the words anew, so that together they cost less.
+"""Re-allocation: a new assignment of the words to the cells of a table, at lower cost.
 
-The costs are `l(w,i,j) = l_r(w,i) + l_c(w,j)` (`paceline_lightrnn.costs`), and what is sought is the perfect matching
-of words and cells of the least cost (Li et al., "LightRNN", NIPS 2016, section 3.3). Small vocabularies are matched
-exactly. For large ones the rows are a transportation problem that is solved exactly among each word's candidates
-(`prices`, `repair`), then the words of each row get their columns exactly (`inside`), then words that stand badly
-change row and column together (`joint`). No phase raises the cost, and a table that is not better than the one given
-is not handed out.
+The costs are `l(w,i,j) = l_r(w,i) + l_c(w,j)` (`paceline_lightrnn.costs`); wanted is the perfect matching of words and
+cells of least cost (Li et al., "LightRNN", NIPS 2016, section 3.3). Small vocabularies are matched exactly. For large
+ones the rows are a transportation problem, solved exactly among each word's candidates (`prices`, `repair`); then the
+words of each row are assigned to columns exactly (`inside`); then words in poor cells change row and column together
+(`joint`). No phase raises the cost, and a table no better than the given one is not returned.
 """
 
 from __future__ import annotations
@@ -32,29 +31,29 @@ from paceline_lightrnn.table import WordTable
 __all__ = ["Allocation", "reallocate"]
 
 EXACT = 4000
-"""Words up to which the exact matching is sought: 130 MB and about ten seconds."""
+"""Most words for the exact matching: 130 MB and about ten seconds."""
 LINES = 8192
-"""Rows or columns at most: their graph of changes has the square of it."""
+"""Most rows or columns: the graph of changes has the square of it."""
 SWEEPS = 4
 SHARE = 0.98
-"""Of all that the words could gain at most: what the words that a sweep looks at could."""
+"""Share of all possible gain that the words of a sweep hold."""
 SETS = 1200
-"""Sets of joint moves at most in one sweep."""
+"""Most sets of joint moves in a sweep."""
 FRACTION = 0.02
 """Sweeps end when one lowers the cost by less than this part of its distance to the lower bound."""
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a re-allocation found.
+    """The result of a re-allocation.
 
     Attributes:
-        table: the new table; the one given where nothing better was found.
-        before: the cost of the table given, in nats, summed over the text that the costs were gathered on.
+        table: the new table; the given one if no better was found.
+        before: the cost of the given table, in nats, summed over the text on which the costs were gathered.
         after: the cost of `table`, never more than `before`.
         lower_bound: no table of this shape costs less.
         method: "exact" or "rows, columns, joint moves".
-        seconds: of clock time, over all starts where it was resumed.
+        seconds: of clock time, over all starts if it was resumed.
     """
 
     table: WordTable
@@ -75,17 +74,17 @@ def reallocate(
     exact_words: int = EXACT,
     sweeps: int = SWEEPS,
 ) -> Allocation:
-    """A table of the same shape whose cost is the least that could be found, and never more than now.
+    """Find a table of the same shape with lower cost; never one with higher cost.
 
     Args:
         costs: of all words; finite.
         table: the present one.
-        progress: is called with the phase's name, what is done of it and all there is to do.
-        resume: a folder: finished phases are kept there, and a call with the same arguments goes on after them; the
-            file is removed at the end.
-        seed: of the sample of words that the first prices are made from.
-        exact_words: up to so many words the exact matching is found, which takes `16 V**2` bytes or more.
-        sweeps: of joint moves at most; the first gains by far the most.
+        progress: called with the phase's name, the work done and the total.
+        resume: a folder for finished phases; a call with the same arguments continues after them. The file is removed
+            at the end.
+        seed: of the sample of words for the first prices.
+        exact_words: most words for the exact matching, which takes `16 V**2` bytes or more.
+        sweeps: most sweeps of joint moves; the first gains by far the most.
 
     Raises:
         MismatchError: costs and table do not have the same shape.
@@ -121,7 +120,7 @@ class _Job:
         return time.monotonic() - self.begun
 
     def phase(self, name: str, work: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """Do the work, unless it was done before the start; everything that finished phases found."""
+        """Do the work, unless an earlier start finished it; returns the arrays of all finished phases."""
         if name not in self.journal.finished.phases:
             self.journal.write(name, self.seconds, **work())
         return self.journal.finished.arrays
@@ -155,7 +154,7 @@ class _Job:
         return self.better(cells, before, _cost(sets, sets.standing(cells)), bound, "rows, columns, joint moves")
 
     def columns(self, row: np.ndarray, prices: np.ndarray) -> np.ndarray:
-        """Cells: the words of each row in their best columns."""
+        """Cells with the words of each row in their best columns."""
         rows, columns = self.table.shape
         place = settle(
             self.costs.column_costs, row, rows, columns, prices, "column", lambda done: self.told("columns", done, rows)
@@ -164,7 +163,7 @@ class _Job:
         return cells
 
     def sweeps(self, sets: Sets, standing: Standing, bound: float, most: int) -> Standing:
-        """Joint moves, until they lower the cost by little; how the words stand then."""
+        """Joint moves until they gain little; returns the final placement."""
         for k in range(most):
             name = f"joint moves {k + 1}"
             if name in self.journal.finished.phases:
@@ -180,7 +179,7 @@ class _Job:
         return standing
 
     def better(self, cells: np.ndarray, before: float, after: float, bound: float, method: str) -> Allocation:
-        """The new table, if it is better than the one given."""
+        """The new table, if it is better than the given one."""
         if after >= before:
             return Allocation(self.table, before, before, min(bound, before), method, self.seconds)
         table = self.table.with_cells(torch.from_numpy(cells))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few lines (rows or columns) that each word may take, so that memory stays linear in the words."""
+"""The candidate lines (rows or columns) of each word: few, so that memory is linear in the words."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from paceline import NonFiniteError
 Costs = Callable[[np.ndarray], np.ndarray]
 """From n words, int64, to their costs in every line, float32 of shape (n, lines): one side of a `CostSource`."""
 BLOCK = 1 << 24
-"""Costs asked for at once: 64 MB."""
+"""Costs computed at once: 64 MB."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What n words cost in their candidate lines.
+    """Costs of n words in their candidate lines.
 
     Attributes:
-        cost: shape (n, K), float32: above the word's cheapest line, so that small differences of big costs are kept.
-        line: shape (n, K), int16 or int32: which lines; None where they are all lines in order.
-        lines: how many lines there are.
-        base: shape (n,), float64: what was taken away from each word's costs.
+        cost: shape (n, K), float32: relative to the word's cheapest line, to keep small differences of large costs.
+        line: shape (n, K), int16 or int32: the lines; None if they are all lines in order.
+        lines: number of lines.
+        base: shape (n,), float64: subtracted from each word's costs.
     """
 
     cost: np.ndarray
@@ -46,7 +46,7 @@ class Candidates:
         return self.line[words].astype(np.int64), cost
 
     def typical_margin(self) -> float:
-        """The median over words of the distance between the best line and the others near it."""
+        """The median over words of the distance between the best line and the next best ones."""
         some = self.cost[:: max(1, self.words // 10_000)]
         near = np.sort(some, 1)[:, : min(8, some.shape[1])].mean(1)
         middle = float(np.median(near))
@@ -54,7 +54,7 @@ class Candidates:
 
 
 def blocks(words: np.ndarray, lines: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Pieces of `words`, each with the place where it begins."""
+    """Pieces of `words`, each with its offset."""
     step = max(1, BLOCK // lines)
     for begin in range(0, len(words), step):
         yield begin, words[begin : begin + step]
@@ -113,9 +113,9 @@ def sparse(
 
 
 def dual_bound(costs: Costs, words: int, lines: int, capacity: int, prices: np.ndarray, what: str) -> float:
-    """What every placement of the words costs at least, over all lines: `sum_w min_i (c + p_i) - capacity sum p`.
+    """A lower bound on the cost of any placement, over all lines: `sum_w min_i (c + p_i) - capacity sum p`.
 
-    Cells without word are words that cost nothing: they choose the line of the lowest price.
+    Empty cells are words without cost: they take the line of the lowest price.
     """
     p = torch.from_numpy(prices)
     total = float((lines * capacity - words) * prices.min() - capacity * prices.sum())

@@ -13,7 +13,7 @@ from paceline_lightrnn.allocation.optional import assign
 
 THREADS = 2
 SMALL = 128
-"""Up to so many places SciPy is faster than the prices that would help it."""
+"""Up to so many places SciPy alone is faster than with prices."""
 STEPS = 24
 
 
@@ -26,16 +26,16 @@ def settle(
     what: str,
     told: Callable[[int], None] = lambda done: None,
 ) -> np.ndarray:
-    """The place of each word inside its line, shape (V,), int64, at the least cost for the words that each line holds.
+    """The place of each word inside its line, shape (V,), int64, at least cost within each line.
 
     Args:
         costs: of the words in the places.
-        line: shape (V,): which line each word is in; at most `places` words in each.
-        lines: how many lines.
-        places: how many places each line has.
-        prices: shape (places,): of the places, from the problem over all words: they make the search short.
-        what: what a place is called in errors.
-        told: is called with the number of finished lines.
+        line: shape (V,): the line of each word; at most `places` words in each.
+        lines: number of lines.
+        places: number of places in a line.
+        prices: shape (places,): of the places, from the problem over all words; they shorten the search.
+        what: name of a place in errors.
+        told: called with the number of finished lines.
     """
     order = np.argsort(line, kind="stable")
     held = np.split(order, np.cumsum(np.bincount(line, minlength=lines))[:-1])
@@ -54,7 +54,7 @@ def settle(
 def _in_order(
     pool: ThreadPoolExecutor, work: Callable[[np.ndarray], np.ndarray], pieces: list[np.ndarray]
 ) -> Iterator[np.ndarray]:
-    """Results in the order of the pieces, a few ahead only: each piece's costs take memory."""
+    """Results in the order of the pieces, computed a few ahead only, since each piece's costs take memory."""
     ahead = [pool.submit(work, piece) for piece in pieces[: 2 * THREADS]]
     try:
         for k in range(len(pieces)):
@@ -69,8 +69,8 @@ def _in_order(
 def cheapest_places(cost: np.ndarray, prices: np.ndarray) -> np.ndarray:
     """Exact assignment of n words to places, cost of shape (n, places), n at most places.
 
-    Prices of places change the cost of every assignment of all places by the same sum, so with words of no cost for
-    what stays empty they change nothing but the search: good ones make it many times shorter.
+    Prices of places change the cost of every complete assignment by the same sum. With words without cost for the empty
+    places they change the search only: good ones shorten it many times.
     """
     words, places = cost.shape
     if words == 0:

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Joint moves: a few hundred words at a time change row and column together, exactly among their cells.
 
-After rows over all words and columns inside the rows no row alone and no column alone can be better, but words that
-want the same column of one row have not looked at other rows. How much a word could gain at most is known: its cost
-and the prices of its cell, less the cheapest row and the cheapest column under the prices. The sum of these regrets
-is the distance to the lower bound. Words with the greatest regrets are taken together with the words in the cells
-that they would like best, and the whole set is assigned anew to its own cells (a large neighbourhood; Ahuja, Ergun,
-Orlin, Punnen, "A survey of very large-scale neighborhood search techniques", Discrete Applied Mathematics 123, 2002).
-The cost never rises.
+After the rows and the columns inside the rows are assigned, changing rows alone or columns alone gains nothing. But
+words that compete for a column of one row have not tried other rows. A word's regret bounds its gain: its cost and the
+prices of its cell, less its cheapest row and column under the prices. The sum of regrets is the distance to the lower
+bound. Words with the greatest regrets and the words in the cells that they prefer form a set, which is reassigned
+exactly to its own cells (a large neighbourhood; Ahuja, Ergun, Orlin, Punnen, "A survey of very large-scale neighborhood
+search techniques", Discrete Applied Mathematics 123, 2002). The cost never rises.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from paceline_lightrnn.costs import CostSource
 SET = 1000
 """Cells in one set."""
 WISHES = 8
-"""Cells that each word of great regret brings into the set, beside its own."""
+"""Preferred cells that each word of great regret adds to the set, beside its own."""
 SEEDS = 64
 FREE = -1
 
 
 @dataclass
 class Standing:
-    """A placement and what its words pay.
+    """A placement and the priced costs of its words.
 
     Attributes:
         cells: shape (V,), int64.
@@ -69,7 +68,7 @@ class Sets:
         return both
 
     def standing(self, cells: np.ndarray) -> Standing:
-        """What the words pay in these cells."""
+        """The priced costs of the words in these cells."""
         found = Standing(cells.copy(), np.empty(len(cells)), np.empty(len(cells)))
         for begin, words in blocks(np.arange(len(cells)), 2 * (self.costs.rows + self.costs.columns)):
             row, column = self.sides(words)
@@ -80,7 +79,7 @@ class Sets:
         return found
 
     def wishes(self, words: np.ndarray) -> np.ndarray:
-        """The cells that these words would like best, shape (n, up to WISHES)."""
+        """The cheapest cells of these words, shape (n, up to WISHES)."""
         row, column = self.sides(words)
         i, a = _lowest(row, WISHES)
         j, b = _lowest(column, WISHES)
@@ -97,17 +96,17 @@ def sweep(
     limit: int,
     told: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[float, int]:
-    """Every word of great regret is in the middle of one set; `standing` is changed.
+    """Form a set around every word of great regret and reassign it; changes `standing`.
 
     Args:
         sets: the costs.
-        standing: where the words are.
-        share: the words with the greatest regrets that together hold this share of all regret are looked at.
-        limit: sets at most.
-        told: is called with words done and words in all.
+        standing: the placement.
+        share: the words of greatest regret that together hold this share of all regret are tried.
+        limit: most sets.
+        told: called with the words done and the total.
 
     Returns:
-        By how much the cost fell, and the number of sets.
+        The decrease of the cost, and the number of sets.
     """
     regret = standing.paid - standing.least
     order = np.argsort(-regret, kind="stable")
@@ -128,13 +127,13 @@ def sweep(
 
 
 def settle_set(sets: Sets, standing: Standing, holder: np.ndarray, cells: np.ndarray) -> float:
-    """Assign the words of these cells to them anew, exactly; by how much the cost falls."""
+    """Reassign the words of these cells among them, exactly; returns the decrease of the cost."""
     words = holder[cells]
     words = words[words != FREE]
     i, j = np.divmod(cells, sets.costs.columns)
     row, column = sets.sides(words)
     cost = row[:, i] + column[:, j]
-    # Empty cells are words that cost nothing, so that prices change every assignment by the same sum.
+    # Empty cells are words without cost, so that prices change every assignment by the same sum.
     square = np.empty((len(cells), len(cells)))
     np.subtract(cost, cost.min(1, keepdims=True), out=square[: len(words)])
     square[len(words) :] = sets.prices[0][i] + sets.prices[1][j]

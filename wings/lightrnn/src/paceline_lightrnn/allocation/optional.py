@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is taken from SciPy, which only re-allocation needs."""
+"""Functions of SciPy, which only re-allocation needs."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ The transportation problem `min sum_w c(w, line(w))`, each line at most `capacit
 min_i (c(w,i) + p_i) - capacity sum_i p_i` over `p >= 0`. The inner minimum is smoothed with a temperature t, `-t log
 sum_i exp(-(c + p_i) / t)`; the smooth problem in as few variables as there are lines is solved by L-BFGS, from a high
 temperature to a low one (entropic optimal transport: Cuturi, NIPS 2013; its dual by quasi-Newton steps: Cuturi and
-Peyre, SIAM J. Imaging Sciences 9, 2016). What is left at the lowest temperature, shortest paths repair exactly.
+Peyre, SIAM J. Imaging Sciences 9, 2016). Shortest paths repair the rest exactly (`repair`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import Tensor
 from paceline_lightrnn.allocation.candidates import Candidates
 
 CHUNK = 1 << 22
-"""Costs that are looked at in one piece, so that temporary memory stays small."""
+"""Costs in one piece, to bound temporary memory."""
 COLDEST = 0.002
 """The last temperature, relative to the typical distance between a word's best lines."""
 
 
 @dataclass(frozen=True)
 class Annealing:
-    """The temperatures, in units of the costs, and how many steps each is given."""
+    """The temperatures, in units of the costs, and the steps at each."""
 
     temperatures: tuple[float, ...]
     steps: int = 25
@@ -50,15 +50,15 @@ def solve_prices(
 
     Args:
         candidates: the costs.
-        capacity: words that fit into each line (a fraction where the candidates are a sample of the words).
+        capacity: words that fit into each line (a fraction if the candidates are a sample of the words).
         start: prices to begin with; 0 by default.
         plan: the temperatures.
-        told: is called with the number of each finished temperature.
+        told: called with the number of finished temperatures.
     """
     from paceline_lightrnn.allocation.optional import minimize
 
     prices = np.zeros(candidates.lines) if start is None else start - start.min()
-    # Where too many words share few candidates no price is enough. Prices from a sample with all lines say what is.
+    # If too many words share few candidates, no price is high enough; prices from a sample with all lines bound it.
     most = None if start is None else 2 * float(prices.max()) + candidates.typical_margin()
     for level, temperature in enumerate(plan.temperatures):
         # In units of the temperature and of the capacity, so that L-BFGS' own thresholds mean the same everywhere.

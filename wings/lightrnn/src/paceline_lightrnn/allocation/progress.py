@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finished phases of a re-allocation on disk, so that it goes on where it was broken off."""
+"""Finished phases of a re-allocation on disk, so that an interrupted one continues."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROBES = 64
 
 @dataclass
 class Finished:
-    """What the finished phases found: arrays by name, and the seconds that they took."""
+    """Results of the finished phases: arrays by name, and their seconds."""
 
     phases: list[str] = field(default_factory=list)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -34,10 +34,10 @@ class Finished:
 
 
 class Journal:
-    """The file in the folder `resume`; without a folder nothing is kept.
+    """The file in the folder `resume`; without a folder nothing is saved.
 
     Raises:
-        CheckpointError: there is a file that is damaged, or of other costs, another table or another seed.
+        CheckpointError: the file is damaged, or of other costs, another table or another seed.
     """
 
     def __init__(self, folder: Path | None, costs: CostSource, table: WordTable, seed: int) -> None:
@@ -53,7 +53,7 @@ class Journal:
             self.finished = self._load(self.path)
 
     def write(self, phase: str, seconds: float, **arrays: np.ndarray) -> None:
-        """One more phase is finished; the file appears in one piece."""
+        """Add a finished phase; the file is written atomically."""
         self.finished.phases.append(phase)
         self.finished.arrays.update(arrays)
         self.finished.seconds = seconds
@@ -66,7 +66,7 @@ class Journal:
             save_file(found, new, {"about": json.dumps(about)})
 
     def remove(self) -> None:
-        """The re-allocation is at its end."""
+        """The re-allocation has ended."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
@@ -107,7 +107,7 @@ def _checksum(arrays: dict[str, np.ndarray]) -> int:
 
 
 def _alike(mine: np.ndarray, theirs: np.ndarray) -> bool:
-    """Equal, but for the rounding of a sum that another number of threads takes in another order."""
+    """Whether they are equal up to rounding: another number of threads adds in another order."""
     if mine.dtype.kind != "f":
         return bool(np.array_equal(mine, theirs))
     return bool(np.allclose(mine, theirs, rtol=1e-4, atol=1e-4 * float(np.abs(mine).max())))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From nearly even prices to the exact optimum: shortest augmenting paths on the graph of the lines.
 
-Every word begins in the line that is cheapest for it under the prices, so no move lowers the cost (complementary
-slackness), but some lines hold too many words. An arc from line i to line j is the cheapest change of one word of i
+Every word begins in its cheapest line under the prices, so no move lowers the cost (complementary slackness), but some
+lines hold too many words. An arc from line i to line j is the cheapest change of one word of i
 to j. A shortest path from a full line to a line with room, by costs reduced by the prices, is taken by moving one
 word along each of its arcs; then the prices follow the distances. This keeps optimality, so the end is the optimum
 (successive shortest paths: Ahuja, Magnanti, Orlin, "Network Flows", 1993, section 9.7). One search serves all paths
@@ -21,7 +21,7 @@ UNPLACED = -1
 
 
 class Lines:
-    """Which words each line holds, and the cheapest change of a word from each line to each other."""
+    """The words of each line, and the cheapest change of a word from each line to each other."""
 
     def __init__(self, candidates: Candidates, capacity: int, prices: np.ndarray) -> None:
         self.candidates, self.capacity, self.prices = candidates, capacity, prices - prices.min()
@@ -41,7 +41,7 @@ class Lines:
         return held
 
     def _spread_empty(self) -> np.ndarray:
-        """Empty cells go to the lines of price 0, first where there is room."""
+        """Assign empty cells to the lines of price 0, first to those with room."""
         left = self.count * self.capacity - len(self.place)
         free = np.flatnonzero(self.prices <= 0)
         empty = np.zeros(self.count, np.int64)
@@ -52,7 +52,7 @@ class Lines:
         return empty
 
     def refresh(self, lines: list[int] | range) -> None:
-        """Look for the cheapest changes from these lines again, after their words changed."""
+        """Find the cheapest changes from these lines, after their words changed."""
         for i in lines:
             words = self.members[i]
             arc = np.full(self.count, np.inf)
@@ -65,7 +65,7 @@ class Lines:
             self.arc[i] = arc
 
     def mover(self, i: int, j: int, moved: set[int]) -> tuple[int, float] | None:
-        """The word behind the arc from i to j and its cost in j; `UNPLACED` is an empty cell; None: it has moved."""
+        """The word of the arc from i to j and its cost in j; `UNPLACED` is an empty cell; None: it has moved."""
         if self.empty[i] and self.arc[i, j] == 0.0:
             return UNPLACED, 0.0
         words = self.members[i]
@@ -77,7 +77,7 @@ class Lines:
         return None
 
     def move(self, path: list[tuple[int, int]], moved: set[int]) -> bool:
-        """Move one word along each arc of the path; nothing happens where one of them has moved before."""
+        """Move one word along each arc of the path, unless one of them has moved before; whether it did."""
         plan = []
         for i, j in path:
             found = self.mover(i, j, moved)
@@ -127,7 +127,7 @@ def repair(
 
 
 def augment(lines: Lines, over: np.ndarray, ends: np.ndarray, parent: np.ndarray) -> set[int]:
-    """Fill each end along the tree of shortest paths, as far as no arc is used twice; which lines changed."""
+    """Fill each end along the tree of shortest paths, using no arc twice; returns the changed lines."""
     used: set[tuple[int, int]] = set()
     changed: set[int] = set()
     moved: set[int] = set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words over the lines of one side of the table: a transportation problem, from the costs to the exact end."""
+"""Assigns words to the lines of one side of the table: a transportation problem, solved exactly."""
 
 from __future__ import annotations
 

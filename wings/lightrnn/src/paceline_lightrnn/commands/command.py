@@ -168,8 +168,8 @@ def generate(
     with refusing():
         from paceline_lightrnn.commands import use
 
-        wish = use.Wish(prompt, words, samples, temperature, top_k, beam, seed)
-        found = use.make_up(folder, wish)
+        options = use.GenerateOptions(prompt, words, samples, temperature, top_k, beam, seed)
+        found = use.generate_texts(folder, options)
     for number, text in enumerate(found):
         if number:
             typer.echo("-" * 40)

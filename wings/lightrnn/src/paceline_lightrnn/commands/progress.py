@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a LightRNN training is: a bar in a terminal, now and then a line elsewhere."""
+"""Progress of a LightRNN training: a bar in a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LINE_EVERY_S = 10.0
 
 
 class Shown:
-    """Shows what the library tells; it may be called from another thread.
+    """Displays progress; may be called from another thread.
 
     Args:
-        console: where.
-        bar: the bar in it; None where that is no terminal.
+        console: for lines.
+        bar: a bar in a terminal; None elsewhere.
     """
 
     def __init__(self, console: Console, bar: Progress | None) -> None:
@@ -30,7 +30,7 @@ class Shown:
         self._told = time.monotonic()
 
     def doing(self, what: str, done: float, total: float, note: str = "") -> None:
-        """So much of it is done."""
+        """Progress."""
         if self._bar is not None and self._task is not None:
             if what != self._what:
                 self._bar.reset(self._task, total=total, description=what, visible=True)
@@ -42,13 +42,13 @@ class Shown:
             self.say(" ".join(part for part in (f"{what}:", share, note) if part))
 
     def say(self, text: str) -> None:
-        """Something is over."""
+        """A message."""
         self._console.print(text, markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
 def shown() -> Iterator[Shown]:
-    """What shows it, for as long as the `with` lasts."""
+    """Context with a display."""
     console = err()
     if not console.is_terminal:
         yield Shown(console, None)

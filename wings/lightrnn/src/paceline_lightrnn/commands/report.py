@@ -61,7 +61,7 @@ def _body(trained: Trained, name: str) -> list[str]:
         page.cards(_facts(trained)),
         page.warning_box(falls(trained.history)),
         page.heading("Rounds"),
-        _figure(_perplexities(trained.history), "Perplexity", "On text that is not trained on, behind each round.", 1),
+        _figure(_perplexities(trained.history), "Perplexity", "On held-out text, after each round.", 1),
         page.table(_rows(trained.history), NEW_TABLE if len(trained.history) > 1 else ""),
         page.heading("Size"),
         page.table(_sizes(trained), "The full softmax has a vector for each word at its input and at its output."),
@@ -145,7 +145,7 @@ def _perplexities(history: Sequence[dict[str, Any]]) -> Figure:
         figure = new_figure(3.2)
         axes = figure.subplots()
         turns = [row["round"] for row in history]
-        axes.plot(turns, [row["perplexity"] for row in history], color=colour(0), marker="o", label="behind the round")
+        axes.plot(turns, [row["perplexity"] for row in history], color=colour(0), marker="o", label="after the round")
         new = [(row["round"], row["perplexity_reallocated"]) for row in history if "perplexity_reallocated" in row]
         if new:
             label = "with the new table, before training goes on"

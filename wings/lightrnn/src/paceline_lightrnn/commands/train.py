@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `paceline lightrnn train` does: as launcher it prepares the text and starts workers, as worker it trains."""
+"""`paceline lightrnn train`: the launcher prepares the text and starts workers; a worker trains."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def is_worker() -> bool:
 
 
 def is_first() -> bool:
-    """Whether this worker prepares what all of them read."""
+    """Whether this worker prepares the text for all."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def begin(settings: Settings, folder: Path, fresh: bool) -> None:
-    """Write the settings into the folder of the training, if none with others lies there."""
+    """Write the settings into the training's folder, unless it has a training with other settings."""
     path = folder / SETTINGS
     if folder.exists() and not folder.is_dir():
         refuse(f"--out {folder} is a file; give a folder")
@@ -52,7 +52,7 @@ def begin(settings: Settings, folder: Path, fresh: bool) -> None:
 
 
 def work(folder: Path, settings: Settings, threads: int | None = None) -> None:
-    """Be the only worker, or one of several; returns when the training is over."""
+    """Train as the only worker, or as one of several."""
     timeout_s = float(os.environ.get("PACELINE_TIMEOUT_S", "600"))
     if threads is not None:
         torch.set_num_threads(threads)
@@ -69,7 +69,7 @@ def work(folder: Path, settings: Settings, threads: int | None = None) -> None:
 
 
 def launch(folder: Path, settings: Settings, workers: int, rule: str | None) -> int:
-    """Prepare the text once, start the workers, wait for them; the exit code."""
+    """Prepare the text once, start the workers and wait for them; returns the exit code."""
     _check(rule)
     with shown() as show:
         prepare(settings.source, folder, fixed=has_state(folder), say=_every(show))
@@ -78,7 +78,7 @@ def launch(folder: Path, settings: Settings, workers: int, rule: str | None) -> 
 
 
 def _check(rule: str | None) -> None:
-    """Refuse a rule that cannot be before a long text is read."""
+    """Refuse an invalid rule before reading a long text."""
     try:
         if rule is not None:
             paceline.rule_from_text(rule)
@@ -87,7 +87,7 @@ def _check(rule: str | None) -> None:
 
 
 def _page(folder: Path, show: Shown) -> None:
-    """The report; a training without matplotlib has trained all the same."""
+    """Write the report; without matplotlib only a message."""
     try:
         show.say(f"report: {write_page(folder)}")
     except (PacelineError, OSError) as error:
@@ -95,7 +95,7 @@ def _page(folder: Path, show: Shown) -> None:
 
 
 def _every(show: Shown) -> partial[None]:
-    """What takes long says so, but not too often."""
+    """A function that prints progress messages, not too often."""
     return partial(_say, show, [0.0])
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands for a trained LightRNN do: judge a text, make one up, allocate the words anew."""
+"""Commands for a trained LightRNN: evaluate a text, generate one, re-allocate the words."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SETTINGS = "settings.json"
 
 @dataclass(frozen=True)
 class Judged:
-    """What a text cost, and how many of its words are unknown."""
+    """The score of a text, and its number of unknown words."""
 
     score: Score
     unknown: int
@@ -42,17 +42,17 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What text is to be made up.
+class GenerateOptions:
+    """Options of `generate`.
 
     Attributes:
-        prompt: with which it begins.
-        words: how many follow.
-        samples: texts.
-        temperature: of the draw.
-        top_k: draw among so many words only.
-        beam: take the most probable text that so wide a beam finds, in place of a draw.
-        seed: of the draw.
+        prompt: the beginning of the text.
+        words: number of words after it.
+        samples: number of texts.
+        temperature: of sampling.
+        top_k: sample among so many words only.
+        beam: width of a beam search, instead of sampling.
+        seed: of sampling.
     """
 
     prompt: str = ""
@@ -65,7 +65,7 @@ class Wish:
 
 
 def load(folder: Path) -> tuple[Model, Vocabulary]:
-    """The model of a folder and its words."""
+    """The model of a folder and its vocabulary."""
     model, vocabulary = load_model(folder), Vocabulary.load(folder / VOCABULARY)
     check_fits(model, vocabulary, folder)
     model.eval()
@@ -73,7 +73,7 @@ def load(folder: Path) -> tuple[Model, Vocabulary]:
 
 
 def judge(folder: Path, texts: Sequence[Path], show: Shown) -> Judged:
-    """The perplexity of a text, which is read once as a stream."""
+    """The perplexity of a text, read once as a stream."""
     model, vocabulary = load(folder)
     text = Text(texts, vocabulary.tokens, vocabulary.lower)
     with tempfile.TemporaryDirectory() as place:
@@ -84,34 +84,34 @@ def judge(folder: Path, texts: Sequence[Path], show: Shown) -> Judged:
         return Judged(found, unknown, time.perf_counter() - started, corpus.damaged)
 
 
-def make_up(folder: Path, wish: Wish) -> list[str]:
-    """Texts, without the prompt."""
-    if wish.samples < 1 or wish.words < 1:
-        raise UnsupportedError(f"--samples and --words are at least 1, got {wish.samples} and {wish.words}")
+def generate_texts(folder: Path, options: GenerateOptions) -> list[str]:
+    """Generate texts, without the prompt."""
+    if options.samples < 1 or options.words < 1:
+        raise UnsupportedError(f"--samples and --words are at least 1, got {options.samples} and {options.words}")
     model, vocabulary = load(folder)
-    given = tokenizer(vocabulary.tokens, vocabulary.lower)(wish.prompt)
-    number = 1 if wish.beam is not None else wish.samples
+    given = tokenizer(vocabulary.tokens, vocabulary.lower)(options.prompt)
+    number = 1 if options.beam is not None else options.samples
     with torch.no_grad():
         state = model.begin(number, vocabulary.end)
         if given:
             ids = torch.tensor([vocabulary.ids(given, ended=False)]).repeat(number, 1)
             state = model.log_prob(ids, state)[1]
-    if wish.beam is not None:
-        found = generate.beam(model, state, wish.words, wish.beam, length_penalty=1.0)[0]
+    if options.beam is not None:
+        found = generate.beam(model, state, options.words, options.beam, length_penalty=1.0)[0]
     else:
         found = generate.sample(
             model,
             state,
-            wish.words,
-            temperature=wish.temperature,
-            top_k=wish.top_k,
-            generator=torch.Generator().manual_seed(wish.seed),
+            options.words,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            generator=torch.Generator().manual_seed(options.seed),
         )
     return [vocabulary.text(word for word in row if word != PADDING) for row in found.tolist()]
 
 
 def allocate(folder: Path, texts: Sequence[Path], costs_file: Path | None, show: Shown) -> Allocation:
-    """One more re-allocation of a trained model, in place; the model is written again only if the cost falls."""
+    """Re-allocate a trained model in place; it is saved only if the cost falls."""
     model, vocabulary = load(folder)
     if not isinstance(model, LightRNN):
         raise UnsupportedError(f"the model in {folder} has a vector for each word and no table to allocate words in")
@@ -155,7 +155,7 @@ def _course(folder: Path) -> Course:
 
 
 def as_json(judged: Judged) -> str:
-    """For programs."""
+    """The result as JSON."""
     found = {
         "perplexity": judged.score.perplexity,
         "nats_per_word": judged.score.nats / judged.score.words,
