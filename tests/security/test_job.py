@@ -75,7 +75,7 @@ def test_open_is_in_the_clear_and_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     result = run("--workers", 2, "--open", "--as-is", "--log", "log", "train.py")
     assert result.exit_code == 0, result.output
     assert result.stdout.count("['']") == 2 and not (tmp_path / "log" / "door").exists()
-    assert "--open: the workers' own connections are in the clear" in result.stderr
+    assert "--open: the workers' own connections are neither encrypted" in result.stderr
 
 
 def test_no_folder_is_no_certificate(monkeypatch: pytest.MonkeyPatch) -> None:

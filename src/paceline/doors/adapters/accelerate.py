@@ -62,11 +62,9 @@ class PacelineAccelerator(Accelerator):  # type: ignore[misc]
             models = [self.unwrap_model(model, keep_torch_compile=False) for model in self._models]
             optimizers = [prepared.optimizer for prepared in self._optimizers]
             if not models or not optimizers:
-                raise UnsupportedError(
-                    self.adapter.world.sign(
-                        f"{len(models)} models and {len(optimizers)} optimizers are prepared; call "
-                        "accelerator.prepare(model, optimizer, ...) first"
-                    )
+                raise self.adapter.unsupported(
+                    f"{len(models)} models and {len(optimizers)} optimizers are prepared; call "
+                    "accelerator.prepare(model, optimizer, ...) first"
                 )
             self.adapter.attach(models[0] if len(models) == 1 else models, optimizers, self.scaler)
         assert self.adapter.run is not None
@@ -85,11 +83,9 @@ class PacelineAccelerator(Accelerator):  # type: ignore[misc]
             and not self.run.minibatches
             and self.run._context.loaders.idle
         ):
-            raise UnsupportedError(
-                self.adapter.world.sign(
-                    "no batch came from accelerator.share(loader), so every worker would train on the same data; "
-                    "iterate with `for batch in accelerator.share(loader)`"
-                )
+            raise self.adapter.unsupported(
+                "no batch came from accelerator.share(loader), so every worker would train on the same data; "
+                "iterate with `for batch in accelerator.share(loader)`"
             )
         super().backward(loss, **kwargs)
 
@@ -113,7 +109,7 @@ class PacelineAccelerator(Accelerator):  # type: ignore[misc]
     def save_state(self, output_dir: Any = None, **kwargs: Any) -> Any:
         """As Accelerator's, with the run's state in the subfolder `paceline`."""
         run = self.adapter.open_run
-        with run.global_model() if run is not None else contextlib.nullcontext():
+        with self.adapter.global_model():
             folder = super().save_state(output_dir, **kwargs)
         if run is not None and self.adapter.distributed:
             run.save(Path(folder) / FOLDER)
@@ -125,11 +121,9 @@ class PacelineAccelerator(Accelerator):  # type: ignore[misc]
             raise UnsupportedError("name the checkpoint: accelerator.load_state(folder)")
         ours = Path(input_dir) / FOLDER
         if not ours.is_dir() and self.adapter.open_run is not None and self.adapter.distributed:
-            raise UnsupportedError(
-                self.adapter.world.sign(
-                    f"{input_dir} was written by one worker, and paceline is attached already; load it before the "
-                    "first accelerator.share"
-                )
+            raise self.adapter.unsupported(
+                f"{input_dir} was written by one worker, and paceline is attached already; load it before the "
+                "first accelerator.share"
             )
         super().load_state(input_dir, **kwargs)
         if ours.is_dir():

@@ -7,6 +7,7 @@ adapter has a connection of its own beside the run's.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -86,6 +87,10 @@ class Adapter:
     def world(self) -> World:
         return self.transport.world
 
+    def unsupported(self, message: str) -> UnsupportedError:
+        """An error with this worker's rank and host."""
+        return UnsupportedError(self.world.sign(message))
+
     @property
     def distributed(self) -> bool:
         """Whether there are several workers."""
@@ -110,11 +115,9 @@ class Adapter:
         try:
             json.dumps(value)
         except TypeError as error:
-            raise UnsupportedError(
-                self.world.sign(
-                    f"{self.framework} broadcasts a {type(value).__name__}, and paceline sends no pickled objects; "
-                    "broadcast tensors, paths, or JSON values"
-                )
+            raise self.unsupported(
+                f"{self.framework} broadcasts a {type(value).__name__}, and paceline sends no pickled objects; "
+                "broadcast tensors, paths, or JSON values"
             ) from error
         return self.transport.gather_json(value if self.world.rank == source else None)[source]
 
@@ -124,6 +127,14 @@ class Adapter:
     def open_run(self) -> Run | None:
         """The run, until it is closed."""
         return self.run if self._open else None
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Excludes backward passes from the exchange of gradients, while a run is open."""
+        return self.open_run.no_sync() if self.open_run is not None else contextlib.nullcontext()
+
+    def global_model(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside, the model holds the global parameters, while a run is open."""
+        return self.open_run.global_model() if self.open_run is not None else contextlib.nullcontext()
 
     def attach(self, model: Modules, optimizers: Any, scaler: Any = None) -> Run:
         """Attach to the framework's model and optimizers."""
@@ -216,11 +227,9 @@ class AdapterLoader:
 
     def __iter__(self) -> Iterator[Any]:
         if self._adapter.open_run is None:
-            raise UnsupportedError(
-                self._adapter.world.sign(
-                    f"{self._adapter.framework} iterates over the training data before paceline is attached; give "
-                    "the data set a length, or start the training first"
-                )
+            raise self._adapter.unsupported(
+                f"{self._adapter.framework} iterates over the training data before paceline is attached; give "
+                "the data set a length, or start the training first"
             )
         if self._epoch is not None:
             self.set_epoch(self._epoch())

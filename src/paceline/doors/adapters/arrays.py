@@ -101,6 +101,9 @@ class ArrayRun(Run):
         """Whether the next step neither reads nor writes the parameters."""
         return self._engine is None or (isinstance(self._engine, Engine) and self._engine.quiet)
 
+    def _unsupported(self, message: str) -> UnsupportedError:
+        return UnsupportedError(self.world.sign(message))
+
     def _like(self, what: str, arrays: Any) -> dict[str, Tensor]:
         """Views by name of arrays with the structure of the parameters."""
         found = {name: view(f"the {what} {name}", array) for name, array in named(arrays).items()}
@@ -110,28 +113,22 @@ class ArrayRun(Run):
     def _check_like(self, what: str, found: Mapping[str, Tensor]) -> None:
         if found.keys() != self._parameters.keys():
             odd = ", ".join(sorted(found.keys() ^ self._parameters.keys()))
-            raise UnsupportedError(
-                self.world.sign(f"the {what}s are not those attached: {odd} are missing on one side")
-            )
+            raise self._unsupported(f"the {what}s are not those attached: {odd} are missing on one side")
         for name, tensor in found.items():
             known = self._parameters[name]
             if (tensor.shape, tensor.dtype, tensor.device) != (known.shape, known.dtype, known.device):
-                raise UnsupportedError(
-                    self.world.sign(
-                        f"the {what} {name} has shape {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}, and "
-                        f"was attached with shape {tuple(known.shape)}, {known.dtype} on {known.device}; keep it so, "
-                        "or close the run and attach again"
-                    )
+                raise self._unsupported(
+                    f"the {what} {name} has shape {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device}, and "
+                    f"was attached with shape {tuple(known.shape)}, {known.dtype} on {known.device}; keep it so, "
+                    "or close the run and attach again"
                 )
 
     def _step(self) -> None:
         """After the program's step: exchange if due."""
         if self._gradients_due and not self._averaged:
-            raise UnsupportedError(
-                self.world.sign(
-                    f"{self.rule.text()} exchanges gradients now, and got none: call gradients = run.mean(gradients) "
-                    "before your own step, or use a block rule without warmup"
-                )
+            raise self._unsupported(
+                f"{self.rule.text()} exchanges gradients now, and got none: call gradients = run.mean(gradients) "
+                "before your own step, or use a block rule without warmup"
             )
         self._averaged = False
         self._stepper.step()
@@ -192,11 +189,9 @@ class WritableRun(ArrayRun):
         for name, tensor in found.items():
             known = self._parameters[name].stride()
             if tensor.stride() != known and tensor.numel() > 1:
-                raise UnsupportedError(
-                    self.world.sign(
-                        f"the array {name} has strides {tensor.stride()} and was attached with {known}; keep its "
-                        "order, e.g. with numpy.ascontiguousarray"
-                    )
+                raise self._unsupported(
+                    f"the array {name} has strides {tensor.stride()} and was attached with {known}; keep its "
+                    "order, e.g. with numpy.ascontiguousarray"
                 )
 
     def _check_place(self) -> None:
@@ -204,21 +199,17 @@ class WritableRun(ArrayRun):
         for name, array in self._arrays.items():
             known = self._parameters[name]
             if tuple(array.shape if hasattr(array, "shape") else known.shape) != tuple(known.shape):
-                raise UnsupportedError(
-                    self.world.sign(
-                        f"the array {name} had shape {tuple(known.shape)} at attach and has {tuple(array.shape)} now; "
-                        "keep its shape while it is attached"
-                    )
+                raise self._unsupported(
+                    f"the array {name} had shape {tuple(known.shape)} at attach and has {tuple(array.shape)} now; "
+                    "keep its shape while it is attached"
                 )
         if self._unmoved:
             if any(not torch.equal(self._parameters[name], then) for name, then in self._unmoved.items()):
                 self._unmoved = {}
             elif self.minibatches + 1 >= UNCHANGED_STEPS:
-                raise UnsupportedError(
-                    self.world.sign(
-                        f"the arrays attached have not changed in {UNCHANGED_STEPS} steps; write into them (w -= rate "
-                        "* g, w[...] = new) instead of making new ones (w = w - rate * g), or pass those: run.step([w])"
-                    )
+                raise self._unsupported(
+                    f"the arrays attached have not changed in {UNCHANGED_STEPS} steps; write into them (w -= rate "
+                    "* g, w[...] = new) instead of making new ones (w = w - rate * g), or pass those: run.step([w])"
                 )
 
     @contextlib.contextmanager

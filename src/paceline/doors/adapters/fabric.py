@@ -123,11 +123,9 @@ class PacelineFabricStrategy(WorkersMixin, ParallelStrategy):  # type: ignore[mi
         if made is not None:
             self.adapter.resume(state_folder(path), made["minibatches"])
         elif self.adapter.distributed:
-            raise UnsupportedError(
-                self.adapter.world.sign(
-                    f"{path} was written by one worker, and paceline is attached already; load it into model and "
-                    "optimizer before fabric.setup"
-                )
+            raise self.adapter.unsupported(
+                f"{path} was written by one worker, and paceline is attached already; load it into model and "
+                "optimizer before fabric.setup"
             )
         return rest
 
@@ -139,5 +137,4 @@ class _NoSync(_BackwardSyncControl):  # type: ignore[misc]
         self._adapter = adapter
 
     def no_backward_sync(self, module: nn.Module, enabled: bool) -> contextlib.AbstractContextManager[None]:
-        run = self._adapter.open_run
-        return run.no_sync() if enabled and run is not None else contextlib.nullcontext()
+        return self._adapter.no_sync() if enabled else contextlib.nullcontext()

@@ -138,11 +138,9 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
         folder = Path(str(checkpoint)) / FOLDER
         workers = read_manifest(folder)["size"] if folder.is_dir() else 1
         if workers != self.adapter.world.size:
-            raise UnsupportedError(
-                self.adapter.world.sign(
-                    f"{checkpoint} was written by {workers} workers, and the Trainer counts an epoch by one "
-                    "worker's steps; resume with as many workers, or start from its weights with from_pretrained"
-                )
+            raise self.adapter.unsupported(
+                f"{checkpoint} was written by {workers} workers, and the Trainer counts an epoch by one "
+                "worker's steps; resume with as many workers, or start from its weights with from_pretrained"
             )
         return folder
 
@@ -150,8 +148,7 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
         return PreparedLoader(make(), self.adapter)
 
     def _with_global_model(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        run = self.adapter.open_run
-        with run.global_model() if run is not None else contextlib.nullcontext():
+        with self.adapter.global_model():
             return call(*args, **kwargs)
 
     def _save(self, save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
@@ -168,8 +165,7 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
         return call(*args, **kwargs) if self._from is None else None
 
     def _no_sync(self, model: Any) -> contextlib.AbstractContextManager[None]:
-        run = self.adapter.open_run
-        return run.no_sync() if run is not None else contextlib.nullcontext()
+        return self.adapter.no_sync()
 
 
 _skip_first = transformers.trainer.skip_first_batches

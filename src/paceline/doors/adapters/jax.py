@@ -25,7 +25,6 @@ import torch
 from paceline.core.extras import needed
 from paceline.doors.adapters.immutable import ImmutableRun, Leaves, copies, tensor_of
 from paceline.doors.adapters.views import named
-from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.run.attach import prepare
 from paceline.update.engine.settings import Settings
@@ -64,9 +63,7 @@ class JaxRun(ImmutableRun):
         if self._closed:
             return params
         if self._stale:
-            raise UnsupportedError(
-                self.world.sign("the run has newer parameters than yours; continue from params = run.params")
-            )
+            raise self._unsupported("the run has newer parameters than yours; continue from params = run.params")
         given = self._leaves_like("parameter", params)
         return params if self.advance(given) is given else self.params
 
@@ -83,16 +80,14 @@ class JaxRun(ImmutableRun):
     def update(self, gradients: Any, opt_state: Any, params: Any) -> tuple[Any, Any]:
         """optax's update and `sync`, under any rule: (params, opt_state) from this worker's gradients."""
         if self._apply is None:
-            raise UnsupportedError(
-                self.world.sign("update needs the optax optimizer: attach(params, optimizer=optimizer)")
-            )
+            raise self._unsupported("update needs the optax optimizer: attach(params, optimizer=optimizer)")
         params, self.opt_state = self._apply(self.mean(gradients), opt_state, params)
         return self.sync(params), self.opt_state
 
     def _leaves_like(self, what: str, tree: Any) -> Leaves:
         found, shape = _named_leaves(tree)
         if shape != self._tree:
-            raise UnsupportedError(self.world.sign(f"the tree of {what}s is {shape}, and was attached as {self._tree}"))
+            raise self._unsupported(f"the tree of {what}s is {shape}, and was attached as {self._tree}")
         self._check_like(what, {name: tensor_of(name, leaf) for name, leaf in found.items()})
         return found
 

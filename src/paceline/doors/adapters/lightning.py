@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +91,8 @@ class PacelineStrategy(WorkersMixin, ParallelStrategy):  # type: ignore[misc]
     def on_train_start(self) -> None:
         # not in setup, so that a checkpoint has been loaded into model and optimizers
         if self._trainer.ckpt_path is not None and self.adapter.distributed and self._from is None:
-            raise UnsupportedError(
-                self.adapter.world.sign(f"{self._trainer.ckpt_path} was written by one worker, and {OTHER_WORLD_SIZE}")
+            raise self.adapter.unsupported(
+                f"{self._trainer.ckpt_path} was written by one worker, and {OTHER_WORLD_SIZE}"
             )
         self.adapter.attach(self.lightning_module, self.optimizers, getattr(self.precision_plugin, "scaler", None))
         if self._from is not None:
@@ -111,10 +111,8 @@ class PacelineStrategy(WorkersMixin, ParallelStrategy):  # type: ignore[misc]
         optimizer.step(**kwargs)
         return result
 
-    @contextlib.contextmanager
-    def block_backward_sync(self) -> Generator[None, None, None]:
-        with self.adapter.open_run.no_sync() if self.adapter.open_run is not None else contextlib.nullcontext():
-            yield
+    def block_backward_sync(self) -> contextlib.AbstractContextManager[None]:
+        return self.adapter.no_sync()
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         return self.reduced(tensor, reduce_op)
@@ -122,8 +120,7 @@ class PacelineStrategy(WorkersMixin, ParallelStrategy):  # type: ignore[misc]
     # -- the global model -------------------------------------------------------------------------
 
     def on_validation_start(self) -> None:
-        if self.adapter.open_run is not None:
-            self._evaluating.enter_context(self.adapter.open_run.global_model())
+        self._evaluating.enter_context(self.adapter.global_model())
 
     def on_validation_end(self) -> None:
         self._evaluating.close()
@@ -159,10 +156,8 @@ class PacelineStrategy(WorkersMixin, ParallelStrategy):  # type: ignore[misc]
         made = checkpoint.get(FOLDER)
         if made is not None and self._trainer.state.fn == TrainerFn.FITTING:
             if made["workers"] != self.adapter.world.size:
-                raise UnsupportedError(
-                    self.adapter.world.sign(
-                        f"{checkpoint_path} was written by {made['workers']} workers, and {OTHER_WORLD_SIZE}"
-                    )
+                raise self.adapter.unsupported(
+                    f"{checkpoint_path} was written by {made['workers']} workers, and {OTHER_WORLD_SIZE}"
                 )
             self._from = state_folder(checkpoint_path), made["minibatches"]
         return checkpoint

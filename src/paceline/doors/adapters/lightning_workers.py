@@ -68,8 +68,8 @@ class WorkersMixin:
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         if sync_grads:
-            raise UnsupportedError(
-                self.adapter.world.sign("all_gather(sync_grads=True) would send gradients back; use sync_grads=False")
+            raise self.adapter.unsupported(
+                "all_gather(sync_grads=True) would send gradients back; use sync_grads=False"
             )
         return self.adapter.gather_rows(tensor) if self.adapter.distributed else tensor
 
