@@ -12,10 +12,19 @@ import typer
 from rich.text import Text
 
 from paceline.cli.console import err, error_panel, near, refuse
-from paceline.cli.console.program_options import Arguments, AsIs, ForceZeroLines, Log, Overwrite, RandomData, RuleText
+from paceline.cli.console.program_options import (
+    Arguments,
+    AsIs,
+    ForceZeroLines,
+    Log,
+    Overwrite,
+    RandomData,
+    RuleText,
+    own_arguments,
+)
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks, failure, start, zero_lines
-from paceline.cli.run.conclusion import point_at_logs
+from paceline.cli.run.conclusion import point_at_logs, stopped
 from paceline.observe.reports.summary import seconds_text
 
 if TYPE_CHECKING:
@@ -42,7 +51,7 @@ def command(
 ) -> None:
     """Run a training program under virtual workers, one at a time, in one process on one device.
 
-    The numbers are those of as many real workers; the time is that of all their minibatches one after another. Worker 0
+    The results are those of as many real workers; the time is the sum of all their minibatches. Worker 0
     prints here, the others to files beside the logs.
     """
     if not 1 <= workers <= MOST:
@@ -55,7 +64,7 @@ def command(
     lines = "as-is" if not zero_lines.serves(script, options, workers) else "random-data" if random_data else "zero"
     directory = checks.log_directory(log, LaunchCluster(workers), overwrite)
     started = time.monotonic()
-    outcome = _run((workers, hosts), [lines, str(script), *(arguments or [])], rule, directory, quiet)
+    outcome = _run((workers, hosts), [lines, str(script), *own_arguments(arguments)], rule, directory, quiet)
     code = _conclude(outcome, workers, directory, time.monotonic() - started, quiet)
     if code == 0 and zero_lines.work_not_shared(directory, options, arguments, workers, rule):
         code = 1
@@ -65,12 +74,7 @@ def command(
 def _run(size: tuple[int, int], program: list[str], rule: str | None, directory: Path, quiet: bool) -> Outcome:
     """Run the simulation in one process, as a worker of `paceline run`.
 
-    Args:
-        size: numbers of workers and hosts.
-        program: kind of zero lines, the script, its arguments.
-        rule: for programs that name none.
-        directory: of the logs.
-        quiet: show no status.
+    `size` has the numbers of workers and hosts; `program` the kind of zero lines, the script, its arguments.
     """
     from paceline.cli.launch.spawn import Command
 
@@ -78,8 +82,6 @@ def _run(size: tuple[int, int], program: list[str], rule: str | None, directory:
     output.mkdir(exist_ok=True)
     for old in [*output.glob("rank-*.out"), *output.glob("rank-*.err"), output / FAILED]:
         old.unlink(missing_ok=True)
-    if program[2:3] == ["--"]:
-        del program[2]
     arguments = [sys.executable, "-u", "-m", "paceline.forecast.sim.program", *map(str, size), str(output), *program]
     one_process = LaunchCluster(1)
     command = Command(arguments, start.environment(one_process, rule, directory), output)
@@ -97,8 +99,7 @@ def _conclude(outcome: Outcome, workers: int, directory: Path, seconds: float, q
         code = failure.exit_code(outcome.codes[0])
         _failed(outcome.codes[0], workers, directory / "output")
     elif outcome.stopped_by is not None:
-        console.print(f"stopped by {failure.signal_name(outcome.stopped_by)}: no worker is left")
-        code = 128 + outcome.stopped_by
+        code = stopped(outcome.stopped_by)
     elif outcome.error is not None:
         cause = f"{type(outcome.error).__name__}: {outcome.error}"
         console.print(error_panel("the simulation was not started", Text(cause, style="bold red")))

@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 
 def conclude(outcome: Outcome, cluster: LaunchCluster, directory: Path, seconds: float, quiet: bool) -> int:
     """Print how the run ended; the exit code."""
-    console = err()
     if outcome.codes:
         code = failed(outcome)
     elif outcome.stopped_by is not None:
-        console.print(f"stopped by {failure.signal_name(outcome.stopped_by)}: no worker is left")
-        code = 128 + outcome.stopped_by
+        code = stopped(outcome.stopped_by)
     elif outcome.error is not None:
         if outcome.workers:
             _ended_elsewhere(outcome.error)
@@ -42,10 +40,16 @@ def conclude(outcome: Outcome, cluster: LaunchCluster, directory: Path, seconds:
         if not quiet:
             count = len(outcome.workers)
             plural = "s" if count > 1 else ""
-            console.print(f"{count} worker{plural} finished after {seconds_text(seconds)}")
+            err().print(f"{count} worker{plural} finished after {seconds_text(seconds)}")
     if not quiet:
         point_at_logs(directory)
     return code
+
+
+def stopped(number: int) -> int:
+    """Report the signal that ended the run; the exit code."""
+    err().print(f"stopped by {failure.signal_name(number)}: no worker is left")
+    return 128 + number
 
 
 def failed(outcome: Outcome) -> int:

@@ -34,16 +34,7 @@ def run(
     added: dict[str, str],
     directory: Path,
 ) -> None:
-    """Print the workers of this host, and the commands for the other hosts.
-
-    Args:
-        ctx: of the command, whose options the other hosts take over.
-        cluster: the shape of the run.
-        scheduler: that completed the options, if any.
-        command: that every worker runs.
-        added: to every worker's environment.
-        directory: of the logs.
-    """
+    """Print the workers of this host, and the commands for the other hosts."""
     several = cluster.master is not None
     meet = f"; the hosts meet at {address_text(*cluster.master)}" if cluster.master is not None else ""
     says = "" if scheduler is None else f" ({scheduler.says})"

@@ -11,6 +11,7 @@ from rich.text import Text
 from paceline.cli.console import err, error_panel
 from paceline.cli.launch.supervisor import EXPELLED, MAX_DEATHS, Death
 from paceline.cli.run import failure
+from paceline.cli.run.conclusion import stopped
 from paceline.cli.run.elastic_launcher import Ending, arrived_after_end
 from paceline.observe.reports.elastic_events import ElasticStatus, event_text, is_news
 from paceline.observe.reports.summary import seconds_text
@@ -48,8 +49,7 @@ def of_control(kind: str, facts: Mapping[str, Any], elastic_status: ElasticStatu
 def conclude(ending: Ending, workers: int, seconds: float, quiet: bool) -> int:
     """Print how the run ended; the exit code."""
     if ending.stopped_by is not None:
-        err().print(f"stopped by {failure.signal_name(ending.stopped_by)}: no worker is left")
-        return 128 + ending.stopped_by
+        return stopped(ending.stopped_by)
     late = [death for death in ending.deaths if death.late and not arrived_after_end(death)]
     if not ending.well:
         return _failed(ending)

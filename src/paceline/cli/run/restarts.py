@@ -25,15 +25,7 @@ def launch_with_restarts(
     report: Callable[[Outcome], object],
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
-    """Launch until the run succeeds, is stopped, or fails after `most` restarts.
-
-    Args:
-        most: restarts at most.
-        command: of every worker.
-        launch: runs it on all workers.
-        report: prints the failure before a restart.
-        clock: seconds.
-    """
+    """Launch until the run succeeds, is stopped, or fails after `most` restarts; `report` prints each failure."""
     used, start = 0, command.start
     while True:
         began = clock()

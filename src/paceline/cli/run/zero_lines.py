@@ -75,15 +75,7 @@ def _why(other: str) -> str:
 def work_not_shared(
     directory: Path, options: ZeroLineOptions, arguments: Sequence[str] | None, workers: int, rule: str | None
 ) -> bool:
-    """Whether each of several workers did the whole job by mistake; prints that.
-
-    Args:
-        directory: of the logs.
-        arguments: of the program.
-        options: about zero lines.
-        workers: of all hosts.
-        rule: of `--rule`, if any.
-    """
+    """Whether each of several workers did the whole job by mistake; prints that."""
     intended = (options.as_is and rule is None) or attach_marker.asks_for_help(arguments or ())
     if workers == 1 or intended or not attach_marker.is_missing(directory):
         return False
