@@ -51,8 +51,8 @@ def command(
 ) -> None:
     """Run a training program under virtual workers, one at a time, in one process on one device.
 
-    The results are those of as many real workers; the time is the sum of all their minibatches. Worker 0
-    prints here, the others to files beside the logs.
+    The results are those of as many real workers; the time is the sum of all their minibatches. The
+    output of worker 0 appears here, that of the other workers in files beside the logs.
     """
     if not 1 <= workers <= MOST:
         refuse(f"--workers must lie in 1..{MOST}, got {workers}")
