@@ -31,7 +31,7 @@ def test_all_of_an_attempt_have_a_number_that_no_other_has() -> None:
     assert len({numbers[0] for numbers in seen}) == 5
 
 
-def test_the_words_of_the_dead_are_not_taken_for_the_livings() -> None:
+def test_tokens_of_dead_workers_are_not_confirmed() -> None:
     """All of the first attempt but rank 0 came, and died before it did; one of them came after its answer."""
     store = dist.HashStore()
     for rank in (1, 2):
@@ -48,7 +48,7 @@ def test_the_words_of_the_dead_are_not_taken_for_the_livings() -> None:
     assert numbers == [1, 1, 1]
 
 
-def test_who_does_not_come_is_named() -> None:
+def test_missing_workers_are_named() -> None:
     with pytest.raises(PeerLostError, match=r"of 3 workers, 1, 2 did not come within 0\.05 s"):
         attempt.agree(dist.HashStore(), 0, 3, 0.05)
     with pytest.raises(PeerLostError, match="worker 0 did not answer"):

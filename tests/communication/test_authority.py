@@ -59,7 +59,7 @@ def test_a_workers_certificate_is_good_for_both_ends(job: Authority, tmp_path: P
         assert far.receive(deadline_s=SOON).note == "hello"
 
 
-def test_secrets_are_for_their_owner_alone(tmp_path: Path) -> None:
+def test_only_their_owner_can_read_secrets(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         made = Authority.make(tmp_path / "door")
@@ -81,14 +81,14 @@ def test_a_folder_that_was_open_is_closed(tmp_path: Path) -> None:
     assert mode(tmp_path / "door") == 0o700
 
 
-def test_who_was_signed_by_another_authority_is_refused(job: Authority, tmp_path: Path) -> None:
+def test_a_certificate_of_another_authority_is_refused(job: Authority, tmp_path: Path) -> None:
     """Also where it has the job's ca.pem: two authorities have the same name, and not the same key."""
     other = Authority.new().issue(tmp_path / "other", "worker")
     own = job.issue(tmp_path / "own", "worker")
     refused(own, TLS(other.certificate, other.key, own.authority))
 
 
-def test_a_worker_cannot_let_others_in(job: Authority, tmp_path: Path) -> None:
+def test_a_worker_cannot_sign_certificates(job: Authority, tmp_path: Path) -> None:
     """What a worker has signed with its own key is refused, with its certificate shown beside it."""
     own = job.issue(tmp_path / "own", "worker")
     key = load_pem_private_key(own.key.read_bytes(), None)
@@ -110,7 +110,7 @@ def test_how_long_it_is_good(job: Authority, tmp_path: Path) -> None:
     assert signed.not_valid_after_utc <= job.certificate.not_valid_after_utc
 
 
-def test_one_whose_time_is_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_expired_authority(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(certificates, "WEEKS", -1 / 14)
     old = Authority.new()
     worker = old.issue(tmp_path / "worker", "worker")

@@ -128,7 +128,7 @@ def test_a_listener_where_it_cannot_be(listener: Listener) -> None:
         Listener(HERE, port=listener.port)
 
 
-def test_nobody_comes(listener: Listener) -> None:
+def test_accept_without_a_client(listener: Listener) -> None:
     with pytest.raises(Late, match=rf"nobody has connected to 127\.0\.0\.1, port {listener.port}, within 0\.2 s"):
         listener.accept(SHORT)
 
@@ -166,7 +166,7 @@ def test_channels_outlive_their_listener() -> None:
         assert far.peer == f"{host}:{port}"
 
 
-def test_who_connects_early_tries_again(silent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_early_client_tries_again(silent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
 
     def pause(seconds: float) -> None:
@@ -179,13 +179,13 @@ def test_who_connects_early_tries_again(silent: socket.socket, monkeypatch: pyte
         assert len(pauses) == 3
 
 
-def test_nobody_listens(silent: socket.socket) -> None:
+def test_connect_without_a_listener(silent: socket.socket) -> None:
     port = silent.getsockname()[1]
     with pytest.raises(Late, match=rf"rank 0 at 127\.0\.0\.1, port {port}, cannot be reached within 0\.2 s: .*refused"):
         connect(HERE, port, "rank 0", SHORT)
 
 
-def test_nobody_connects_to_oneself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_to_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ends of one socket: the kernel allows it where the port that is called is given out to the caller."""
 
     def dial(*_: object, **__: object) -> socket.socket:

@@ -15,7 +15,7 @@ from paceline.core.world import World
 WORLD = World(0, 3, hosts=("alpha", "beta", "gamma"))
 
 
-def test_words_come_back_from_json() -> None:
+def test_answers_survive_json() -> None:
     for doing in (Doing("waits", "all_reduce", 12, 8.25, "train.py:31 main"), Doing("busy", number=11)):
         assert Doing.unpack(doing.pack()) == doing
 
@@ -25,13 +25,13 @@ def test_what_cannot_be_read_is_busy(text: bytes) -> None:
     assert Doing.unpack(text) == Doing("busy")
 
 
-def test_what_others_say_has_a_length() -> None:
+def test_answers_have_a_limited_length() -> None:
     long = Doing("waits", "x" * 1000, 1, 1.0, "y" * 1000)
     back = Doing.unpack(long.pack())
     assert len(back.operation) == len(back.at) == LONGEST
 
 
-def test_the_table_begins_with_those_whom_others_wait_for() -> None:
+def test_the_table_begins_with_stragglers() -> None:
     doing = {0: Doing("waits", "all_reduce", 12, 8.2, "train.py:31 main"), 1: Doing("silent"), 2: Doing("busy", "", 11)}
     assert table(WORLD, doing).splitlines()[1:] == [
         "  rank 1 on beta does not answer: dead, stopped or cut off",
@@ -91,7 +91,7 @@ def test_a_witness_answers_when_it_is_asked() -> None:
 
 
 @clones
-def test_a_witness_that_nobody_asks_ends_with_its_connection() -> None:
+def test_an_unused_responder_ends_with_its_connection() -> None:
     ours = store()
     witness = Responder(ours, "one", 0, lambda: Doing("busy"))
     thread = witness._thread
@@ -114,6 +114,6 @@ def test_a_witness_survives_the_end_of_its_store() -> None:
     witness.end()
 
 
-def test_a_store_that_cannot_be_cloned_gives_no_witness() -> None:
+def test_a_store_that_cannot_be_cloned_has_no_responder() -> None:
     witness = Responder(object(), "one", 0, lambda: Doing("busy"))
     witness.end()

@@ -58,7 +58,7 @@ def test_codes_are_not_changed() -> None:
         (0, (), b"", torch.zeros(1, dtype=torch.int32), r"cannot carry torch\.int32; it can carry torch\.float32"),
     ],
 )
-def test_what_a_header_cannot_say(kind: int, numbers: list[int], note: bytes, body: object, match: str) -> None:
+def test_headers_that_are_not_valid(kind: int, numbers: list[int], note: bytes, body: object, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         FrameHeader.of(kind, numbers, note, body)  # type: ignore[arg-type]
 

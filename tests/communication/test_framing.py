@@ -123,7 +123,7 @@ def test_two_threads_do_not_mix_their_frames() -> None:
     assert found == {1: list(range(20)), 2: list(range(20))}
 
 
-def test_what_no_frame_can_say_leaves_the_channel_as_it_was() -> None:
+def test_an_invalid_frame_leaves_the_channel_open() -> None:
     with pair() as (near, far):
         for body, note in (
             (torch.zeros(2, 2).t()[:1], None),
@@ -158,7 +158,7 @@ def test_a_body_that_does_not_fit_ends_the_channel(body: Tensor, buffer: Tensor 
         assert isinstance(lost(lambda: near.receive(deadline_s=SOON)), Closed)
 
 
-def test_an_error_of_whoever_gives_the_buffer_ends_the_channel() -> None:
+def test_an_error_in_the_buffer_function_ends_the_channel() -> None:
     with pair() as (near, far):
         near.send(1, body=torch.zeros(3))
         with pytest.raises(ZeroDivisionError):
@@ -166,7 +166,7 @@ def test_an_error_of_whoever_gives_the_buffer_ends_the_channel() -> None:
         assert far.closed
 
 
-def test_garbage_of_a_stranger() -> None:
+def test_garbage_is_no_frame() -> None:
     with stranger() as (sock, channel):
         sock.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"x" * HEADER_BYTES)
         with pytest.raises(MismatchError, match=r"from 127\.0\.0\.1:\d+: these are not paceline's frames.*b'GET / HT'"):
@@ -241,7 +241,7 @@ def test_a_peer_that_takes_nothing(stall: bool) -> None:
         assert near.bytes_sent == 0
 
 
-def test_who_waits_for_another_threads_frame_has_a_deadline_too() -> None:
+def test_waiting_for_another_threads_frame_has_a_deadline() -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def slow(_: FrameHeader) -> Tensor:

@@ -37,7 +37,7 @@ def test_parts_go_their_own_way() -> None:
     assert found[3] == [1110.0, 2, 1, 2, ["a", "b", "a"], 2 * 4 * 2 // 3]
 
 
-def test_what_parts_and_channels_send_counts_for_the_whole() -> None:
+def test_bytes_of_subgroups_and_channels_count_for_the_connection() -> None:
     def body() -> tuple[int, int, int]:
         t = here()
         t.open_channels(3)
@@ -53,7 +53,7 @@ def test_what_parts_and_channels_send_counts_for_the_whole() -> None:
 
 
 @pytest.mark.parametrize("groups", [[[0, 1]], [[0, 1], [1, 2]], [[0, 1, 2, 3]], [[0], [1, 2], [2]]])
-def test_groups_that_do_not_cover_everybody_once(groups: list[list[int]]) -> None:
+def test_groups_must_cover_each_rank_once(groups: list[list[int]]) -> None:
     with pytest.raises(ValueError, match=r"groups must name each rank of 0 to 2 once"):
         virtual.run(3, lambda: here().part(groups))
 
@@ -66,7 +66,7 @@ def test_workers_that_name_different_groups() -> None:
         virtual.run(2, body)
 
 
-def test_a_part_that_waits_for_somebody_who_is_elsewhere() -> None:
+def test_a_subgroup_that_waits_for_a_worker_elsewhere() -> None:
     def body() -> None:
         part = here().part([[0, 1], [2]])
         if here().world.rank == 0:
@@ -80,7 +80,7 @@ def test_a_part_that_waits_for_somebody_who_is_elsewhere() -> None:
         virtual.run(3, body)
 
 
-def test_messages_arrive_in_order_whoever_waits_first() -> None:
+def test_messages_arrive_in_order_in_any_order_of_waits() -> None:
     def body() -> list[float]:
         t = here()
         if t.world.rank == 0:
@@ -144,7 +144,7 @@ def test_a_message_from_one_that_has_ended() -> None:
 
 
 @pytest.mark.parametrize("other", [1, 2, -1])
-def test_partners_that_are_nobody_else(other: int) -> None:
+def test_peers_that_are_no_other_worker(other: int) -> None:
     def body() -> None:
         if here().world.rank == 1:
             here().send(torch.zeros(1), other)

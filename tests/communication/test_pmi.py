@@ -69,7 +69,7 @@ def hydra(size: int) -> Iterator[Hydra]:
             near.close()
 
 
-def test_all_hear_where_rank_0_has_opened() -> None:
+def test_all_workers_get_rank_0s_address() -> None:
     heard: dict[int, str] = {}
     asked: list[list[str]] = []
 
@@ -92,7 +92,7 @@ def test_all_hear_where_rank_0_has_opened() -> None:
     assert server.said.count("cmd=finalize\n") == 3  # or mpiexec takes the end of a process for a crash
 
 
-def test_a_hydra_that_says_something_else_is_named() -> None:
+def test_an_unexpected_answer_of_hydra_is_named() -> None:
     near, far = socket.socketpair()
     with near, far:
         near.sendall(b"cmd=response-to-init;pmi-version=2;rc=0\n")
@@ -110,7 +110,7 @@ def test_a_hydra_that_is_gone() -> None:
             pmi.agree(Worker("MPI", 1, 2), far.fileno(), PATIENCE_S, lambda names: "")
 
 
-def test_a_process_that_does_not_come() -> None:
+def test_a_missing_process() -> None:
     near, far = socket.socketpair()
     with near, far:
         near.sendall(

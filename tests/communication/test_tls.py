@@ -190,7 +190,7 @@ def test_a_listener_in_the_clear_is_refused(tls: TLS) -> None:
         both(accept, visit)
 
 
-def test_a_stranger_who_says_nothing_keeps_nobody_waiting(tls: TLS) -> None:
+def test_a_silent_connection_does_not_delay_others(tls: TLS) -> None:
     with Listener(HERE, tls) as listener, ThreadPoolExecutor(1) as pool:
         strangers = [socket.create_connection((HERE, listener.port)) for _ in range(5)]
         coming = pool.submit(listener.accept, SOON)
@@ -200,7 +200,7 @@ def test_a_stranger_who_says_nothing_keeps_nobody_waiting(tls: TLS) -> None:
 
 
 @pytest.mark.parametrize(("handshake_s", "strangers", "left"), [(0.0, 64, 0), (SOON, 2, 2)])
-def test_strangers_are_sent_away(
+def test_further_handshakes_replace_the_oldest(
     tls: TLS, monkeypatch: pytest.MonkeyPatch, handshake_s: float, strangers: int, left: int
 ) -> None:
     """Those who take too long, and the oldest where there are too many."""

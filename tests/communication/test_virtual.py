@@ -129,7 +129,7 @@ def test_argv_stdout_and_main_move_with_the_baton() -> None:
     assert sys.argv is before
 
 
-def test_a_workers_own_time_stands_still_while_others_have_the_baton(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workers_clock_stops_during_other_workers_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     wall = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: wall[0])
 
@@ -146,7 +146,7 @@ def test_a_workers_own_time_stands_still_while_others_have_the_baton(monkeypatch
     assert virtual.run(3, program) == [[1.0, 1.0], [10.0, 10.0], [100.0, 100.0]]
 
 
-def test_workers_that_come_to_different_exchanges_are_told_who_waits_where() -> None:
+def test_different_exchanges_are_an_error_that_names_them() -> None:
     def body() -> None:
         if here().world.rank == 1:
             here().all_reduce(torch.zeros(3)).wait()

@@ -50,7 +50,7 @@ def test_without_faults_every_sample_is_in_the_model_once(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "rule", ["bmuf(period=4)", "diloco(period=3)", "streaming_diloco(period=6, fragments=2, overlap=0)"]
 )
-def test_survivors_and_newcomers(tmp_path: Path, rule: str) -> None:
+def test_survivors_and_joining_workers(tmp_path: Path, rule: str) -> None:
     kills = {"1": [9, "before"], "2": [30, "after"]}
     with Cluster(tmp_path, terms(3), rule=rule, kills=kills, hold=40, samples=800) as cluster:
         cluster.start(3)
@@ -71,7 +71,7 @@ def test_a_contribution_that_is_left_out_is_done_again(tmp_path: Path, wrong: di
         assert [(one["worker"], one["skipped"]) for one in cluster.saw("returned")] == [(1, 0)]
 
 
-def test_a_stopped_worker_is_given_up_and_says_so(tmp_path: Path) -> None:
+def test_a_stopped_worker_is_lost_and_says_so(tmp_path: Path) -> None:
     with Cluster(tmp_path, terms(2, timeout_s=15.0), stops={"1": 6}) as cluster:
         cluster.start(2)
         cluster.until(lambda: cluster.saw("lost"), "nobody is lost")
@@ -82,7 +82,7 @@ def test_a_stopped_worker_is_given_up_and_says_so(tmp_path: Path) -> None:
         assert sum("GivenUpError" in said for said in cluster.said()) == 1
 
 
-def test_the_control_plane_comes_again_in_the_middle(tmp_path: Path) -> None:
+def test_the_control_plane_restarts_in_the_middle(tmp_path: Path) -> None:
     with Cluster(tmp_path, terms(2), samples=800, pause=0.005) as cluster:
         cluster.start(2)
         for count in (3, 9):
@@ -94,7 +94,7 @@ def test_the_control_plane_comes_again_in_the_middle(tmp_path: Path) -> None:
         assert not cluster.saw("lost")
 
 
-def test_newcomers_begin_with_all_that_was_tuned(tmp_path: Path) -> None:
+def test_joining_workers_begin_with_the_tuned_settings(tmp_path: Path) -> None:
     """Also with what was agreed on in the very exchange behind which they come."""
     tune = {"lr_factor": 0.999}
     with Cluster(tmp_path, terms(2), tune=tune, hold=20, samples=800) as cluster:
@@ -111,7 +111,7 @@ def test_newcomers_begin_with_all_that_was_tuned(tmp_path: Path) -> None:
         assert living[0]["tuned"] and all(one["tuned"] == living[0]["tuned"] for one in living)
 
 
-def test_below_the_quorum_it_waits_for_newcomers(tmp_path: Path) -> None:
+def test_below_the_quorum_the_run_waits_for_workers(tmp_path: Path) -> None:
     with Cluster(tmp_path, terms(2, min_workers=2), kills={"1": [9, "before"]}, samples=800) as cluster:
         cluster.start(2)
         cluster.until(lambda: cluster.saw("lost"), "nobody is lost")
@@ -121,7 +121,7 @@ def test_below_the_quorum_it_waits_for_newcomers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [1, 2, 3])
-def test_more_come_while_the_first_begin(tmp_path: Path, first: int) -> None:
+def test_workers_join_while_the_first_ones_start(tmp_path: Path, first: int) -> None:
     with Cluster(tmp_path, terms(first), samples=800) as cluster:
         cluster.start(4)
         check(cluster, epochs=2)
@@ -156,7 +156,7 @@ def test_a_slow_worker_ends_its_blocks_with_what_it_has(tmp_path: Path) -> None:
         assert slow_one["steps"] < fast["steps"] / 2, "nobody waits for sixteen of its minibatches"
 
 
-def test_changes_hold_for_all_and_for_newcomers(tmp_path: Path) -> None:
+def test_changes_reach_all_workers_and_joining_ones(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"0": [10, {"lr_factor": 0.5}], "1": [11, {"period": 6}]}
     with Cluster(tmp_path, terms(2), tunes=asked, kills={"1": [30, "before"]}, hold=60, samples=800) as cluster:
         cluster.start(2)

@@ -96,9 +96,7 @@ def fails_once(live: ElasticMembership, then: Generation, found: bool) -> Callab
 
 
 @pytest.mark.parametrize("restored", [False, True])
-def test_nobody_says_that_it_holds_the_state_before_it_has_resumed(
-    restored: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_worker_reports_the_state_before_it_has_resumed(restored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     one, live, _ = begun(generation(1, restored), monkeypatch)
     assert not live.control.said and not one.settled
 
@@ -111,21 +109,21 @@ def test_nobody_says_that_it_holds_the_state_before_it_has_resumed(
     assert live.applied == live.generation.exchange
 
 
-def test_without_resume_it_says_so_before_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_resume_it_reports_the_state_before_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     one, live, _ = begun(generation(1), monkeypatch)
     one.ready()
     one.ready()
     assert live.control.said == [1]
 
 
-def test_where_all_are_gone_who_held_the_state_nobody_trains_without_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_all_holders_are_lost_training_needs_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     one, live, _ = begun(generation(2, restored=True), monkeypatch)
     with pytest.raises(CheckpointError, match=r"call run\.resume\(\) before the training loop"):
         one.ready()
     assert not live.control.said
 
 
-def test_a_newcomer_holds_what_a_living_worker_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_joining_worker_holds_the_donors_state(monkeypatch: pytest.MonkeyPatch) -> None:
     one, live, taken = begun(generation(3, donor=0), monkeypatch)
     assert taken == ["state of worker 0"] and live.control.said == [3]
 
@@ -147,7 +145,7 @@ def test_if_another_was_through_by_then_its_state_is_taken(monkeypatch: pytest.M
     assert live.control.said == [2] and taken == ["state of worker 0"]
 
 
-def test_if_the_members_change_before_the_word_is_heard_it_resumes_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_resumes_again_if_the_members_change_before_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
     one, live, _ = begun(generation(1, restored=True), monkeypatch)
     live.control.coming = [generation(2, restored=True)]
     calls: list[int] = []
@@ -155,7 +153,7 @@ def test_if_the_members_change_before_the_word_is_heard_it_resumes_once_more(mon
     assert len(calls) == 2 and live.control.said == [1, 2]
 
 
-def test_a_run_that_begins_anew_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_begins_anew_warns(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     one, live, _ = begun(generation(2, restored=True), monkeypatch)
     assert not one.resume(lambda: False)
     assert "the training begins anew" in caplog.text and live.control.said == [2]

@@ -13,7 +13,7 @@ from tests.flow.test_elastic import check, terms
 pytestmark = pytest.mark.processes
 
 
-def test_who_comes_after_the_end_says_so_in_a_sentence_and_ends_well(tmp_path: Path) -> None:
+def test_a_worker_that_starts_after_the_end_says_so_and_exits_cleanly(tmp_path: Path) -> None:
     with Cluster(tmp_path, terms(1), samples=40, epochs=1) as cluster:
         cluster.start(1)
         check(cluster)

@@ -32,13 +32,13 @@ def notice(begun: int, *waits: str) -> BreakNotice:
         ({1: notice(8), 2: notice(8)}, [], []),
     ],
 )
-def test_who_waits_for_an_earlier_exchange_is_not_to_blame(
+def test_a_worker_that_waits_at_an_earlier_exchange_is_not_blamed(
     notices: dict[int, BreakNotice], silent: list[int], behind: list[int]
 ) -> None:
     assert missing_members(CASE, 0, notices) == (silent, behind)
 
 
-def test_notices_come_back_from_json() -> None:
+def test_notices_survive_json() -> None:
     said = notice(7, "all", "part")
     assert BreakNotice.read(json.loads(json.dumps(said.note())), 3) == said
     with pytest.raises(MismatchError, match="a malformed notice"):

@@ -32,7 +32,7 @@ def reduce(t: RingTransport, numel: int = 100_000) -> str:
 
 
 @pytest.mark.parametrize("numel", [10, 100_000])
-def test_one_whose_connections_close_is_named_by_all(numel: int) -> None:
+def test_all_name_the_worker_whose_connections_close(numel: int) -> None:
     """Also by those who are not its neighbours in the ring."""
     together = threading.Barrier(5)
 
@@ -67,7 +67,7 @@ def test_one_that_left_before_is_named_at_the_next_operation() -> None:
             assert members[rank].lost == {1}
 
 
-def test_one_that_does_not_come_is_named_by_all_when_the_deadline_has_passed() -> None:
+def test_all_name_the_missing_worker_after_the_deadline() -> None:
     """It answers, and says that it has not come; the others all wait for one another."""
     over = threading.Event()
 
@@ -89,7 +89,7 @@ def test_one_that_does_not_come_is_named_by_all_when_the_deadline_has_passed() -
         assert "this worker did not come to it" in found[3] or "gave this worker up" in found[3]
 
 
-def test_a_message_that_nobody_sends() -> None:
+def test_a_message_that_is_never_sent() -> None:
     def body(t: RingTransport) -> str:
         t.barrier()
         if t.world.rank == 1:
@@ -125,7 +125,7 @@ def test_progress_counts_not_time() -> None:
         assert everywhere(members, body) == [2.0**20] * 2
 
 
-def test_cancel_ends_all_that_is_under_way_and_all_that_comes() -> None:
+def test_cancel_ends_operations_in_flight_and_later_ones() -> None:
     with ring(3) as members:
         for one in members:
             one.open_channels(2)
@@ -143,7 +143,7 @@ def test_cancel_ends_all_that_is_under_way_and_all_that_comes() -> None:
         assert members[1].lost == frozenset()
 
 
-def test_nothing_is_written_behind_an_error() -> None:
+def test_nothing_is_written_after_an_error() -> None:
     """Whoever does an exchange again finds what he brought."""
     with ring(2) as members:
         x = torch.ones(100_000)
@@ -223,7 +223,7 @@ def test_unmatched_pieces_are_bounded() -> None:
         assert members[0]._connections._unmatched._bytes[1] == 0
 
 
-def test_bits_that_come_twice() -> None:
+def test_a_piece_that_arrives_twice() -> None:
     def body(t: RingTransport) -> str:
         t.barrier()
         if t.world.rank == 1:

@@ -79,7 +79,7 @@ def test_one_listener_for_one_set_of_members_after_another() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1, 3, 99])
-def test_ranks_that_nobody_awaits(rank: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_ranks_that_are_not_awaited(rank: int, caplog: pytest.LogCaptureFixture) -> None:
     """This one itself, one that dials himself, one that is there already, and one that there is not."""
     with listeners(4) as opened, caplog.at_level(logging.INFO, "paceline.doors"):
         places = [(listener.address, listener.port) for listener in opened]
@@ -101,7 +101,7 @@ def test_invalid_hellos(label: Any, rank: int, kind: int, caplog: pytest.LogCapt
     assert "it does not say for whom it is" in caplog.text
 
 
-def test_strangers_disturb_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_connections_do_not_disturb_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silent ones, and ones that talk nonsense, before and while the members meet."""
     monkeypatch.setattr(listener_module, "MOST_WITHOUT_HELLO", 4)
     with ring(2) as members, contextlib.ExitStack() as stack:
@@ -118,7 +118,7 @@ def test_strangers_disturb_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
             assert strangers[1].recv(1) == b""
 
 
-def test_those_who_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_module, "MOST_WAITING", 2)
     with listeners(1) as (listener,), contextlib.ExitStack() as stack:
         first = waiting(listener, "a")
@@ -128,7 +128,7 @@ def test_those_who_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert is_closed(hello(listener, "c", 1))
 
 
-def test_who_waits_long_enough_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_waits_too_long_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_module, "PATIENCE_S", 0.0)
     with listeners(1) as (listener,):
         assert is_closed(hello(listener, "nobody's", 1))

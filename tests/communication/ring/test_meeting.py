@@ -21,7 +21,7 @@ from tests.communication.connections import SOON
 from tests.communication.ring.rings import world_of
 
 
-def test_everybody_hears_everybody() -> None:
+def test_all_workers_get_all_values() -> None:
     store = dist.HashStore()
     with ThreadPoolExecutor(3) as pool:
         worlds = [world_of(rank, 3) for rank in range(3)]
@@ -29,14 +29,14 @@ def test_everybody_hears_everybody() -> None:
     assert found == [[[0, "x"], [1, "x"], [2, "x"]]] * 3
 
 
-def test_who_does_not_come_is_named() -> None:
+def test_missing_workers_are_named() -> None:
     store = dist.HashStore()
     store.set("here/1", "1")
     with pytest.raises(PeerLostError, match=r"^rank 2 on h2 did not come to the meeting within 0\.2 s"):
         meeting._share(store, "here", world_of(0, 3), 0, 0.2)
 
 
-def test_a_worker_that_says_too_much() -> None:
+def test_a_value_that_is_too_long() -> None:
     store = dist.HashStore()
     store.set("here/0", "1" * 5000)
     with pytest.raises(UnsupportedError, match="rank 0 on h0 says 5000 bytes of itself at here"):

@@ -64,7 +64,7 @@ def test_a_ring_sums(size: int, numel: int) -> None:
     assert set(sent) <= {(rank, (rank + 1) % size) for rank in range(size)}
 
 
-def test_a_ring_gives_everybody_the_same_bits() -> None:
+def test_a_ring_gives_all_workers_the_same_bits() -> None:
     generator = torch.Generator().manual_seed(1)
     tensors = [torch.randn(100, generator=generator, dtype=torch.float64) * 10**rank for rank in range(5)]
     carry([Ring(range(5), rank, x.tensor_split(5), 8, 4) for rank, x in enumerate(tensors)])

@@ -151,7 +151,7 @@ def test_tensors_that_do_not_lie_in_one_piece() -> None:
             assert torch.equal(tall, torch.arange(3.0)[:, None].expand(3, 6))
 
 
-def test_messages_arrive_in_order_whoever_waits_first() -> None:
+def test_messages_arrive_in_order_in_any_order_of_waits() -> None:
     def body(t: RingTransport) -> list[float]:
         if t.world.rank == 0:
             for pending in [t.send(torch.full((k,), float(k)), 1) for k in (100_000, 1, 30)]:
@@ -166,7 +166,7 @@ def test_messages_arrive_in_order_whoever_waits_first() -> None:
         assert everywhere(members, body)[1] == [100_000.0, 1.0, 30.0]
 
 
-def test_channels_and_parts_wait_for_nobody_else() -> None:
+def test_channels_and_subgroups_do_not_wait_for_others() -> None:
     """Rank 0 does channel 1 before channel 0, the others the other way round; and a part does more than the other."""
 
     def reduce(t: Transport, numel: int) -> float:

@@ -19,11 +19,11 @@ AS_SLURM = {
 
 
 @pytest.mark.parametrize("text", AS_SLURM)
-def test_as_slurm_says_it(text: str) -> None:
+def test_expands_as_slurm_does(text: str) -> None:
     assert expand(text) == AS_SLURM[text].split()
 
 
-def test_a_name_goes_on_behind_its_brackets() -> None:
+def test_text_after_brackets() -> None:
     assert expand("node[001-003,7],gpu-a[1-2]b") == ["node001", "node002", "node003", "node7", "gpu-a1b", "gpu-a2b"]
 
 

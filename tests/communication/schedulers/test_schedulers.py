@@ -18,7 +18,7 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
 OMPI = {f"OMPI_COMM_WORLD_{name}": value for name, value in (("RANK", "1"), ("SIZE", "2"), ("LOCAL_RANK", "1"))}
 
 
-def test_nobody_says_anything() -> None:
+def test_an_environment_without_a_scheduler() -> None:
     assert schedulers.worker({}) is None and schedulers.hosts({}) is None
 
 
@@ -76,7 +76,7 @@ def test_the_shell_of_salloc_is_no_step() -> None:
     assert schedulers.worker(shell | {"SLURM_STEP_NUM_TASKS": "2"}) is None
 
 
-def test_master_addr_is_heard_under_slurm() -> None:
+def test_master_addr_is_used_under_slurm() -> None:
     environment = step("a[1-2]", 2, 0) | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000"}
     launcher, task = schedulers.hosts(environment), schedulers.worker(environment)
     assert launcher is not None and task is not None and launcher.master == task.master == ("10.0.0.1", 4000)
@@ -127,7 +127,7 @@ def test_hydras_processes() -> None:
         schedulers.worker({name: value for name, value in MPICH.items() if name != "PMI_FD"})
 
 
-def test_open_mpis_processes_meet_on_one_host_without_a_word() -> None:
+def test_open_mpis_processes_find_their_store_on_one_host() -> None:
     here = OMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "prterun-vm-77@1"}
     found, other = schedulers.worker(here), schedulers.worker(here | {"OMPI_COMM_WORLD_RANK": "0"})
     assert found is not None and other is not None and found.master == other.master and found.master is not None

@@ -81,7 +81,7 @@ def nonsense(port: int, draw: random.Random, count: int) -> int:
     return sent
 
 
-def test_nonsense_from_workers_reaches_nobody_else() -> None:
+def test_invalid_frames_reach_no_other_worker() -> None:
     draw = random.Random(2)
     with control(TERMS) as (control_plane, _):
         one = member(control_plane.port)
@@ -95,7 +95,7 @@ def test_nonsense_from_workers_reaches_nobody_else() -> None:
         one.close()
 
 
-def test_members_that_talk_nonsense_are_lost_and_the_others_go_on() -> None:
+def test_members_that_send_invalid_frames_are_lost_and_the_rest_continues() -> None:
     draw = random.Random(3)
     with control(Terms(timeout_s=SOON, min_workers=1)) as (control_plane, log):
         one = member(control_plane.port)
@@ -119,7 +119,7 @@ def test_members_that_talk_nonsense_are_lost_and_the_others_go_on() -> None:
         one.close()
 
 
-def test_silent_strangers_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_connections_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MOST_UNIDENTIFIED", 4)
     monkeypatch.setattr(server, "HELLO_S", SOON)
     with control(TERMS) as (control_plane, _), contextlib.ExitStack() as stack:

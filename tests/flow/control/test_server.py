@@ -50,7 +50,7 @@ def test_an_epoch_is_done_once_by_all(secure: bool, tmp_path: Path) -> None:
             member(server.port, tls)
 
 
-def test_below_the_quorum_nobody_enters_and_all_are_told_why() -> None:
+def test_below_the_quorum_no_worker_enters_and_all_get_the_reason() -> None:
     with control(TWO) as (server, log):
         first = member(server.port)
         log.wait("paused")
@@ -76,7 +76,7 @@ def test_below_the_quorum_nobody_enters_and_all_are_told_why() -> None:
         third.close()
 
 
-def test_a_newcomer_is_taken_in_with_a_commit_and_gets_the_state_from_a_member() -> None:
+def test_a_worker_joins_at_a_commit_and_gets_the_state_from_a_member() -> None:
     with control(TERMS) as (server, log):
         first = member(server.port)
         begin(first)
@@ -97,7 +97,7 @@ def test_a_newcomer_is_taken_in_with_a_commit_and_gets_the_state_from_a_member()
         second.close()
 
 
-def test_a_commit_waits_for_all_who_live_and_is_none_if_one_dies() -> None:
+def test_a_commit_needs_all_live_members_and_fails_if_one_dies() -> None:
     with control(replace(TWO, expected=3, start_s=SOON / 2)) as (server, log):  # so that all begin in one generation
         one, two, three = (member(server.port) for _ in range(3))
         changed = threading.Event()
@@ -121,7 +121,7 @@ def test_a_commit_waits_for_all_who_live_and_is_none_if_one_dies() -> None:
         two.close()
 
 
-def test_when_nobody_holds_what_was_committed_all_begin_from_a_checkpoint() -> None:
+def test_without_a_holder_of_the_state_all_resume_from_a_checkpoint() -> None:
     with control(TERMS) as (server, log):
         first = member(server.port)
         begin(first)
@@ -139,7 +139,7 @@ def test_when_nobody_holds_what_was_committed_all_begin_from_a_checkpoint() -> N
         second.close()
 
 
-def test_a_failed_exchange_is_done_anew_and_who_is_accused_thrice_is_out() -> None:
+def test_a_failed_exchange_is_repeated_and_a_member_accused_thrice_is_lost() -> None:
     with control(Terms(2, timeout_s=SOON, start_s=SOON, expected=3)) as (server, log):
         workers = [member(server.port) for _ in range(3)]
         for one in workers:
@@ -155,7 +155,7 @@ def test_a_failed_exchange_is_done_anew_and_who_is_accused_thrice_is_out() -> No
             one.close()
 
 
-def test_who_is_dry_or_slow_is_called_when_another_has_come() -> None:
+def test_idle_and_slow_members_are_called_to_an_exchange() -> None:
     with control(Terms(min_workers=1, timeout_s=SOON, grace_s=0.0, start_s=SOON, expected=3)) as (server, _):
         one, two, three = (member(server.port) for _ in range(3))
         for each in (one, two, three):
@@ -176,7 +176,7 @@ def test_who_is_dry_or_slow_is_called_when_another_has_come() -> None:
             each.close()
 
 
-def test_who_does_not_come_is_given_up_with_a_list_of_who_does_what() -> None:
+def test_a_straggler_is_lost_and_the_log_has_each_workers_activity() -> None:
     with control(Terms(timeout_s=1.0, start_s=SOON, expected=2)) as (server, log):
         one, two = member(server.port), member(server.port)
         begin(one), begin(two)
@@ -202,7 +202,7 @@ def test_another_program_and_one_too_many_are_refused() -> None:
         one.close()
 
 
-def test_workers_with_other_data_hear_of_it_and_the_run_goes_on() -> None:
+def test_workers_with_different_data_get_an_error_and_the_run_continues() -> None:
     with control(TERMS) as (server, _):
         one = member(server.port)
         begin(one)
@@ -247,7 +247,7 @@ def test_a_server_that_starts_again_goes_on_from_its_record(tmp_path: Path) -> N
             one.leave()
 
 
-def test_members_that_do_not_come_back_to_a_new_server_are_lost(tmp_path: Path) -> None:
+def test_members_that_do_not_reconnect_to_a_new_server_are_lost(tmp_path: Path) -> None:
     record = tmp_path / "control.json"
     terms = Terms(1, timeout_s=6.0, start_s=SOON, expected=2)  # a quarter of it to come back
     with control(terms, record) as (server, _):
@@ -262,7 +262,7 @@ def test_members_that_do_not_come_back_to_a_new_server_are_lost(tmp_path: Path) 
         one.close()
 
 
-def test_a_newcomer_waits_for_the_place_of_a_member_that_may_not_come_back(tmp_path: Path) -> None:
+def test_a_joining_worker_waits_for_the_place_of_a_member_that_may_not_reconnect(tmp_path: Path) -> None:
     record = tmp_path / "control.json"
     terms = Terms(1, 2, timeout_s=6.0, start_s=SOON, expected=2)
     with control(terms, record) as (server, _):
@@ -279,7 +279,7 @@ def test_a_newcomer_waits_for_the_place_of_a_member_that_may_not_come_back(tmp_p
         three.close()
 
 
-def test_without_a_server_waits_end_and_say_so(tmp_path: Path) -> None:
+def test_waits_end_with_an_error_without_a_server(tmp_path: Path) -> None:
     with control(TERMS) as (server, _):
         one = member(server.port, timeout_s=2.0)
         begin(one)

@@ -46,7 +46,7 @@ def again(machine: StateMachine, now: float = 0.0) -> StateMachine:
     return new
 
 
-def test_who_committed_and_died_counts() -> None:
+def test_a_worker_that_died_after_its_commit_counts() -> None:
     machine = begun(2)
     machine.ask(0, 1, Question(0, 0, 4, 2), 0.0)
     through(machine, 0, [MARK])
@@ -60,7 +60,7 @@ def test_who_committed_and_died_counts() -> None:
     assert machine.ledger._ledger.unfinished(0)[0].state() == [[2, 4]]
 
 
-def test_who_died_behind_its_commit_is_not_waited_for_without_end() -> None:
+def test_the_wait_after_a_death_and_its_commit_has_a_deadline() -> None:
     machine = begun(2)
     through(machine, 0)
     machine.lost([0], "killed", 0.0)
@@ -116,7 +116,7 @@ def test_only_what_a_worker_holds_can_be_marked() -> None:
     assert machine.ledger._ledger.held(0) == [MARK]
 
 
-def test_a_server_that_was_away_holds_it_against_nobody() -> None:
+def test_a_pause_of_the_server_counts_against_no_worker() -> None:
     machine = begun(2)
     machine.forgive(100.0)
     machine.tick(100.0)
@@ -125,7 +125,7 @@ def test_a_server_that_was_away_holds_it_against_nobody() -> None:
     assert not machine.members
 
 
-def test_newcomers_among_those_who_wait_at_an_exchange_are_called() -> None:
+def test_joining_workers_are_called_to_an_exchange_at_which_others_wait() -> None:
     machine = begun(2, min_workers=2)
     through(machine, 0)
     through(machine, 1)
@@ -148,7 +148,7 @@ def test_resumed_workers_must_have_the_same_left_to_do() -> None:
     assert len(said(machine, "ack")) == 1
 
 
-def test_who_is_to_save_while_the_run_waits_hears_first_that_the_exchange_counts() -> None:
+def test_the_saving_worker_gets_the_verdict_before_the_pause() -> None:
     machine = begun(2, min_workers=2)
     through(machine, 0)
     machine.lost([0], "killed", 0.0)
@@ -159,7 +159,7 @@ def test_who_is_to_save_while_the_run_waits_hears_first_that_the_exchange_counts
 
 
 @pytest.mark.parametrize("further", [False, True])
-def test_a_run_that_is_lost_again_and_again_behind_one_checkpoint_is_given_up(further: bool) -> None:
+def test_a_run_that_restores_one_checkpoint_too_often_is_given_up(further: bool) -> None:
     machine = begun(1)
     through(machine, 0)
     for turn in range(RESTORES + 1):
@@ -177,7 +177,7 @@ def test_a_run_that_is_lost_again_and_again_behind_one_checkpoint_is_given_up(fu
             machine.join(ABOUT, 0.0)
 
 
-def test_only_who_is_in_an_epoch_can_say_where_it_ends() -> None:
+def test_only_a_worker_in_an_epoch_can_report_its_end() -> None:
     machine = begun(2)
     endless = Question(0, 0, ENDLESS, 2)
     machine.ask(0, 1, endless, 0.0)
