@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers that a rule works with: each part says its own."""
+"""The numbers of a rule, from each of its parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LATER = 1 << 30
 
 
 def numbers(rule: Rule, workers: int) -> Numbers:
-    """The numbers that `rule` works with when N = `workers`, after any ramp.
+    """The numbers of `rule` with N = `workers`, after any ramp.
 
     >>> from paceline import rule_from_text
     >>> numbers(rule_from_text("bmuf(momentum=0.75, lr=1.0)"), workers=4)["gain"]
@@ -28,7 +28,7 @@ def numbers(rule: Rule, workers: int) -> Numbers:
 
 
 def _of_outer(outer: Any, workers: int) -> Numbers:
-    """An outer's own numbers; of one that names none (an outer need not), momentum and rate with their gain."""
+    """An outer step's own numbers; if it has none, its momentum, rate and gain."""
     if hasattr(outer, "numbers"):
         found: Numbers = outer.numbers(workers)
         return found

@@ -9,10 +9,10 @@
 theta^init is the start *as the worker saw it*: where the model has 16 bits and the outer state 32, the start is rounded
 to 16 bits before it is subtracted, so that the rounding of the start never passes for progress.
 
-With the delta may ride what the local optimizer keeps (`local_state`), as further fragments:
+The local optimizer's state may be exchanged with the delta (`local_state`), as further fragments:
 
-- `keep`: nothing rides; each worker goes on with its own state (DiLoCo).
-- `reset`: nothing rides; every block starts from empty state (CNTK's choice for SGD with momentum).
+- `keep`: no; each worker keeps its own state (DiLoCo).
+- `reset`: no; every block starts from empty state (CNTK's choice for SGD with momentum).
 - `average`: the workers' mean.
 - `compensate`: the mean, aged by what the outer step adds to the parameters (:mod:`paceline.rules.outer.moments`).
 - `auto`: `reset` for SGD, whose momentum points along the worker's own path; `keep` for adaptive optimizers, whose
@@ -22,8 +22,8 @@ With the delta may ride what the local optimizer keeps (`local_state`), as furth
 Block momentum and Adam's own push the same way twice, so a rule may lower Adam's beta1 where several workers share the
 work. Chen, Ding & Huo (ICASSP 2020) found a smaller one much better under BMUF.
 
-Where the exchange runs behind the next block, a worker has gone on from theta_i(t) to theta_i(t+d) when the new start s
-arrives. Two ways to join them:
+Under overlap a worker has trained on from theta_i(t) to theta_i(t+d) when the new start s arrives. Two ways to join
+them:
 
     keep the progress:   theta_i = s + (theta_i(t+d) - theta_i(t))         every minibatch counts once
     mixing alpha:        theta_i = alpha theta_i(t+d) + (1 - alpha) s      Streaming DiLoCo, arXiv 2501.18512
@@ -49,10 +49,10 @@ LOCAL_STATE = ("auto", "keep", "reset", "average", "compensate", "fitting")
 
 
 class Payload(ABC):
-    """What is exchanged, and what follows from that for the code that runs a rule."""
+    """What is exchanged."""
 
     spans_block = False
-    """Whether it is what a block of minibatches, of any period, made of the parameters; else it is a step's."""
+    """Whether it belongs to a block of minibatches of any period, not to a step."""
 
     @property
     def moments_after(self) -> int | None:
@@ -71,11 +71,11 @@ class Payload(ABC):
         return False
 
     def rides(self, moments: int = 2) -> bool:
-        """Whether the local optimizer's so many moments travel with the parameters."""
+        """Whether the local optimizer's moments, of this number, are sent with the parameters."""
         return False
 
     def check(self, optimizer: Optimizer) -> None:  # noqa: B027
-        """Raise `UnsupportedError` where this optimizer cannot be served; most payloads serve any."""
+        """Raise `UnsupportedError` if this optimizer cannot be served; most payloads serve any."""
 
     @abstractmethod
     def describe(self, workers: int) -> str:
@@ -84,7 +84,7 @@ class Payload(ABC):
 
 @dataclass(frozen=True)
 class Gradient(Payload):
-    """The gradient of one step, handed on to the user's optimizer as the workers' mean."""
+    """The gradient of one step; the user's optimizer gets the workers' mean."""
 
     def describe(self, workers: int) -> str:
         return "the gradient"
@@ -92,7 +92,7 @@ class Gradient(Payload):
 
 @dataclass(frozen=True)
 class FirstMoment(Payload):
-    """Adam's first moment, after `warmup` steps in which the gradient is exchanged and Adam goes on as ever.
+    """Adam's first moment, after `warmup` steps of plain Adam, which exchange the gradient.
 
     Attributes:
         warmup: T_w, steps before the second moment is frozen.
@@ -128,7 +128,7 @@ class FirstMoment(Payload):
 
 @dataclass(frozen=True)
 class Delta(Payload):
-    """The parameters' displacement over a block, and what rides along.
+    """The parameters' displacement over a block, and the local optimizer's state, if it is exchanged.
 
     Attributes:
         local_state: what a block starts from in the local optimizer: auto, keep, reset, average, compensate or
@@ -161,20 +161,18 @@ class Delta(Payload):
         return self.adam_only or self.local_state in ("average", "compensate", "reset")
 
     def rides(self, moments: int = 2) -> bool:
-        """Whether the local optimizer's so many moments travel with the parameters; with "fitting" Adam's two do."""
         return self.local_state in ("average", "compensate") or (self.local_state == "fitting" and moments == 2)
 
     def check(self, optimizer: Optimizer) -> None:
-        """As `resolve`."""
         self.resolve(optimizer)
 
     def fit(self, optimizer: Optimizer, workers: int) -> None:
-        """Bring a local optimizer's settings to what the rule wants with so many workers."""
+        """Adapt a local optimizer's settings to the rule and the number of workers."""
         if self.beta1 is not None and workers > 1 and is_adam(optimizer):
             lower_beta1(optimizer, self.beta1)
 
     def resolve(self, optimizer: Optimizer) -> str:
-        """What `local_state` means for this optimizer; raises `UnsupportedError` where it cannot be served."""
+        """The effect of `local_state` on this optimizer; raises `UnsupportedError` if it cannot be served."""
         if self.adam_only and not is_adam(optimizer):
             raise UnsupportedError(
                 f"this rule averages Adam's moments, and the optimizer is {type(optimizer).__name__}; "

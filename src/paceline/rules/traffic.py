@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes that a rule makes each worker send: its topology and its codec say what the payload takes, and headers are
-counted here."""
+"""The bytes that each worker sends under a rule: the payload's by topology and codec, and the headers'."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ from paceline.rules.codec import Dense, Layout
 from paceline.rules.rule import Rule
 
 HEADER_BYTES = 80
-"""What every exchange sends besides its payload, to each other worker (:mod:`paceline.update.exchange.exchanger`)."""
+"""Of an exchange's header, to each other worker (:mod:`paceline.update.exchange.exchanger`)."""
 FOOTER_BYTES = 40
-"""What an exchange of gradients sends besides, likewise (:mod:`paceline.update.engine.gradients.update`)."""
+"""Of a gradient exchange's footer, likewise (:mod:`paceline.update.engine.gradients.update`)."""
 FRAME_BYTES = frames.HEADER_BYTES
-"""What every shard sends besides its payload, to its owner and back, where workers exchange each by itself."""
+"""Of a shard's header, to its owner and back, under asynchronous rules."""
 
 
 def bytes_per_block(
@@ -40,10 +39,10 @@ def bytes_per_block(
         workers: N.
         parameters: trainable parameters as they lie in the flat tensor, or their number of 32-bit elements.
         buffers: elements of averaged buffers, likewise (a whole number of 64 bits counts as two); always dense.
-        moments: moments of the local optimizer, where they travel: 2 for Adam, 1 for SGD with momentum; dense.
-        rank: the worker, where workers send different numbers of bytes.
-        hosts: each worker's host, for routes that ask; None for one worker a host.
-        exchange: which exchange it is, for codecs that begin otherwise than they go on.
+        moments: moments of the local optimizer, if they are sent: 2 for Adam, 1 for SGD with momentum; dense.
+        rank: the worker, if workers send different numbers of bytes.
+        hosts: each worker's host, for hierarchical routes; None for one worker a host.
+        exchange: the number of the exchange, for codecs with a warm-up.
     """
     layout = Layout.vector(parameters) if isinstance(parameters, int) else parameters
     hosts = [str(k) for k in range(workers)] if hosts is None else hosts
@@ -58,8 +57,8 @@ def overhead_bytes(rule: Rule, workers: int, parameters: int | Layout | None = N
     Args:
         rule: the rule.
         workers: N.
-        parameters: as for `bytes_per_block`, where the rule is asynchronous: each shard has a header. None for a
-            model of one shard an owner, which has the fewest.
+        parameters: as for `bytes_per_block`, under an asynchronous rule: each shard has a header. None for one shard an
+            owner, the fewest.
         rank: the worker, likewise.
     """
     if rule.schedule.workers_meet:

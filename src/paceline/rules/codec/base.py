@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a codec is.
+"""The codec protocol.
 
-The codec owns the exchange, because some cannot be cut into encode, reduce and decode: 1-bit has to gather, low rank
+A codec runs the whole exchange, because some cannot be split into encode, reduce and decode: 1-bit gathers, low rank
 averages twice. `exchange(x, layout, wire, state)` is a generator: it starts an operation on the wire, yields it, and is
-resumed when that operation is over. So an exchange reads like its equation, whoever drives it: at once, in the
+resumed when the operation is over. So an exchange reads like its equation, and callers can run it at once, in the
 background, or many at a time. It returns `(total, state)`: the sum over the workers of what they sent, and the codec's
-state for the next time.
+next state.
 
 - Totals are sums; the caller divides by the weights.
-- `x` belongs to the exchange. Where `exact` is False, it holds what was not sent, x - sent_i, when the exchange is
-  over; error feedback keeps that memory as the residual, and adds it to the next x: sent + residual = given.
-- State is never changed in place: a caller that has no use for a total keeps the state from before, and nothing is
-  lost.
-- The result is the same bits on every worker.
+- The exchange may change `x`. If `exact` is False, `x` ends as the unsent rest, x - sent_i; error feedback keeps that
+  memory as the residual, and adds it to the next x: sent + residual = given.
+- State is never changed in place: a caller that discards a total keeps the previous state, and nothing is lost.
+- The result has the same bits on every worker.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from paceline.rules.codec.layout import Layout
 State = dict[str, Tensor]
 Result = TypeVar("Result")
 Steps = Generator[Pending, None, Result]
-"""Operations on the wire, one after another, each yielded when it was started and resumed when it is over."""
+"""Successive operations on the wire; each is yielded after its start, and the generator is resumed at its end."""
 
 
 class Wire(Protocol):
@@ -37,7 +36,7 @@ class Wire(Protocol):
 
     @property
     def rank(self) -> int:
-        """This worker's place on the route."""
+        """This worker's rank on the route."""
 
     @property
     def size(self) -> int:
@@ -51,7 +50,7 @@ class Wire(Protocol):
         `out_sizes[i]` bytes from worker i."""
 
     def space(self, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory of shape (elements,) with anything in it, which the route takes back when the exchange is over."""
+        """Uninitialised memory of shape (elements,), valid until the exchange is over."""
 
 
 class Codec(Protocol):
@@ -59,15 +58,15 @@ class Codec(Protocol):
 
     @property
     def exact(self) -> bool:
-        """Whether nothing is lost, so that there is nothing to feed back."""
+        """Whether it is lossless, without anything to feed back."""
 
     @property
     def operations(self) -> int:
-        """How many operations of the wire follow one another in an exchange (a sum is one)."""
+        """Number of successive operations of an exchange (a sum is one)."""
 
     @property
     def whole(self) -> bool:
-        """Whether tensors should not be cut in two (low rank)."""
+        """Whether chunks must not cut a tensor (low rank)."""
 
     def at(self, number: int) -> Codec:
         """The codec of exchange `number` (the first is 0); another one during a warm-up."""

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bits of float32 numbers: signs in bytes, eight to one, and a choice between two levels.
 
-On a processor NumPy packs (without a copy); elsewhere shifts do. Both give the same bits: tests/rules/codec compares
-them.
+NumPy packs on a CPU, without a copy, and shifts on an accelerator; both give the same bits.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from torch import Tensor
 
 
 def on_processor(x: Tensor) -> bool:
-    """Whether NumPy can look at the memory of `x`."""
+    """Whether NumPy can read the memory of `x`."""
     return x.device.type == "cpu"
 
 
@@ -35,7 +34,7 @@ def unpack(packed: Tensor, length: int) -> Tensor:
 
 
 def pack_numpy(flags: Tensor) -> Tensor:
-    """`pack` for a processor."""
+    """`pack` on a CPU."""
     rows, length = flags.shape
     if length % 8 == 0:  # one long row is faster than many short ones
         return torch.from_numpy(np.packbits(flags.numpy().reshape(-1)).reshape(rows, -1))
@@ -43,7 +42,7 @@ def pack_numpy(flags: Tensor) -> Tensor:
 
 
 def unpack_numpy(packed: Tensor, length: int) -> Tensor:
-    """`unpack` for a processor."""
+    """`unpack` on a CPU."""
     if length % 8 == 0:
         return torch.from_numpy(np.unpackbits(packed.numpy().reshape(-1)).reshape(-1, length))
     return torch.from_numpy(np.unpackbits(packed.numpy(), axis=1, count=length))
@@ -69,7 +68,7 @@ def _places(device: torch.device) -> Tensor:
 def choose(flags: Tensor, high: Tensor, low: Tensor) -> Tensor:
     """`high` where the flag is 1, else `low`, float32 (R, C); flags uint8 (R, C), levels (R, 1).
 
-    By bits, low ^ flag (high ^ low), which costs a small part of `torch.where` on a processor.
+    Computed as low ^ flag (high ^ low), much faster than `torch.where` on a CPU.
     """
     low_bits = low.contiguous().view(torch.int32)
     differ = high.contiguous().view(torch.int32) ^ low_bits

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which numbers share a level: the groups of a quantiser.
+"""The groups of a quantiser: numbers that share a level.
 
-Groups are given as matrices whose rows are the groups, so that arithmetic runs over many of them at once. They never
-span two tensors, whose gradients may differ by orders of magnitude.
+Groups are the rows of matrices, so that arithmetic runs over many at once. A group never spans two tensors, whose
+gradients may differ by orders of magnitude.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from paceline.rules.codec.layout import Layout, Matrix
 
 
 def columns(layout: Layout, shortest: int, longest: int) -> tuple[Matrix, ...]:
-    """A group for each row of the layout, neither much shorter nor longer than is worth a level.
+    """A group for each row of the layout.
 
-    Rows of fewer than `shortest` numbers are put together, whole rows at a time; what is left at a tensor's end joins
-    the last group. A row of more than `longest` numbers is cut into groups of `longest` and a rest.
+    Rows of fewer than `shortest` numbers are merged, whole rows at a time; the rest at a tensor's end joins the last
+    group. A row of more than `longest` numbers is cut into groups of `longest` and a rest.
     """
     return _joined(part for matrix in layout.matrices for part in _columns(matrix, shortest, longest))
 
@@ -39,9 +39,10 @@ def _columns(matrix: Matrix, shortest: int, longest: int) -> Iterable[Matrix]:
 
 
 def blocks(layout: Layout, length: int) -> tuple[Matrix, ...]:
-    """Groups of `length` consecutive numbers of a tensor, whatever its rows; the last may be shorter.
+    """Groups of `length` consecutive numbers of a tensor, across its rows; the last may be shorter.
 
-    In a cut layout the rest of a cut row counts as a tensor."""
+    In a cut layout the rest of a cut row counts as a tensor.
+    """
     return _joined(part for matrix in layout.matrices for part in _blocks(matrix, length))
 
 
@@ -55,7 +56,7 @@ def _blocks(matrix: Matrix, length: int) -> Iterable[Matrix]:
 
 
 def _joined(matrices: Iterable[Matrix]) -> tuple[Matrix, ...]:
-    """Neighbours of equal row length in one: the fewer matrices, the fewer operations."""
+    """Merge neighbours of equal row length: fewer matrices mean fewer operations."""
     found: list[Matrix] = []
     for matrix in matrices:
         if found and found[-1].columns == matrix.columns and found[-1].end == matrix.offset:

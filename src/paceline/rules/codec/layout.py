@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the numbers of a flat tensor are: matrices of consecutive rows, one after another.
+"""The layout of a flat tensor: consecutive matrices of consecutive rows.
 
-A parameter of shape (a, b, c, ..) is a matrix of a rows of b c .. numbers; one of a single dimension is one row. A
-codec that gives every row two levels, or every matrix two factors, sees them here. A layout can be cut anywhere: what
-remains of a cut row is a row.
+A parameter of shape (a, b, c, ..) is a matrix of a rows of b c .. numbers; a vector is one row. Codecs with levels a
+row, or factors a matrix, read it. A layout can be cut anywhere: the rest of a cut row is a row.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ class Matrix:
     """`rows` rows of `columns` numbers, the first at `offset`.
 
     Attributes:
-        offset: place of the first number in the flat tensor.
+        offset: index of the first number in the flat tensor.
         rows: number of rows; 1 for a vector.
         columns: length of a row.
     """
@@ -33,7 +32,7 @@ class Matrix:
 
     @property
     def end(self) -> int:
-        """The place after the last number."""
+        """The index after the last number."""
         return self.offset + self.numel
 
 
@@ -50,7 +49,7 @@ class Layout:
 
     @classmethod
     def vector(cls, numel: int) -> Layout:
-        """One row: nothing is known of the numbers."""
+        """One row."""
         return cls((Matrix(0, 1, numel),) if numel else ())
 
     @classmethod
@@ -68,7 +67,7 @@ class Layout:
         return cls(tuple(found))
 
     def cut(self, begin: int, end: int) -> Layout:
-        """The layout of [begin, end), its offsets counted from `begin`."""
+        """The layout of [begin, end), with offsets from `begin`."""
         found: list[Matrix] = []
         for matrix in self.matrices:
             low, high = max(begin, matrix.offset), min(end, matrix.end)

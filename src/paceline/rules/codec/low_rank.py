@@ -44,7 +44,7 @@ class LowRank:
     Attributes:
         rank: r, columns of the factors.
         feedback: error feedback.
-        min_rate: how many times fewer numbers the factors must hold than the matrix, else it is sent as it is.
+        min_rate: the least ratio of the matrix' numbers to the factors'; below it the matrix is sent as it is.
     """
 
     exact = False
@@ -108,7 +108,7 @@ class LowRank:
 
 @dataclass(frozen=True)
 class _Thin:
-    """A matrix that is sent as factors, and where these lie in the first and in the second sum."""
+    """A matrix that is sent as factors, and their offsets in the first and second sum."""
 
     matrix: Matrix
     p_at: int
@@ -129,7 +129,7 @@ class _Thin:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is sent how; `dense` holds places in the first sum."""
+    """The matrices sent as factors and the dense ones, with the latter's places in the first sum."""
 
     thin: tuple[_Thin, ...]
     dense: tuple[tuple[int, Matrix], ...]
@@ -163,6 +163,6 @@ def _start(thin: _Thin, number: int, like: Tensor, rank: int) -> Tensor:
 
 
 def _restart(q: Tensor, thin: _Thin, number: int) -> Tensor:
-    """Q with random columns in the place of those that became 0."""
+    """Q, with random columns in place of those that became 0."""
     dead = (q == 0).all(0)
     return torch.where(dead, _start(thin, number, q, q.shape[1]), q) if bool(dead.any()) else q

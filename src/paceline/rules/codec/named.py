@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codecs by name, and as a person writes them on a command line: a literal call that is never evaluated."""
+"""Codecs by name, and parsed from text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CODECS: dict[str, Callable[..., Codec]] = {
     "low_rank": LowRank,
     "top_k": TopK,
 }
-"""What builds the codec of each name."""
+"""Name -> factory."""
 
 
 def codec_from_text(text: str) -> Codec:

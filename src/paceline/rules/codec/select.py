@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The k largest magnitudes of a long tensor, exactly, in little more than one pass.
 
-Every 64th number or so is looked at to find a threshold that somewhat more than k numbers should exceed; only those are
-sorted out. Where the sample misled, all numbers are. The answer does not depend on the sample.
+A sample of every 61st number gives a threshold that somewhat more than k numbers should exceed; only these are
+compared. If fewer than k do, all numbers are compared. The result does not depend on the sample.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.rules.codec.bits import on_processor
 
-_STEP = 61  # odd, so that it falls on every column of the usual matrices
+_STEP = 61  # odd, so that it reaches every column of the usual matrices
 _SMALL = 1 << 14
 _BLOCK = 1 << 17
 
@@ -25,7 +25,7 @@ def largest(x: Tensor, k: int) -> Tensor:
     candidates = _above(x, _threshold(x, k)) if x.numel() > _SMALL else None
     if candidates is None or len(candidates) < k:
         candidates = torch.arange(x.numel(), device=x.device)
-    return candidates[_sorted_out(x[candidates].abs_(), k)]
+    return candidates[_k_largest(x[candidates].abs_(), k)]
 
 
 def _threshold(x: Tensor, k: int) -> float:
@@ -56,7 +56,7 @@ def _above(x: Tensor, threshold: float) -> Tensor:
     return torch.from_numpy(np.concatenate(found))
 
 
-def _sorted_out(magnitudes: Tensor, k: int) -> Tensor:
+def _k_largest(magnitudes: Tensor, k: int) -> Tensor:
     """Places of the k largest: all above the k-th largest, and as many of its equals as are missing."""
     threshold = _kth(magnitudes, k)
     above = magnitudes > threshold

@@ -46,7 +46,7 @@ class TopK:
         momentum: m, of the workers' own momentum; 0 for none.
         nesterov: Nesterov's form of it.
         warmup: (exchanges, ratio) pairs before `ratio` holds, or exchanges for each of the publication's ratios.
-        feedback: whether what was not sent is kept.
+        feedback: whether the unsent rest is kept.
     """
 
     exact = False
@@ -86,7 +86,7 @@ class TopK:
         return self.warmup
 
     def at(self, number: int) -> TopK:
-        """With the ratio of the warm-up's stage."""
+        """The codec with the ratio of the warm-up's stage."""
         for exchanges, ratio in self._stages():
             if number < exchanges:
                 return replace(self, ratio=ratio, warmup=())
@@ -94,7 +94,7 @@ class TopK:
         return replace(self, warmup=())
 
     def count(self, numel: int) -> int:
-        """k of so many numbers."""
+        """k for `numel` numbers."""
         return min(numel, math.ceil(self.ratio * numel))
 
     def exchange(self, x: Tensor, layout: Layout, wire: Wire, state: State) -> Steps[tuple[Tensor, State]]:
@@ -109,7 +109,7 @@ class TopK:
             kept["residual"] = x
         index = largest(x, k)
         values = x[index].clamp_(-_LARGEST, _LARGEST).float()
-        x[index] -= values  # 0; of a float64 number what float32 cannot say
+        x[index] -= values  # 0, or a float64 number's rounding error
         if self.momentum:
             kept["u"][index] = 0
 
@@ -128,7 +128,7 @@ class TopK:
         return total, kept
 
     def _momentum(self, x: Tensor, state: State) -> Tensor:
-        """The new u; x becomes what v grows by."""
+        """The new u; x becomes the increment of v."""
         u = state["u"] * self.momentum if "u" in state else torch.zeros_like(x)
         if not self.nesterov:
             x.add_(u)

@@ -35,10 +35,10 @@ from paceline.rules.codec.layout import Layout, Matrix
 
 STRIPE_UNIT = 64
 LARGEST = torch.finfo(torch.float32).max
-_CACHED = 1 << 18  # numbers a processor works on at a time, so that they stay in its cache
-_LAUNCHED = 1 << 24  # numbers an accelerator works on at a time, so that launches do not show
-# Taken and let go at once: glibc then keeps scratch of this size instead of giving every page back to the kernel
-# and faulting it in again for each piece, which would double the time.
+_CACHED = 1 << 18  # numbers that a CPU handles at a time, so that they stay in its cache
+_LAUNCHED = 1 << 24  # numbers that an accelerator handles at a time, so that launches cost little
+# Allocated and freed at once: glibc then keeps scratch of this size, instead of returning its pages to the kernel and
+# faulting them in again for each piece, which would double the time.
 torch.empty(1 << 24, dtype=torch.uint8)
 
 
@@ -47,7 +47,7 @@ class TwoSided(ABC):
 
     Attributes:
         levels: float32 numbers that a group sends beside its codes.
-        feedback: whether what was not sent is added to the next x, on the workers and on the owners.
+        feedback: whether the unsent rest is added to the next x, on the workers and on the owners.
     """
 
     exact = False
@@ -114,7 +114,7 @@ class TwoSided(ABC):
         return total, ({"residual": x, "owner": owner} if self.feedback else {})
 
     def _owner(self, own: Stripe, x: Tensor, wire: Wire, state: State) -> Tensor:
-        """o_j, in memory that is kept when there is feedback: the sum is added to it."""
+        """o_j, to which the sum is added; with feedback this memory is kept."""
         if "owner" in state:
             return state["owner"].clone()
         length = own.layout.numel
@@ -155,7 +155,7 @@ class TwoSided(ABC):
 
 @dataclass(frozen=True)
 class Stripe:
-    """The numbers [begin, end), which one worker sums, and their layout."""
+    """The numbers [begin, end) that one worker sums, and their layout."""
 
     begin: int
     end: int
@@ -168,7 +168,7 @@ class Stripe:
 
 @dataclass(frozen=True)
 class GroupRun:
-    """Groups of one length that are worked on at a time: `rows` of `length` numbers.
+    """Groups of one length that are handled together: `rows` of `length` numbers.
 
     Attributes:
         begin: place of the first number.

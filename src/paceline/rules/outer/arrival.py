@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the owner of a piece does with one push.
+"""The protocol of asynchronous outer steps: how the owner of a shard applies a push.
 
-Asynchronous workers send what they have when they have it, and the owner of a piece applies each push by itself:
+Asynchronous workers push whenever they have a contribution, and the owner of a shard applies each push by itself:
 
     delta:      theta += rate * d
     gradient:   mend g, then one step of the user's optimizer with the rate lr * rate
 
-tau, the *delay* of a push, is how many updates were applied to the piece since the version at which its numbers were
-computed. The rules here differ in what they make of tau. All are element-wise, so they can be applied to any piece, and
-work in place on explicit state, which is what a checkpoint holds: the anchor (theta), the tensors that `tensors` names,
-and, where `needs_origin`, the values that each worker pulled last.
+tau, the *delay* of a push, counts the updates of the shard since the version at which the push was computed. The rules
+differ in how they use tau. All are element-wise, so they apply to any shard, and work in place on explicit state, which
+checkpoints hold: the anchor (theta), the tensors that `tensors` names, and, if `needs_origin`, the values that each
+worker pulled last.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from paceline.rules.outer.base import State
 
 @dataclass(frozen=True)
 class Push:
-    """What is known of one push besides its numbers.
+    """The metadata of one push.
 
     Attributes:
-        delay: tau, updates that were applied to the piece since the version at which the numbers were computed.
-        update: t, updates applied to the piece before this one, plus 1: the first is 1.
-        workers: N, workers that take part in the clock to which the push brings its worker.
-        lr: the learning rate that came with it; means nothing for deltas and parameters.
+        delay: tau, updates of the shard since the version at which the push was computed.
+        update: t, the number of this update of the shard; the first is 1.
+        workers: N, workers that take part in the worker's clock.
+        lr: the worker's learning rate; unused for deltas and parameters.
         momentum: the momentum of the worker's SGD; 0.0 for optimizers without.
     """
 
@@ -45,42 +45,42 @@ class Push:
 
 @runtime_checkable
 class Arrival(Protocol):
-    """How one push becomes the next values of a piece."""
+    """How one push becomes the next values of a shard."""
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of the state tensors besides the anchor, each of the piece's shape, zeros at first."""
+        """Names of the state tensors besides the anchor, each of the shard's shape, initially 0."""
 
     @property
     def needs_origin(self) -> bool:
-        """Whether the owner keeps, for each worker, the values which that worker has pulled and may compute at.
+        """Whether the owner keeps, for each worker, the values that the worker has pulled and may compute at.
 
-        They are copied when the worker *pulls* and never when it pushes: between the two another worker's push may
-        have changed the piece, and with an answer under way a worker computes at older values than the last it sent.
+        They are copied when the worker *pulls*, not when it pushes: in between another push may have changed the shard,
+        and while an answer is in flight a worker computes at older values than the last that the owner sent.
         """
 
     def resolve(self, optimizer: Optimizer) -> None:
-        """Raise `UnsupportedError` where the user's optimizer cannot be served."""
+        """Raise `UnsupportedError` if the user's optimizer cannot be served."""
 
     def mend(self, gradient: Tensor, anchor: Tensor, origin: Tensor | None, state: State, push: Push) -> None:
         """Change `gradient`, shape (n,), fp32, in place before the optimizer sees it.
 
         Args:
-            gradient: the mean of what the push brings.
-            anchor: the piece's values now, shape (n,).
-            origin: the values at which the gradient was computed, shape (n,), where `needs_origin`; else None.
+            gradient: the mean of the push.
+            anchor: the shard's present values, shape (n,).
+            origin: the values at which the gradient was computed, shape (n,), if `needs_origin`; else None.
             state: the tensors that `tensors` names, which may be changed.
-            push: what is known besides.
+            push: the push's metadata.
         """
 
     def rate(self, push: Push) -> float:
         """The factor on the learning rate (gradients) or on the displacement (deltas)."""
 
     def momentum(self, momentum: float, push: Push) -> float:
-        """The momentum of the optimizer's step, where the user's SGD has `momentum`."""
+        """The momentum of the optimizer's step, if the user's SGD has `momentum`."""
 
     def numbers(self, workers: int) -> dict[str, float | int | str]:
-        """The numbers that it works with when N = `workers`, for `paceline explain`."""
+        """Its numbers with N = `workers`, for `paceline explain`."""
 
     def describe(self, workers: int) -> str:
         """The choice in words, for `paceline explain`."""
@@ -97,7 +97,7 @@ class CenterPull(Protocol):
 
 
 class Plain:
-    """What most rules leave as it is: no state, the gradient as it came, each push in full."""
+    """The defaults: no state, unchanged gradients, each push in full."""
 
     needs_origin = False
 
@@ -131,5 +131,5 @@ class Plain:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """A finite number, and no truth value."""
+    """Whether it is a finite number, not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

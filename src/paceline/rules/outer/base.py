@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an outer step is.
+"""The outer step protocol.
 
-All outer steps here are element-wise, so they can be applied to any slice of the flat parameters, block by block, and
-by the owner of a slice alone. They work in place on the outer state, which is explicit and is what a checkpoint holds:
-`anchor` (theta, the global model) and the tensors that `tensors` names. `start` is where the workers' next block
-begins, `origin` where the last one began.
+An outer step is element-wise, so it can be applied to any slice of the flat parameters. It works in place on the outer
+state, which checkpoints hold: `anchor` (theta, the global model) and the tensors that `tensors` names. The workers'
+next block begins at the start that `step` returns; the last one began at `origin`.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ class Coefficients:
     Attributes:
         momentum: eta of this block.
         lr: zeta of this block.
-        ahead: the eta with which this block's start was looked ahead (eta of this block when it began).
-        next_momentum: eta of the next block, with which its start is looked ahead.
+        ahead: the eta of this block's look-ahead start (eta of this block when it began).
+        next_momentum: eta of the next block, for its look-ahead start.
     """
 
     momentum: float
@@ -54,7 +53,7 @@ class Outer(Protocol):
         """Apply `merged`, the mean displacement, shape (n,), to `anchor` and `state` in place; the next start."""
 
     def equivalent_minibatches(self, rho: float, tau: float, c: Coefficients) -> tuple[float, float]:
-        """(rho_n, kv_n): what the filtered update stands for, and what the start is ahead of the mean by."""
+        """(rho_n, kv_n): equivalent minibatches of the filtered update, and those by which the start leads the mean."""
 
     def describe(self, workers: int) -> str:
         """The choice in words, for `paceline explain`."""

@@ -6,7 +6,7 @@
     adaptive:   MS <- decay MS + (1 - decay) g g,    lam_t = lam0 / sqrt(MS + 1e-7)
 
 w are the values now, w_bak those at which the worker computed g (copied when it pulled them), MS a moving average, one
-for a piece whoever pushes, changed before it is used. It is the first-order term of g(w) = g(w_bak) + H (w - w_bak)
+for a shard and all workers, updated before use. It is the first-order term of g(w) = g(w_bak) + H (w - w_bak)
 with the diagonal of g g^T for H, which is unbiased for a log-likelihood near its optimum; lam below 1 gives bias for
 variance. A mean over B samples has g g of about H / B besides the squared mean, so lam0 grows with B.
 

@@ -11,7 +11,7 @@ holds them is a spring, and the worker's optimizer keeps its state.
 
 Source: Zhang, Choromanska & LeCun, NIPS 2015, arXiv 1412.6651 (beta = 0.9). Their Algorithm 1 takes the gradient of the
 step that follows a pull at x_i as it was before the pull: x_i <- x_i - e_i - lr g(x_i). With an overlap of 1, the
-default, that is what we do: x_i is pushed behind its block, the next minibatch is computed at it, and the pull lands on
+default, that is what we do: x_i is pushed after its block, the next minibatch is computed at it, and the pull lands on
 what comes out. Where we differ: with an overlap of 0 the pull lands first, and the gradient is taken after it; an
 answer that is late lands some minibatches later; there is no pull before the first step (all start at the center, so it
 would change nothing); and a last one, of a shorter block if need be, ends the training.

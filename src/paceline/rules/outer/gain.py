@@ -85,7 +85,7 @@ def eta_zeta(
 
 
 def gain_in_words(eta: float, zeta: float, *, grows: bool) -> str:
-    """The gain, and from which block on it is so high."""
+    """The gain, and the block from which on it is reached."""
     gain = zeta / (1 - eta)
     since = math.ceil(gain ** (1 / GROWTH) - 1e-9)
     return f"gain {gain:.3g}" + (f" from block {since} on" if grows and since > 1 else "")
@@ -96,7 +96,7 @@ def momentum_of(block: int, eta: float, zeta: float, *, grows: bool, ramp: int) 
 
     Args:
         block: n, the first is 1.
-        eta: what it comes to.
+        eta: the final momentum.
         zeta: the block learning rate.
         grows: whether the gain is the default's, which grows with the blocks.
         ramp: blocks over which eta rises linearly from 0.

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named rules: the table of methods as code, without mathematics.
+"""Named rules: the published methods.
 
-Each recipe is a function that puts five choices together. `RECIPES` lists them; `rule_from_text` reads what a person
-writes on a command line, as a literal call that is never evaluated.
+Each recipe is a function that combines five choices. `RECIPES` lists them; `rule_from_text` parses one from text.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ __all__ = [
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe called `name`; `RuleError` with the names there are."""
+    """The recipe called `name`; raises `RuleError` with the known names."""
     if name not in RECIPES:
         names = list(RECIPES)
         raise RuleError(f"there is no rule {name!r}; there are {', '.join(names)}{like(name, names)}")
@@ -81,7 +80,7 @@ def rule_from_text(text: str) -> Rule:
 
 
 def make_rule(rule: Rule | str | None, arguments: dict[str, Any]) -> Rule:
-    """A rule from what `attach` was given: a `Rule`, a name with settings, or text."""
+    """A rule from the arguments of `attach`: a `Rule`, a name with settings, or text."""
     if isinstance(rule, Rule):
         if arguments:
             raise RuleError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes in which each worker exchanges by itself, with the workers that own the pieces."""
+"""Asynchronous recipes: each worker exchanges by itself with the owners of the shards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.rules.topology import Ordered, Sharded
 
 
 def _free(overlap: int, hold: int, outer: Arrival) -> Rule:
-    """Gradients, each worker as fast as it can."""
+    """A rule of gradients without a bound on staleness."""
     return Rule(Bounded(overlap=overlap, hold=hold), Gradient(), topology=Sharded(), outer=outer)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe for who does not want to choose: block momentum whose period follows measured times."""
+"""The recipe `auto`: block momentum whose period follows measured times."""
 
 from __future__ import annotations
 

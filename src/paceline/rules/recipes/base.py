@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recipe is, and the settings that many share."""
+"""The class of recipes, and settings that many share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Dimensions = str | tuple[int, ...] | None
 def carried_by(
     codec: Codec | str, warmup: int, dimensions: Dimensions, reproducible: bool, chunks: int
 ) -> dict[str, Any]:
-    """How a payload is written, and over which route."""
+    """Codec and topology, as fields of a `Rule`."""
     if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
         raise RuleError(f"warmup must be a whole number of steps, at least 0, got {warmup!r}")
     if not isinstance(codec, str) and not hasattr(codec, "exchange"):
@@ -35,7 +35,7 @@ def carried_by(
 
 
 def between(within: str, codec: str, dimensions: Dimensions, reproducible: bool, chunks: int) -> dict[str, Any]:
-    """The same for blocks; between hosts, each process of a host carries its share of what the host sends."""
+    """The same for blocks; with `within`, each process of a host sends its share of the host's traffic."""
     dimensions = "hosts" if within and dimensions is None else dimensions
     return {"within": within, **carried_by(codec, 0, dimensions, reproducible, chunks)}
 
@@ -45,12 +45,12 @@ class Recipe:
     """A named rule and where it comes from.
 
     Attributes:
-        name: as one writes it.
+        name: as written on the command line.
         summary: one line.
         equation: the method in a few lines.
         source: the publication.
-        when: when to take it.
-        function: what builds the rule.
+        when: when to use it.
+        function: builds the rule.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Recipe:
     function: Callable[..., Rule]
 
     def build(self, **arguments: Any) -> Rule:
-        """The rule with `arguments`; `RuleError` for one that does not exist or has a senseless value."""
+        """The rule with `arguments`; raises `RuleError` for unknown or invalid ones."""
         known = list(inspect.signature(self.function).parameters)
         for name in arguments:
             if name not in known:

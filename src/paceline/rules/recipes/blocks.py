@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def averaging(**options: Unpack[BlockOptions]) -> Rule:
     """Model averaging (local SGD): every block starts from the mean of the local models.
 
-    Bytes: 2 (N-1)/N * 4 P a block from each worker (and as much again for each moment that rides along); with another
+    Bytes: 2 (N-1)/N * 4 P a block from each worker (and as much again for each moment that is exchanged); with another
     codec what its file says.
     """
     return Rule(schedule(options), Delta(options["local_state"]), outer=Average(), **wire(options))
@@ -38,7 +38,7 @@ def averaging(**options: Unpack[BlockOptions]) -> Rule:
 def bmuf(**options: Unpack[MomentumOptions]) -> Rule:
     """Blockwise model-update filtering: block momentum over the mean displacement.
 
-    Bytes: 2 (N-1)/N * 4 P a block from each worker (and as much again for each moment that rides along); with another
+    Bytes: 2 (N-1)/N * 4 P a block from each worker (and as much again for each moment that is exchanged); with another
     codec what its file says.
 
     >>> from paceline.rules.describe import numbers
@@ -71,7 +71,7 @@ def bmuf_adam(**options: Unpack[AdamOptions]) -> Rule:
 def diloco(**options: Unpack[OuterOptions]) -> Rule:
     """DiLoCo: an outer Nesterov step on the mean displacement; the local optimizer keeps its state.
 
-    Bytes: 2 (N-1)/N * 4 P a block from each worker (and as much again for each moment that rides along); with another
+    Bytes: 2 (N-1)/N * 4 P a block from each worker (and as much again for each moment that is exchanged); with another
     codec what its file says.
 
     Args:

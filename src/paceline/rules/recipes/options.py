@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options that recipes of blocks share: their types, defaults and meaning, once.
+"""The options that block recipes share: types, defaults and descriptions.
 
-A recipe says which of them it takes (a `TypedDict`) and which of them begin otherwise or mean something of its own. The
-decorator gives it a full signature and an `Args` section, for `help`, editors and the documentation.
+A recipe names its options by a `TypedDict`, and may override defaults and descriptions. The decorator gives it a full
+signature and an `Args` section, for `help`, editors and the documentation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ADAM_BETA1 = 0.5
 
 
 class WireOptions(TypedDict, total=False):
-    """How a block travels."""
+    """Codec, topology, fragments and overlap."""
 
     warmup: int
     fragments: int
@@ -35,7 +35,7 @@ class WireOptions(TypedDict, total=False):
 
 
 class BlockOptions(WireOptions, total=False):
-    """Blocks of a period that is set."""
+    """Blocks of a fixed period."""
 
     period: int
     local_state: str
@@ -63,13 +63,13 @@ class AdamOptions(MomentumOptions, total=False):
 
 
 class StreamingOptions(OuterOptions, total=False):
-    """Exchanges that land while the next steps are made."""
+    """Exchanges that overlap the next steps."""
 
     mixing: float | None
 
 
 class PacedOptions(WireOptions, total=False):
-    """Block momentum of a period that is not set."""
+    """Block momentum whose period follows measured times."""
 
     gain: float | str
     beta1: float | None
@@ -127,17 +127,17 @@ _OPTIONS = {
     "reproducible": _Option("bool", False, "sum in rank order."),
     "chunks": _Option("int", 8, "pieces into which an exchange is cut."),
 }
-"""In the order in which a signature lists them."""
+"""In the order of signatures."""
 
 Make = TypeVar("Make", bound=Callable[..., Rule])
 
 
 def takes(options: type[Any], **defaults: Any) -> Callable[[Make], Make]:
-    """Give a recipe `def name(*, own=.., **options: Unpack[Options]) -> Rule` the options of a `TypedDict`, filled in.
+    """Give a recipe `def name(*, own=.., **options: Unpack[Options]) -> Rule` the options of a `TypedDict`.
 
     Args:
-        options: which of them.
-        defaults: of those that begin otherwise in this recipe.
+        options: the `TypedDict`.
+        defaults: defaults that differ in this recipe.
     """
     names = [name for name in _OPTIONS if name in options.__annotations__]
 
@@ -168,7 +168,7 @@ def _parameter(name: str, defaults: Mapping[str, Any]) -> inspect.Parameter:
 
 
 def _with_arguments(doc: str, names: list[str]) -> str:
-    """A docstring whose `Args` section has all options: what it says itself, and what is said here."""
+    """The docstring with all options in its `Args` section; its own descriptions replace the shared ones."""
     text, _, section = inspect.cleandoc(doc).partition("\n\nArgs:\n")
     said: dict[str, str] = {}
     name = ""
@@ -183,12 +183,12 @@ def _with_arguments(doc: str, names: list[str]) -> str:
 
 
 def schedule(options: BlockOptions) -> EveryBlock:
-    """The blocks that the options describe."""
+    """The schedule that the options describe."""
     return EveryBlock(options["period"], options["warmup"], options["fragments"], options["overlap"])
 
 
 def wire(options: WireOptions) -> dict[str, Any]:
-    """How they are written, and over which route, as fields of a `Rule`."""
+    """Codec and topology that the options describe, as fields of a `Rule`."""
     return between(
         options["within"], options["codec"], options["dimensions"], options["reproducible"], options["chunks"]
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a schedule is, and the questions that it answers.
+"""The base class of schedules.
 
-The code that runs a rule asks what it wants to know, and not which schedule it has. Most answers here are those of
-workers that exchange gradients together.
+The code that runs a rule asks for a schedule's properties, not for its class. The defaults are those of workers that
+exchange gradients together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Schedule(ABC):
     @property
     @abstractmethod
     def period(self) -> int:
-        """Minibatches of a block on each worker; 1 where every minibatch is exchanged."""
+        """Minibatches of a block on each worker; 1 if every minibatch is exchanged."""
 
     @property
     @abstractmethod
@@ -33,7 +33,7 @@ class Schedule(ABC):
     @property
     @abstractmethod
     def overlap(self) -> int:
-        """Minibatches that a worker makes while an exchange is under way."""
+        """Minibatches that a worker makes during an exchange."""
 
     @abstractmethod
     def numbers(self) -> dict[str, float | int | str]:
@@ -46,8 +46,8 @@ class Schedule(ABC):
     # -- which workers exchange ---------------------------------------------------------------------------
 
     engine = "collective"
-    """What runs it: "collective", where all workers meet at each exchange, or "server", where each worker exchanges
-    with the owners of the shards."""
+    """The engine: "collective", if all workers take part in each exchange, or "server", if each worker exchanges with
+    the owners of the shards."""
 
     workers_meet = True
     """Whether all workers take part in each exchange: there they agree on changes, and stand at the same step."""
@@ -56,10 +56,10 @@ class Schedule(ABC):
     """Whether all contributions to an exchange are compared, so that a guard can find outliers."""
 
     opens_connections = False
-    """Whether workers open connections of their own beside the transport."""
+    """Whether workers open connections besides the transport's."""
 
     survives_loss = False
-    """Whether the other workers go on by themselves when one is lost."""
+    """Whether the surviving workers continue without intervention when one is lost."""
 
     can_be_elastic = False
     """Whether workers may join and leave between two exchanges."""
@@ -67,13 +67,13 @@ class Schedule(ABC):
     # -- what is exchanged when -------------------------------------------------------------------
 
     exchanges_blocks = False
-    """Whether the workers exchange what blocks of minibatches have changed, all together."""
+    """Whether all workers together exchange blocks of minibatches."""
 
     remembers_start = False
     """Whether progress is measured from a start that the rule keeps, so that the program must not replace it."""
 
     sends_footer = False
-    """Whether a footer follows each exchange: which gradients there were, after the gradients."""
+    """Whether a footer follows each exchange, as it does for gradients."""
 
     @property
     def follows_times(self) -> bool:
@@ -81,15 +81,15 @@ class Schedule(ABC):
         return False
 
     def is_lockstep(self, warm: bool) -> bool:
-        """Whether gradients are exchanged before the next step; `warm` says that the warm-up is over."""
+        """Whether gradients are exchanged before the next step; `warm`: whether the warm-up is over."""
         return self.warmup > 0 and not warm
 
     def can_go_back(self, warm: bool) -> bool:
-        """Whether all workers stand where they can go back to a state that they keep in memory."""
+        """Whether all workers can go back to a state in memory now."""
         return True
 
     def ends_warmup(self, steps: int) -> bool:
-        """Whether the warm-up is over with step number `steps` (the first is 1), which was one of lockstep."""
+        """Whether the warm-up ends with lockstep step `steps` (the first is 1)."""
         return steps >= self.warmup
 
     def exchanges_after(self, steps: int) -> int:
@@ -98,5 +98,5 @@ class Schedule(ABC):
 
 
 def is_whole(value: object) -> bool:
-    """A whole number, and no truth value."""
+    """Whether it is a whole number, not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -34,8 +34,9 @@ class Bounded(Schedule):
     Attributes:
         staleness: s, clocks that a worker may be ahead of the slowest; None for any number (free).
         period: minibatches of a block: 1 where gradients are exchanged.
-        overlap: 1 gives the answer the next minibatch's time; 0 waits for each answer, as a finite staleness must.
-        hold: blocks of work that are gathered, at most, while an answer is on its way; then the worker waits.
+        overlap: 1 waits for the answer until after the next minibatch; 0 waits for each answer, as a finite staleness
+            must.
+        hold: the largest number of blocks that are gathered while an answer is in flight; then the worker waits.
     """
 
     engine = "server"
@@ -72,7 +73,7 @@ class Bounded(Schedule):
             raise RuleError(f"hold must be a whole number of blocks, at least 1, got {self.hold!r}")
 
     def can_go_back(self, warm: bool) -> bool:
-        """Never: each worker stands at another step, and the owners have applied what came."""
+        """Never: workers are at different steps, and the owners have applied their pushes."""
         return False
 
     def may_start(self, clock: int, slowest: int) -> bool:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a topology is.
+"""The topology protocol.
 
-A topology is the choice; `route(transport, codec)` binds it to a connection. A route runs whole exchanges, because some
-routes let the codec see only a part: the hierarchical one sums densely where the network is fast and hands the codec a
-slice for the slow dimension.
+`route` binds a topology to a connection. A route runs whole exchanges, because some show the codec only a part: the
+hierarchical one sums densely where the network is fast, and gives the codec a slice for the slow dimension.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Route(Protocol):
 
     @property
     def stages(self) -> int:
-        """Operations that follow one another in an exchange, at most."""
+        """The largest number of successive operations of an exchange."""
 
     def exchange(self, codec: Codec, x: Tensor, layout: Layout, state: State) -> Steps[tuple[Tensor, State]]:
         """Sum `x`, shape (n,), over all workers, as `codec` writes it: see :class:`paceline.rules.codec.base.Codec`."""
@@ -37,17 +36,17 @@ class Topology(Protocol):
 
     @property
     def chunks(self) -> int:
-        """How many pieces a large exchange is cut into."""
+        """Number of chunks of a large exchange."""
 
     @property
     def ordered(self) -> bool:
         """Whether sums over the slowest dimension are in rank order."""
 
     def route(self, transport: Transport, operations: int) -> Route:
-        """The route over `transport`, for codecs of at most so many `operations`; every worker calls it alike."""
+        """The route over `transport`, for codecs of at most that many `operations`; every worker calls it."""
 
     def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
-        """Bytes that `rank` sends for one exchange, where `hosts` names each worker's host in rank order."""
+        """Bytes that `rank` sends for one exchange; `hosts` names each worker's host in rank order."""
 
     def slow_bytes(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
         """The part of `bytes_sent` along the slowest dimension; all of it where there is one dimension only."""
@@ -57,7 +56,7 @@ class Topology(Protocol):
 
 
 class DirectWire:
-    """All workers of a transport, as one exchange sees them; each operation of an exchange has a channel of its own.
+    """All workers of a transport, for one exchange; each of its operations has its own channel.
 
     Args:
         transport: the connection.
@@ -69,7 +68,7 @@ class DirectWire:
         self.rank, self.size = transport.world.rank, transport.world.size
 
     def channel(self) -> Transport:
-        """The connection for the next operation: what follows another operation must not wait in one queue with it.
+        """The connection for the next operation, which must not queue behind the previous one.
 
         Channel 0 carries headers and other messages.
         """

@@ -40,12 +40,12 @@ Groups = list[list[int]]
 
 @dataclass(frozen=True)
 class Slice:
-    """What a worker has to do with along one fast dimension.
+    """A worker's slice along one fast dimension.
 
     Attributes:
-        begin: first number that the worker's group still deals with.
-        sizes: numbers that each member of the group will own, one after another; 0 from the m-th member on.
-        place: of the worker among the members.
+        begin: first number of the worker's group.
+        sizes: numbers that each member of the group will own, in order; 0 from the m-th member on.
+        place: the worker's index among the members.
     """
 
     begin: int
@@ -54,7 +54,7 @@ class Slice:
 
     @property
     def end(self) -> int:
-        """The place after the last number of the group."""
+        """The index after the last number of the group."""
         return self.begin + sum(self.sizes)
 
     @property
@@ -65,13 +65,13 @@ class Slice:
 
     @property
     def elements_sent(self) -> int:
-        """In the reduce-scatter all but the own slice, in the all-gather the own slice to each other member."""
+        """All but the own slice in the reduce-scatter; the own slice to each other member in the all-gather."""
         return sum(self.sizes) - self.sizes[self.place] + (len(self.sizes) - 1) * self.sizes[self.place]
 
 
 @dataclass(frozen=True)
 class DimensionPlan:
-    """Who meets whom, dimension by dimension, the slowest last.
+    """The groups of each dimension, the slowest last.
 
     Attributes:
         levels: for each dimension, groups that cover all ranks.
@@ -92,7 +92,7 @@ class DimensionPlan:
 
     @classmethod
     def near(cls, places: Sequence[object]) -> DimensionPlan:
-        """First among the workers of a place, then across the places; `places` says where each rank is."""
+        """First among the workers of a place, then across places; `places` gives the place of each rank."""
         found: dict[object, list[int]] = {}
         for rank, place in enumerate(places):
             found.setdefault(place, []).append(rank)
@@ -104,7 +104,7 @@ class DimensionPlan:
         return cls((inner, [*across, *([rank] for group in inner for rank in group[least:])]))
 
     def slices(self, rank: int, elements: int) -> Iterator[Slice]:
-        """What `rank` does along each fast dimension, for so many numbers."""
+        """The slices of `rank` along each fast dimension, for `elements` numbers."""
         begin, end = 0, elements
         for groups in self.levels[:-1]:
             mine = next(group for group in groups if rank in group)
@@ -141,8 +141,8 @@ class HierarchicalRoute:
 
     Args:
         transport: the connection.
-        plan: who meets whom.
-        operations: of the wire in one exchange of the codec, at most.
+        plan: the groups of each dimension.
+        operations: the largest number of operations of the codec's exchange.
         ordered: whether the slowest dimension is summed in rank order.
     """
 
@@ -173,7 +173,7 @@ class HierarchicalRoute:
         begin, end = found.own
         if begin == end:
             return state
-        shard = x[begin:end] if codec.exact else x[begin:end].clone()  # a codec with feedback keeps its memory
+        shard = x[begin:end] if codec.exact else x[begin:end].clone()  # a codec with feedback keeps the memory
         wire = DirectWire(self._slow, self._ordered)
         total, state = yield from codec.exchange(shard, layout.cut(begin, end), wire, state)
         if total.data_ptr() != x[begin:end].data_ptr():
@@ -182,10 +182,10 @@ class HierarchicalRoute:
 
 
 def _padded(steps: Steps[Result], operations: int) -> Steps[Result]:
-    """`steps` with as many operations as anybody may have, so that what follows is everywhere as far down the line.
+    """Pad `steps` to the largest number of operations of any worker, so that all start the next operation alike.
 
-    Who owns nothing of a chunk has no operation along the slowest dimension, and would start the all-gather of that
-    chunk before that of the chunk ahead of it, when exchanges are under way together.
+    A worker that owns nothing of a chunk has no operation along the slowest dimension. With several chunks in flight it
+    would start this chunk's all-gather before that of the previous chunk.
     """
     done = 0
     while True:
@@ -213,7 +213,7 @@ def _reduce_scatter(channel: Transport, x: Tensor, found: Slice) -> Steps[None]:
 
 
 def _all_gather(channel: Transport, x: Tensor, found: Slice) -> Steps[None]:
-    """Everybody in the group gets everybody's slice."""
+    """Every member of the group gets all slices."""
     begin, end = found.own
     copies = x[begin:end].repeat(len(found.sizes))
     yield channel.all_to_all(x[found.begin : found.end], copies, found.sizes, [end - begin] * len(found.sizes))
@@ -256,7 +256,7 @@ class Hierarchical:
         return HierarchicalRoute(transport, plan, operations, self.ordered)
 
     def _plan(self, hosts: Sequence[str]) -> DimensionPlan:
-        """Who meets whom, as far as it is known without asking the network."""
+        """The groups of each dimension, without a measurement."""
         if isinstance(self.dimensions, str):
             return DimensionPlan.near(hosts)
         if prod(self.dimensions) != len(hosts):
@@ -265,7 +265,7 @@ class Hierarchical:
         return DimensionPlan.grid(self.dimensions)
 
     def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
-        """Bytes that `rank` sends; "measured" is taken to find the hosts (its route knows: `route.plan`)."""
+        """Bytes that `rank` sends; for "measured", as if it found the hosts (`route.plan` is exact)."""
         return self._plan(hosts).bytes_sent(codec, layout, rank)
 
     def slow_bytes(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:

@@ -37,7 +37,7 @@ class Cut:
     Attributes:
         owner: the rank that keeps it.
         begin: its first element in the span.
-        end: the first element behind it.
+        end: the first element after it.
     """
 
     owner: int
@@ -52,7 +52,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Sharded:
-    """Every worker owns a slice, serves it to the others, and sends its own work to their owners.
+    """Every worker owns a slice, serves it to its peers, and pushes its own work to the owners.
 
     Attributes:
         piece: elements of a piece, at most; a whole multiple of 64.
