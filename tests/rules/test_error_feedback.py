@@ -328,9 +328,7 @@ def telescopes(rule: str, missing: Callable[[int, int], bool], monkeypatch: pyte
 
 @pytest.mark.parametrize("chunks", [False, True], ids=["one_chunk", "many_chunks"])
 @pytest.mark.parametrize("rule", RULES)
-def test_what_was_applied_and_what_is_kept_is_what_was_given(
-    rule: str, chunks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_applied_plus_residual_is_the_input(rule: str, chunks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     telescopes(rule, lambda step, worker: False, monkeypatch, chunks)
 
 

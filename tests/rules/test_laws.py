@@ -186,7 +186,7 @@ def test_law_1_same_bits_after_every_synchronisation(case: Case) -> None:
 
 @rows([case for case in ROWS if case.block and not case.blocking])
 def test_law_1_workers_are_apart_between_exchanges(case: Case) -> None:
-    """Else the test above would hold for a rule that does nothing behind the next block."""
+    """Else the test above would hold for a rule without overlap."""
 
     def after(place: Place) -> None:
         if place.run.minibatches == 8:
@@ -359,7 +359,7 @@ def sent_by(
         for k in range(steps):
             began[k] = bytes_per_block(rule, workers, backwards, rank=rank, hosts=hosts, exchange=k)
             began[k] += overhead_bytes(rule, workers) + (order if k == 0 else 0)
-        total = sum(began) + 2 * header  # nobody has more, and all hold the same
+        total = sum(began) + 2 * header  # equal on all workers
         return list(accumulate(began)), list(accumulate(began)), total
     schedule, moments = case.schedule, 2 if case.optimizer is adam else 1
     for step in range(schedule.warmup):
@@ -560,7 +560,7 @@ def test_law_8_a_worker_with_nan_is_left_out(case: Case, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_law_8_the_mean_is_that_of_the_others(value: float) -> None:
+def test_law_8_the_mean_is_that_of_the_accepted_workers(value: float) -> None:
     def program() -> float:
         model = nn.Linear(1, 1, bias=False)
         optimizer = sgd(model.parameters())
@@ -598,7 +598,7 @@ def test_law_8_inf_minus_inf_does_not_hide() -> None:
 
 @rows(SHORT)
 def test_law_8_nothing_finite_is_an_error_on_all(case: Case) -> None:
-    """At once, or where the exchange runs behind the next block when it lands: on all alike, with nothing applied."""
+    """At once, or under overlap when the exchange lands: on all alike, with nothing applied."""
 
     def before(place: Place) -> None:
         if place.run.minibatches == 5:
@@ -680,7 +680,7 @@ def test_law_9_a_worker_without_data_has_no_say() -> None:
     assert uneven("averaging", [8, 2], period=4) == [((4 * 4 + 2 * 2) / 6 + 4, 2)] * 2
 
 
-def test_law_9_nobody_did_anything() -> None:
+def test_law_9_an_idle_block_changes_nothing() -> None:
     assert uneven("bmuf", [0, 0], period=4) == [(0.0, 0)] * 2
     assert uneven("sync", [0, 0]) == [(0.0, 0)] * 2
 
@@ -752,7 +752,7 @@ def test_law_10_outer_state_has_at_least_32_bits(dtype: torch.dtype, want: torch
     "rule", ["averaging(period=1)", "bmuf(period=1)", "diloco(period=1)", "bmuf(period=1, nesterov=False)"]
 )
 def test_law_10_the_rounding_of_a_16_bit_start_is_no_progress(rule: str) -> None:
-    """When nobody moves, the momentum decays and nothing is added to it."""
+    """When no worker moves, the momentum decays and nothing is added to it."""
 
     def program() -> list[bool]:
         model = nn.Linear(40, 10).to(torch.bfloat16)

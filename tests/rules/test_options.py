@@ -131,7 +131,7 @@ def test_help_explains_each_parameter_once(name: str) -> None:
     assert named == [one.name for one in signature(name)]
 
 
-def test_what_is_said_for_one_recipe_goes_before_what_is_said_for_all() -> None:
+def test_a_recipes_own_description_replaces_the_shared_one() -> None:
     assert "    period: H, inner steps between two outer steps (" in (recipes.diloco.__doc__ or "")
     assert "    period: tau, minibatches of a block on each worker." in (recipes.bmuf.__doc__ or "")
 

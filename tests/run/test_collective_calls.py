@@ -97,7 +97,7 @@ def test_every_call_has_its_advice() -> None:
 @pytest.mark.parametrize("rule", ["averaging(period=4)", "bmuf(period=4)", "bmuf(period=4, overlap=3)",
                                   "diloco(period=4, fragments=2)", "bmuf(period=1)"])  # fmt: skip
 def test_workers_merge_together_though_one_ends_a_block_with_a_step_more(rule: str) -> None:
-    """Rank 0 has made 8 steps where the others have made 7: it ends its second block while they merge already."""
+    """Rank 0 has made 8 steps and its peers 7: it ends its second block while they merge already."""
     merged: list[tuple[int, Any]] = []
 
     def program() -> tuple[int, Any]:

@@ -52,7 +52,7 @@ def test_broadcast() -> None:
     assert all(torch.equal(x, torch.full((2,), 2.0)) for x in simulate(program, 3))
 
 
-def test_nobody_to_send_to() -> None:
+def test_a_receiver_that_does_not_exist() -> None:
     run = attached()
     with pytest.raises(ValueError, match="alone"):
         run.messages.send(torch.zeros(1), to=1)

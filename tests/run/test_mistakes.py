@@ -76,7 +76,7 @@ def test_shuffled_and_iterable_data_are_noticed_too() -> None:
     assert len(said_of(one_epoch(bare, lambda: DataLoader(Stream(), 4)))) == 1
 
 
-def test_what_is_meant_or_shared_is_left_alone() -> None:
+def test_intended_or_shared_loaders_cause_no_warning() -> None:
     shared: Choose = lambda run, loader: run.share(loader)  # noqa: E731
     assert said_of(one_epoch(shared)) == []
     assert said_of(one_epoch(bare, data="own")) == []

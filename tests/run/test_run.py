@@ -40,7 +40,7 @@ def agree(states: list[dict[str, torch.Tensor]]) -> bool:
 
 
 @pytest.mark.parametrize("rule", ["sync", "averaging(period=3)", "bmuf_adam(period=3)"])
-def test_a_run_that_nobody_keeps_still_works_and_is_closed_at_the_end(rule: str) -> None:
+def test_an_unreferenced_run_works_and_is_closed_at_exit(rule: str) -> None:
     def program() -> nn.Module:
         model = make_net()
         optimizer = adam(model.parameters())
@@ -69,7 +69,7 @@ def test_a_run_local_to_a_function_is_closed_at_the_end() -> None:
     assert agree([state_of(m) for m in simulate(program, 3)])
 
 
-def test_with_closes_and_an_error_does_not_hang_the_others() -> None:
+def test_with_closes_and_an_error_does_not_hang_peers() -> None:
     seen = []
 
     def program() -> None:
@@ -158,7 +158,7 @@ def test_frozen_parameters_stay_where_they_are() -> None:
     assert agree(simulate(program, 2))
 
 
-def test_everybody_starts_from_rank_zero() -> None:
+def test_all_workers_start_from_rank_zero() -> None:
     def program() -> Any:
         model = make_net(seed=rank(), norm=True)
         paceline.attach(model, sgd(model.parameters()), "bmuf").close()
@@ -452,7 +452,7 @@ def test_a_parameter_that_only_some_workers_use(rule: str) -> None:
     assert agree(simulate(program, 3))
 
 
-def test_under_sync_a_gradient_that_nobody_has_stays_absent() -> None:
+def test_under_sync_a_gradient_absent_on_all_workers_stays_absent() -> None:
     def program() -> bool:
         model = nn.ModuleList([nn.Linear(6, 2), nn.Linear(6, 2)])
         optimizer = adam(model.parameters())

@@ -49,13 +49,13 @@ def on_both(body: Callable[[], None], error: type[Exception], said: str) -> None
 # -- at attach ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_optimizer() -> None:
+def test_other_objects_as_optimizers_are_refused() -> None:
     model = nn.Linear(3, 1)
     refused("must be a torch.optim.Optimizer or a list of them, got dict", model, {})
     refused("list of optimizers is empty", model, [])
 
 
-def test_what_is_no_model() -> None:
+def test_other_objects_as_models_are_refused() -> None:
     refused("model must be a torch.nn.Module", [nn.Linear(1, 1), 3], sgd(nn.Linear(1, 1).parameters()))
 
 

@@ -56,7 +56,7 @@ class FakeWire:
 
 
 def spoil(space: Tensor) -> None:
-    """Fill with what nobody would compute with unnoticed."""
+    """Fill with values that any computation would show."""
     space.fill_(171 if space.dtype == torch.uint8 else float("nan"))
 
 

@@ -67,7 +67,7 @@ def test_without_feedback_nothing_is_kept_and_the_error_stays_in_x(name: str) ->
     assert torch.equal(again.totals[0], outcome.totals[0])
     assert all(set(state) <= {"q"} for state in outcome.states)
     sent = sum(x.double() - e.double() for x, e in zip(xs, outcome.errors, strict=True))
-    if name in ("top_k", "low_rank"):  # the others quantise the sum as well
+    if name in ("top_k", "low_rank"):  # other codecs quantise the sum as well
         torch.testing.assert_close(outcome.totals[0].double(), sent, rtol=1e-4, atol=1e-3)
     else:
         lost = (outcome.totals[0] - sent).norm()
@@ -104,7 +104,7 @@ def test_zeros_stay_zero(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", ["one_bit", "sign", "int8", "e3m0", "bf16", "fp16", "top_k(ratio=0.4)", "low_rank"])
-def test_rows_that_nobody_uses_stay_zero(name: str) -> None:
+def test_unused_rows_stay_zero(name: str) -> None:
     codec, layout = codec_from_text(name), Layout.of([(40, 256)])
     used = torch.zeros(40, 256)
     used[::4] = 1.0

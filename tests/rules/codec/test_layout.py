@@ -45,7 +45,7 @@ def test_tensors_are_matrices_of_rows() -> None:
 
 
 @pytest.mark.parametrize("shapes", SHAPES)
-def test_a_cut_keeps_every_row_that_lies_inside_and_the_rest_of_the_others(shapes: list[tuple[int, ...]]) -> None:
+def test_a_cut_keeps_inner_rows_and_the_rest_of_cut_ones(shapes: list[tuple[int, ...]]) -> None:
     layout = Layout.of(shapes)
     for begin in range(layout.numel + 1):
         for end in range(begin, layout.numel + 1):

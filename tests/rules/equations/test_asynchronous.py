@@ -121,7 +121,7 @@ def elastic(workers: int, period: int, steps: int, beta: float, *, before: bool)
     """Algorithm 1 of arXiv 1412.6651, workers in turn; what each has after every step, and the center.
 
     Args:
-        before: whether the gradient of the step is taken at x, before the pull, as it stands there; else behind it.
+        before: whether the gradient of the step is taken at x, before the pull, as it stands there; else after it.
     """
     alpha = beta / workers
     center = torch.ones(3, dtype=F64)
@@ -141,7 +141,7 @@ def elastic(workers: int, period: int, steps: int, beta: float, *, before: bool)
 
 @pytest.mark.parametrize("period", [2, 3])
 @pytest.mark.parametrize("workers", [2, 3])
-def test_elastic_averaging_behind_the_next_minibatch_is_the_published_algorithm(workers: int, period: int) -> None:
+def test_elastic_averaging_with_overlap_is_the_published_algorithm(workers: int, period: int) -> None:
     """With overlap the gradient of the step after a pull was taken before it, as published."""
     steps = 4 * period
     want, _ = elastic(workers, period, steps, 0.9, before=True)

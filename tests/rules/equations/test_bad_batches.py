@@ -78,5 +78,5 @@ def test_one_worker_is_the_program_as_it_was() -> None:
     assert bool(torch.isnan(found["model"]["1.running_mean"]).any())
 
 
-def test_what_is_mixed_at_once_keeps_nothing_of_a_spoilt_block() -> None:
+def test_mixing_without_overlap_keeps_nothing_of_an_invalid_block() -> None:
     check(simulate(program("streaming_diloco(period=2, fragments=2, overlap=0)", (1,), guarded=False), 3))

@@ -24,7 +24,7 @@ def gradient(theta: Tensor, worker: int, step: int, part: int) -> Tensor:
 
 
 def has(worker: int, step: int) -> bool:
-    """Whether a worker's loss knows of the parameter that is used now and then; in some steps nobody's does."""
+    """Whether a worker's loss knows of the parameter that is used now and then; in some steps none does."""
     return (worker + step) % 4 == 0 or step == 5
 
 
@@ -81,7 +81,7 @@ def test_its_steps_are_those_of_the_equations(
 
 
 def sparse_reference(warmup: int, decay: float) -> Tensor:
-    """A worker without a gradient has one of zero, if another has one; where nobody has, nothing happens."""
+    """A worker without a gradient has one of zero, if another has one; if none has, nothing happens."""
     theta, m, v = START.clone(), torch.zeros(12, dtype=torch.float64), torch.zeros(12, dtype=torch.float64)
     k = frozen = 0
     for t in range(1, STEPS + 1):

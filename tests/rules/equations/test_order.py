@@ -25,7 +25,7 @@ def rank() -> int:
 
 
 def program(rule: str, steps: Sequence[int], each: Callable[[Any, int], None] | None = None) -> Callable[[], Any]:
-    """`steps[rank]` steps, and the model that the worker ends with; `each(run, step)` is called behind every step."""
+    """`steps[rank]` steps, and the model that the worker ends with; `each(run, step)` is called after every step."""
 
     def body() -> dict[str, Tensor]:
         torch.manual_seed(0)
@@ -81,7 +81,7 @@ def test_many_drawn_rules() -> None:
 
 
 def test_one_worker_looks_at_the_global_model_while_an_exchange_is_under_way() -> None:
-    """And all meet besides, before the others come to its result."""
+    """And all workers meet besides, before its peers have its result."""
 
     def each(run: Any, step: int) -> None:
         if step % 3 == rank():
@@ -92,7 +92,7 @@ def test_one_worker_looks_at_the_global_model_while_an_exchange_is_under_way() -
 
 
 @pytest.mark.parametrize("who", [(1,), (0, 1, 2)])
-def test_a_spoilt_fragment_restarts_the_others_at_no_other_place(who: tuple[int, ...]) -> None:
+def test_an_invalid_fragment_restarts_the_other_fragments_at_the_same_step(who: tuple[int, ...]) -> None:
     def each(run: Any, step: int) -> None:
         if step == 5 and rank() in who:
             with torch.no_grad():
@@ -105,7 +105,7 @@ def test_a_spoilt_fragment_restarts_the_others_at_no_other_place(who: tuple[int,
             check("streaming_diloco(period=4, overlap=3)", (11, 13, 12), each)
 
 
-def test_what_is_asked_for_while_fragments_are_under_way() -> None:
+def test_tuning_requests_while_fragments_are_in_flight() -> None:
     def each(run: Any, step: int) -> None:
         if step == 5 and rank() == 1:
             run.tune(lr=0.05)

@@ -46,7 +46,7 @@ def test_slices_are_as_even_as_units_allow(workers: int, units: int) -> None:
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_nobody_owns_or_sends_much_more_than_the_mean(workers: int) -> None:
+def test_no_worker_owns_or_sends_much_more_than_the_mean(workers: int) -> None:
     for numel in (320 * workers, 320 * workers + 1, 100_003, 3_000_017):
         sizes = [end - begin for begin, end in Sharded().slices(numel, workers)]
         assert max(sizes) <= 1.2 * numel / workers

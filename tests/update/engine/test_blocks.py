@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks over time: exchanges behind the next block, and a model that is exchanged in fragments."""
+"""Blocks over time: overlapped exchanges, and a model in fragments."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_mixing_of_nesterov_with_momentum_by_hand(delay: int) -> None:
     ],
 )
 @pytest.mark.parametrize("overlap", [1, 2, 3])
-def test_adams_moments_behind_the_next_block(kind: str, overlap: int) -> None:
+def test_adams_moments_under_overlap(kind: str, overlap: int) -> None:
     """now + b^made (start - then): what Adam's recursion would have made of the other start, for the same gradients."""
     b1, b2, lr, period, steps = 0.5, 0.9, 0.05, 3, 10
     aims = [torch.tensor([1.0, -2.0, 4.0], dtype=F64), torch.tensor([3.0, 1.0, -1.0], dtype=F64)]
@@ -240,7 +240,7 @@ def test_more_fragments_than_parameters_is_refused() -> None:
         climb("averaging(period=4, fragments=3)", [1.0, 3.0], [1, 1], count=2)
 
 
-# -- inf and nan behind the next block ---------------------------------------------------------------------------------
+# -- inf and nan under overlap -----------------------------------------------------------------------------------------
 
 
 def test_a_worker_that_is_not_finite_is_left_out_and_goes_on_from_the_start() -> None:
@@ -287,7 +287,7 @@ def test_nothing_finite_leaves_the_global_model_and_training_goes_on() -> None:
     "rule", ["averaging(period=4)", "averaging(period=4, fragments=2)", "bmuf(period=4, fragments=2, overlap=1)"]
 )
 def test_a_nan_that_passes_is_left_out_once(rule: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A worker that was restarted in one fragment must not spoil it again with the nan that is still in the others."""
+    """A worker that was restarted in one fragment must not send the nan of its other fragments again."""
 
     def program() -> None:
         torch.manual_seed(0)
@@ -308,7 +308,7 @@ def test_a_nan_that_passes_is_left_out_once(rule: str, caplog: pytest.LogCapture
 
 
 def test_training_goes_on_after_a_nan_on_all_that_is_caught() -> None:
-    """In fragments: the others, which hold the nan still, must not bring it back for ever."""
+    """In fragments: other fragments, which still hold the nan, must not return it."""
 
     def program() -> list[Any]:
         torch.manual_seed(0)
@@ -356,7 +356,7 @@ def merged(speeds: list[float], steps: list[int], period: int, fragments: int, f
 
 @pytest.mark.parametrize("steps", [[4, 2, 1], [12, 5, 9], [3, 14, 0], [9, 8, 10], [1, 1, 13]], ids=str)
 @pytest.mark.parametrize(("fragments", "overlap"), [(1, 0), (1, 2), (1, 4), (2, 0), (2, 3), (4, 1), (3, 4)])
-def test_everybodys_work_is_merged_when_workers_end_apart(steps: list[int], fragments: int, overlap: int) -> None:
+def test_all_work_is_merged_when_workers_end_at_different_steps(steps: list[int], fragments: int, overlap: int) -> None:
     speeds = [1.0, 3.0, 8.0]
     rule = f"averaging(period=4, fragments={fragments}, overlap={overlap})"
     found = climb(rule, speeds, steps, count=4)
@@ -366,7 +366,7 @@ def test_everybodys_work_is_merged_when_workers_end_apart(steps: list[int], frag
 
 
 @pytest.mark.parametrize("steps", [[2, 9, 5], [5, 9, 6], [9, 3, 12]], ids=str)
-def test_workers_that_end_in_the_warm_up_or_behind_an_exchange(steps: list[int]) -> None:
+def test_workers_that_end_in_the_warm_up_or_after_an_exchange(steps: list[int]) -> None:
     for rule in ("averaging(period=3, warmup=4, overlap=2)", "bmuf(period=4, warmup=3, overlap=3, fragments=2)"):
         found = climb(rule, [1.0, 1.0, 1.0], steps, count=2)
         assert all(end == found[0][1] for _, end in found)

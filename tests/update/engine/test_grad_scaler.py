@@ -100,7 +100,7 @@ def test_with_a_scaler_the_result_is_that_without_one() -> None:
 
 @pytest.mark.parametrize("who", [(1,), (0, 1)])
 def test_an_unknown_scaler_sees_the_mean(who: tuple[int, ...]) -> None:
-    """Gradients are the workers' mean when backward returns, so a scaler that nobody told us of decides alike."""
+    """Gradients are the workers' mean when backward returns, so a scaler unknown to the run decides alike."""
     known, unknown = (
         simulate(program("sync", overflow=lambda step: rank() in who and step == 2, known=told), 2)
         for told in (True, False)

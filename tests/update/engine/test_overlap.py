@@ -334,7 +334,7 @@ def test_no_sync_of_one_worker_alone() -> None:
 
 
 def test_no_sync_for_the_last_pass_goes_with_the_step() -> None:
-    """What was added on this worker alone must not make its step another than that of the others."""
+    """What was added on this worker alone must not make its step differ from its peers'."""
 
     def loop(side: Side) -> State:
         model = net()
@@ -384,7 +384,7 @@ CHOICES: dict[str, Callable[[int, int], int]] = {
 @uneven
 @pytest.mark.parametrize("choice", list(CHOICES))
 def test_unused_parameters(choice: str, steps: tuple[int, ...], to_none: bool) -> None:
-    """Absent everywhere stays absent (momentum must not move it); absent here takes the others' mean."""
+    """Absent everywhere stays absent (momentum must not move it); absent here takes the peers' mean."""
 
     def loop(side: Side) -> State:
         model = Branches()
@@ -816,7 +816,7 @@ def test_double_backward_through_the_gradients_themselves() -> None:
 
 @pytest.mark.parametrize("place", ["first", "last", "middle"])
 def test_nan_in_one_chunk_of_one_worker(place: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The mean is that of the others, everywhere, also in chunks that had left before anybody knew."""
+    """All workers use the mean of their peers, also in chunks that had been sent before the overflow was known."""
 
     def loop(side: Side) -> State:
         model = net()
@@ -871,7 +871,7 @@ def test_nan_everywhere_stops_the_step_and_training_can_go_on(rule: str) -> None
 @pytest.mark.parametrize("rule", ["sync", "sync(codec='int8')", "one_bit(warmup=2)"])
 @pytest.mark.parametrize("passes", [1, 2])
 def test_a_scaler_skips_on_all_alike(rule: str, passes: int) -> None:
-    """An overflow everywhere in step 2: nobody makes that step, and the scale falls on all."""
+    """An overflow everywhere in step 2: no worker makes that step, and the scale falls on all."""
 
     def program() -> tuple[State, float, int]:
         side, model = Side(rule=rule), net().float()

@@ -33,7 +33,7 @@ def close_at_exit(run: virtual.Closable) -> Callable[[], None]:
         return lambda: cluster.endings[rank].remove(run)
 
     def finish() -> None:
-        error = _error()
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # ends the interpreter
         (run.abandon if error is not None else run.close)()
         if isinstance(error, GivenUpError):  # the launcher learns that it may start a fresh worker
             sys.stdout.flush()
@@ -48,12 +48,6 @@ def exit_after_end(error: OverError) -> NoReturn:
     """Exit with status 0: this worker joined after all workers of its run had finished."""
     print(f"paceline: {error}; this worker has nothing left to do", file=sys.stderr, flush=True)
     raise SystemExit(0) from None
-
-
-def _error() -> BaseException | None:
-    """The uncaught exception with which the interpreter is ending."""
-    error: BaseException | None = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    return error
 
 
 def release(owned: list[tuple[Any, Named]]) -> None:
