@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run says about itself: where its time goes, what it sends, what was left out."""
+"""A run's event log: where its time goes, what it sends, which contributions were rejected."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from paceline.version import __version__
 logger = logging.getLogger("paceline")
 
 FOLD_S = 0.25
-"""Exchanges that follow each other faster than this share one line of the log."""
+"""Exchanges less than this apart share one line of the log."""
 
 BROKEN = 3
-"""A worker that is left out so many times in a row is taken for broken."""
+"""After so many rejections in a row a worker is reported as probably broken."""
 
 LEAST_S = 0.001
 """A shorter wait for data has no line of its own at the end of a run."""
@@ -37,7 +37,7 @@ class LogLine:
         self.exchanges, self.minibatches, self.samples = 0, 0, 0
         self.compute_s = self.wait_s = self.exchange_s = self.data_s = 0.0
         self.left_out: set[int] = set()
-        self.met: tuple[int, float] | None = None  # an exchange, and when all had come to it
+        self.met: tuple[int, float] | None = None  # an exchange, and when all workers had entered it
         self.delays: Counter[int] = Counter()
         self.refused = 0
 
@@ -48,31 +48,31 @@ class LogLine:
         return not worked and self.data_s < LEAST_S
 
     def asynchronous(self) -> dict[str, Any]:
-        """What a line has besides where there are pushes; nothing in a synchronous run."""
+        """Further fields of a line where there are pushes; none in a synchronous run."""
         if not self.delays and not self.refused:
             return {}
         delays = {str(delay): count for delay, count in sorted(self.delays.items())}
         return {"delays": delays, "refused": self.refused}
 
     def meets(self, number: int, when: float) -> None:
-        """All came to exchange `number` at `when`.
+        """Note that all workers had entered exchange `number` at `when`.
 
-        Of the exchanges of a line the one with the roundest number (in base 2) is kept: lines of different workers end
-        at different exchanges, and so most of them still name the same.
+        A line keeps the exchange whose number is roundest in base 2: lines of different workers end at different
+        exchanges, and most of them still name the same one.
         """
         if self.met is None or number & -number >= self.met[0] & -self.met[0]:
             self.met = number, when
 
 
 class Rejections:
-    """Warns of contributions that an exchange left out, and notes them in the log.
+    """Warns of rejected contributions, and notes them in the log.
 
     Args:
         transport: names the workers.
         note: writes an event into the log.
 
     Attributes:
-        total: contributions left out so far.
+        total: contributions rejected so far.
     """
 
     def __init__(self, transport: Transport, note: Callable[..., None]) -> None:
@@ -81,7 +81,7 @@ class Rejections:
         self._in_a_row: Counter[int] = Counter()  # of each rank
 
     def report(self, summary: ExchangeSummary) -> None:
-        """Report the contributions that this exchange left out."""
+        """Report the contributions that this exchange rejected."""
         self.total += len(summary.left_out)
         for rank, header in enumerate(summary.headers):
             if rank in summary.left_out:
@@ -117,11 +117,11 @@ class Rejections:
 class Monitor:
     """Times a run and writes its event log.
 
-    The time of the thread that trains is cut into four: it waits for data (`waited`), waits for other workers and
-    exchanges (`end`), and what is left between two exchanges is computing.
+    The training thread waits for data (`waited`), waits for other workers, or exchanges (`end`); the rest of its time
+    is computing.
 
-    `pushed`, `refused`, `lost`, `takeover` and `note` may be called by threads in the background as well; what times
-    the worker itself (`begin`, `sent`, `end`, `stepped`) belongs to the thread that trains.
+    `pushed`, `refused`, `lost`, `takeover` and `note` may be called from any thread; `begin`, `sent`, `end` and
+    `stepped` only from the training thread.
 
     Args:
         event_log: where events go.
@@ -130,16 +130,16 @@ class Monitor:
 
     def __init__(self, event_log: EventLog, transport: Transport) -> None:
         self._event_log, self._transport = event_log, transport
-        self._lock = threading.RLock()  # guards the event log, and what other threads than the training one count
+        self._lock = threading.RLock()  # guards the event log and the counts of background threads
         self._line = LogLine()
-        self._since = self._transport.now()  # the end of the last exchange, or within one its beginning
+        self._since = self._transport.now()  # end of the last exchange, or the beginning of the present one
         self._data_s = 0.0  # waited for data since then
-        self._trainer: int | None = None  # the thread that makes the steps
+        self._trainer: int | None = None  # the training thread
         self._sources = CacheLog(self.note) if event_log.path is not None else None
         self._written_s, self._bytes = self._since, transport.bytes_sent
         self._steps, self._samples = 0, 0
         self._exchanges = 0
-        self._goes_on = False  # whether exchanges are left behind
+        self._goes_on = False  # whether exchanges overlap with computing
         self.told: Callable[[int, int], None] | None = None
         """Called with (block, minibatches) when a line is written."""
         self.spent = [0.0, 0.0, 0.0]
@@ -152,7 +152,7 @@ class Monitor:
         transport.told = lambda rows: self.note("waiting", workers=rows)
 
     def attached(self, rule: str, parameters: int, buffers: int) -> None:
-        """The first line: who, where, what."""
+        """Write the first line: the worker, its host, the rule."""
         world = self._transport.world
         self.note(
             "attach",
@@ -169,25 +169,22 @@ class Monitor:
         )
 
     def shared(self, data: Any) -> None:
-        """A data set is shared among the workers: what its caches do is written into the log."""
+        """Log the caches of a shared data set."""
         if self._sources is not None:
             self._sources.add(data)
 
     def waited(self, seconds: float) -> None:
-        """The program has waited so long for a batch.
-
-        What another thread than the one that trains waits for, such as one that fetches ahead, keeps nobody waiting.
-        """
+        """Count seconds of waiting for a batch; those of other threads (prefetching) do not count."""
         if self._trainer in (None, threading.get_ident()):
             self._data_s += seconds
 
     def begin(self) -> None:
-        """An exchange begins; what came before was computing, or waiting for data."""
+        """Begin an exchange; the time before was computing, or waiting for data."""
         self._line.compute_s += self._worked()
         self._since = self._transport.now()
 
     def _worked(self) -> float:
-        """Seconds of computing since the end of the last exchange; those of waiting for data are counted here."""
+        """Seconds of computing since the last exchange; counts those of waiting for data."""
         span = self._transport.now() - self._since
         data_s = min(self._data_s, span)
         self._line.data_s += data_s
@@ -197,15 +194,15 @@ class Monitor:
         return span - data_s
 
     def sent(self) -> None:
-        """An exchange has begun, and the worker goes on meanwhile; it has exchanged since `begin`."""
+        """Note that the worker computes on during the exchange that it began at `begin`."""
         now = self._transport.now()
         self._line.exchange_s += now - self._since
         self.spent[2] += now - self._since
-        self.of_blocks[1] += now - self._since  # only blocks are left behind
+        self.of_blocks[1] += now - self._since  # only exchanges of blocks overlap
         self._since, self._goes_on = now, True
 
     def end(self, timing: Timing, summary: ExchangeSummary | None, *, block: int, warmup: bool) -> None:
-        """An exchange is over."""
+        """Note the end of an exchange."""
         line = self._line
         line.exchanges += 1
         line.wait_s += timing.wait_s
@@ -225,14 +222,14 @@ class Monitor:
             self._write(block, warmup)
 
     def _note_arrival(self, summary: ExchangeSummary, timing: Timing) -> None:
-        """Note when this worker knew that all had come: clocks of different hosts are set by that."""
+        """Note when this worker knew that all had entered: that aligns the clocks of different hosts."""
         if len(summary.headers) != self._transport.world.size:
             return  # of the workers of one host
-        if not self._goes_on or timing.wait_s >= LEAST_S:  # else it had come while the worker was busy
+        if not self._goes_on or timing.wait_s >= LEAST_S:  # else it ended while the worker was computing
             self._line.meets(summary.headers[0].sequence, self._since - timing.exchange_s)
 
     def stepped(self, steps: int, samples: int, new_samples: int) -> None:
-        """The optimizer made a step."""
+        """Count a step of the optimizer."""
         self._line.minibatches += 1
         self._line.samples += new_samples
         self._steps, self._samples = steps, samples
@@ -241,7 +238,7 @@ class Monitor:
             self._alone()
 
     def _alone(self) -> None:
-        """With one worker nothing is exchanged; the log still shows how far it is."""
+        """Write the progress of a single worker, which exchanges nothing."""
         now = self._transport.now()
         if now - self._written_s >= FOLD_S:
             self._line.compute_s += self._worked()
@@ -249,38 +246,29 @@ class Monitor:
             self._write(0, False)
 
     def pushed(self, delay: int) -> None:
-        """A push of this worker was applied, `delay` updates after the version that it was computed at.
-
-        Told by the worker that sent it, so that all logs of a run together count each push once.
-        """
+        """Count a push of this worker that was applied `delay` updates after the version that it was computed at."""
         with self._lock:
             self._line.delays[delay] += 1
 
     def refused(self, count: int = 1) -> None:
-        """So many pushes of this worker were refused, because they held inf or nan."""
+        """Count pushes of this worker that were refused because of inf or nan."""
         with self._lock:
             self._line.refused += count
 
     def lost(self, rank: int, why: str, taken_over: Sequence[int] = ()) -> None:
-        """A worker has left without a word.
-
-        Args:
-            rank: of the worker that is gone.
-            why: how that was noticed, as people read it.
-            taken_over: ranks of those who own its slices from now on.
-        """
+        """Report a lost worker; `taken_over`: the ranks that own its shards from now on."""
         name = self._transport.world.name
         heirs = f"; its slices go to {', '.join(name(heir) for heir in taken_over)}" if taken_over else ""
         logger.warning("%s is lost: %s%s; the others go on", name(rank), why, heirs)
         self.note("lost", rank_lost=rank, why=why, taken_over=list(taken_over))
 
     def takeover(self, slice_of: int, version: int, source: str) -> None:
-        """This worker owns the slices of a lost one from now on.
+        """Report that this worker owns the shards of a lost one from now on.
 
         Args:
-            slice_of: rank of the worker that is gone.
-            version: of the values from which it goes on, in updates.
-            source: where they came from: "replica" or "last pulled values".
+            slice_of: rank of the lost worker.
+            version: of the restored values, in updates.
+            source: of these values: "replica" or "last pulled values".
         """
         world = self._transport.world
         logger.warning(
@@ -293,7 +281,7 @@ class Monitor:
         self.note("takeover", slice_of=slice_of, version=version, **{"from": source})
 
     def inexact(self, what: str) -> None:
-        """Samples may not be in the model exactly once; `what` says which, as people read it."""
+        """Report that samples may not be in the model exactly once; `what` says which."""
         logger.warning("not exactly once: %s", what)
         self.note("inexact", what=what)
 
@@ -335,14 +323,14 @@ class Monitor:
             self.told(block, self._steps)
 
     def _common_arrival(self) -> dict[str, Any]:
-        """What a line says of an exchange to which all came: its number, and when that was on the log's clock."""
+        """The exchange that `met` names, and when all had entered it by the log's clock."""
         if self._line.met is None:
             return {}
         number, when = self._line.met
         return {"met": number, "met_s": round(self._event_log.at_s - (self._transport.now() - when), 6)}
 
     def totals(self, block: int) -> dict[str, float]:
-        """The run's own numbers since it began, of this worker."""
+        """This worker's totals since the run began."""
         computing_s, waiting_s, exchanging_s = self.spent
         counted = {"samples": float(self._samples)} if self._samples else {}
         return {
@@ -360,25 +348,25 @@ class Monitor:
         }
 
     def value(self, name: str, value: float) -> None:
-        """A number that the user logs."""
+        """Log a number of the user's."""
         self.note("value", name=name, value=value, total_minibatches=self._steps, total_samples=self._samples or None)
 
     def epoch(self, epoch: int, batches: int | None) -> None:
-        """A pass over a shared loader begins."""
+        """Log the beginning of a pass over a shared loader."""
         self.note("epoch", epoch=epoch, batches=batches)
 
     def damaged(self, why: str) -> None:
-        """A step of the checkpoints is not whole, and the one before it is tried."""
+        """Report a damaged checkpoint step; the previous one is tried."""
         logger.warning("%s; the step before it is taken", why)
         self.note("damaged", why=why)
 
     def note(self, kind: str, **fields: Any) -> None:
-        """Any other event."""
+        """Log an event."""
         with self._lock:
             self._event_log.write(kind, **fields)
 
     def close(self, blocks: int) -> None:
-        """Write what is left and close the log."""
+        """Write the last line and close the log."""
         worked = self._worked()
         if not self._line.empty:
             self._line.compute_s += worked if not self._line.exchanges else 0.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether all workers may apply an exchange: same sequence, same sums, nothing refused."""
+"""Whether all workers may apply an exchange: same sequence, same checksums, a finite contribution."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def with_outliers_dropped(summary: ExchangeSummary) -> ExchangeSummary:
 
 
 def agree(summary: ExchangeSummary, world: World) -> None:
-    """Refuse to go on where workers are at different places or hold different bits."""
+    """Raise where workers are at different places of the program, or hold different bits."""
     headers = summary.headers
     check_alike([h.kind.code for h in headers], [h.leaving for h in headers], world)
     places = {(h.sequence, h.kind) for h in headers if h.brings} or {(h.sequence, NO_PAYLOAD) for h in headers}
@@ -47,7 +47,7 @@ def agree(summary: ExchangeSummary, world: World) -> None:
 
 
 def compare(sums: dict[int, int], sequence: int, world: World) -> None:
-    """Raise `DesyncError` where checksums (by rank) of what all should hold alike differ."""
+    """Raise `DesyncError` where checksums (by rank) of replicated state differ."""
     values = list(sums.values())
     if len(set(values)) > 1:
         usual = max(set(values), key=lambda s: (values.count(s), -values.index(s)))

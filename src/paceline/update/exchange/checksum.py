@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checksum of what was exchanged, so that workers that differ find out."""
+"""Checksums of exchanged state, by which workers detect that their copies differ."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One exchange: a small header and a few large chunks, on the wire at the same time.
 
-The header is an all-gather of ten integers. Before anything is applied it tells every worker of every other one how
-much work a contribution stands for, whether it is finite, whether the worker is leaving, and the checksum of the state
-that all hold alike. The chunks are summed by the rule's codec over the rule's route; while one is on the wire, the next
+The header is an all-gather of ten integers. Before anything is applied, every worker learns of every other one how much
+work its contribution stands for, whether it is finite, whether the worker is leaving, and the checksum of the
+replicated state. The chunks are summed by the rule's codec over the rule's route; while one is on the wire, the next
 is packed and the last one applied.
 
 A worker that is out of data keeps joining with an empty contribution until all workers are done.
@@ -33,7 +33,7 @@ IN_FLIGHT = 3
 
 
 class Chunk(Protocol):
-    """A piece of the payload, with its codec's state."""
+    """A chunk of the payload, with its codec's state."""
 
     @property
     def layout(self) -> Layout:
@@ -41,7 +41,7 @@ class Chunk(Protocol):
 
     @property
     def lossless(self) -> bool:
-        """Whether it must be sent as it is, whatever the rule's codec."""
+        """Whether it must be sent dense, whatever the rule's codec."""
 
     @property
     def state(self) -> State:
@@ -57,10 +57,10 @@ class Chunk(Protocol):
         """Apply the sum over the workers, shape (n,); called after `keep`."""
 
     def prepare(self, total: Tensor, summary: ExchangeSummary) -> None:
-        """Where the next block computes meanwhile: apply the sum to what that block does not touch."""
+        """With overlap: apply the sum to the state that the next block does not touch."""
 
     def move(self, made: int) -> None:
-        """Then, when the exchange lands, apply it to the rest; `made` minibatches were made meanwhile."""
+        """With overlap, at the end: apply the sum to the rest; `made` minibatches were made meanwhile."""
 
 
 class StartedExchange(Protocol):
@@ -71,10 +71,10 @@ class StartedExchange(Protocol):
         """All workers' headers, in rank order; waits for them."""
 
     def arrive(self) -> list[State]:
-        """Wait until only the user's tensors are left to be moved; each chunk's new codec state."""
+        """Wait until all chunks have arrived; each chunk's new codec state."""
 
     def finish(self, made: int = 0) -> ExchangeSummary:
-        """Apply all of it."""
+        """Finish the exchange and apply it."""
 
 
 class Exchanger:
@@ -82,8 +82,8 @@ class Exchanger:
 
     Args:
         transport: the connection.
-        codec: how chunks are written.
-        topology: over which route they are summed.
+        codec: encodes the chunks.
+        topology: the route over which they are summed.
         overlapped: whether the next block computes while an exchange is under way.
     """
 
@@ -98,10 +98,10 @@ class Exchanger:
         """Whether this worker has a request for all workers, to be read once the next exchange is over."""
         self.timing = Timing()
         self.left: int | None = None
-        """Number of the first exchange in which a worker had no more work to bring."""
+        """Number of the first exchange in which a worker had no more work."""
 
     def open(self, header: ExchangeHeader) -> PendingHeader:
-        """Send `header` to all; fills in the number of the exchange, and whether this worker has a request."""
+        """Send `header` to all workers, with the number of the exchange and whether this worker has a request."""
         if self._voted is not None:
             pending_header, self._voted = self._voted, None
             return pending_header
@@ -109,7 +109,7 @@ class Exchanger:
         return PendingHeader(self, replace(header, sequence=self.sequence, asks=self.asks()))
 
     def pre_vote(self, header: ExchangeHeader) -> ExchangeHeader:
-        """Send `header` before anything is packed, and learn its factor; the next `open` goes on from there.
+        """Send `header` before anything is packed, and learn its factor; the next `open` returns this header.
 
         Whether an unusual contribution goes into the mean depends on what the other workers bring.
         """
@@ -120,7 +120,7 @@ class Exchanger:
             return replace(pending_header.header, factor=0.0)
 
     def gather_row(self, row: Tensor) -> tuple[Pending, Tensor]:
-        """Start to gather `row`, int64, shape (k,), from all: what to wait for, and where the rows will be (N, k)."""
+        """Start an all-gather of `row`, int64, shape (k,): its handle, and the rows, shape (N, k)."""
         device = self.transport.wire_device(row.device)
         rows = torch.empty(self.transport.world.size, row.numel(), dtype=torch.int64, device=device)
         return self.transport.all_gather(rows, row.to(device)), rows
@@ -130,11 +130,11 @@ class Exchanger:
         return self._pipeline.start(self._steps(chunk, chunk.fill(factor), number), eager=block and self._overlapped)
 
     def begin_with(self, chunk: Chunk, x: Tensor, number: int) -> Running:
-        """The same with a contribution that was filled before; `x` becomes the sum."""
+        """The same with a contribution that is filled already; `x` becomes the sum."""
         return self._pipeline.start(self._steps(chunk, x, number))
 
     def begin_overlapped(self, chunk: Chunk, factor: float, number: int, pending_header: PendingHeader) -> Running:
-        """The same where the next block computes meanwhile: the pipeline does all work on the chunk."""
+        """The same with overlap: the pipeline does all work on the chunk."""
 
         def steps() -> Steps[tuple[Tensor, State]]:
             total, state = yield from self._steps(chunk, chunk.fill(factor), number)
@@ -158,7 +158,7 @@ class Exchanger:
     ) -> StartedExchange:
         """Start a whole exchange; arguments as for :meth:`InFlightExchange.start`.
 
-        `checksum` computes the header's once more, where the exchange is repeated.
+        `checksum` computes the header's checksum again, where the exchange is repeated.
         """
         return InFlightExchange.start(self, header, chunks, number, in_flight)
 
@@ -168,12 +168,12 @@ class Exchanger:
 
 
 class PendingHeader:
-    """A header on its way to all workers.
+    """A header under way to all workers.
 
     Args:
         exchanger: the connection.
         header: this worker's.
-        summary: where all headers are known already (of a checkpoint).
+        summary: given where all headers are known already (from a checkpoint).
     """
 
     def __init__(self, exchanger: Exchanger, header: ExchangeHeader, summary: ExchangeSummary | None = None) -> None:
@@ -231,10 +231,9 @@ class InFlightExchange:
         Args:
             exchanger: the connection.
             header: this worker's.
-            chunks: its payload; a worker that brings none takes part with zeros where another one does.
-            number: counts the exchanges of this payload, for codecs that begin otherwise than they go on.
-            in_flight: chunks on the wire at a time, the others follow in `finish`; 0 sends all of them, and the next
-                block computes meanwhile.
+            chunks: its payload; a worker without one contributes zeros if another worker brings one.
+            number: counts the exchanges of this payload, for codecs whose first exchanges differ.
+            in_flight: chunks on the wire at a time; the rest follow in `finish`. 0 sends all of them, with overlap.
         """
         exchanger.timing.wait_s = exchanger.timing.exchange_s = 0.0
         began = exchanger.transport.now()
@@ -253,7 +252,7 @@ class InFlightExchange:
     def arrived(
         cls, exchanger: Exchanger, summary: ExchangeSummary, chunks: Iterable[tuple[Chunk, State]]
     ) -> InFlightExchange:
-        """One that was saved when all of it had arrived: only the user's tensors are left to be moved."""
+        """An exchange that was saved after all chunks had arrived; `finish` moves the user's tensors."""
         pending_header = PendingHeader(exchanger, summary.headers[exchanger.transport.world.rank], summary)
         return cls(exchanger, pending_header, True, ((chunk, Finished((None, state))) for chunk, state in chunks))
 
@@ -272,7 +271,7 @@ class InFlightExchange:
         return self._pending_header.summary().headers
 
     def arrive(self) -> list[State]:
-        """Wait until only the user's tensors are left to be moved; each chunk's new codec state."""
+        """Wait until all chunks have arrived; each chunk's new codec state."""
         assert self.overlapped
         return [running.finish()[1] for _, running in self._under_way]
 
@@ -280,11 +279,11 @@ class InFlightExchange:
         """Apply all of it.
 
         Args:
-            made: minibatches made since it began, where the next block computed meanwhile.
+            made: minibatches made since it began, with overlap.
 
         Raises:
-            DesyncError, MismatchError, NonFiniteError: on every worker alike, with nothing applied.
-            PeerLostError: a worker did not come.
+            DesyncError, MismatchError, NonFiniteError: on every worker, with nothing applied.
+            PeerLostError: a worker did not take part.
         """
         now, timing = self._exchanger.transport.now, self._exchanger.timing
         began = now()
@@ -294,7 +293,7 @@ class InFlightExchange:
         try:
             summary = self._pending_header.summary()
         except ElsewhereError:
-            raise  # no worker answers what is on the wire
+            raise  # no worker takes part in what is on the wire
         except (DesyncError, MismatchError) as error:
             failure = error  # every worker sees it; finish what is on the wire, apply nothing
         while self._under_way:

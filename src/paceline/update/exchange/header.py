@@ -14,20 +14,20 @@ from paceline.update.exchange.kind import ExchangeKind
 
 @dataclass(frozen=True)
 class ExchangeHeader:
-    """What one worker says about its part of an exchange.
+    """What one worker says about its contribution to an exchange.
 
     Attributes:
-        sequence: number of the exchange, the same on all.
+        sequence: number of the exchange, the same on all workers.
         kind: which exchange this is.
         brings: whether a payload follows.
-        leaving: whether the worker has come to its end.
+        leaving: whether the worker has no more work.
         finite: whether its contribution is free of inf and nan.
-        minibatches: what its contribution stands for.
-        norm: of its contribution, before the weight; 0 where not taken.
-        factor: the weight its numbers were multiplied with.
+        minibatches: that its contribution stands for.
+        norm: of its contribution, before the weight; 0 where not computed.
+        factor: the weight of its contribution.
         total: all minibatches of this worker so far.
-        checksum: of the state that all workers should hold alike, 0 where not taken.
-        usual: whether the norm is not far outside of what is usual.
+        checksum: of the replicated state, 0 where not computed.
+        usual: whether the norm is not unusually large (:mod:`.outliers`).
         asks: whether the worker has a request for all workers, to be read once this exchange is over.
         merges: whether it ends the block early, in `run.merge()`.
     """
@@ -48,7 +48,7 @@ class ExchangeHeader:
 
     @property
     def row(self) -> Tensor:
-        """As it is sent: int64, shape (10,)."""
+        """The header as it is sent: int64, shape (10,)."""
         condition = self.finite | self.usual << 1 | self.asks << 2 | self.merges << 3
         values = [
             self.sequence,
@@ -84,11 +84,11 @@ def _number(bits: int) -> float:
 
 @dataclass(frozen=True)
 class ExchangeSummary:
-    """The headers of all workers, in rank order, and what follows from them.
+    """The headers of all workers, in rank order.
 
     Attributes:
-        headers: with the factor 0 where a contribution is left out.
-        between: least and greatest norm of those that were usual before, where norms are judged.
+        headers: with the factor 0 where a contribution is rejected.
+        between: least and greatest norm accepted before, where norms are checked.
     """
 
     headers: tuple[ExchangeHeader, ...]
@@ -96,38 +96,38 @@ class ExchangeSummary:
 
     @property
     def weight(self) -> float:
-        """Sum of the factors; what a total has to be divided by."""
+        """Sum of the factors, the divisor of a total."""
         return sum(h.factor for h in self.headers)
 
     @property
     def minibatches(self) -> list[int]:
-        """Minibatches that each worker's contribution stands for; 0 for one that was left out."""
+        """Minibatches that each worker's contribution stands for; 0 for a rejected one."""
         return [h.minibatches if h.factor else 0 for h in self.headers]
 
     @property
     def tau(self) -> float:
-        """Minibatches that the mean displacement stands for, weighted as the displacements are."""
+        """Minibatches that the mean delta stands for, weighted as the deltas are."""
         weight = self.weight
         return sum(h.factor * h.minibatches for h in self.headers) / weight if weight else 0.0
 
     @property
     def left_out(self) -> list[int]:
-        """Ranks whose contribution was not finite, or far larger than usual."""
+        """Ranks whose contribution was rejected: not finite, or far larger than usual."""
         return [rank for rank, h in enumerate(self.headers) if not h.finite or (not h.usual and not h.factor)]
 
     @property
     def accepted(self) -> dict[int, float]:
-        """Rank -> norm, of the contributions that went into the mean."""
+        """Rank -> norm, of the contributions to the mean."""
         return {rank: h.norm for rank, h in enumerate(self.headers) if h.brings and h.factor}
 
     @property
     def changed(self) -> bool:
-        """Whether most contributions were unusual and were accepted for that."""
+        """Whether most contributions were unusual, and therefore accepted."""
         return 2 * sum(self.headers[rank].usual for rank in self.accepted) < len(self.accepted)
 
     @property
     def somebody_left(self) -> bool:
-        """Whether a worker has come to its end, or joins a block only because another process of its host trains."""
+        """Whether a worker has no more work, or joins a block only because another process of its host trains."""
         return any(h.leaving or (h.kind.is_block and not h.minibatches) for h in self.headers)
 
     @property

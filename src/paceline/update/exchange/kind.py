@@ -10,13 +10,13 @@ from paceline.communication.calls import BLOCK
 
 @dataclass(frozen=True)
 class ExchangeKind:
-    """Which exchange a header belongs to: of an optimizer's gradients, of a fragment's block, or of neither.
+    """The exchange that a header belongs to: an optimizer's gradients, a fragment's block, or neither.
 
     >>> ExchangeKind.block(2).is_block, ExchangeKind.gradients(0).optimizer
     (True, 0)
 
     Attributes:
-        code: as it is written in the packed header.
+        code: its integer in a packed header.
     """
 
     code: int
@@ -38,11 +38,11 @@ class ExchangeKind:
 
     @property
     def optimizer(self) -> int:
-        """Whose gradients they are."""
+        """The optimizer whose gradients are exchanged."""
         return self.code - 1
 
 
 NO_PAYLOAD = ExchangeKind(0)
-"""The worker brings nothing, and joins whatever the others exchange."""
+"""The worker brings no payload, and joins any exchange."""
 WARMUP_END = ExchangeKind(-1)
 """The exchange without a payload that ends a warm-up."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which contributions are far outside of what was usual, by their norm.
+"""Which contributions are outliers, by their norm.
 
 With x_ij the norm that worker i brought to exchange j and was accepted, over the last `window` exchanges of all
 workers, and l = log x:
@@ -7,21 +7,19 @@ workers, and l = log x:
     limit(l)  = exp(median(l) + max(log least, threshold * 1.4826 * median|l - median(l)|))
     unusual   : x_i > max(limit(all l), limit(l of worker i alone))
 
-The median and the median absolute deviation (times 1.4826, the standard deviation of a normal distribution) are not
-moved by the few outliers that pass. Logarithms, because norms are spread over orders of magnitude. A worker whose data
-differ, so that its norms are always above the others', is compared with itself as well. Only what is too large is
-unusual: a small contribution does no harm. Before `history` exchanges nothing of that is known, and a norm is unusual
-that is out of all proportion to the parameters w, of which there are n:
+A few accepted outliers do not move the median and the median absolute deviation (times 1.4826, the standard deviation
+of a normal distribution). Logarithms, because norms spread over orders of magnitude. A worker whose norms are always
+larger, because its data differ, is compared with itself as well. Only large norms are unusual: a small contribution
+does no harm. Before `history` exchanges a norm is compared with that of the n parameters w:
 
     unusual   : x_i > FAR * max(norm of w, LEAST * root of n)          1000 times as far, for gradients a million times
 
-A worker whose norm is unusual says so, and its contribution is dropped, unless the scale itself has changed (a learning
-rate, a warm-up that ends): `outliers` accepts all where more than half of the workers are unusual at once, and a worker
-that is not far above those that are usual. After such a change the window starts afresh.
+A worker reports that its norm is unusual, and its contribution is dropped, unless the scale itself has changed (a
+learning rate, a warm-up that ends): `outliers` accepts all where more than half of the workers are unusual at once, and
+a worker that is not far above the usual ones. After such a change the window starts afresh.
 
-Everything is computed from what all workers have said, so all find the same. A public predecessor is EDiT's z-score of
-pseudo-gradients (arXiv 2412.07210), with an exponential mean and variance in the place of medians, for each worker
-alone.
+All workers compute the same result from the same headers. A public predecessor is EDiT's z-score of pseudo-gradients
+(arXiv 2412.07210), with an exponential mean and variance instead of medians, for each worker alone.
 """
 
 from __future__ import annotations
@@ -41,11 +39,11 @@ from paceline.errors import UnsupportedError
 SIGMA = 1.4826
 """Standard deviations of a normal distribution in its median absolute deviation."""
 APART = 3.0
-"""An outlier's norm is at least so many times the median of those that the others bring to the same exchange."""
+"""An outlier's norm is at least so many times the median of the usual norms of the same exchange."""
 FAR, FAR_GRADIENT = 1e3, 1e6
-"""So many times the norm of the parameters, what a block brings, and a gradient, is out of all proportion."""
+"""A block's delta, and a gradient, is unusual above so many times the norm of the parameters."""
 LEAST = 1e-3
-"""Root mean square of parameters that are taken to be no smaller: all may begin at 0."""
+"""Least root mean square of parameters that is assumed: all may begin at 0."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +103,11 @@ def make_guard(guard: Guard | str | None) -> Guard | None:
 
 
 class Norms:
-    """The norms that were accepted lately in the exchanges of one payload, the same on every worker.
+    """The norms accepted in the last exchanges of one payload, the same on every worker.
 
     Args:
         guard: the settings.
-        farthest: gives the largest norm that is not out of all proportion, for as long as there is no history.
+        farthest: gives the largest usual norm while there is no history.
     """
 
     def __init__(self, guard: Guard, farthest: Callable[[], float] = lambda: math.inf) -> None:
@@ -117,7 +115,7 @@ class Norms:
         self._rows: deque[dict[int, float]] = deque(maxlen=guard.window)
 
     def usual(self, rank: int, norm: float) -> bool:
-        """Whether such a norm of that worker is not far above what was accepted of all, or of itself."""
+        """Whether a norm is usual among the accepted norms of all workers, or of `rank`."""
         if len(self._rows) < self.guard.history:
             return norm <= self._farthest()
         if norm <= self.guard.limit([value for row in self._rows for value in row.values()]):
@@ -127,18 +125,18 @@ class Norms:
 
     @property
     def between(self) -> tuple[float, float] | None:
-        """The least and the greatest norm in the window; None before anything is judged."""
+        """The least and the greatest norm in the window; None before there is a history."""
         if len(self._rows) < self.guard.history:
             return None
         values = [value for row in self._rows for value in row.values()]
         return min(values), max(values)
 
     def add(self, accepted: Mapping[int, float], changed: bool = False) -> None:
-        """Remember an exchange.
+        """Add an exchange to the window.
 
         Args:
-            accepted: rank -> norm, of the contributions that went into the mean.
-            changed: whether most of them were unusual, so that the scale is another one from now on.
+            accepted: rank -> norm, of the contributions to the mean.
+            changed: whether most of them were unusual, so that the window starts afresh.
         """
         if changed:
             self._rows.clear()
@@ -147,24 +145,24 @@ class Norms:
             self._rows.append(row)
 
     def mix(self) -> None:
-        """Ranks mean other workers from now on: what was usual of all stays, and of each nothing is known."""
+        """Keep the norms without their ranks, which belong to other workers from now on."""
         self._rows = deque(
             ({-1 - k: norm for k, norm in enumerate(row.values())} for row in self._rows), self._rows.maxlen
         )
 
     def state(self) -> list[list[list[float]]]:
-        """What a checkpoint holds, and what a newcomer is given: of each exchange pairs of rank and norm."""
+        """The window for a checkpoint or a joining worker: (rank, norm) pairs of each exchange."""
         return [[[rank, norm] for rank, norm in row.items()] for row in self._rows]
 
     def load(self, saved: Iterable[Iterable[Sequence[Any]]]) -> None:
-        """Put back what `state` gave."""
+        """Restore what `state` gave."""
         self._rows.clear()
         self._rows.extend({int(rank): float(norm) for rank, norm in row} for row in saved)
 
 
 @torch.no_grad()
 def farthest(parameters: Iterable[Tensor], times: float) -> float:
-    """The largest norm that is in some proportion to these parameters; infinite where they are not finite."""
+    """The largest usual norm by the norm of these parameters; infinite where they are not finite."""
     square, count = 0.0, 0
     for one in parameters:
         square += float(torch.linalg.vector_norm(one)) ** 2
@@ -174,19 +172,19 @@ def farthest(parameters: Iterable[Tensor], times: float) -> float:
 
 
 def block_norms(guard: Guard | None, parameters: Callable[[], Iterable[Tensor]]) -> Norms | None:
-    """The norms of what blocks bring to these parameters; None where nothing is judged."""
+    """The norms of deltas of these parameters; None without a guard."""
     return None if guard is None else Norms(guard, lambda: farthest(parameters(), FAR))
 
 
 def gradient_norms(guard: Guard | None, parameters: Sequence[Tensor]) -> Norms | None:
-    """The norms of the gradients of these parameters; None where they are not judged."""
+    """The norms of the gradients of these parameters; None where the guard does not check gradients."""
     if guard is None or not guard.gradients:
         return None
     return Norms(guard, lambda: farthest(parameters, FAR_GRADIENT))
 
 
 def outliers(said: Mapping[int, tuple[float, bool]]) -> set[int]:
-    """Who is left out of an exchange.
+    """The ranks whose contributions to an exchange are rejected.
 
     Args:
         said: rank -> the norm, and whether it is usual, of each finite contribution.

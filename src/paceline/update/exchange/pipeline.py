@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drives exchanges (generators that yield what they have started), in the background where that pays.
+"""Drives exchanges (generators that yield the operations that they start), in background threads where that pays.
 
 An exchange of several operations is a pipeline: while the second operation of one chunk is on the wire, the first
 of the next can be, and a third is being packed. Each stage is a thread that takes chunks in the order in which they
@@ -7,11 +7,11 @@ came: stage 0 packs and starts the first operation, stage k waits for operation 
 operation k. Every operation has a channel of its own (:meth:`paceline.communication.base.Transport.channel`), so what
 is started on a channel is started by one thread in one order, the same on every worker, whatever the threads' timing.
 
-Where exchanges have one operation, or the transport works elsewhere (virtual workers, a GPU's own streams), no thread
-is made: the first operation starts at once, and `finish` does the rest. Where workers go on meanwhile that would start
-the other operations when each worker comes to its result: one that has come to its end, restarts a block or exports the
-model does so earlier than the others. Every operation is then started when the exchange is (`eager`), each as soon as
-the one before is over, so that the order of operations is that of the exchanges, the same on every worker.
+Where exchanges have one operation, or the transport works elsewhere (virtual workers, a GPU's own streams), there is no
+thread: the first operation starts at once, and `finish` does the rest. With overlap, workers finish an exchange at
+different times (a worker that ends, restarts a block or exports the model is early), so that later operations would
+start in different orders. Then all operations start with the exchange (`eager`), each as soon as the one before is
+over, so that the order of operations is that of the exchanges, the same on every worker.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from paceline.rules.codec.base import Steps
 
 Result = TypeVar("Result")
 LEAVE_S = 3.0
-"""For stages to come back from an operation whose connection was closed, before the interpreter ends."""
+"""How long the interpreter's exit waits for stages to return from operations whose connections were closed."""
 _at_work: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 @atexit.register
 def _await_stages() -> None:
-    """A thread that is in native code when the interpreter ends would bring the process down with SIGABRT."""
+    """Wait for the threads: one in native code at the interpreter's exit would end the process with SIGABRT."""
     until = time.monotonic() + LEAVE_S
     for thread in list(_at_work):
         thread.join(max(0.0, until - time.monotonic()))
@@ -53,7 +53,7 @@ class Running:
         self.over = threading.Event()
 
     def advance(self) -> bool:
-        """Wait for the operation under way, compute, start the next; whether there is one."""
+        """Wait for the operation under way, compute, and start the next one; whether there is one."""
         if self.over.is_set():
             return False
         assert self._steps is not None
@@ -109,7 +109,7 @@ class Pipeline:
 
     Args:
         threads: whether to work in the background.
-        operations: that follow one another in an exchange, at most.
+        operations: most operations of an exchange.
     """
 
     def __init__(self, threads: bool, operations: int) -> None:
@@ -147,7 +147,7 @@ class Pipeline:
                 self._stage(number + 1).put(staged)
 
     def close(self) -> None:
-        """End the threads, when they are through with what they have."""
+        """End the threads after the exchanges that they have."""
         for stage in self._stages:
             stage.put(None)
         self._stages = []

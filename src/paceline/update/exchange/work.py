@@ -13,8 +13,8 @@ class LocalWork:
     Attributes:
         minibatches: steps of the optimizer.
         total: the same since attach.
-        factor: weight of the contribution, in parts of a full one.
-        leaving: whether the worker has come to its end.
+        factor: weight of the contribution; 1 for a full one.
+        leaving: whether the worker has no more work.
         merges: whether it ends the block early.
     """
 
