@@ -26,7 +26,7 @@ class Killed(Exception):
 
 
 class Killer:
-    """Dies behind a step, or at an evaluation."""
+    """Dies after a step, or at an evaluation."""
 
     def __init__(self, step: int = -1, row: int = -1) -> None:
         self.step, self.at = step, row

@@ -66,7 +66,7 @@ def test_other_methods_have_no_rewards(method: str, tmp_path: Path) -> None:
     assert rows[-1]["labelled_share"] == (1.0 if method == "supervised" else pytest.approx(0.4))
 
 
-def test_the_methods_differ_behind_the_warm_up_only(tmp_path: Path) -> None:
+def test_the_methods_differ_after_the_warm_up_only(tmp_path: Path) -> None:
     found = {name: trained(tmp_path / name, replace(COURSE, method=name)) for name in ("dual", "supervised")}
     a, b = (rows for _, rows in found.values())
     same = ("forward", "backward", "gap")
