@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Service 5, tuning: settings that change on all workers at one place, and schedules that need the whole cluster."""
+"""Service 5, tuning: changes settings on all workers at the same step; schedules that need all workers."""
 
 from __future__ import annotations
 

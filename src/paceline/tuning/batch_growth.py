@@ -5,8 +5,8 @@
     L_j                 mean over the workers of the probe's loss after a trial with b_j, at the rate times b_j / b_0
     take the last b_j before the first with   L_j > L_0 (1 + margin)
 
-After each trial everything is put back bit for bit: model, optimizers, outer state, what codecs keep, the place in the
-data, random generators. So a trial costs its time and nothing else.
+After each trial all state is restored bit for bit: model, optimizers, outer state, codec residuals, data position,
+random generators. So a trial costs only its time.
 
 Source: Seide et al., Interspeech 2014 (1-bit SGD), whose minibatches grow as the model gets better because larger ones
 hide more communication: "automatic minibatch scaling" tries sizes on a small part of the data. The form of the test, a
@@ -25,7 +25,7 @@ from paceline.errors import RuleError, UnsupportedError
 
 
 class BatchGrowth:
-    """Chooses a size of minibatches, between two steps; every worker calls it at the same place.
+    """Chooses the minibatch size between two steps; every worker calls it at the same step.
 
     >>> import torch, paceline
     >>> from paceline.tuning import BatchGrowth
@@ -41,8 +41,8 @@ class BatchGrowth:
 
     Args:
         run: a run whose workers exchange together.
-        margin: what a larger minibatch may add to the loss, in parts of it.
-        scaled: whether the rate goes with the minibatch.
+        margin: the fraction by which a larger minibatch may raise the loss.
+        scaled: whether to scale the rate with the minibatch.
     """
 
     def __init__(self, run: Any, *, margin: float = 0.01, scaled: bool = True) -> None:
@@ -56,13 +56,13 @@ class BatchGrowth:
     def choose(
         self, minibatch: int, larger: Sequence[int], trial: Callable[[int], None], probe: Callable[[], float]
     ) -> int:
-        """The size to go on with, the same on all workers; the rate follows at the next exchange, where it is scaled.
+        """The size to continue with, the same on all workers; a scaled rate follows at the next exchange.
 
         Args:
             minibatch: the present size.
             larger: candidates above it.
-            trial: trains with a size on as many samples as with another; all workers make as many steps.
-            probe: the loss of this worker's part of the probe, after a trial.
+            trial: trains with a size, on the same number of samples for each; all workers make equally many steps.
+            probe: returns the loss of this worker's part of the probe after a trial.
         """
         sizes = [minibatch, *sorted(larger)]
         if len(set(sizes)) < len(sizes) or sizes != sorted(sizes) or minibatch < 1:
@@ -79,7 +79,7 @@ class BatchGrowth:
         return chosen
 
     def _try(self, before: Any, ratio: float, trial: Callable[[], None], probe: Callable[[], float]) -> float:
-        """The loss after a trial, of which nothing else is left."""
+        """The loss after a trial, whose other effects are undone."""
         try:
             if self._scaled:
                 self._run.scale_rates(ratio)

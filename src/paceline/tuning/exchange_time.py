@@ -3,10 +3,10 @@
 
 The least period tau* that keeps exchanges at a share of the time, tau* = ceil(e (1 - share) / (share c)), is that of
 :mod:`paceline.rules.schedule.paced`: e is what exchanging the whole model once keeps a worker, c the time of a
-minibatch, both measured since the last look. Waiting for slower workers counts in neither: a longer period does not
-make them faster. The slowest worker's e and the mean c decide, so that all come to the same number. It is taken when it
-is off by more than the hysteresis, within limits. Where exchanges run behind the next block, e is what is left of them
-that a worker waits for. Rules with the schedule `Paced` do all this by themselves.
+minibatch, both measured since the last look. Waiting for stragglers counts in neither: a longer period does not make
+them faster. The largest e and the mean c of all workers decide, so that all compute the same number. The period changes
+if it is off by more than the hysteresis, within limits. If exchanges overlap the next block, e is the part of them that
+a worker waits for. Rules with the schedule `Paced` do all this themselves.
 
 Source: ours. That the best period balances the cost of an exchange against what is lost by stale models is in every
 treatment of local SGD; the share of 0.05 is a choice.
@@ -21,7 +21,7 @@ from paceline.rules.schedule.paced import least_period
 
 
 class PeriodFromExchange:
-    """Called after every step, on all workers; one of them tunes.
+    """Called after every step on all workers; rank 0 tunes.
 
     >>> import torch, paceline
     >>> from paceline.tuning import PeriodFromExchange
@@ -35,10 +35,10 @@ class PeriodFromExchange:
 
     Args:
         run: a run under a rule that exchanges blocks.
-        share: of the time that exchanging may take.
+        share: the fraction of the time that exchanges may take.
         least, most: limits of the period.
         every: blocks between two looks.
-        hysteresis: the period stays while what was found lies within this factor, 1 + hysteresis.
+        hysteresis: the period stays unless it is off by more than the factor 1 + hysteresis.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class PeriodFromExchange:
         self._before = [*run.spent, run.minibatches]
 
     def period_for(self, exchange_s: float, minibatch_s: float) -> int:
-        """tau* within the limits; as long as it may be where a minibatch takes no time."""
+        """tau* within the limits; the upper limit if a minibatch takes no time."""
         if minibatch_s <= 0:
             return self._most
         return max(self._least, min(self._most, least_period(exchange_s, minibatch_s, self._share)))
 
     def stepped(self) -> None:
-        """A step was made; every worker calls it after every step, and all make as many steps."""
+        """Call it on every worker after every step; all make the same number of steps."""
         run = self._run
         if run.blocks < self._looked + self._every:
             return

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be tuned, by name, and the values that make sense.
+"""The names of settings that can be tuned, and their valid values.
 
 =================  =======================================================================================
 of optimizers      lr, lr_factor, momentum, betas, weight_decay, eps; of one parameter group lr@1, ..
 of the rule        period, gain, outer_momentum, outer_lr
 =================  =======================================================================================
 
-A name without `@` means every group that has such a setting. Groups are counted from 0 through all optimizers, in the
-order in which they were given to `attach`. A request as a program writes it becomes a flat dictionary of JSON's terms
-(:func:`flat`), the same that travels between workers and stands in files.
+A name without `@` means every group that has such a setting. Groups are numbered from 0 through all optimizers, in the
+order of `attach`. :func:`flat` turns a program's request into a flat dictionary of JSON values, as workers send it and
+request files hold it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from paceline.errors import RuleError
 OF_OPTIMIZERS = ("lr", "lr_factor", "momentum", "betas", "weight_decay", "eps")
 OF_RULES = ("period", "gain", "outer_momentum", "outer_lr")
 MOST_NAMES = 1000
-"""No request has more."""
+"""The most settings of a request."""
 
 Changes = dict[str, Any]
 
 
 def flat(settings: Mapping[str, Any]) -> Changes:
-    """A request as name -> value, in terms of JSON; `RuleError` for a name or a value that makes no sense.
+    """A request as name -> JSON value; `RuleError` for an invalid name or value.
 
     Args:
         settings: such as `{"lr": 0.1}`, `{"lr": {0: 0.1, 1: 0.2}}` or `{"lr@1": 0.2}`.
@@ -61,7 +61,7 @@ def split(name: str) -> tuple[str, int | None]:
 
 
 def checked(name: str, value: Any) -> Any:
-    """The value as JSON writes it; `RuleError` where it makes no sense for `name`, whatever the rule."""
+    """The value as JSON; `RuleError` if it is invalid for `name` under every rule."""
     base, _ = split(name)
     if base == "betas":
         return _betas(name, value)

@@ -23,7 +23,7 @@ from paceline.errors import RuleError
 
 
 class Newbob:
-    """Told of every validation, on all workers; one of them tunes. May be included in checkpoints.
+    """Called after every validation on all workers; rank 0 tunes. May be included in checkpoints.
 
     >>> import torch, paceline
     >>> from paceline.tuning import Newbob
@@ -40,9 +40,9 @@ class Newbob:
     Args:
         run: the run.
         start: relative improvement below which halving begins.
-        end: relative improvement below which it is enough.
-        factor: what the rate is multiplied with.
-        keep: validations before which the rate is left alone.
+        end: relative improvement below which training stops.
+        factor: of the rate at each halving.
+        keep: number of validations at the start without a change of the rate.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class Newbob:
         self.count = 0
 
     def validated(self, loss: float) -> bool:
-        """A validation is over; every worker calls it at the same place.
+        """Call it on every worker after each validation.
 
         Args:
             loss: of this worker's part of the validation data; the mean over the workers counts.
 
         Returns:
-            Whether training is to stop, on all workers alike.
+            Whether to stop training, alike on all workers.
         """
-        said = [float(one) for one in self._run.messages.gather(str(float(loss)))]  # JSON has no word for nan
+        said = [float(one) for one in self._run.messages.gather(str(float(loss)))]  # JSON has no nan
         mean = sum(said) / len(said)
         if math.isnan(self.best):
             self.best = mean
@@ -89,6 +89,6 @@ class Newbob:
         return {"best": str(self.best), "halving": self.halving, "done": self.done, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` gave."""
+        """Restore `state_dict`."""
         self.best, self.count = float(state["best"]), int(state["count"])
         self.halving, self.done = bool(state["halving"]), bool(state["done"])

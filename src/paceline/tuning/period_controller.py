@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workers' agreement on a period, under the schedule :class:`paceline.rules.schedule.Paced`.
+"""Chooses the period from measured times, under the schedule :class:`paceline.rules.schedule.Paced`.
 
-Every worker times its steps and its exchanges (:mod:`.timed`). When enough blocks have been timed, that is said in the
-header of the next exchange, as a request to tune is; behind it all gather what all have measured, and each comes to the
+Every worker times its steps and its exchanges (:mod:`.timers`). After enough blocks it says so in the header of its
+next exchange, as for a request to tune; after that exchange all workers gather all measurements, and each computes the
 same period:
 
     e = max_i e_i,    c = median_i c_i,    tau as in :mod:`paceline.rules.schedule.paced`
@@ -34,17 +34,14 @@ AGAIN = 64
 """Blocks from one look to the next."""
 
 Said = tuple[bool, float, float]
-"""Whether a look is due, e in seconds, c in seconds."""
+"""(whether a look is due, e in seconds, c in seconds)."""
 
 
 class PeriodController:
-    """What one worker has to say about the period.
-
-    Args:
-        stopwatch: measures on this worker.
+    """One worker's measurements, and the agreement on a period.
 
     Attributes:
-        held: whether somebody has set the period by hand, which stays then.
+        held: whether the user has set the period, which then stays.
     """
 
     def __init__(self, timer: Timer) -> None:
@@ -58,7 +55,7 @@ class PeriodController:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to look at what all have measured."""
+        """Whether it is time to gather the measurements."""
         return self._timely and self._timer.measured() is not None
 
     @property
@@ -66,20 +63,17 @@ class PeriodController:
         return not self.held and self._blocks >= self._next
 
     def said(self) -> Said | None:
-        """What this worker has measured, in terms of JSON; nothing where that is too little."""
+        """This worker's measurements as JSON values; None before there are enough."""
         found = self._timer.measured()
         return None if found is None else (self._timely, *found)
 
     def agree(self, rows: Sequence[Any], schedule: Paced, blocks: int) -> tuple[int, str] | None:
-        """What all come to from what all have said; the same on every worker.
+        """(new period, why), the same on every worker; None if the present one stays.
 
         Args:
-            rows: of each worker what `said` gave.
+            rows: `said` of each worker.
             schedule: at present.
             blocks: that have been exchanged.
-
-        Returns:
-            The new period and why; None where the present one stays.
         """
         measured = [(float(row[1]), float(row[2])) for row in rows if row]
         if self.held or not any(row[0] for row in rows if row):
@@ -91,16 +85,16 @@ class PeriodController:
         return None if period == schedule.period else (period, reason(schedule, period, exchange_s, step_s))
 
     def renew(self) -> None:
-        """The workers are others: look again as soon as something is measured."""
+        """The membership changed: look again as soon as something is measured."""
         self._next = 0
         self._timer.restart()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """State for a checkpoint."""
         return {"next": self._next, "settled": self._settled, "held": self.held}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Put back what `state` gave; times are measured anew."""
+        """Restore `state`; times are measured anew."""
         self._next, self._settled, self.held = int(state["next"]), bool(state["settled"]), bool(state["held"])
         self._timer.restart()
 
@@ -108,8 +102,7 @@ class PeriodController:
 def period_controller_for(
     rule: Rule, transport: Transport, owned: Owned, buffers: int, exchanged: Sequence[float]
 ) -> PeriodController | None:
-    """What one of several workers needs under a rule whose period follows measured times; None under other rules,
-    and where there is one period to choose from.
+    """The controller of one of several workers; None under rules whose period does not follow measured times.
 
     Args:
         rule: the rule.
@@ -136,7 +129,7 @@ def period_controller_for(
 
 
 def _bytes_sent(rule: Rule, transport: Transport, owned: Owned, buffers: int) -> int:
-    """That this worker sends for one exchange of the whole model."""
+    """Bytes that this worker sends for one exchange of the whole model."""
     riding = 0
     for optimizer, named in owned:
         if rule.delta.resolve(optimizer) in ("average", "compensate"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Population based training: who was best in a round, and who goes on from whose checkpoint with which values.
+"""Population based training: ranks the groups of a round, and gives the worst the checkpoints and values of the best.
 
     k = max(1, G // 4)
     the k worst of G groups, and all that failed, take the checkpoints of the k best of those that did not
@@ -33,11 +33,11 @@ class PopulationMember:
     """A group in a round.
 
     Attributes:
-        values: that it trains with.
-        tune: what `run.tune` is asked for at the round's begin, so that it has them.
-        source: the group whose checkpoint of the round before it begins with; None for a fresh start.
-        measure: what came of it; None where nothing did, or not yet.
-        failed: why nothing came of it.
+        values: of its settings.
+        tune: arguments of `run.tune` at the start of the round that set them.
+        source: the group whose checkpoint of the round before it starts from; None for a fresh start.
+        measure: its result; None before, and if it failed.
+        failed: why it failed.
     """
 
     values: Values
@@ -47,14 +47,14 @@ class PopulationMember:
     failed: str = ""
 
     def done(self, measure: float | None, failed: str = "") -> PopulationMember:
-        """What came of it; a measure that is not finite is a failure."""
+        """With its result; a measure that is not finite is a failure."""
         if not failed and (measure is None or not math.isfinite(measure)):
             return replace(self, measure=None, failed=f"it came to {measure}")
         return replace(self, measure=None if failed else measure, failed=failed)
 
 
 def first_round(space: Space, groups: int, seed: int) -> list[PopulationMember]:
-    """Values for a fresh start: of each range, one from each of G equal parts, in an order of its own."""
+    """Values for a fresh start: one from each of G equal parts of every range, each range in its own random order."""
     if groups < 2:
         raise RuleError(f"a search needs at least 2 groups, got {groups}")
     generator = random.Random(f"paceline search {seed}")
@@ -67,7 +67,7 @@ def first_round(space: Space, groups: int, seed: int) -> list[PopulationMember]:
 
 
 def ranking(members: Sequence[PopulationMember], maximize: bool) -> list[int]:
-    """Groups, the best first; those that failed are last, and of equals the first stays before."""
+    """Groups, the best first, failed ones last; a stable sort."""
 
     def key(group: int) -> tuple[bool, float]:
         measure = members[group].measure
@@ -77,7 +77,7 @@ def ranking(members: Sequence[PopulationMember], maximize: bool) -> list[int]:
 
 
 def copies(members: Sequence[PopulationMember], maximize: bool) -> dict[int, int]:
-    """Who takes whose checkpoint: loser -> winner; nothing where all have failed."""
+    """loser -> the winner whose checkpoint it takes; empty if all groups failed."""
     order = ranking(members, maximize)
     healthy = [group for group in order if members[group].measure is not None]
     count = max(1, len(members) // 4)
@@ -90,7 +90,7 @@ def copies(members: Sequence[PopulationMember], maximize: bool) -> dict[int, int
 def next_round(
     members: Sequence[PopulationMember], maximize: bool, propose: Callable[[Values], Values]
 ) -> list[PopulationMember]:
-    """The round that follows one; `propose` gives values near a winner's."""
+    """The next round; `propose` returns values near a winner's."""
     taken = copies(members, maximize)
     if not taken:
         raise RuleError("all groups failed, and there is nobody to copy")
@@ -106,9 +106,9 @@ def next_round(
 
 
 def changes(before: Values, after: Values) -> Changes:
-    """What to ask of a run that has the values `before`, so that it has `after`.
+    """The arguments of `run.tune` that change the values `before` to `after`.
 
-    Rates change by a factor, because a scheduler may have moved them since they were set.
+    Rates change by a factor, because a scheduler may have changed them since they were set.
     """
     asked: Changes = {}
     for name, value in after.items():
@@ -125,6 +125,6 @@ def changes(before: Values, after: Values) -> Changes:
 
 
 def scores(members: Sequence[PopulationMember], maximize: bool) -> list[float]:
-    """Of each group 0 for the best to 1 for the worst, whatever the round: measures of two rounds do not compare."""
+    """Each group's rank from 0 for the best to 1 for the worst; measures of different rounds do not compare."""
     order = ranking(members, maximize)
     return [1.0 if m.measure is None else order.index(group) / (len(order) - 1) for group, m in enumerate(members)]

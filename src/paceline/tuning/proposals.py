@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """New values near a winner's, proposed by Optuna's TPE sampler from all rounds so far.
 
-Each group in a round is a trial, and its value the place that it came to (0 the best, 1 the worst), which compares
-between rounds as the measure itself does not. What is asked for is a value in the range about the winner's. Until ten
-trials are over TPE draws evenly.
+Each group in a round is a trial; its value is its rank in the round (0 the best, 1 the worst), because measures of
+different rounds do not compare. New values come from the range around the winner's. Until ten trials are over, TPE
+draws uniformly.
 
 Source: Bergstra et al., NIPS 2011 (TPE); Optuna's documentation of `ask` and `tell`.
 """
@@ -18,11 +18,11 @@ from paceline.tuning.population import Values
 from paceline.tuning.space import Choice, IntRange, NumberRange, Range, Space
 
 DRAWS = 20
-"""Until one differs from the winner's values."""
+"""Attempts to draw values that differ from the winner's."""
 
 
 def optuna() -> Any:
-    """The library; `UnsupportedError` where it is not installed."""
+    """The library; `UnsupportedError` if it is not installed."""
     try:
         import optuna as found
     except ImportError as error:
@@ -34,12 +34,12 @@ def optuna() -> Any:
 
 
 class Proposals:
-    """Asks the sampler.
+    """Proposes values.
 
     Args:
-        space: what is searched.
+        space: the search space.
         trials: (values, score from 0 for the best to 1) of all groups in all rounds so far.
-        seed: the same gives the same values.
+        seed: of the sampler.
     """
 
     def __init__(self, space: Space, trials: Iterable[tuple[Values, float]], seed: int) -> None:
@@ -53,7 +53,7 @@ class Proposals:
             )
 
     def near(self, winner: Values) -> Values:
-        """Other values, each in the range about the winner's."""
+        """Other values, each in the range around the winner's."""
         values = winner
         for _ in range(DRAWS):
             values = self._draw(winner)
@@ -67,7 +67,7 @@ class Proposals:
         return {name: _outer(own, params[name]) for name, own in self._space.items()}
 
     def _distribution(self, whole: Range, part: Range) -> Any:
-        """Optuna's word for a part of a range; a choice is the number of its value."""
+        """Optuna's distribution for a part of a range; a choice is represented by its index."""
         kinds = self._optuna.distributions
         if isinstance(part, NumberRange):
             return kinds.FloatDistribution(part.low, part.high, log=part.log)

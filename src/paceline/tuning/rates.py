@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Factors on learning rates that a program's own schedule sets: whatever the schedule says, times a number of ours.
+"""Factors on the learning rates that a program's own schedule sets.
 
-A schedule may write a group's rate anew at every step, from numbers that only it knows. So a factor is applied for the
-time of the optimizer's step alone, and the rate is put back afterwards: every schedule goes on as if nobody had touched
-it, and the program reads the rate that its schedule has set.
+A schedule may write a group's rate at every step, from its own state. So a factor is applied only during the
+optimizer's step, and the rate is restored afterwards: the schedule and the program see only the schedule's rates.
 """
 
 from __future__ import annotations
@@ -19,13 +18,10 @@ Group = dict[str, Any]
 
 
 class Rates:
-    """The factors of all groups, by the group's number, counted through all optimizers.
-
-    Args:
-        optimizers: their steps are made with the rates times the factors.
+    """Makes the optimizers' steps with each group's rate times its factor.
 
     Attributes:
-        factors: group -> factor; 1 where there is none.
+        factors: number of a group, counted through all optimizers -> factor; 1 if missing.
     """
 
     def __init__(self, optimizers: list[Optimizer]) -> None:
@@ -38,21 +34,19 @@ class Rates:
             self._handles.append(optimizer.register_step_post_hook(self._after))
 
     def groups(self) -> list[tuple[Optimizer, Group]]:
-        """The groups in the order of their numbers; read anew each time, because loading a state replaces them."""
+        """The groups in the order of their numbers; read each time, because loading a state replaces them."""
         return [(optimizer, group) for optimizer in self._optimizers for group in optimizer.param_groups]
 
     def factor(self, number: int) -> float:
-        """Of one group."""
         return self.factors.get(number, 1.0)
 
     def scale(self, number: int, factor: float) -> None:
-        """Set the factor of a group."""
         self.factors.pop(number, None)
         if factor != 1:
             self.factors[number] = factor
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._put_back()  # a step that raised left it undone
+        self._put_back()  # the last step may have raised
         if self.factors:
             self._apply(optimizer)
 
@@ -64,7 +58,7 @@ class Rates:
             if number not in self.factors or (only is not None and optimizer is not only):
                 continue
             rate = group["lr"]
-            if isinstance(rate, Tensor):  # its address may sit in a captured graph
+            if isinstance(rate, Tensor):  # a captured graph may hold its address
                 self._kept.append((group, rate.clone()))
                 rate.mul_(self.factors[number])
             else:
@@ -78,7 +72,7 @@ class Rates:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, all groups show the rates with which steps are made."""
+        """Inside, all groups show their rates times their factors."""
         self._put_back()
         self._apply(None)
         try:
@@ -87,7 +81,6 @@ class Rates:
             self._put_back()
 
     def close(self) -> None:
-        """Take the hooks away."""
         self._put_back()
         for handle in self._handles:
             handle.remove()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Something that was asked for while a run goes on."""
+"""A request to change settings of an active run."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from paceline.tuning.names import Changes
 
 @dataclass(eq=False)
 class TuneRequest:
-    """Something that was asked for, and what has become of it.
+    """A request to change settings, and its outcome.
 
     Attributes:
         changes: name -> value.
-        revert: whether the last change is to be undone instead.
-        by: the rank that asked; the first one where all came to it together.
+        revert: whether to undo the last change instead.
+        by: the rank that asked; 0 if the period controller did.
         applied: whether it is in effect.
-        refused: why it is not, where it was refused.
-        block: blocks that had been exchanged when it took effect.
-        minibatch: minibatches of this worker when it took effect: the next one is the first with the new values.
-        values: name -> [before, after], when it is in effect.
-        why: what was measured, where all came to it together; such a change is no step that can be taken back.
+        refused: why it was refused.
+        block: blocks exchanged before it took effect.
+        minibatch: this worker's minibatches before it took effect; the next one is the first with the new values.
+        values: name -> [before, after], once applied.
+        why: the period controller's measurements; its changes cannot be undone.
+        request_file: name of the file that it came in, if any.
+        number: of this worker's requests.
     """
 
     changes: Changes
@@ -39,5 +41,5 @@ class TuneRequest:
 
     @property
     def open(self) -> bool:
-        """Whether nothing has become of it yet."""
+        """Whether it is neither applied nor refused yet."""
         return not (self.applied or self.refused)

@@ -3,12 +3,12 @@
 
 ::
 
-    NAME.request.json     what somebody asks for
-    NAME.taken.json       the same, when a worker has taken it up (renamed, so that one worker does)
-    NAME.answer.json      what has become of it
+    NAME.request.json     a request
+    NAME.taken.json       the same, once a worker has taken it (by a rename, so that only one worker does)
+    NAME.answer.json      its outcome
 
-There is no port and no secret: whoever may write the directory may tune. Files come into their place in one piece
-(another name, then a rename). What lies there when a run begins was meant for another one, and is left alone.
+There is no port and no secret: write permission on the directory is permission to tune. Files are written atomically
+(under another name, then renamed). Files from before the run's start belong to another run, and are ignored.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ FOLDER = "tune"
 REQUEST, TAKEN, ANSWER = ".request.json", ".taken.json", ".answer.json"
 LOOK_EVERY_S = 1.0
 LIMIT_BYTES = 1 << 16
-"""A longer file is no request."""
+"""A larger file is not read."""
 
 
 @dataclass(frozen=True)
 class RequestFile:
-    """A request that was found.
+    """The content of a request file.
 
     Attributes:
-        name: what its answer is called after.
-        changes: what is asked for, checked as far as that can be without the run.
-        revert: whether the last change is to be undone instead.
-        problem: what is wrong with it; it is to be refused then.
+        name: NAME of the file.
+        changes: the requested values, checked as far as possible without the run.
+        revert: whether to undo the last change instead.
+        problem: why the file is invalid; the request is then refused.
     """
 
     name: str
@@ -55,8 +55,8 @@ class RequestFiles:
     """A worker's view of the directory, at most once a second.
 
     Args:
-        log: the log directory; None where there is none.
-        each: whether every worker reads a request, and none takes it away.
+        log: the log directory, if any.
+        each: whether every worker reads every request, instead of one worker taking it.
         clock: seconds.
     """
 
@@ -67,17 +67,17 @@ class RequestFiles:
         self._looked = clock()
 
     def _names(self) -> list[str]:
-        """Requests that nobody has taken, in the order in which they were made."""
+        """Requests that no worker has taken, oldest first."""
         if self.folder is None:
             return []
         try:
             found = os.listdir(self.folder)
-        except OSError:  # nobody has asked for anything yet
+        except OSError:  # there was no request yet
             return []
         return sorted(name.removesuffix(REQUEST) for name in found if name.endswith(REQUEST))
 
     def look(self, now: bool = False) -> list[RequestFile]:
-        """The new requests; nothing, and no word to the file system, where less than a second has passed."""
+        """The new requests; does not touch the file system within `LOOK_EVERY_S` of the last look, unless `now`."""
         if self.folder is None or (not now and self._clock() - self._looked < LOOK_EVERY_S):
             return []
         self._looked = self._clock()
@@ -92,7 +92,7 @@ class RequestFiles:
             taken = self.folder / (name + TAKEN)
             try:
                 path.rename(taken)
-            except OSError:  # another worker was faster, or we may not
+            except OSError:  # another worker was faster, or permission is missing
                 return None
             path = taken
         try:
@@ -106,14 +106,14 @@ class RequestFiles:
             return RequestFile(name, {}, False, str(error))
 
     def put(self, changes: Changes, revert: bool) -> RequestFile:
-        """Ask all workers for something, from within the run."""
+        """Write a request to all workers, from within the run."""
         assert self.folder is not None
         name = post(self.folder.parent, changes, revert)
         self._seen.add(name)
         return RequestFile(name, changes, revert)
 
     def answer(self, name: str, body: dict[str, Any]) -> None:
-        """Say what has become of a request; the first answer stays."""
+        """Write the outcome of a request; the first answer stays."""
         if self.folder is None:
             return
         with contextlib.suppress(OSError):  # training goes on without the answer
@@ -123,7 +123,7 @@ class RequestFiles:
 
 
 def post(log: Path, changes: Changes, revert: bool) -> str:
-    """Put a request into the log directory of a run; its name."""
+    """Write a request into the log directory of a run; returns its name."""
     folder = log / FOLDER
     folder.mkdir(exist_ok=True)
     name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
@@ -132,18 +132,18 @@ def post(log: Path, changes: Changes, revert: bool) -> str:
 
 
 def answer_to(log: Path, name: str) -> dict[str, Any] | None:
-    """The answer to a request, where there is one."""
+    """The answer to a request, if any."""
     path = log / FOLDER / (name + ANSWER)
     return read(path) if path.exists() else None
 
 
 def is_taken(log: Path, name: str) -> bool:
-    """Whether a worker has taken the request up."""
+    """Whether a worker has taken the request."""
     return (log / FOLDER / (name + TAKEN)).exists()
 
 
 def withdraw(log: Path, name: str) -> bool:
-    """Take a request back; False where a worker was faster."""
+    """Withdraw a request; False if a worker has taken it."""
     try:
         (log / FOLDER / (name + REQUEST)).unlink()
     except OSError:
@@ -152,14 +152,14 @@ def withdraw(log: Path, name: str) -> bool:
 
 
 def write(path: Path, body: dict[str, Any]) -> None:
-    """A file in one piece."""
+    """Write a JSON file atomically."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     partial.write_text(json.dumps(body), encoding="utf-8")
     partial.rename(path)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A file of ours; ValueError for anything else, and no waiting for what is no file."""
+    """Read a JSON object; ValueError for anything else. Does not block on a FIFO or follow a link."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
     with os.fdopen(handle, "rb") as file:
         about = os.fstat(file.fileno())

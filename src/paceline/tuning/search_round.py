@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A round of a search: a run that begins with given values, makes so many exchanges, keeps a checkpoint, and stops.
+"""A round of a search: a run that starts with given values, makes some exchanges, saves a checkpoint and stops.
 
-`paceline tune --search` asks for it through the environment, so that the program stays what it is. All workers take the
-step between the same two exchanges (:mod:`paceline.checkpoint.auto_checkpointer`) and end there, each by `RoundOver`.
+`paceline tune --search` requests it through the environment, so that the program stays unchanged. All workers save
+between the same two exchanges (:mod:`paceline.checkpoint.auto_checkpointer`) and end there by `RoundOver`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MUST_RESUME = (
 
 
 class RoundOver(SystemExit):
-    """Ends a program whose round is over; it comes from where the program asks for its next batch."""
+    """Ends the program at the end of a round; raised where the program asks for its next batch."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -27,12 +27,12 @@ class RoundOver(SystemExit):
 
 @dataclass(frozen=True)
 class Round:
-    """What a run is to do in this round.
+    """One round of a run.
 
     Attributes:
         checkpoint: directory of the round's checkpoint, in place of the program's.
-        exchanges: after which it is taken, and the round is over.
-        tune: settings to begin with, as for `run.tune`; none where they are in the checkpoint already.
+        exchanges: number after which it is saved, and the round ends.
+        tune: settings at the start, as for `run.tune`; none if the checkpoint has them.
     """
 
     checkpoint: str
@@ -40,12 +40,12 @@ class Round:
     tune: dict[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
-        """As it stands in the environment."""
+        """Its form in the environment."""
         return json.dumps(asdict(self))
 
 
 def round_from_text(text: str) -> Round:
-    """What `Round.text` wrote; `UnsupportedError` for anything else."""
+    """The inverse of `Round.text`; `UnsupportedError` for any other text."""
     try:
         found = Round(**json.loads(text))
         right = isinstance(found.checkpoint, str) and isinstance(found.exchanges, int) and isinstance(found.tune, dict)

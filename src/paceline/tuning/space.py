@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search looks through: a setting and the values that it may have, as `lr=log(1e-4,1e-1)`.
+"""The space of a search: settings and their values, such as `lr=log(1e-4,1e-1)`.
 
 =================  ============================  ==============================================
-log(a,b)           any number from a to b        even in its logarithm; near: half to double
+log(a,b)           any number from a to b        uniform in the logarithm; near: half to double
 uniform(a,b)       any number from a to b        near: a tenth of the range to either side
 int(a,b)           whole numbers from a to b     near: a tenth of the range, at least 1
-choice(x,y,..)     one of these, as words or     near: the one before or behind it, if all are
+choice(x,y,..)     one of these, as words or     near: the one before or after it, if all are
                    numbers, tuples as well       numbers, else any
 =================  ============================  ==============================================
 """
@@ -24,27 +24,27 @@ from paceline.tuning.names import checked, split
 
 EXAMPLES = "write NAME=log(1e-4,1e-1), NAME=uniform(0,0.9), NAME=int(2,32) or NAME=choice(4,8,16)"
 NEAR = 0.1
-"""Of a range, to either side."""
+"""The fraction of a range that counts as near, to either side."""
 TIMES = 2.0
-"""The same where what counts is the logarithm."""
+"""The factor that counts as near in a logarithmic range."""
 
 
 class Range(Protocol):
     """The values of one setting."""
 
     def at(self, part: float) -> Any:
-        """The value at a part of the range, 0 to below 1."""
+        """The value at a fraction of the range, 0 to below 1."""
 
     def near(self, value: Any) -> Range:
-        """The part of the range that lies about a value."""
+        """The part of the range around a value."""
 
     def holds(self, value: Any) -> bool:
-        """Whether a value is one of these."""
+        """Whether the range contains a value."""
 
 
 @dataclass(frozen=True)
 class NumberRange:
-    """Numbers from `low` to `high`, even in their logarithm where `log` says so."""
+    """Numbers from `low` to `high`, uniform or, with `log`, uniform in the logarithm."""
 
     low: float
     high: float
@@ -69,7 +69,7 @@ class NumberRange:
 
 @dataclass(frozen=True)
 class IntRange:
-    """Whole numbers from `low` to `high`, both of them included."""
+    """Whole numbers from `low` to `high` (incl.)."""
 
     low: int
     high: int
@@ -87,13 +87,13 @@ class IntRange:
 
 @dataclass(frozen=True)
 class Choice:
-    """Some values; those that are numbers in their order."""
+    """Some values; numbers in ascending order."""
 
     values: tuple[Any, ...]
 
     @property
     def ordered(self) -> bool:
-        """Whether one is nearer than another."""
+        """Whether all are numbers, so that values have neighbours."""
         return all(_is_number(one) for one in self.values)
 
     def at(self, part: float) -> Any:
@@ -114,7 +114,7 @@ Space = dict[str, Range]
 
 
 def space(texts: Sequence[str]) -> Space:
-    """What several texts say; `RuleError` where one is wrong, with how it should be."""
+    """Parse texts such as `lr=log(1e-4,1e-1)`; `RuleError` with an example if one is invalid."""
     found: Space = {}
     for text in texts:
         name, values = _one(text)
@@ -135,7 +135,7 @@ def _one(text: str) -> tuple[str, Range]:
     if not match:
         raise RuleError(f"{text!r} says no setting and values; {EXAMPLES}")
     name, kind, inside = match[1], match[2], match[3]
-    split(name)  # raises where there is no such setting
+    split(name)  # raises if there is no such setting
     if kind not in ("log", "uniform", "int", "choice"):
         raise RuleError(f"{text!r}: there is no {kind}(..); {EXAMPLES}")
     values = _values(inside)
@@ -168,7 +168,7 @@ def _between(text: str, kind: str, values: tuple[Any, ...]) -> Range:
 
 
 def _values(inside: str) -> tuple[Any, ...]:
-    """Literals as Python writes them, never evaluated; what is none is a word."""
+    """Python literals, never evaluated; anything else is a word."""
     try:
         found = ast.literal_eval(f"({inside},)")
         return tuple(list(one) if isinstance(one, tuple) else one for one in found)  # as JSON has them

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a minibatch and an exchange take on one worker: by the clock on the wall, or by the simulated one.
+"""How long a minibatch and an exchange take on one worker: by the wall clock, or by the simulated one.
 
 Under a simulated clock an exchange of B bytes from each of N workers is taken for a ring: 2 (N-1) messages, one after
 another, of B / (2 (N-1)) bytes, each worker to the next. What d minibatches of overlap hide of a fragment is taken off:
@@ -22,32 +22,32 @@ from paceline.communication.virtual.clock import Clock
 from paceline.rules.schedule import EveryBlock
 
 SKIPPED = 2
-"""Blocks that are not counted at the beginning, when memory and connections are made."""
+"""Blocks at the start that are not counted, while memory and connections are set up."""
 LEAST = 4
-"""Blocks without which nothing is said."""
+"""The least number of blocks for a measurement."""
 MOST = 64
-"""Blocks that are looked at, the last ones."""
+"""Only the last so many blocks count."""
 
 
 class Timer(Protocol):
     """Measures on one worker."""
 
     def stepped(self, blocks: int, steps: int) -> None:
-        """A step was made; so many blocks have been exchanged, and so many minibatches made."""
+        """A step was made; `blocks` have been exchanged, and this worker has made `steps` minibatches."""
 
     def measured(self) -> tuple[float, float] | None:
-        """Seconds of exchanging the model once, and of a minibatch; None where that is not known."""
+        """(seconds of exchanging the model once, seconds of a minibatch); None if unknown."""
 
     def restart(self) -> None:
-        """Forget what was measured."""
+        """Forget all measurements."""
 
 
 class WallTimer:
-    """By the clock on the wall.
+    """By the wall clock.
 
     Args:
-        exchanged: seconds of waiting for other workers in exchanges of blocks, and of these exchanges, so far; it is
-            looked at after every step, and is the watch's own list.
+        exchanged: total seconds of waiting for other workers in exchanges of blocks, and of these exchanges; the
+            monitor updates this list in place.
     """
 
     def __init__(self, exchanged: Sequence[float]) -> None:
@@ -57,7 +57,6 @@ class WallTimer:
         self._before = [0.0, 0.0, 0.0, 0.0]
 
     def stepped(self, blocks: int, steps: int) -> None:
-        """At the end of a block, note it."""
         if blocks == self._blocks:
             return
         now = [time.perf_counter(), *self._exchanged[:2], float(steps)]
@@ -72,13 +71,11 @@ class WallTimer:
             self._rows.append((exchange_s / count, (between_s - wait_s - exchange_s) / made))
 
     def measured(self) -> tuple[float, float] | None:
-        """Medians over the blocks."""
         if len(self._rows) < LEAST:
             return None
         return median(e for e, _ in self._rows), median(c for _, c in self._rows)
 
     def restart(self) -> None:
-        """Begin with the next block."""
         self._rows.clear()
         self._skip, self._blocks = SKIPPED, -1
 
@@ -99,11 +96,10 @@ class SimulatedTimer:
         self._blocks = self._steps = 0
 
     def stepped(self, blocks: int, steps: int) -> None:
-        """Note the place, of which everything is a function."""
         self._blocks, self._steps = blocks, steps
 
     def measured(self) -> tuple[float, float] | None:
-        """Of the last minibatches, and of the last exchange."""
+        """From the last minibatches and the last exchange."""
         if not self._blocks:
             return None
         steps = range(max(0, self._steps - MOST), self._steps)
@@ -117,18 +113,17 @@ class SimulatedTimer:
         return sum(self._clock.message_s(self._rank, to, piece, first + k) for k in range(rounds))
 
     def restart(self) -> None:
-        """Nothing is kept."""
+        """There is nothing to forget."""
 
 
 class NoTimer:
-    """Virtual workers without a clock: the times of the one machine that runs them all mean nothing."""
+    """For virtual workers without a clock: the times of the one machine that runs them all mean nothing."""
 
     def stepped(self, blocks: int, steps: int) -> None:
-        """Nothing."""
+        pass
 
     def measured(self) -> tuple[float, float] | None:
-        """Never known."""
         return None
 
     def restart(self) -> None:
-        """Nothing."""
+        pass

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of a run that can change in flight: those of its optimizers' groups, and numbers of its rule.
+"""The settings of a run that can change while it trains: those of its optimizers' groups, and numbers of its rule.
 
 Of rates:
 
-- `lr_factor=f` multiplies the rate from now on, whatever sets it: a scheduler of torch's, the program, or nobody. It
-  is applied for the time of a step (:mod:`.rates`), so it keeps every schedule alive.
-- `lr=x` on a group without a scheduler writes x into the group, and a factor from before is gone. On a group to which
-  a scheduler of torch's belongs (it has marked the group with `initial_lr`), the rate is x now and the schedule goes on
-  from there in proportion: the factor becomes x over what the scheduler says. Where a program writes the rate by itself
-  at every step, the program has the last word, and only `lr_factor` helps.
+- `lr_factor=f` multiplies the rate from now on, whether a torch scheduler, the program or neither sets it. It is
+  applied only during a step (:mod:`.rates`), so every schedule continues.
+- `lr=x` on a group without a scheduler writes x into the group and drops an earlier factor. On a group with a torch
+  scheduler (which has marked the group with `initial_lr`), the rate is x now and the schedule continues in proportion:
+  the factor becomes x over the scheduler's rate. If a program writes the rate itself at every step, it overwrites x,
+  and only `lr_factor` helps.
 
-Of the rule's outer step, each of the two numbers can change while the other stays what it is, or `gain` for both; a
-gain in words follows the number of workers.
+Of the rule's outer step, either number can change while the other stays, or `gain` changes both; a gain in words
+follows the number of workers.
 """
 
 from __future__ import annotations
@@ -28,22 +28,17 @@ from paceline.tuning.names import OF_RULES, Changes, checked, split
 from paceline.tuning.rates import Group, Rates, write_rate
 
 OUTER = ("momentum", "lr", "gain")
-"""Fields of an outer step whose two numbers can be tuned."""
+"""The tunable fields of an outer step."""
 SCHEDULED = "initial_lr"
-"""A scheduler of torch's marks its groups so."""
+"""A torch scheduler puts this key into its groups."""
 
 
 class Tunables:
-    """Checks, applies, shows and takes back.
-
-    Args:
-        optimizers: the run's.
-        rule: the run's.
-        workers: N, as the rule counts them.
+    """Checks, applies, shows and undoes changes.
 
     Attributes:
-        rule: as it is at present.
-        workers: N at present; the same on all workers whenever something changes.
+        rule: at present.
+        workers: N at present, as the rule counts them; the same on all workers whenever a setting changes.
     """
 
     def __init__(self, optimizers: list[Optimizer], rule: Rule, workers: int) -> None:
@@ -53,7 +48,7 @@ class Tunables:
     # -- checking ---------------------------------------------------------------------------------
 
     def check(self, changes: Changes) -> None:
-        """Raise `RuleError` or `UnsupportedError` where something cannot be; nothing is changed."""
+        """Raise `RuleError` or `UnsupportedError` if a change is impossible; changes nothing."""
         self._rule_with(self.rule, {name: value for name, value in changes.items() if name in OF_RULES})
         for name, value in changes.items():
             checked(name, value)
@@ -68,7 +63,7 @@ class Tunables:
         return base in changes or f"{base}@{number}" in changes
 
     def _groups(self, name: str) -> list[tuple[int, Optimizer, Group]]:
-        """The groups that a name means; `UnsupportedError` where there is none."""
+        """The groups that a name means; `UnsupportedError` if there is none."""
         base, number = split(name)
         key = "lr" if base == "lr_factor" else base
         groups = [(k, optimizer, group) for k, (optimizer, group) in enumerate(self.rates.groups())]
@@ -96,7 +91,6 @@ class Tunables:
             raise UnsupportedError(f"{name}: {self.rule.name} exchanges Adam's moment, whose betas are settled")
 
     def _can(self) -> str:
-        """What can be tuned here."""
         groups = self.rates.groups()
         names = [key for key in ("lr", "momentum", "betas", "weight_decay", "eps") if any(key in g for _, g in groups)]
         return f"what can be tuned is {', '.join(['lr_factor', *names, *self._of_rule()])}"
@@ -110,7 +104,7 @@ class Tunables:
         return names
 
     def _rule_with(self, rule: Rule, changes: Changes) -> Rule:
-        """The rule with other numbers; `RuleError` where it cannot have them."""
+        """The rule with other numbers; `RuleError` if it cannot have them."""
         for name in changes:
             if name not in self._of_rule():
                 raise UnsupportedError(f"{name}: {rule.text()} has no such setting; {self._can()}")
@@ -129,20 +123,20 @@ class Tunables:
             raise RuleError("gain, outer_momentum and outer_lr cannot all change: two of them give the third")
         if "gain" in given:
             fields = {"momentum": None, "lr": None, **given}
-        else:  # the other number stays what it is
+        else:  # the other number stays
             fields = {
                 "momentum": outer.momentum_at(1 << 30, self.workers),
                 "lr": outer.lr_at(1 << 30, self.workers),
                 **given,
             }
         outer = replace(outer, **fields)
-        outer.momentum_at(1 << 30, self.workers)  # raises where the gain does not go with the rate
+        outer.momentum_at(1 << 30, self.workers)  # raises if the gain does not fit the rate
         return outer
 
     # -- applying ---------------------------------------------------------------------------------
 
     def apply(self, changes: Changes) -> None:
-        """Make what `check` has found to be right."""
+        """Make changes that passed `check`."""
         self.rule = self._rule_with(self.rule, {name: value for name, value in changes.items() if name in OF_RULES})
         for name in sorted(changes.keys() - set(OF_RULES), key=lambda name: ("@" in name, name)):  # one group's last
             for number, _, group in self._groups(name):
@@ -159,10 +153,10 @@ class Tunables:
         else:
             group[base] = tuple(value) if base == "betas" else value
 
-    # -- showing and taking back ------------------------------------------------------------------
+    # -- showing and undoing ----------------------------------------------------------------------
 
     def show(self, names: Changes | list[str]) -> dict[str, Any]:
-        """Present values: one where all groups have the same, else a list; rates as steps are made with."""
+        """Present values: one if all groups have the same, else a list; rates include their factors."""
         shown: dict[str, Any] = {}
         for name in names:
             base, _ = split(name)
@@ -174,7 +168,7 @@ class Tunables:
         return shown
 
     def numbers(self) -> dict[str, float]:
-        """Present numbers by name, `lr/1` for that of group 1 where groups differ; a tensor on a device is left out."""
+        """Present numbers by name, `lr/1` for that of group 1 if groups differ; without tensors on a device."""
         found: dict[str, float] = {}
         for name in ("lr", "momentum", "weight_decay"):
             groups = [(k, group) for k, (_, group) in enumerate(self.rates.groups()) if name in group]
@@ -196,10 +190,10 @@ class Tunables:
         return list(group[base]) if base == "betas" else group[base]
 
     def snapshot(self, changes: Changes) -> dict[str, Any]:
-        """What `restore` needs to take the changes back, in terms of JSON."""
+        """What `restore` needs to undo the changes, as JSON values."""
         found: dict[str, Any] = {"rule": self._rule_state() if changes.keys() & set(OF_RULES) else None, "groups": []}
         if found["rule"] is not None and "period" not in changes:
-            found["rule"]["period"] = None  # it may follow measured times meanwhile
+            found["rule"]["period"] = None  # the period controller may change it meanwhile
         for name in changes.keys() - set(OF_RULES):
             base, _ = split(name)
             for number, _, group in self._groups(name):
@@ -211,7 +205,6 @@ class Tunables:
         return found
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Take changes back."""
         if snapshot["rule"] is not None:
             self._load_rule(snapshot["rule"])
         groups = self.rates.groups()
@@ -225,7 +218,7 @@ class Tunables:
                 write_rate(group, value[0])
 
     def names_in(self, snapshot: dict[str, Any]) -> list[str]:
-        """The names of what a snapshot is of."""
+        """The names of the settings in a snapshot."""
         names = [f"{base}@{number}" for number, base, _ in snapshot["groups"]]
         return names + (self._of_rule() if snapshot["rule"] is not None else [])
 
@@ -243,12 +236,11 @@ class Tunables:
     # -- checkpoints ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds besides the optimizers' own state."""
+        """State for a checkpoint, besides the optimizers' own."""
         factors = [[number, factor] for number, factor in sorted(self.rates.factors.items())]
         return {"rule": self._rule_state(), "factors": factors}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Put back what `state` gave."""
         self._load_rule(state["rule"])
         self.rates.factors = {int(number): float(factor) for number, factor in state["factors"]}
 

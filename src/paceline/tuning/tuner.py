@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of settings that take effect on all workers at the same place.
+"""Changes settings on all workers at the same step.
 
-Where workers exchange together, one that has a request says so in the header of its next exchange. When that exchange
-is over, and before the next one begins, all gather all requests, tell each other whether they can carry them out, and
-apply them in rank order: each request on every worker, or on none.
+If workers exchange together, a worker with a request says so in the header of its next exchange. Between that exchange
+and the next, all workers gather all requests, vote on whether they can apply them, and apply them in rank order: each
+request on every worker, or on none.
 
-Where each exchanges by itself (asynchronous rules) there is no such place. There a request goes through the log
-directory, which all workers have to see, and each applies it before its next push.
+Under asynchronous rules there is no such step. There a request goes through the log directory, which all workers must
+see, and each worker applies it before its next push.
 
-Every change can be taken back, the last one first.
+Changes can be undone, the last one first.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from paceline.tuning.tunables import Tunables
 logger = logging.getLogger("paceline")
 
 GatheredRequests = tuple[list[TuneRequest], list[Any], list[Any]]
-"""Requests of all workers, for each worker what is against them, and what it has measured."""
+"""(requests of all workers, each worker's objections, each worker's measured times)."""
 
 KEPT = 100
-"""Changes that can be taken back, at most."""
+"""The most changes that can be undone."""
 
 
 class Tuner:
-    """The requests of one worker, and the changes of all.
+    """One worker's requests, and the changes of all workers.
 
     Args:
-        knobs: what can be changed.
+        tunables: the settings.
         world: this worker.
-        mailbox: where requests from outside come from.
-        note: writes into the log.
-        each: whether workers exchange each by itself.
+        request_files: requests from outside the run.
+        note: writes an event.
+        each: whether each worker exchanges by itself.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Tuner:
             each,
         )
         self.place: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """(blocks that have been exchanged, minibatches of this worker) at present."""
+        """Returns (exchanged blocks, minibatches of this worker) at present."""
         self.follow: Callable[[Rule], None] = lambda rule: None
-        """Told of the rule when it has changed, where no exchange is waited for."""
+        """Called with the rule after a change that waits for no exchange."""
         self.period_controller: PeriodController | None = None
-        """What measures for a period that follows measured times, where the rule has one."""
+        """Set under rules whose period follows measured times."""
         self._asked: list[TuneRequest] = []
         self._decided: list[TuneRequest] = []
         self._stack: list[dict[str, Any]] = []
@@ -78,18 +78,17 @@ class Tuner:
 
     @property
     def rule(self) -> Rule:
-        """The rule as it is at present."""
         return self.tunables.rule
 
     # -- asking -----------------------------------------------------------------------------------
 
     @property
     def asks(self) -> bool:
-        """Whether this worker has something to say to all."""
+        """Whether this worker has a request, or measurements to gather."""
         return bool(self._asked) or (self.period_controller is not None and self.period_controller.due)
 
     def ask(self, settings: Mapping[str, Any], revert: bool) -> TuneRequest:
-        """Ask for a change; `RuleError` or `UnsupportedError` where it cannot be, and nobody hears of it then."""
+        """Request a change; raises `RuleError` or `UnsupportedError` if this worker cannot make it."""
         if revert and settings:
             raise RuleError(f"revert=True undoes the last change and takes no settings, got {', '.join(settings)}")
         changes = {} if revert else flat(settings)
@@ -100,7 +99,7 @@ class Tuner:
         return self._take(RequestFile("", changes, revert))
 
     def look(self, now: bool = False) -> None:
-        """After every step: note where it is, and, at most once a second, take up what was asked for from outside."""
+        """After every step: time it, and at most once a second look for request files."""
         if self.period_controller is not None:
             self.period_controller.stepped(*self.place())
         for request_file in self._request_files.look(now):
@@ -123,7 +122,7 @@ class Tuner:
         return request
 
     def _check_seen(self) -> None:
-        """Refuse what not all workers would hear of."""
+        """Refuse a request that not all workers would see."""
         folder = self._request_files.folder
         seen = folder is not None and all(_has_log(folder.parent, rank) for rank in range(self._world.size))
         if not seen:
@@ -138,14 +137,11 @@ class Tuner:
     # -- deciding ---------------------------------------------------------------------------------
 
     def exchange_requests(self, transport: Transport) -> None:
-        """Gather what all ask for, and agree on what can be; every worker calls it at the same place.
-
-        What was agreed on takes effect with `apply`.
-        """
+        """Gather all requests and vote on them; every worker calls it at the same step, and `apply` afterwards."""
         self.decide(self.gather(transport))
 
     def gather(self, transport: Transport) -> GatheredRequests:
-        """What all ask for and what each says to it; nothing is changed, so that it can be done once more."""
+        """Gather all requests and votes; changes nothing, so that it can be retried."""
         mine, measured = (
             list(self._asked),
             self.period_controller.said() if self.period_controller is not None else None,
@@ -156,7 +152,7 @@ class Tuner:
         return requests, verdicts, [row for _, row in said]
 
     def decide(self, heard: GatheredRequests) -> None:
-        """Agree on what all can carry out."""
+        """Accept the requests that all workers can apply, and refuse the others."""
         requests, verdicts, measured = heard
         if self.period_controller is not None:
             found = self.period_controller.agree(measured, self.rule.paced, self.place()[0])
@@ -177,15 +173,15 @@ class Tuner:
         return TuneRequest(dict(row[0]), bool(row[1]), rank)
 
     def among(self, world: World) -> None:
-        """The workers are others, each of them one that the rule counts."""
+        """The membership changed; the rule counts each worker of `world`."""
         self._world, self.tunables.workers = world, world.size
         if self.period_controller is not None:
             self.period_controller.renew()
 
     def _problem(self, request: TuneRequest) -> str:
-        """Why this worker cannot carry it out; nothing where it can."""
+        """Why this worker cannot apply a request; empty if it can."""
         if request.revert:
-            return ""  # whether there is something to undo depends on what comes before it
+            return ""  # whether there is a change to undo depends on the requests before it
         try:
             self.tunables.check(flat(request.changes))
         except PacelineError as error:
@@ -196,11 +192,11 @@ class Tuner:
 
     @property
     def decided(self) -> bool:
-        """Whether something waits to be applied."""
+        """Whether accepted requests wait for `apply`."""
         return bool(self._decided)
 
     def apply(self) -> None:
-        """Make what was agreed on, in rank order."""
+        """Apply the accepted requests in rank order."""
         decided, self._decided = self._decided, []
         for request in decided:
             self._make(request)
@@ -212,7 +208,7 @@ class Tuner:
             self.follow(self.rule)
 
     def _make(self, request: TuneRequest) -> None:
-        problem = self._problem(request)  # an earlier request may have changed what can be; the same on all
+        problem = self._problem(request)  # may depend on an earlier request, alike on all workers
         if request.revert and not self._stack:
             problem = _NOTHING
         if problem:
@@ -238,7 +234,7 @@ class Tuner:
         self._applied(request)
 
     def _snapshot(self, changes: Changes) -> dict[str, Any]:
-        """What takes back changes that somebody asked for; a period set by hand is held from now on."""
+        """What undoes these requested changes; a requested period is held from now on."""
         found = self.tunables.snapshot(changes)
         if self.period_controller is not None:
             found["held"] = self.period_controller.held
@@ -267,7 +263,7 @@ class Tuner:
             self._request_files.answer(request.request_file, {"applied": False, "refused": problem})
 
     def close(self) -> None:
-        """The run is over: what nobody has heard is refused."""
+        """The run is over: refuse pending requests."""
         for request in [*self._asked, *self._decided]:
             self._refuse(request, "the run came to its end before the next exchange")
         self._asked, self._decided = [], []
@@ -278,18 +274,18 @@ class Tuner:
     # -- checkpoints ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: the values, what can be taken back, and what this worker is about to ask for."""
+        """State for a checkpoint: values, changes that can be undone, and this worker's pending requests."""
         asked = [[one.changes, one.revert] for one in [*self._decided, *self._asked] if not one.why]
         pace = self.period_controller.state() if self.period_controller is not None else None
         return {"knobs": self.tunables.state(), "stack": self._stack, "asked": asked, "pace": pace}
 
     def load(self, state: dict[str, Any], asked: bool = True) -> None:
-        """Put back what `state` gave; `asked` tells whether this worker also asks again."""
+        """Restore `state`; with `asked`, also its pending requests."""
         self.tunables.load(state["knobs"])
         self._stack, self._decided = list(state["stack"]), []
         if self.period_controller is not None and state.get("pace") is not None:
             self.period_controller.load(state["pace"])
-            if not asked:  # other workers than those that measured
+            if not asked:  # the state is another worker's
                 self.period_controller.renew()
         self._asked = [
             TuneRequest(dict(changes), bool(revert), self._world.rank, number=next(self._numbers))

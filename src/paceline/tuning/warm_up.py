@@ -22,7 +22,7 @@ from paceline.errors import RuleError, UnsupportedError
 
 
 class WarmUp:
-    """Called after every step, on all workers; one of them tunes.
+    """Called after every step on all workers; rank 0 tunes.
 
     >>> import torch, paceline
     >>> from paceline.tuning import WarmUp
@@ -35,13 +35,13 @@ class WarmUp:
     >>> run.close()
 
     Args:
-        run: the run, whose loader is shared with `run.share`, so that samples are counted.
-        rate: that suits a minibatch of `batch` on one worker.
+        run: the run; `run.share` must share its loader, so that samples are counted.
+        rate: for a minibatch of `batch` on one worker.
         samples: S, of all workers together.
         minibatch: b, samples of a worker's minibatch.
-        batch: samples of the minibatch that `rate` suits.
+        batch: samples of the minibatch that `rate` is for.
         every: minibatches of a worker between two changes.
-        scaled: whether the peak is scaled; else it is `rate`, and the warm-up begins at 0.
+        scaled: whether to scale the peak; else it is `rate`, and the warm-up starts at 0.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class WarmUp:
         self.over = False
 
     def rate_at(self, samples: int) -> float:
-        """The rate when all workers together have seen so many samples."""
+        """The rate after `samples` samples of all workers together."""
         return self.low + (self.peak - self.low) * min(1.0, samples / self._samples)
 
     def stepped(self) -> None:
-        """A step was made; every worker calls it after every step, until `over`, and all make as many steps."""
+        """Call it on every worker after every step, until `over`; all make the same number of steps."""
         run = self._run
         if self.over or run.minibatches % self._every:
             return
@@ -88,5 +88,5 @@ class WarmUp:
         return {"over": self.over}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` gave."""
+        """Restore `state_dict`."""
         self.over = bool(state["over"])
