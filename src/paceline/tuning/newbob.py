@@ -11,7 +11,7 @@ Source: the rule that Kaldi's neural network recipes took over from QuickNet: `s
 defaults these are (start_halving_impr 0.01, end_halving_impr 0.001, halving_factor 0.5, keep_lr_iters 0). Where we
 differ: Kaldi throws a model away whose loss did not fall and goes on from the best one; here the model goes on, because
 every change of it would have to be made in the outer state as well. Save a checkpoint where the loss is best.
-The first loss that is told is Kaldi's from before training, if it is told then; else the first epoch only sets L*.
+The first loss is Kaldi's from before training, if `validated` is called then; else the first epoch only sets L*.
 """
 
 from __future__ import annotations

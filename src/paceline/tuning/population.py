@@ -25,7 +25,7 @@ from paceline.tuning.space import Space
 Values = dict[str, Any]
 FACTOR = "lr_factor"
 TOGETHER = ("gain", "outer_momentum", "outer_lr")
-"""Of these two give the third, so that one is never asked for without the others that are searched."""
+"""Any two of these give the third, so a search changes all that it searches together."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def next_round(
     """The next round; `propose` returns values near a winner's."""
     taken = copies(members, maximize)
     if not taken:
-        raise RuleError("all groups failed, and there is nobody to copy")
+        raise RuleError("all groups failed, so there is no checkpoint to copy")
     found = []
     for group, member in enumerate(members):
         if group not in taken:

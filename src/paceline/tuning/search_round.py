@@ -52,5 +52,5 @@ def round_from_text(text: str) -> Round:
     except (ValueError, TypeError):
         right = False
     if not right:
-        raise UnsupportedError(f"PACELINE_ROUND is set by `paceline tune --search` and by nobody else, got {text!r}")
+        raise UnsupportedError(f"PACELINE_ROUND is set by `paceline tune --search` only, got {text!r}")
     return found

@@ -84,7 +84,7 @@ class Tunables:
             )
         if base == "momentum" and bool(value) != bool(group["momentum"]) and isinstance(optimizer, SGD):
             raise UnsupportedError(
-                f"{name}: SGD with momentum {group['momentum']!r} cannot come to {value!r}, because what it keeps, and "
+                f"{name}: SGD with momentum {group['momentum']!r} cannot change to {value!r}, because its state, and "
                 "what is exchanged, was settled at attach; use a momentum above 0 in both, or attach again"
             )
         if base == "betas" and self.rule.payload.moments_after is not None:

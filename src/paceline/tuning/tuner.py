@@ -128,7 +128,7 @@ class Tuner:
         if not seen:
             raise UnsupportedError(
                 self._world.sign(
-                    f"under {self.rule.text()} a change goes to the others through the log directory, and "
+                    f"under {self.rule.text()} a change goes to other workers through the log directory, and "
                     + (f"not all logs lie in {folder.parent}" if folder is not None else "this run has none")
                     + "; give all workers one on a file system that they share: attach(.., log=DIR)"
                 )
@@ -151,9 +151,9 @@ class Tuner:
         verdicts = transport.gather_json([self._problem(one) for one in requests]) if requests else []
         return requests, verdicts, [row for _, row in said]
 
-    def decide(self, heard: GatheredRequests) -> None:
+    def decide(self, gathered: GatheredRequests) -> None:
         """Accept the requests that all workers can apply, and refuse the others."""
-        requests, verdicts, measured = heard
+        requests, verdicts, measured = gathered
         if self.period_controller is not None:
             found = self.period_controller.agree(measured, self.rule.paced, self.place()[0])
             if found is not None:

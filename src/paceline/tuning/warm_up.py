@@ -78,7 +78,7 @@ class WarmUp:
             return
         seen = sum(run.messages.gather(run.samples))
         if not seen:
-            raise UnsupportedError("nobody counts the samples: share the loader with run.share")
+            raise UnsupportedError("no samples are counted: share the loader with run.share")
         self.over = seen >= self._samples
         if run.world.rank == 0:
             run.tune(lr=self.rate_at(seen))

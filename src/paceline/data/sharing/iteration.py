@@ -349,8 +349,8 @@ class Iteration:
         if again is stream:
             raise UnsupportedError(
                 self._world.sign(
-                    f"{type(self.loader).__name__} can be gone through once only, and batches that a lost worker had "
-                    "are to be done again; share a list, a DataLoader, or an object whose iter() begins anew"
+                    f"{type(self.loader).__name__} can be iterated only once, and a lost worker's batches must be "
+                    "made again; share a list, a DataLoader, or an object whose iter() begins anew"
                 )
             )
         return again

@@ -200,7 +200,7 @@ class SharedLoader:
         if self._leases is not None and self._position.iteration is not batches:
             raise UnsupportedError(
                 self._world.sign(
-                    "another pass over the same data has begun within this one, and what this one had leased went to "
-                    "others; share the inner loader with a dataset of its own, such as copy.copy(dataset)"
+                    "another pass over the same data has begun within this one, and this one's leases went to "
+                    "other workers; share the inner loader with a dataset of its own, such as copy.copy(dataset)"
                 )
             )
