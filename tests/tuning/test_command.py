@@ -82,7 +82,7 @@ def test_a_run_of_two_processes(tmp_path: Path) -> None:
         (["--lr", "-1"], "at least 0"),
         (["--set", "lr"], "NAME=VALUE"),
         (["--set", "speed=3"], "cannot be tuned"),
-        (["--revert", "--lr", "1"], "goes with no other"),
+        (["--revert", "--lr", "1"], "excludes other changes"),
         ([], "nothing to tune"),
     ],
 )
