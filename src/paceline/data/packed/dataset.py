@@ -52,7 +52,7 @@ class _File:
             os.close(self.descriptor)
 
 
-class _OpenShard(NamedTuple):
+class _ShardReader(NamedTuple):
     """A shard in use: its offsets, and its file where that is local."""
 
     offsets: NDArray[np.int64]  # [samples + 1]
@@ -69,12 +69,12 @@ class PackedDataset(Dataset[Any]):
     >>> from pathlib import Path
     >>> from paceline.data import PackedDataset
     >>> from paceline.data.packed.writer import ShardWriter
-    >>> place = Path(tempfile.mkdtemp())
-    >>> writer = ShardWriter(place, shard_bytes=1 << 20)  # `paceline data pack` does this
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> writer = ShardWriter(folder, shard_bytes=1 << 20)  # `paceline data pack` does this
     >>> for k in range(3):
     ...     writer.add({"txt": f"sample {k}".encode()})
     >>> _ = writer.finish()
-    >>> data = PackedDataset(place, decode=lambda sample: sample["txt"].decode())
+    >>> data = PackedDataset(folder, decode=lambda sample: sample["txt"].decode())
     >>> len(data), data[1]
     (3, 'sample 1')
 
@@ -108,7 +108,7 @@ class PackedDataset(Dataset[Any]):
             self._index = Index.from_json(path.read_bytes(), shown(where))
         self.shard_sizes: Sequence[int] = [shard.samples for shard in self._index.shards]
         self._begins = array("q", accumulate(self.shard_sizes, initial=0))  # [shards + 1]
-        self._open_shards = LruCache[_OpenShard](OPEN_SHARDS)
+        self._open_shards = LruCache[_ShardReader](OPEN_SHARDS)
 
     @property
     def urls(self) -> Sequence[str]:
@@ -204,12 +204,12 @@ class PackedDataset(Dataset[Any]):
             file = _opened(path, shard, where)  # closed with this reference
             yield file.descriptor, opened.offsets
 
-    def _open(self, shard: PackedShard) -> _OpenShard:
+    def _open(self, shard: PackedShard) -> _ShardReader:
         where = join(self._root, shard.offsets_name)
         with self._file(where, shard.offsets_sha256) as path, faults_of(where), path.open("rb") as file:
             offsets = offsets_from_bytes(read_up_to(file, shard.offsets_bytes), shard, where)
         name = join(self._root, shard.name)
-        return _OpenShard(offsets, None if self._remote else _opened(Path(name), shard, name))
+        return _ShardReader(offsets, None if self._remote else _opened(Path(name), shard, name))
 
     def _read(
         self, descriptor: int, offsets: NDArray[np.int64], number: int, first: int, last: int

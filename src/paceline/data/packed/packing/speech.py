@@ -73,16 +73,16 @@ class ScpSource:
 
     def _read(self, number: int, line: str) -> Members:
         where = f"{self._path} line {number}"
-        key, _, place = line.partition(" ")
-        place = place.strip()
-        if not place:
+        key, _, location = line.partition(" ")
+        location = location.strip()
+        if not location:
             raise DataError(f"{where}: {line[:80]!r} is not `utt path:offset`; correct or remove the line")
-        if place.endswith("|") or place.startswith("|"):
-            raise DataError(f"{where}: {place[:80]!r} is a command, which is never run; write an ark with it first")
-        if place.endswith("]"):
-            raise DataError(f"{where}: {place[-80:]!r} asks for a part of a matrix; write an ark with copy-feats first")
-        found = re.fullmatch(r"(.+):([0-9]+)", place)
-        path, offset = (found[1], int(found[2])) if found else (place, None)
+        if location.endswith("|") or location.startswith("|"):
+            raise DataError(f"{where}: {location[:80]!r} is a command, which is never run; write an ark with it first")
+        if location.endswith("]"):
+            raise DataError(f"{where}: {location[-80:]!r} asks for a part of a matrix; write an ark with copy-feats first")
+        found = re.fullmatch(r"(.+):([0-9]+)", location)
+        path, offset = (found[1], int(found[2])) if found else (location, None)
         return {**self._value(self._find(path, where), offset, where), ORIGIN: origin(key)}
 
     def _find(self, name: str, where: str) -> Path:
