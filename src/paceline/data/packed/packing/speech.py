@@ -80,7 +80,9 @@ class ScpSource:
         if location.endswith("|") or location.startswith("|"):
             raise DataError(f"{where}: {location[:80]!r} is a command, which is never run; write an ark with it first")
         if location.endswith("]"):
-            raise DataError(f"{where}: {location[-80:]!r} asks for a part of a matrix; write an ark with copy-feats first")
+            raise DataError(
+                f"{where}: {location[-80:]!r} asks for a part of a matrix; write an ark with copy-feats first"
+            )
         found = re.fullmatch(r"(.+):([0-9]+)", location)
         path, offset = (found[1], int(found[2])) if found else (location, None)
         return {**self._value(self._find(path, where), offset, where), ORIGIN: origin(key)}
