@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import platform
+import resource
 import shutil
 import socket
 import struct
@@ -31,8 +33,8 @@ def examine(rank: int) -> Machine:
         rank=rank,
         host=host_name(),
         versions=versions(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        load=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
+        cores=len(os.sched_getaffinity(0)),
+        load=os.getloadavg()[0],
         memory_bytes=memory_bytes(),
         shm_bytes=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None,
         open_files=open_files(),
@@ -65,9 +67,7 @@ def gloo_address(asked: str, found: dict[str, str], resolved: list[str]) -> str:
 def interfaces() -> dict[str, str]:
     """Name -> IPv4 address of every interface that has one; empty where the system does not say."""
     addresses = {}
-    with contextlib.suppress(ImportError, OSError):
-        import fcntl
-
+    with contextlib.suppress(OSError):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
             for _, name in socket.if_nameindex():
                 with contextlib.suppress(OSError):  # it has no address
@@ -100,10 +100,6 @@ def memory_bytes() -> int | None:
     return None
 
 
-def open_files() -> int | None:
+def open_files() -> int:
     """Limit of open files and sockets of this process."""
-    try:
-        import resource
-    except ImportError:
-        return None
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -34,11 +34,7 @@ from paceline.communication import virtual
 from paceline.errors import UnsupportedError
 
 COORDINATES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-STOPS = tuple(
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGPIPE")
-    if hasattr(signal, name)
-)
+STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE}
 """Signals that ask a process to stop or save; a simulation does not call their handlers."""
 Start = tuple[str, TextIO]
 IMPORTING = "<frozen importlib._bootstrap>"

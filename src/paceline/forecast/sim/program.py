@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -87,9 +88,7 @@ def host_names(workers: int, hosts: int) -> list[str] | None:
 
 def raise_file_limit(number: int) -> None:
     """Raise the limit of open files to `number`, as far as allowed."""
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        import resource
-
+    with contextlib.suppress(ValueError, OSError):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = number if hard == resource.RLIM_INFINITY else min(number, hard)
         if soft != resource.RLIM_INFINITY and wanted > soft:

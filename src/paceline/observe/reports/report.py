@@ -197,8 +197,8 @@ def _body(
 
 def _pushes(runs: list[RunLog]) -> list[str]:
     """A separate table, since only some runs have these columns."""
-    shown = {run.label: asynchronous_facts(summarize(run)) for run in runs}
-    rows = [{"run": label, **facts} for label, facts in shown.items() if facts]
+    shown = [(run.label, asynchronous_facts(summarize(run))) for run in runs]
+    rows = [{"run": label, **facts} for label, facts in shown if facts]
     return [page.heading("Pushes and lost workers"), page.table(rows)] if rows else []
 
 
