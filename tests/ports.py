@@ -22,7 +22,7 @@ def lowest_given_out() -> int:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now, nor is given before it is used.
+    """A port that no process listens on now, nor is given before it is used.
 
     The kernel gives out any port of its range, also one that was free a moment ago and is not yet taken by the process
     that was told of it. So this one lies below that range, and test processes beside each other take different ones.

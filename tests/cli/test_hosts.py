@@ -71,7 +71,7 @@ def test_an_elastic_run() -> None:
         ("1", "10.0.0.1:4000"),
     ]
     assert f"paceline run --join 10.0.0.1:4000 --open --workers N {PROGRAM}" in found.stdout
-    joins = shown("--join", "10.0.0.1:4000", "--open", PROGRAM)  # nobody listens there, and nobody is asked
+    joins = shown("--join", "10.0.0.1:4000", "--open", PROGRAM)  # no process listens there, and no worker is asked
     assert joins.exit_code == 0 and "the control plane listens at 10.0.0.1:4000" in joins.stdout
 
 

@@ -62,7 +62,7 @@ def listener() -> Iterator[Listener]:
 
 @pytest.fixture
 def silent() -> Iterator[socket.socket]:
-    """A port that is taken, and where nobody listens."""
+    """A port that is taken, and where no process listens."""
     with socket.socket() as sock:
         sock.bind((HERE, 0))
         yield sock
@@ -129,7 +129,7 @@ def test_a_listener_where_it_cannot_be(listener: Listener) -> None:
 
 
 def test_accept_without_a_client(listener: Listener) -> None:
-    with pytest.raises(Late, match=rf"nobody has connected to 127\.0\.0\.1, port {listener.port}, within 0\.2 s"):
+    with pytest.raises(Late, match=rf"no peer has connected to 127\.0\.0\.1, port {listener.port}, within 0\.2 s"):
         listener.accept(SHORT)
 
 
@@ -195,7 +195,7 @@ def test_a_connection_to_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         return sock
 
     monkeypatch.setattr(socket, "create_connection", dial)
-    with pytest.raises(Late, match="nobody listens there"):
+    with pytest.raises(Late, match="no process listens there"):
         connect(HERE, 1, "rank 0", SHORT)
 
 

@@ -75,7 +75,8 @@ def test_a_subgroup_that_waits_for_a_worker_elsewhere() -> None:
             here().barrier()
 
     with pytest.raises(
-        PeerLostError, match=r"nobody can go on: worker 0 waits at all_reduce of 3 among workers 0, 1; worker 1 waits"
+        PeerLostError,
+        match=r"no worker can continue: worker 0 waits at all_reduce of 3 among workers 0, 1; worker 1 waits",
     ):
         virtual.run(3, body)
 
@@ -129,7 +130,7 @@ def test_two_that_wait_for_each_other_are_named() -> None:
 
     with pytest.raises(
         PeerLostError,
-        match=r"nobody can go on: worker 0 waits at receive of 3 from worker 1; worker 1 waits at receive of 3 from",
+        match=r"no worker can continue: worker 0 waits at receive of 3 from worker 1; worker 1 waits at receive of 3",
     ):
         virtual.run(2, body)
 

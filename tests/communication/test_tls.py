@@ -208,7 +208,7 @@ def test_further_handshakes_replace_the_oldest(
     monkeypatch.setattr(channels, "STRANGERS", strangers)
     with Listener(HERE, tls) as listener:
         socks = [socket.create_connection((HERE, listener.port)) for _ in range(3)]
-        with pytest.raises(Late, match="nobody has connected"):
+        with pytest.raises(Late, match="no peer has connected"):
             listener.accept(SHORT)
         assert len(listener._handshaking) == left
         socks[0].settimeout(SOON)

@@ -124,7 +124,7 @@ def test_a_killed_worker_is_named_by_the_others(rule: str, tmp_path: Path) -> No
 
 
 def test_killing_rank_zero(tmp_path: Path) -> None:
-    """The store goes with it; the others must still end soon, even where nobody can be named."""
+    """The store goes with it; the others must still end soon, even where no worker can be named."""
     with Launch("endless", 3, tmp_path, "bmuf(period=2)", "600") as launch:
         for rank in range(3):
             launch.until(f"going.{rank}")

@@ -173,8 +173,8 @@ def test_operations_that_do_not_belong_together() -> None:
     ("kind", "numbers", "nbytes", "says"),
     [
         (99, (), 0, "a frame of kind 99"),
-        (DATA, (5, 1, 0, 0, 0, 0), 1 << 15, "32768 bytes of data come for which nobody has asked"),
-        (DATA, (5, 1, 1, 0, 0, 0), 10, "10 bytes of data come for which nobody has asked"),
+        (DATA, (5, 1, 0, 0, 0, 0), 1 << 15, "32768 bytes of data come that no receive has asked for"),
+        (DATA, (5, 1, 1, 0, 0, 0), 10, "10 bytes of data come that no receive has asked for"),
         (DATA, (5, 1, 2, 0, 0, 0), 10, "for an operation of role 2"),
         (DATA, (5, 0, 0, 0, 0, 0), 10, "for exchange 0, which is over"),
         (

@@ -287,7 +287,7 @@ def test_workers_that_wait_for_each_other_for_ever_are_told() -> None:
             run.messages.receive(torch.zeros(1), source=1).wait()
 
     with pytest.raises(
-        paceline.PeerLostError, match=r"nobody can go on: worker 0 waits at receive .* worker 1 waits at"
+        paceline.PeerLostError, match=r"no worker can continue: worker 0 waits at receive .* worker 1 waits at"
     ):
         simulate(steps("ssp(staleness=1)", [9, 9], after), 2, uneven())
 

@@ -109,7 +109,7 @@ class UnmatchedReceives:
         """Copy a piece; MismatchError if no correct worker would have sent it."""
         rank, nbytes = piece.rank, piece.body.nbytes
         if key.role != COLLECTIVE or nbytes > EAGER:
-            raise MismatchError(f"{nbytes} bytes of data come for which nobody has asked")
+            raise MismatchError(f"{nbytes} bytes of data come that no receive has asked for")
         if self._bytes[rank] + nbytes + UNMATCHED_COST > UNMATCHED_BYTES:
             raise MismatchError(f"more than {UNMATCHED_BYTES} bytes wait for exchanges that have not begun here")
         self._bytes[rank] += nbytes + UNMATCHED_COST

@@ -81,7 +81,7 @@ class Listener:
                 if channel is not None:
                     return channel
                 if time.monotonic() >= deadline:
-                    raise Late(f"nobody has connected to {self.address}, port {self.port}, within {timeout_s:g} s")
+                    raise Late(f"no peer has connected to {self.address}, port {self.port}, within {timeout_s:g} s")
                 self._wait(min(deadline, time.monotonic() + 1.0))
         raise Closed(f"the listener at {self.address}, port {self.port}, is closed")
 
@@ -212,7 +212,7 @@ def _dial(address: str, port: int, deadline: float) -> socket.socket:
     # Without a listener at an ephemeral port, a connection can connect to itself.
     if sock.getsockname() == sock.getpeername():
         sock.close()
-        raise ConnectionRefusedError("nobody listens there")
+        raise ConnectionRefusedError("no process listens there")
     return sock
 
 

@@ -261,13 +261,13 @@ class Connection:
         """Describe which workers are missing."""
         if doing is None:
             self._cause = (
-                "nobody can be named, because the store is gone in which the workers leave word (it lives in the "
+                "no worker can be named, because the store is gone in which the workers leave word (it lives in the "
                 "launcher, or in rank 0)"
             )
             return
         silent, busy = ([rank for rank, one in doing.items() if one.state == state] for state in ("silent", "busy"))
         if silent or not busy:
-            self._cause = f"{self.world.names(silent) if silent else 'nobody that we can name'} did not answer"
+            self._cause = f"{self.world.names(silent) if silent else 'an unknown worker'} did not answer"
         else:
             self._cause = f"{self.world.names(busy)} did not come"
         self._table = table(self.world, doing)

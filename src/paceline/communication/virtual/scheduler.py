@@ -174,7 +174,7 @@ class Cluster:
         following = self._next(rank)
         me = self.workers[rank]
         if following is None:
-            self._broken = "nobody can go on: " + self._situation()
+            self._broken = "no worker can continue: " + self._situation()
         elif following is not me:
             me.globals.take()
             left = time.perf_counter()
@@ -234,7 +234,7 @@ class Cluster:
             me.finished = True
             following = self._next(rank)
             if following is None and any(not w.finished for w in self.workers):
-                self._broken = "nobody can go on: " + self._situation()
+                self._broken = "no worker can continue: " + self._situation()
                 following = self._next(rank)
             if following is None:
                 self._over.release()

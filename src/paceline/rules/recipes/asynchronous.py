@@ -27,7 +27,7 @@ def _free(overlap: int, hold: int, outer: Arrival) -> Rule:
 
 
 def asgd(*, period: int = 1, overlap: int = 1, hold: int = 1, piece: int = 262_144) -> Rule:
-    """Asynchronous SGD: each worker sends its gradient, or a block's displacement, and waits for nobody.
+    """Asynchronous SGD: each worker sends its gradient, or a block's displacement, and waits for no other worker.
 
     The model moves N times as far as one worker would move it: lower the learning rate with N.
 
@@ -44,7 +44,7 @@ def asgd(*, period: int = 1, overlap: int = 1, hold: int = 1, piece: int = 262_1
 
 
 def ssp(*, staleness: int | None = 3, period: int = 1) -> Rule:
-    """Stale synchronous parallel: nobody is more than `staleness` clocks ahead of the slowest.
+    """Stale synchronous parallel: no worker is more than `staleness` clocks ahead of the slowest.
 
     With 0 it is lockstep: the very rule of sync(reproducible=True), or of averaging with a longer period.
 
@@ -146,7 +146,7 @@ def easgd(*, period: int = 16, beta: float = 0.9, overlap: int = 1, hold: int = 
 ASYNCHRONOUS = (
     Recipe(
         "asgd",
-        "Asynchronous SGD: each worker sends when it has something, and waits for nobody.",
+        "Asynchronous SGD: each worker sends when it has something, and waits for no other worker.",
         """at the owner of a piece, for each push:
 period 1:  theta = one step of the optimizer on g
 else:      theta = theta + d                 (d: what `period` local steps changed)""",
@@ -156,7 +156,7 @@ else:      theta = theta + d                 (d: what `period` local steps chang
     ),
     Recipe(
         "ssp",
-        "Stale synchronous parallel: nobody is more than s clocks ahead of the slowest.",
+        "Stale synchronous parallel: no worker is more than s clocks ahead of the slowest.",
         """a worker at clock c starts when  c - min_i c_i <= s
 theta = one step of the optimizer on g_i with lr / N        (blocks: theta + d_i / N)""",
         "Q. Ho et al., NIPS 2013",
