@@ -52,4 +52,5 @@ class World:
         return f"rank {rank}"
 
     def names(self, ranks: list[int]) -> str:
+        """`name` of each of these ranks, with commas between them."""
         return ", ".join(self.name(rank) for rank in ranks)

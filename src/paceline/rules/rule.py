@@ -45,14 +45,15 @@ ON_GRADIENTS = (AdaDelay, DelayCompensated, TunedMomentum)
 """Outer steps that are defined for gradients only."""
 
 
-def _narrowed(choice: str, kind: type[T]) -> T:
-    """A property: this choice of a rule, which has to be a `kind`."""
+def _narrowed(choice: str, kind: type[T], rules: str) -> T:
+    """A property: this choice of a rule, which has to be a `kind`; `rules` says which rules have one."""
 
     def read(rule: Rule) -> T:
         found = getattr(rule, choice)
         assert isinstance(found, kind)
         return found
 
+    read.__doc__ = f"The {choice} of {rules}."
     return property(read)  # type: ignore[return-value]
 
 
@@ -155,12 +156,11 @@ class Rule:
         assert not isinstance(self.topology, Sharded)
         return self.topology
 
-    # the choices of the rules that have them
-    sharded = _narrowed("topology", Sharded)
-    blocks = _narrowed("schedule", EveryBlock)
-    paced = _narrowed("schedule", Paced)
-    bounded = _narrowed("schedule", Bounded)
-    delta = _narrowed("payload", Delta)
+    sharded = _narrowed("topology", Sharded, "an asynchronous rule")
+    blocks = _narrowed("schedule", EveryBlock, "a rule whose workers exchange blocks together")
+    paced = _narrowed("schedule", Paced, "a rule whose period follows measured times")
+    bounded = _narrowed("schedule", Bounded, "an asynchronous rule")
+    delta = _narrowed("payload", Delta, "a rule that exchanges displacements")
 
     # -- what follows from several choices --------------------------------------------------------
 

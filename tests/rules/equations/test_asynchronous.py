@@ -95,7 +95,7 @@ def test_who_makes_a_clock() -> None:
     clocks.leave(0)
     clocks.leave(3)
     assert [clocks.sharing(clock) for clock in (3, 4, 5, 6)] == [4, 3, 3, 2]
-    clocks.rest(1)
+    clocks.idle(1)
     clocks.tick(2, 5)
     assert clocks.sharing(5) == 3 and clocks.slowest == 5
     heir = WorkerClocks(Bounded(), range(4))

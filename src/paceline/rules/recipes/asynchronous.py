@@ -27,7 +27,7 @@ def _free(overlap: int, hold: int, outer: Arrival) -> Rule:
 
 
 def asgd(*, period: int = 1, overlap: int = 1, hold: int = 1, piece: int = 262_144) -> Rule:
-    """Asynchronous SGD: each worker sends its gradient, or a block's displacement, and waits for no other worker.
+    """Asynchronous SGD: each worker pushes its gradient, or a block's displacement, without waiting for other workers.
 
     The model moves N times as far as one worker would move it: lower the learning rate with N.
 
@@ -146,7 +146,7 @@ def easgd(*, period: int = 16, beta: float = 0.9, overlap: int = 1, hold: int = 
 ASYNCHRONOUS = (
     Recipe(
         "asgd",
-        "Asynchronous SGD: each worker sends when it has something, and waits for no other worker.",
+        "Asynchronous SGD: each worker pushes when it has something, and waits for none.",
         """at the owner of a piece, for each push:
 period 1:  theta = one step of the optimizer on g
 else:      theta = theta + d                 (d: what `period` local steps changed)""",
