@@ -53,8 +53,11 @@ def test_all_name_the_worker_whose_connections_close(numel: int) -> None:
 
 
 def test_one_that_left_before_is_named_at_the_next_operation() -> None:
+    together = threading.Barrier(3)
+
     def body(t: RingTransport) -> str:
         t.barrier()
+        together.wait(SOON)
         if t.world.rank == 1:
             t.close()
             return ""
