@@ -123,13 +123,21 @@ class Rule:
         """What the recipe was called with; only for `text`."""
         return self.name.arguments if isinstance(self.name, RecipeCall) else {}
 
-    def coefficients(self, block: int, workers: int, ahead: float) -> Coefficients:
-        """The numbers of block `block` (the first is 1); `ahead` is the look-ahead with which it began."""
+    def coefficients(self, block: int, workers: int, ahead: float, diversity: float = 1.0) -> Coefficients:
+        """The numbers of block `block` (the first is 1).
+
+        Args:
+            block: its number.
+            workers: N.
+            ahead: the look-ahead with which it began.
+            diversity: A of the blocks before.
+        """
         return Coefficients(
             momentum=self.merging.momentum_at(block, workers),
             lr=self.merging.lr_at(block, workers),
             ahead=ahead,
             next_momentum=self.merging.momentum_at(block + 1, workers),
+            diversity=diversity,
         )
 
     @cached_property  # isinstance of a protocol costs much, compared with a small model's step
@@ -149,6 +157,11 @@ class Rule:
         """How worker and center pull each other; None where the outer does not say (it need not)."""
         pull: CenterPull | None = getattr(self.outer, "center_pull", None)
         return pull
+
+    @property
+    def follows_diversity(self) -> bool:
+        """Whether the outer step follows the diversity of the workers' displacements."""
+        return bool(getattr(self.outer, "amplify", 0.0))
 
     @property
     def common(self) -> Topology:

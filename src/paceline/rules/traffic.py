@@ -9,7 +9,7 @@ from paceline.communication.sockets import frames
 from paceline.rules.codec import Dense, Layout
 from paceline.rules.rule import Rule
 
-HEADER_BYTES = 80
+HEADER_BYTES = 88
 """Of an exchange's header, to each other worker (:mod:`paceline.update.exchange.exchanger`)."""
 FOOTER_BYTES = 40
 """Of a gradient exchange's footer, likewise (:mod:`paceline.update.engine.gradients.update`)."""

@@ -77,6 +77,8 @@ RULES: list[tuple[str, Make]] = [
     ("bmuf(period=4, warmup=5, ramp=2, local_state='compensate')", momentum_sgd),
     ("bmuf(period=3, nesterov=False, gain='paper')", sgd),
     ("bmuf(period=4)", adamw),
+    ("bmuf(period=4, amplify=0.5)", momentum_sgd),
+    ("bmuf_adam(period=4, amplify=1)", adam),
     ("bmuf_adam(period=4)", adam),
     ("bmuf_adam(period=4, warmup=5)", adamw),
     ("bmuf_adam(period=4, local_state='average')", adam),

@@ -24,6 +24,7 @@ from paceline.core.optimizer_state import (
 )
 from paceline.errors import NonFiniteError, UnsupportedError
 from paceline.rules.outer.base import Coefficients, State
+from paceline.rules.outer.diversity import ratio, smoothed
 from paceline.rules.outer.moments import block_decay, compensate
 from paceline.rules.rule import Rule
 
@@ -77,6 +78,7 @@ class StackedBlocks:
         self._parts = {p: _Part(p, p.detach()[0].clone(), {}) for p in self._everything}
         self._steps = self._made = self._block = 0
         self._rho = self._ahead = self._count = 0.0
+        self._diversity: float | None = None
         self._begin()
 
     @property
@@ -120,10 +122,10 @@ class StackedBlocks:
     def _end(self) -> None:
         """Exchange at the end of a block."""
         tau, outer = float(self._made), self._rule.merging
-        c = self._rule.coefficients(self._block + 1, self._workers, self._ahead)
+        c = self._rule.coefficients(self._block + 1, self._workers, self._ahead, self._diversity or 1.0)
         self._rho, ahead = outer.equivalent_minibatches(self._rho, tau, c)
-        for part in self._parts.values():
-            self._merge(part, c)
+        norms = [self._merge(part, c) for part in self._parts.values()]
+        self._follow(norms)
         for group, parameters in self._groups:
             for moment in self._moments:
                 decay = moment.decay(group)
@@ -136,14 +138,22 @@ class StackedBlocks:
             set_step_count(self._optimizer, self._everything, self._count)
         self._ahead, self._block, self._made = c.next_momentum, self._block + 1, 0
 
-    def _merge(self, part: _Part, c: Coefficients) -> None:
-        """The outer step of one parameter."""
+    def _follow(self, norms: list[tuple[Tensor, Tensor]]) -> None:
+        """Bring the diversity up to date, from what `_merge` gave for all parameters."""
+        each = torch.stack([one for one, _ in norms]).norm(dim=0)
+        mean = torch.stack([other for _, other in norms]).norm()
+        self._diversity = smoothed(self._diversity, ratio(float(each.mean()), float(mean), self._workers))
+
+    def _merge(self, part: _Part, c: Coefficients) -> tuple[Tensor, Tensor]:
+        """The outer step of one parameter; the norms of all displacements, shape (N,), and of their mean."""
         outer, scratch = self._rule.merging, torch.empty_like(part.anchor)
         origin = outer.origin(part.anchor, part.state, c, scratch)
         merged = part.stacked.mean(0).sub_(origin)
         if not bool(torch.isfinite(merged).all()):
             self._refuse(part.stacked)
+        norms = (part.stacked - origin).flatten(1).norm(dim=1), merged.norm()
         part.stacked.copy_(outer.step(part.anchor, merged, part.state, c, scratch).expand_as(part.stacked))
+        return norms
 
     def _refuse(self, stacked: Tensor) -> None:
         finite = torch.isfinite(stacked).flatten(1).all(1).tolist()

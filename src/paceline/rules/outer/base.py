@@ -25,12 +25,14 @@ class Coefficients:
         lr: zeta of this block.
         ahead: the eta of this block's look-ahead start (eta of this block when it began).
         next_momentum: eta of the next block, for its look-ahead start.
+        diversity: A of the blocks before (:mod:`paceline.rules.outer.diversity`).
     """
 
     momentum: float
     lr: float
     ahead: float
     next_momentum: float
+    diversity: float = 1.0
 
 
 class Outer(Protocol):

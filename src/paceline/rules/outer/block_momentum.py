@@ -2,13 +2,15 @@
 """Blockwise model-update filtering (BMUF), Nesterov (NBM) and classical (CBM) block momentum.
 
     d_n        = mean_i theta_{t,i} - theta^init_{t-tau}      measured from where the workers started
-    Delta_n    = eta_n Delta_{n-1} + zeta_n d_n               the filtered update, Delta_0 = 0
+    Delta_n    = eta_n Delta_{n-1} + zeta_n A_{n-1}^p d_n     the filtered update, Delta_0 = 0
     theta_t    = theta_{t-tau} + Delta_n                      the global model: exported, evaluated
     NBM:  theta^init_t = theta_t + eta_{n+1} Delta_n          CBM:  theta^init_t = theta_t
 
-n counts blocks, tau minibatches of a block, eta block momentum, zeta block learning rate. Two buffers (theta and Delta)
-are needed; the one-buffer "Nesterov" found in several code bases is classical momentum with rate (1+eta) zeta and moves
-(2N-1) d a block where N d is right. With zeta = 1, NBM's theta_t is the mean of the local models.
+n counts blocks, tau minibatches of a block, eta block momentum, zeta block learning rate; A is the diversity of the
+workers' displacements (:mod:`paceline.rules.outer.diversity`), with p = 0 unless `amplify` is set. Two buffers (theta
+and Delta) are needed; the one-buffer "Nesterov" found in several code bases is classical momentum with rate (1+eta)
+zeta and moves (2N-1) d a block where N d is right. With zeta = 1 and p = 0, NBM's theta_t is the mean of the local
+models.
 
 What a filtered update stands for, in minibatches (rho), and how far the start is ahead of the mean (kv):
 
@@ -21,12 +23,13 @@ than linearly by default (:mod:`paceline.rules.outer.gain`), and eta may be ramp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from paceline.rules.outer.base import Coefficients, State
+from paceline.rules.outer.diversity import check_power
 from paceline.rules.outer.gain import check_gain, check_numbers, eta_zeta, gain_in_words, momentum_of
 
 
@@ -40,6 +43,7 @@ class BlockMomentum:
         gain: "auto" (N^0.7, less in the first blocks), "paper" (eta = 1 - 1/N, zeta = 1) or a number, zeta/(1-eta).
         nesterov: True for NBM, False for CBM.
         ramp: blocks over which eta rises linearly from 0.
+        amplify: p, from 0 to 1.
     """
 
     tensors = ("delta",)
@@ -49,10 +53,12 @@ class BlockMomentum:
     gain: float | str = "auto"
     nesterov: bool = True
     ramp: int = 0
+    amplify: float = 0.0
 
     def __post_init__(self) -> None:
         check_gain(self.gain)
         check_numbers(self.momentum, self.lr, self.ramp)
+        check_power(self.amplify)
         if not isinstance(self.gain, str):
             self._numbers(2)  # a gain in numbers does not depend on N
 
@@ -81,7 +87,7 @@ class BlockMomentum:
     def step(self, anchor: Tensor, merged: Tensor, state: State, c: Coefficients, out: Tensor) -> Tensor:
         """One block: Delta, theta, and the next start."""
         delta = state["delta"]
-        delta.mul_(c.momentum).add_(merged, alpha=c.lr)
+        delta.mul_(c.momentum).add_(merged, alpha=c.lr * c.diversity**self.amplify)
         anchor.add_(delta)
         if not self.nesterov:
             return anchor
@@ -97,4 +103,11 @@ class BlockMomentum:
         eta, zeta = self._numbers(workers)
         kind = "Nesterov" if self.nesterov else "classical"
         words = gain_in_words(eta, zeta, grows=self._grows)
-        return f"{kind} block momentum, eta {eta:.3g}, zeta {zeta:.3g} ({words})"
+        strength = f", amplified by diversity^{self.amplify:g}" if self.amplify else ""
+        return f"{kind} block momentum, eta {eta:.3g}, zeta {zeta:.3g} ({words}){strength}"
+
+    def __repr__(self) -> str:
+        """Without `amplify` where it is 0: texts of rules from before it existed stay equal."""
+        shown = [f"{one.name}={getattr(self, one.name)!r}" for one in fields(self) if one.name != "amplify"]
+        shown += [f"amplify={self.amplify!r}"] if self.amplify else []
+        return f"BlockMomentum({', '.join(shown)})"

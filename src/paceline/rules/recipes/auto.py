@@ -36,7 +36,7 @@ def auto(*, share: float = 0.02, first: int = 4, longest: int = 64, **options: U
         raise RuleError(f"first must be a whole number of minibatches, at least 1, got {first!r}")
     warmup, fragments, overlap = options["warmup"], options["fragments"], options["overlap"]
     schedule = Paced(first, warmup, fragments, overlap, share, first, longest)
-    outer = BlockMomentum(gain=options["gain"], ramp=options["ramp"])
+    outer = BlockMomentum(gain=options["gain"], ramp=options["ramp"], amplify=options["amplify"])
     return Rule(schedule, Delta("fitting", beta1=options["beta1"]), outer=outer, **wire(options))
 
 

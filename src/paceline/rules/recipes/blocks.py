@@ -103,7 +103,7 @@ def streaming_diloco(**options: Unpack[StreamingOptions]) -> Rule:
 
 def _momentum(options: MomentumOptions) -> BlockMomentum:
     numbers = options["momentum"], options["lr"], options["gain"]
-    return BlockMomentum(*numbers, options["nesterov"], options["ramp"])
+    return BlockMomentum(*numbers, options["nesterov"], options["ramp"], options["amplify"])
 
 
 def _nesterov(options: OuterOptions) -> Nesterov:

@@ -54,6 +54,7 @@ class MomentumOptions(OuterOptions, total=False):
     """Block momentum."""
 
     nesterov: bool
+    amplify: float
 
 
 class AdamOptions(MomentumOptions, total=False):
@@ -74,6 +75,7 @@ class PacedOptions(WireOptions, total=False):
     gain: float | str
     beta1: float | None
     ramp: int
+    amplify: float
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,12 @@ _OPTIONS = {
         "float | None",
         ADAM_BETA1,
         "of Adam and AdamW on the workers, where it is larger and there are several; None leaves it.",
+    ),
+    "amplify": _Option(
+        "float",
+        0.0,
+        "p, by whose power of the workers' diversity a block's mean displacement is made longer; 0 leaves it\n"
+        "    (:mod:`paceline.rules.outer.diversity`).",
     ),
     "warmup": _Option("int", 0, "synchronous steps before the first block."),
     "ramp": _Option("int", 0, "blocks over which eta rises from 0."),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One exchange: a small header and a few large chunks, on the wire at the same time.
 
-The header is an all-gather of ten integers. Before anything is applied, every worker learns of every other one how much
-work its contribution stands for, whether it is finite, whether the worker is leaving, and the checksum of the
+The header is an all-gather of eleven integers. Before anything is applied, every worker learns of every other one how
+much work its contribution stands for, whether it is finite, whether the worker is leaving, and the checksum of the
 replicated state. The chunks are summed by the rule's codec over the rule's route; while one is on the wire, the next
 is packed and the last one applied.
 

@@ -30,6 +30,7 @@ class ExchangeHeader:
         usual: whether the norm is not unusually large (:mod:`.outliers`).
         asks: whether the worker has a request for all workers, to be read once this exchange is over.
         merges: whether it ends the block early, in `run.merge()`.
+        mean_norm: of the mean displacement of its last exchange; 0 where not computed.
     """
 
     sequence: int
@@ -45,10 +46,11 @@ class ExchangeHeader:
     usual: bool = True
     asks: bool = False
     merges: bool = False
+    mean_norm: float = 0.0
 
     @property
     def row(self) -> Tensor:
-        """The header as it is sent: int64, shape (10,)."""
+        """The header as it is sent: int64, shape (11,)."""
         condition = self.finite | self.usual << 1 | self.asks << 2 | self.merges << 3
         values = [
             self.sequence,
@@ -59,7 +61,7 @@ class ExchangeHeader:
             self.minibatches,
             _bits(self.norm),
         ]
-        values += [_bits(self.factor), self.total, self.checksum]
+        values += [_bits(self.factor), self.total, self.checksum, _bits(self.mean_norm)]
         return torch.tensor([int(v) for v in values], dtype=torch.int64)
 
     @classmethod
@@ -67,9 +69,8 @@ class ExchangeHeader:
         """The inverse of `row`."""
         finite, *more = (bool(row[4] >> bit & 1) for bit in range(4))
         flags = (bool(row[2]), bool(row[3]), finite)
-        return cls(
-            row[0], ExchangeKind(row[1]), *flags, row[5], _number(row[6]), _number(row[7]), row[8], row[9], *more
-        )
+        norm, factor, *mean_norm = (_number(bits) for bits in (row[6], row[7], *row[10:]))
+        return cls(row[0], ExchangeKind(row[1]), *flags, row[5], norm, factor, row[8], row[9], *more, *mean_norm)
 
 
 def _bits(number: float) -> int:
@@ -119,6 +120,17 @@ class ExchangeSummary:
     def accepted(self) -> dict[int, float]:
         """Rank -> norm, of the contributions to the mean."""
         return {rank: h.norm for rank, h in enumerate(self.headers) if h.brings and h.factor}
+
+    @property
+    def mean_of_norms(self) -> float:
+        """Mean norm of the contributions that went into the mean, weighted as they were; 0 where none was taken."""
+        weight = self.weight
+        return sum(h.factor * h.norm for h in self.headers if h.brings) / weight if weight else 0.0
+
+    @property
+    def last_mean_norm(self) -> float:
+        """The norm of the last exchange's mean, as one worker found it: others may round otherwise."""
+        return next((h.mean_norm for h in self.headers if h.mean_norm), 0.0)
 
     @property
     def changed(self) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -111,6 +112,23 @@ class FragmentState:
     def measure(self) -> tuple[float, bool]:
         """The norm of the contribution, and whether all of it is finite."""
         return measure(self.all)
+
+    def take_mean_norms(self) -> None:
+        """From now on take the norm of each mean displacement that is applied."""
+        for one in self.parameters:
+            one.mean_norms = {}
+
+    @property
+    def mean_norm(self) -> float:
+        """Of the mean displacement that was applied last; 0 where none was taken."""
+        for one in self.parameters:
+            one.sum_mean_norms()
+        return math.hypot(*(one.mean_norm for one in self.parameters))
+
+    @mean_norm.setter
+    def mean_norm(self, value: float) -> None:
+        for number, one in enumerate(self.parameters):
+            one.mean_norm = value if number == 0 else 0.0
 
     def finite(self) -> bool:
         """Whether all tensors are finite."""

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from paceline.rules.outer.base import Coefficients
+from paceline.rules.outer.diversity import ratio, smoothed
 from paceline.rules.rule import Rule
 from paceline.update.exchange.header import ExchangeSummary
 
@@ -24,6 +25,35 @@ class BlockEnd:
     coefficients: Coefficients
     rho: float
     ahead: float
+
+
+@dataclass(frozen=True)
+class Diversity:
+    """The diversity of the workers' displacements, as far as the headers tell it.
+
+    The norm of a mean is known when it has been applied, and workers of other machines may round it otherwise. So the
+    header of the next exchange tells it, and all take what one worker found.
+
+    Attributes:
+        smoothed: A of the last block but one; None before the second exchange.
+        mean_of_norms: of the last exchange.
+        workers: that brought something to it.
+    """
+
+    smoothed: float | None = None
+    mean_of_norms: float = 0.0
+    workers: int = 0
+
+    def after(self, summary: ExchangeSummary) -> Diversity:
+        """With what the headers of the next exchange tell of the last one."""
+        if not self.mean_of_norms or not summary.last_mean_norm:
+            return self
+        now = ratio(self.mean_of_norms, summary.last_mean_norm, self.workers)
+        return replace(self, smoothed=smoothed(self.smoothed, now))
+
+    def then(self, summary: ExchangeSummary) -> Diversity:
+        """That exchange is over."""
+        return replace(self, mean_of_norms=summary.mean_of_norms, workers=len(summary.accepted))
 
 
 class Contribution(Protocol):
@@ -58,11 +88,13 @@ class BlockNumbers:
         rho: equivalent minibatches that the outer step has accumulated.
         ahead: look-ahead momentum of the block's start.
         minibatches: of this worker's contribution to the present exchange.
+        diversity: of the workers' displacements, up to the last block but one.
     """
 
     def __init__(self, rule: Rule, workers: int) -> None:
         self.rule, self.workers = rule, workers
         self.block, self.rho, self.ahead = 0, 0.0, 0.0
+        self.diversity = Diversity()
         self.minibatches = 0
         self._frozen: Coefficients | None = None
         self._end: tuple[ExchangeSummary, BlockEnd] | None = None
@@ -70,6 +102,7 @@ class BlockNumbers:
     def restart(self, block: int = 0, rho: float = 0.0, ahead: float = 0.0) -> None:
         """Continue from other numbers, such as a checkpoint's, without a pending exchange."""
         self.block, self.rho, self.ahead = block, rho, ahead
+        self.diversity = Diversity()
         self._frozen = None
 
     def coefficients(self) -> Coefficients:
@@ -98,6 +131,7 @@ class BlockNumbers:
         return self._end[1]
 
     def _end_of(self, summary: ExchangeSummary, coefficients: Coefficients) -> BlockEnd:
+        coefficients = replace(coefficients, diversity=self.diversity.after(summary).smoothed or 1.0)
         rho, ahead = self.rule.merging.equivalent_minibatches(self.rho, summary.tau, coefficients)
         return BlockEnd(coefficients, rho, ahead)
 
@@ -105,10 +139,12 @@ class BlockNumbers:
         """Count the exchange; the next block begins."""
         end = self.end(summary)
         self.block, self.rho, self.ahead = self.block + 1, end.rho, end.coefficients.next_momentum
+        self.diversity = self.diversity.after(summary).then(summary)
         return end
 
     def count_in(self, summary: ExchangeSummary, workers: int) -> BlockEnd:
         """Count an exchange among `workers` workers whose result is in the outer state already."""
         end = self._end_of(summary, self.rule.coefficients(self.block + 1, workers, self.ahead))
         self.block, self.rho = self.block + 1, end.rho
+        self.diversity = self.diversity.after(summary).then(summary)
         return end

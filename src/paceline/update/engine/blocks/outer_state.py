@@ -156,6 +156,10 @@ class ParameterState(OuterState):
         mixing: alpha, the share of the local parameters that stays when an exchange lands; None keeps the progress made
             meanwhile.
         mixes_at_once: whether that also applies to exchanges without overlap.
+
+    Attributes:
+        mean_norms: where a range begins -> the norm of the mean that was applied to it; None where not taken.
+        mean_norm: of all ranges, when `sum_mean_norms` was called last.
     """
 
     lossless = False
@@ -174,6 +178,8 @@ class ParameterState(OuterState):
         self._at_once = mixing if mixes_at_once else None
         self.anchor = fragment.whole(self.device)
         self.tensors = {name: fragment.zeros(self.device) for name in outer.tensors}
+        self.mean_norms: dict[int, Tensor] | None = None
+        self.mean_norm = 0.0
 
     def retune(self, outer: Outer) -> None:
         """Continue with other numbers of the same outer step."""
@@ -202,23 +208,35 @@ class ParameterState(OuterState):
         return float(torch.linalg.vector_norm(torch.stack(parts).double())) if parts else 0.0
 
     def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
-        state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
         out = self.scratch(1, end - begin)
         if not self._at_once:
             out = self.fragment.piece(begin, end, out)
-        start = self._outer.step(self.anchor[begin:end], mean, state, block.coefficients, out)
-        fold(self.checksum, start)
+        start = self._step(begin, end, mean, block, out)
         if self._at_once:
             self._mix(begin, end, start, self._at_once)
         elif start is not out or out.data_ptr() == self.scratch(1, end - begin).data_ptr():
             self.fragment.write(begin, end, start)
 
+    def _step(self, begin: int, end: int, mean: Tensor, block: BlockEnd, out: Tensor) -> Tensor:
+        """The outer step on a range; the start of the next block."""
+        if self.mean_norms is not None:
+            self.mean_norms[begin] = torch.linalg.vector_norm(mean)
+        state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
+        start = self._outer.step(self.anchor[begin:end], mean, state, block.coefficients, out)
+        fold(self.checksum, start)
+        return start
+
+    def sum_mean_norms(self) -> None:
+        """Bring `mean_norm` up to date; in the order of the ranges, whatever the order in which they came."""
+        if self.mean_norms:
+            norms = torch.stack([norm for _, norm in sorted(self.mean_norms.items())]).double()
+            self.mean_norm = float(torch.linalg.vector_norm(norms))
+            self.mean_norms.clear()
+
     def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
         assert self.snapshot is not None
-        state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
         snapshot = self.snapshot[begin:end]
-        start = self._outer.step(self.anchor[begin:end], mean, state, block.coefficients, self.scratch(1, end - begin))
-        fold(self.checksum, start)
+        start = self._step(begin, end, mean, block, self.scratch(1, end - begin))
         if self._mixing is None:
             torch.sub(start, snapshot, out=snapshot)
         else:

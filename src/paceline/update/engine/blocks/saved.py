@@ -25,6 +25,7 @@ from paceline.rules.outer.base import Coefficients
 from paceline.update.engine.blocks.chunks import restored
 from paceline.update.engine.blocks.fragment_schedule import FragmentSchedule
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
+from paceline.update.engine.blocks.numbers import Diversity
 from paceline.update.engine.blocks.update import BlockUpdate
 from paceline.update.exchange.exchanger import InFlightExchange
 from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
@@ -108,6 +109,8 @@ def numbers(update: BlockUpdate) -> dict[str, Any]:
         "counts": update.optimizers.counts,
         "sums": [int(state.checksum) for state in update.state.all],
         "workers": update.numbers.workers,
+        "diversity": list(astuple(update.numbers.diversity)),
+        "mean_norm": update.state.mean_norm,
         "norms": update.norms.state() if update.norms is not None else [],
     }
 
@@ -154,6 +157,8 @@ def _load(update: BlockUpdate, outer: dict[str, Tensor], saved: dict[str, Any], 
 
 
 def _load_norms(update: BlockUpdate, saved: dict[str, Any]) -> None:
+    update.numbers.diversity = Diversity(*saved.get("diversity", ()))
+    update.state.mean_norm = saved.get("mean_norm", 0.0)
     if update.norms is not None:  # absent if the run was saved without a guard
         update.norms.load(saved.get("norms", []))
 

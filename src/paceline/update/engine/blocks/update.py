@@ -70,6 +70,9 @@ class BlockUpdate:
         self.in_flight: StartedExchange | None = None
         self.left_out = False
         self.norms = block_norms(settings.guard, lambda: [one.anchor for one in self.state.parameters])
+        self._measures = self.norms is not None or rule.follows_diversity
+        if self._measures:
+            self.state.take_mean_norms()
 
     def retune(self, rule: Rule) -> None:
         """Continue with other numbers of the rule; an in-flight exchange keeps its own."""
@@ -114,8 +117,8 @@ class BlockUpdate:
         )
 
     def _header(self, work: LocalWork) -> ExchangeHeader:
-        judged = self.norms is not None and work.minibatches > 0
-        norm, finite = self.state.measure() if judged else (0.0, self.state.finite())
+        measured = self._measures and work.minibatches > 0
+        norm, finite = self.state.measure() if measured else (0.0, self.state.finite())
         rank = self.exchanger.transport.world.rank
         return ExchangeHeader(
             sequence=0,
@@ -130,6 +133,7 @@ class BlockUpdate:
             checksum=self.state.checksum(),
             usual=not norm or self.norms is None or self.norms.usual(rank, norm),
             merges=work.merges,
+            mean_norm=self.state.mean_norm,
         )
 
     def _begin_next_block(self) -> None:

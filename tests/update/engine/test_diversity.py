@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine follows the diversity of the workers' displacements, from what their headers tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.testing import check_rule
+from paceline.update.engine.blocks.numbers import Diversity
+from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
+from paceline.update.exchange.kind import ExchangeKind
+from tests.helpers import adam
+from tests.update.engine.test_blocks import climb
+
+SPEEDS = [2.0, -1.0, 2.0, 1.0]  # mean 1, mean of their norms 1.5
+
+
+@pytest.mark.parametrize("more", ["", ", overlap=1"])
+def test_a_block_is_amplified_by_the_blocks_before(more: str) -> None:
+    """Without momentum the model moves by A^p d a block: by 1 in the first, and by 1.5 from the second on."""
+    out = climb(f"bmuf(period=2, momentum=0, lr=1, amplify=1{more})", SPEEDS, [6] * 4)
+    assert {tuple(end) for _, end in out} == {(2 * 1 + 2 * 1.5 + 2 * 1.5,)}
+
+
+def test_unequal_blocks_are_weighed_as_their_displacements_are() -> None:
+    """The last block of worker 0 is half as long: mean of (1 of weight 1/2, -2, 4, 2) is 4.5 / 3.5."""
+    out = climb("bmuf(period=2, momentum=0, lr=1, amplify=1)", SPEEDS, [3, 4, 4, 4])
+    half, whole = 2.0 * 1 / 2, [-2.0, 4.0, 2.0]
+    mean = (half * 1.0 + sum(whole)) / 3.5
+    assert out[0][1] == pytest.approx([2.0 + 1.5 * mean])
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "bmuf_adam(period=4, amplify=0.5)",
+        "bmuf_adam(period=4, amplify=0.5, fragments=2, overlap=1)",
+        "bmuf_adam(period=4, amplify=0.5, codec='int8')",
+    ],
+)
+def test_the_laws_hold(rule: str) -> None:
+    """One worker is the program, all workers agree, a run repeats, and a resumed run has the same bits."""
+    check_rule(rule, adam)
+
+
+def header(norm: float, mean_norm: float, factor: float = 1.0) -> ExchangeHeader:
+    return ExchangeHeader(1, ExchangeKind.block(0), True, False, True, 4, norm, factor, 4, 0, mean_norm=mean_norm)
+
+
+def test_all_workers_take_the_mean_norm_of_one() -> None:
+    """Machines may round a norm differently, and a joined worker has none; the first that tells one decides for all."""
+    first = ExchangeSummary((header(1.0, 0.0), header(3.0, 0.0)))
+    second = ExchangeSummary((header(1.0, 0.0), header(3.0, 1.6), header(2.0, 1.6000001)))
+    assert Diversity().after(first).smoothed is None
+    found = Diversity().after(first).then(first).after(second)
+    assert found.smoothed == pytest.approx(2.0 / 1.6)
+
+
+def test_a_rejected_contribution_is_not_counted() -> None:
+    told = ExchangeSummary((header(1.0, 0.0), header(1e9, 0.0, factor=0.0), header(3.0, 0.0)))
+    found = Diversity().then(told)
+    assert (found.mean_of_norms, found.workers) == (2.0, 2)
+
+
+def test_a_header_survives_the_wire_and_one_of_before_can_be_read() -> None:
+    sent = header(1.5, 0.25)
+    assert ExchangeHeader.unpack(sent.row.tolist()) == sent
+    assert ExchangeHeader.unpack(sent.row.tolist()[:10]) == header(1.5, 0.0)
