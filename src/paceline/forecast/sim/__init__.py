@@ -4,7 +4,19 @@
 from __future__ import annotations
 
 from paceline.forecast.sim.clock import Clock, exponential, link, uniform
+from paceline.forecast.sim.grown import GrownResult, Stage, simulate_grown
 from paceline.forecast.sim.simulate import simulate
 from paceline.forecast.sim.vectorised import StackedResult, simulate_stacked
 
-__all__ = ["Clock", "StackedResult", "exponential", "link", "simulate", "simulate_stacked", "uniform"]
+__all__ = [
+    "Clock",
+    "GrownResult",
+    "StackedResult",
+    "Stage",
+    "exponential",
+    "link",
+    "simulate",
+    "simulate_grown",
+    "simulate_stacked",
+    "uniform",
+]

@@ -76,20 +76,20 @@ def simulate_stacked(
     """
     chosen = make_rule(rule, {})
     check_rule(chosen)
-    _check(model, optimizer)
-    workers: _Workers | None = None
+    check_stackable(model, optimizer)
+    workers: StackedWorkers | None = None
     losses = []
     for step, batch in enumerate(batches):
         tensors = (batch,) if isinstance(batch, Tensor) else tuple(batch)
         if workers is None:
-            workers = _Workers(model, loss_fn, optimizer, chosen, _number(tensors))
+            workers = StackedWorkers(model, loss_fn, optimizer, chosen, _number(tensors))
         losses.append(workers.step(tensors, 1.0 if rate is None else rate(step), largest_gradient))
     if workers is None:
         raise UnsupportedError("batches is empty; give a tensor (N, ...) for each step")
     return StackedResult(workers.finish(), torch.stack(losses))
 
 
-class _Workers:
+class StackedWorkers:
     """N workers: their parameters, their optimizers, the rule between them.
 
     Args: as of `simulate_stacked`; `number` is N.
@@ -182,6 +182,31 @@ class _Workers:
                 )
             gradient.copy_(mean.expand_as(gradient))
 
+    @property
+    def effective(self) -> float:
+        """How many workers they were worth in the last blocks."""
+        return 1.0 if self._blocks is None else self._blocks.effective
+
+    @property
+    def in_block(self) -> bool:
+        """Whether a block has begun and is not complete."""
+        return self._blocks is not None and self._blocks.made > 0
+
+    def grow(self, number: int) -> None:
+        """Continue with more workers after a block; a new one starts with the state of one that trains."""
+        each = torch.arange(number) % self.number
+        grown = {p: p.detach()[each].requires_grad_(True) for p in self._stack}
+        states = self._optimizer.state
+        for p, larger in grown.items():
+            state = states.pop(p, {})
+            states[larger] = {k: v[each] if torch.is_tensor(v) and v.shape == p.shape else v for k, v in state.items()}
+        for group in self._optimizer.param_groups:
+            group["params"] = [grown[p] for p in group["params"]]
+        self._parameters = {name: grown[p] for name, p in self._parameters.items()}
+        self._stack, self.number = tuple(self._parameters.values()), number
+        if self._blocks is not None:
+            self._blocks.grow(grown, number)
+
     def finish(self) -> dict[str, Tensor]:
         """The global model at the end."""
         found = {}
@@ -224,7 +249,7 @@ def _stacked(optimizer: Optimizer, model: nn.Module, parameters: dict[str, Tenso
     return made
 
 
-def _check(model: nn.Module, optimizer: Optimizer) -> None:
+def check_stackable(model: nn.Module, optimizer: Optimizer) -> None:
     """Refuse a model or optimizer that cannot be stacked, before the first step."""
     if type(optimizer) not in (SGD, Adam, AdamW):
         raise UnsupportedError(

@@ -8,7 +8,7 @@ With local_state "average" and "compensate" the optimizer's moments likewise (:m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -66,6 +66,9 @@ class StackedBlocks:
         optimizer: the user's, which resolves the rule's `local_state`.
         stacked: the optimizer of the stacked parameters.
         workers: N.
+
+    Attributes:
+        made: minibatches that each worker has made in its present block.
     """
 
     def __init__(self, rule: Rule, optimizer: Optimizer, stacked: Optimizer, workers: int) -> None:
@@ -73,13 +76,28 @@ class StackedBlocks:
         self._choice = rule.delta.resolve(optimizer)
         rule.delta.fit(stacked, workers)
         self._moments = moments(optimizer) if self._choice in ("average", "compensate") else ()
-        self._groups = [(group, group["params"]) for group in stacked.param_groups]
-        self._everything = [p for _, parameters in self._groups for p in parameters]
+        self._look()
         self._parts = {p: _Part(p, p.detach()[0].clone(), {}) for p in self._everything}
-        self._steps = self._made = self._block = 0
+        self._steps = self.made = self._block = 0
         self._rho = self._ahead = self._count = 0.0
         self._diversity: float | None = None
         self._begin()
+
+    def _look(self) -> None:
+        """Take the optimizer's present parameters."""
+        self._groups = [(group, group["params"]) for group in self._optimizer.param_groups]
+        self._everything = [p for _, parameters in self._groups for p in parameters]
+
+    @property
+    def effective(self) -> float:
+        """How many workers they were worth in the last blocks."""
+        return 1.0 if self._diversity is None else self._diversity**2
+
+    def grow(self, grown: dict[Tensor, Tensor], workers: int) -> None:
+        """Continue with more workers; `grown` gives what stands in the place of each stacked parameter."""
+        self._workers = workers
+        self._parts = {grown[p]: replace(part, stacked=grown[p]) for p, part in self._parts.items()}
+        self._look()
 
     @property
     def lockstep(self) -> bool:
@@ -103,15 +121,15 @@ class StackedBlocks:
             if not self.lockstep:
                 self._begin()
             return
-        self._made += 1
-        if self._made == self._schedule.period:
+        self.made += 1
+        if self.made == self._schedule.period:
             self._end()
 
     def finish(self) -> None:
         """Merge the unfinished last block."""
         if self.lockstep:
             self._begin()
-        if self._made:
+        if self.made:
             self._end()
 
     def global_of(self, stacked: Tensor) -> Tensor:
@@ -121,7 +139,7 @@ class StackedBlocks:
     @torch.no_grad()
     def _end(self) -> None:
         """Exchange at the end of a block."""
-        tau, outer = float(self._made), self._rule.merging
+        tau, outer = float(self.made), self._rule.merging
         c = self._rule.coefficients(self._block + 1, self._workers, self._ahead, self._diversity or 1.0)
         self._rho, ahead = outer.equivalent_minibatches(self._rho, tau, c)
         norms = [self._merge(part, c) for part in self._parts.values()]
@@ -136,7 +154,7 @@ class StackedBlocks:
         elif self._moments:
             self._count += tau + (ahead if self._choice == "compensate" else 0.0)
             set_step_count(self._optimizer, self._everything, self._count)
-        self._ahead, self._block, self._made = c.next_momentum, self._block + 1, 0
+        self._ahead, self._block, self.made = c.next_momentum, self._block + 1, 0
 
     def _follow(self, norms: list[tuple[Tensor, Tensor]]) -> None:
         """Bring the diversity up to date, from what `_merge` gave for all parameters."""
@@ -180,7 +198,7 @@ class StackedBlocks:
         start = mean = self._mean(part.stacked, moment)
         if self._choice == "compensate":
             init = part.init[moment.key]
-            decay = block_decay(b, [self._made], [1.0])
+            decay = block_decay(b, [self.made], [1.0])
             start = compensate(mean, init, decay=decay, ahead=b**ahead, square=moment.square, out=init)
         state = parameter_state(self._optimizer, part.stacked, moment.key)
         assert state is not None

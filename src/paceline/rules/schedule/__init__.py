@@ -7,6 +7,7 @@ from paceline.rules.schedule.base import Schedule
 from paceline.rules.schedule.bounded import Bounded
 from paceline.rules.schedule.every_block import EveryBlock
 from paceline.rules.schedule.every_step import EveryStep
+from paceline.rules.schedule.growth import Growth
 from paceline.rules.schedule.paced import Paced
 
-__all__ = ["Bounded", "EveryBlock", "EveryStep", "Paced", "Schedule"]
+__all__ = ["Bounded", "EveryBlock", "EveryStep", "Growth", "Paced", "Schedule"]
