@@ -40,6 +40,7 @@ class LogLine:
         self.met: tuple[int, float] | None = None  # an exchange, and when all workers had entered it
         self.delays: Counter[int] = Counter()
         self.refused = 0
+        self.effective: float | None = None
 
     @property
     def empty(self) -> bool:
@@ -201,10 +202,19 @@ class Monitor:
         self.of_blocks[1] += now - self._since  # only exchanges of blocks overlap
         self._since, self._goes_on = now, True
 
-    def end(self, timing: Timing, summary: ExchangeSummary | None, *, block: int, warmup: bool) -> None:
+    def end(
+        self,
+        timing: Timing,
+        summary: ExchangeSummary | None,
+        *,
+        block: int,
+        warmup: bool,
+        effective: float | None = None,
+    ) -> None:
         """Note the end of an exchange."""
         line = self._line
         line.exchanges += 1
+        line.effective = effective or line.effective
         line.wait_s += timing.wait_s
         line.exchange_s += timing.exchange_s
         self.spent[1] += timing.wait_s
@@ -314,6 +324,7 @@ class Monitor:
             bytes=sent - self._bytes,
             left_out=sorted(line.left_out),
             warmup=warmup,
+            **({"effective_workers": round(line.effective, 3)} if line.effective else {}),
             **line.asynchronous(),
             **self._common_arrival(),
         )

@@ -24,7 +24,7 @@ from paceline.core.optimizer_state import (
 )
 from paceline.errors import NonFiniteError, UnsupportedError
 from paceline.rules.outer.base import Coefficients, State
-from paceline.rules.outer.diversity import ratio, smoothed
+from paceline.rules.outer.diversity import effective_workers, ratio, smoothed
 from paceline.rules.outer.moments import block_decay, compensate
 from paceline.rules.rule import Rule
 
@@ -91,7 +91,7 @@ class StackedBlocks:
     @property
     def effective(self) -> float:
         """How many workers they were worth in the last blocks."""
-        return 1.0 if self._diversity is None else self._diversity**2
+        return 1.0 if self._diversity is None else effective_workers(self._diversity)
 
     def grow(self, grown: dict[Tensor, Tensor], workers: int) -> None:
         """Continue with more workers; `grown` gives what stands in the place of each stacked parameter."""

@@ -80,6 +80,16 @@ def bytes_by_time(run: RunLog) -> Curve:
     return Curve("bytes", "seconds", x, y)
 
 
+def effective_by_time(run: RunLog) -> Curve:
+    """How many workers all are worth, over seconds since attach; by the worker with most lines."""
+    told = [
+        [(worker.began_s + line.at_s, line.effective_workers) for line in worker.exchanges if line.effective_workers]
+        for worker in run.workers
+    ]
+    points = np.array(max(told, key=len, default=[]), dtype=np.float64).reshape(-1, 2)
+    return Curve("effective workers", "seconds", points[:, 0], points[:, 1])
+
+
 def data_by_time(workers: Sequence[WorkerLog], name: str, end_s: float) -> Curve:
     """Share of the time in which some workers waited for data, in percent, over seconds since attach.
 

@@ -45,6 +45,7 @@ class ExchangeEvent:
     data_s: float | None = None  # waiting for batches; None in logs that count it as computing
     met: int | None = None  # number of an exchange of the line, the same on all workers
     met_s: float | None = None  # when the worker knew that all had reached it, in seconds as `at_s`
+    effective_workers: float | None = None  # how many workers all are worth; None where exchanges do not tell
     generation: int = 0  # of an elastic run; exchanges are counted anew in each
 
     @property

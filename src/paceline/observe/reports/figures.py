@@ -37,6 +37,7 @@ from paceline.observe.reports.curves import (
     counts_samples,
     data_by_time,
     delays_of_pushes,
+    effective_by_time,
     losses,
     smooth,
     thin,
@@ -157,6 +158,28 @@ def bytes_over_time(runs: Runs) -> Figure | None:
         axes.set_ylim(bottom=0)
         if len(runs) > 1:
             legend_above(figure, axes)
+    return figure
+
+
+def effective_over_time(runs: Runs) -> Figure | None:
+    """How many workers all are worth: 1 where they find the same, N where what they find is independent."""
+    told = [(turn, run, effective_by_time(run)) for turn, run in enumerate(runs)]
+    told = [one for one in told if len(one[2].x) > 1]
+    if not told:
+        return None
+    second, time = time_unit(max(run.wall_s for run in runs))
+    with style():
+        figure = new_figure(3.2)
+        axes = figure.subplots()
+        for turn, run, curve in told:
+            pick = np.unique(np.linspace(0, len(curve.x) - 1, 500).astype(int))
+            label = f"of {run.size}" if len(runs) == 1 else f"{run.label}, of {run.size}"
+            axes.plot(curve.x[pick] / second, curve.y[pick], color=colour(turn), label=label)
+        axes.set_xlabel(f"time since attach [{time}]")
+        axes.set_ylabel("effective workers")
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        legend_above(figure, axes)
     return figure
 
 

@@ -48,6 +48,7 @@ class LiveSnapshot:
         delay: mean delay of recent pushes of all workers, in updates; None without pushes.
         lost: ranks of lost workers.
         elastic_status: state of an elastic run; None for other runs.
+        effective: how many workers all are worth; None where exchanges do not tell.
     """
 
     size: int = 0
@@ -63,6 +64,7 @@ class LiveSnapshot:
     data_share: float = 0.0
     elastic_status: ElasticStatus | None = None
     epoch_left_s: float | None = None
+    effective: float | None = None
 
     @property
     def total(self) -> int:
@@ -198,6 +200,7 @@ class Follower:
         self.touched_s = 0.0  # when the log last grew, wall clock
         self.left_out: Counter[int] = Counter()  # rank -> rejected contributions
         self.spent: deque[tuple[float, ExchangeEvent]] = deque()  # lines in the last window
+        self.effective: float | None = None  # how many workers all are worth
         self.curve: list[float] = []  # the loss, thinned out
         self.began_unix_s = self.ahead_s = 0.0  # start of its log; seconds after the start of the run
         self.inherited = 0  # minibatches that its count began with
@@ -289,6 +292,7 @@ class Follower:
         self.left_out.update(line.left_out)
         self.block = max(self.block, line.block)
         self.samples = max(self.samples, line.total_samples or 0)
+        self.effective = line.effective_workers or self.effective
         self.spent.append((line.at_s, line))
         while self.spent[0][0] < line.at_s - WINDOW_S:
             self.spent.popleft()
@@ -372,6 +376,7 @@ def _sum_up(logs: list[Follower], lost: set[int]) -> LiveSnapshot:
         delay=_mean_delay(at_work),
         lost=tuple(sorted(lost)),
         data_share=sum(log.data_s for log in logs) / busy if busy else 0.0,
+        effective=max(at_work or logs, key=lambda log: log.at_s).effective,
     )
 
 

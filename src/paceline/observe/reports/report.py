@@ -72,6 +72,13 @@ FIGURES: tuple[tuple[str, str, str, Draw], ...] = (
         "waiting that goes on means that the source or the loader is too slow.",
         figures.data_over_time,
     ),
+    (
+        "effective-workers",
+        "Effective workers",
+        "How many workers they are worth: 1 where all find the same in a block, N where what they find is independent. "
+        "More workers pay where this is near their number.",
+        figures.effective_over_time,
+    ),
     ("bytes-over-time", "Bytes sent", "By all workers together.", figures.bytes_over_time),
     (
         "delay-of-pushes",

@@ -58,6 +58,7 @@ class Summary:
     refused: int = 0  # pushes that were not finite
     lost: dict[int, list[int]] = field(default_factory=dict)  # lost worker -> new owners of its shards
     logs_data_wait: bool = False  # whether the log separates waiting for data from computing
+    effective: float | None = None  # how many workers all were worth in the end; None where exchanges did not tell
     in_all: int = 0  # workers that ever took part; `workers` are the most at any time
 
 
@@ -86,8 +87,15 @@ def summarize(run: RunLog) -> Summary:
         refused=sum(worker.refused for worker in run.workers),
         lost={line.rank: list(run.new_owners(line.rank)) for line in run.lost},
         logs_data_wait=run.logs_data_wait,
+        effective=effective_workers(run),
         in_all=len(run.numbers),
     )
+
+
+def effective_workers(run: RunLog) -> float | None:
+    """How many workers all were worth in the last block that tells, by the log with most lines."""
+    lines = max((worker.exchanges for worker in run.workers), key=len, default=[])
+    return next((line.effective_workers for line in reversed(lines) if line.effective_workers is not None), None)
 
 
 def delays(counts: Counter[int]) -> Delays | None:

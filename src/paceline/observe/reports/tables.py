@@ -67,6 +67,8 @@ def facts(numbers: Summary) -> dict[str, str]:
         "sent per exchange": bytes_text(numbers.bytes_per_block),
         "contributions rejected": count_text(numbers.left_out),
     }
+    if numbers.effective is not None:
+        shown["effective workers"] = f"{numbers.effective:.1f}"
     if numbers.samples is None:
         del shown["samples"], shown["samples per second"]
     if not numbers.logs_data_wait:

@@ -47,6 +47,11 @@ def smoothed(before: float | None, now: float) -> float:
     return now if before is None else KEEP * before + (1 - KEEP) * now
 
 
+def effective_workers(diversity: float) -> float:
+    """E_n from A_n."""
+    return diversity**2
+
+
 def check_power(power: object) -> None:
     """Raise `RuleError` for a power p outside 0 .. 1."""
     if not isinstance(power, (int, float)) or isinstance(power, bool) or not 0 <= power <= 1:

@@ -60,7 +60,8 @@ class BlockExchanges:
             monitor.begin()
         summary = self.blocks.land(fragment)
         self._merge_point.look(summary)
-        monitor.end(self._exchanger.timing, summary, block=self.blocks.block, warmup=False)
+        effective = self.blocks.updates[fragment].numbers.diversity.effective
+        monitor.end(self._exchanger.timing, summary, block=self.blocks.block, warmup=False, effective=effective)
         return summary
 
     def land_all(self) -> None:

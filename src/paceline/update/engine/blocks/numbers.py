@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from paceline.rules.outer.base import Coefficients
-from paceline.rules.outer.diversity import ratio, smoothed
+from paceline.rules.outer.diversity import effective_workers, ratio, smoothed
 from paceline.rules.rule import Rule
 from paceline.update.exchange.header import ExchangeSummary
 
@@ -43,6 +43,11 @@ class Diversity:
     smoothed: float | None = None
     mean_of_norms: float = 0.0
     workers: int = 0
+
+    @property
+    def effective(self) -> float | None:
+        """How many workers they are worth; None before that is known."""
+        return None if self.smoothed is None else effective_workers(self.smoothed)
 
     def after(self, summary: ExchangeSummary) -> Diversity:
         """With what the headers of the next exchange tell of the last one."""

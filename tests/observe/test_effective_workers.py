@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many workers all are worth: measured by block exchanges, and told by the log, the status line and the report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import paceline
+from paceline.cli.run.status import describe
+from paceline.observe import read_run
+from paceline.observe.reports.curves import effective_by_time
+from paceline.observe.reports.figures import effective_over_time
+from paceline.observe.reports.live import Live, LiveSnapshot
+from paceline.observe.reports.summary import summarize
+from paceline.observe.reports.tables import facts
+from tests.update.engine.test_blocks import Scalars, rank
+from tests.update.engine.test_diversity import SPEEDS
+
+WORTH = (1.5 / 1.0) ** 2  # of the mean norm 1.5 of displacements whose mean has the norm 1
+
+
+def logged(directory: Path, rule: str, **settings: object) -> Path:
+    """A run of 4 workers that move one number at different speeds."""
+
+    def program() -> None:
+        model = Scalars(1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        with paceline.attach(model, optimizer, rule, log=directory, **settings):  # type: ignore[arg-type]
+            for _ in range(12):
+                model.p[0].grad = torch.full_like(model.p[0], -SPEEDS[rank()])
+                optimizer.step()
+
+    paceline.simulate(program, len(SPEEDS))
+    return directory
+
+
+@pytest.mark.parametrize("rule", ["bmuf(period=2)", "averaging(period=2, codec='int8')", "diloco(period=3, overlap=1)"])
+def test_a_log_tells_how_many_workers_all_are_worth(tmp_path: Path, rule: str) -> None:
+    run = read_run(logged(tmp_path, rule))
+    assert summarize(run).effective == pytest.approx(WORTH, abs=0.01)
+    assert facts(summarize(run))["effective workers"] == "2.2"
+    for worker in run.workers:
+        assert worker.exchanges[-1].effective_workers == pytest.approx(WORTH, abs=0.01)
+
+
+def test_a_run_without_a_guard_or_without_blocks_does_not_tell(tmp_path: Path) -> None:
+    for name, rule, guard in (("unguarded", "bmuf(period=2)", None), ("sync", "sync", "auto")):
+        run = read_run(logged(tmp_path / name, rule, guard=guard))
+        assert summarize(run).effective is None and "effective workers" not in facts(summarize(run))
+        assert effective_over_time([run]) is None
+
+
+def test_the_status_line_and_the_curve_tell_it(tmp_path: Path) -> None:
+    directory = logged(tmp_path, "bmuf(period=2)")
+    shot = Live(directory).poll()
+    assert shot.effective == pytest.approx(WORTH, abs=0.01)
+    assert "4 workers count as 2.2" in describe(shot, 4).plain
+    plain = LiveSnapshot(64)
+    assert describe(replace(plain, effective=11.4), 64).plain.count("64 workers count as 11 ") == 1
+    run = read_run(directory)
+    worker = run.workers[0]
+    worker.exchanges = [
+        replace(worker.exchanges[-1], at_s=at, effective_workers=worth) for at, worth in ((1, 2), (3, 4))
+    ]
+    curve = effective_by_time(run)
+    assert (curve.x.tolist(), curve.y.tolist()) == ([1.0, 3.0], [2.0, 4.0])
+    assert effective_over_time([run, run]) is not None
