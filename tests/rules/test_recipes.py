@@ -160,7 +160,7 @@ def test_bytes_of_asynchronous_rules() -> None:
         "2 (N-1)/N * 4 P bytes a step from each worker, pushed and answered, P parameters; a header of 88 bytes a piece"
     )
     assert "bytes a block" in bytes_formula(rule_from_text("easgd"))
-    assert overhead_bytes(rule_from_text("sync"), 4, 1024) == 3 * 120
+    assert overhead_bytes(rule_from_text("sync"), 4, 1024) == 3 * 128
 
 
 @pytest.mark.parametrize(
