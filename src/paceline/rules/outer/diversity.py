@@ -30,8 +30,8 @@ def ratio(mean_norm: float, norm_of_mean: float, workers: int) -> float:
     """a_n.
 
     Args:
-        mean_norm: mean_i |d_{i,n}|.
-        norm_of_mean: |mean_i d_{i,n}|.
+        mean_norm: mean of the norms of the workers' displacements.
+        norm_of_mean: norm of their mean.
         workers: N, those that brought a displacement.
 
     Returns:
