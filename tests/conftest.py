@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from paceline.communication import schedulers
 from tests import process_guard
@@ -28,7 +28,12 @@ FRAMEWORKS = (HERE / "doors" / "adapters",)
 
 torch.set_num_threads(1)
 # The same examples every time: a new one that fails is for whoever looks for it, not for who changes something else.
-settings.register_profile("same", derandomize=not os.environ.get("PACELINE_TEST_RANDOM"))
+settings.register_profile(
+    "same",
+    derandomize=not os.environ.get("PACELINE_TEST_RANDOM"),
+    deadline=None,  # no test fails because a machine is busy
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("same")
 process_guard.install()
 
