@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 CORE := $(VENV)/.core-ready
 FRAMEWORKS := tests/doors/adapters
 WINGS := wings/lightrnn wings/dual
-PYTEST := $(BIN)/python -m pytest -n 2 -q
+PYTEST := $(BIN)/python -m pytest -n 2 -q --durations 25 --durations-min 5
 
 .PHONY: demo test test-all claims check docs dist matrix format clean
 
