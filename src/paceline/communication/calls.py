@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.core.world import World
 from paceline.errors import ElsewhereError
 
-WORDS = 10
+WORDS = 11
 """Integers of a row."""
 KIND, LEAVING, SIZE = 1, 3, 8
 """Places in a row: its kind (CALL or below for a call), whether the worker ends, bytes that follow."""

@@ -67,7 +67,7 @@ def test_blocks_by_hand() -> None:
     """16 steps of 100 ms and one exchange of 150 ms; behind the next block it costs nothing."""
     found = look("bmuf(period=16)", 4)
     assert found.efficiency == pytest.approx(1.6 / 1.75, rel=1e-3)
-    assert found.step_bytes == pytest.approx((1.5 * MIB + 3 * 80) / 16)
+    assert found.step_bytes == pytest.approx((1.5 * MIB + 3 * 88) / 16)
     assert look("bmuf(period=16, overlap=16)", 4).efficiency == pytest.approx(1)
     assert look("bmuf(period=16, overlap=1)", 4).efficiency == pytest.approx(1.6 / 1.65, rel=1e-3)
 

@@ -75,7 +75,7 @@ def test_one_worker_exchanges_nothing() -> None:
 def test_dense_bytes_go_at_the_wires_pace() -> None:
     found = exchange(rule_from_text("bmuf"), FLAT, 0, wire(0.1), 4)
     assert found.payload_s == pytest.approx(0.15)
-    assert found.sent_bytes == 1.5 * MIB + 3 * 80
+    assert found.sent_bytes == 1.5 * MIB + 3 * 88
     assert found.footer_s == 0 < exchange(rule_from_text("sync"), FLAT, 0, wire(0.1), 4).footer_s
 
 

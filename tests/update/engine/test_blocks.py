@@ -207,7 +207,7 @@ def test_no_exchange_is_larger_than_its_share(overlap: int) -> None:
 
         return simulate(program, 2)[0]
 
-    header = 80
+    header = 88
     whole, parts = peaks(1), peaks(4)
     assert max(parts) == (max(whole) - header) // 4 + header
     assert sum(n > 0 for n in parts) == 9 and sum(n > 0 for n in whole) == 2
