@@ -17,7 +17,7 @@ beyond the longest training there is no figure.
 
 Finished trainings are kept in `--out`. The last line is a JSON object: `cells` (task, method, workers, `quality`,
 `over_serial`, `effective_speedup`, `stages`), `worst_over_serial` and `effective_speedup` (median of the tasks) of
-`grown` by N, and `plateau`: by how much one worker with half of the samples is worse, by task.
+the method "grown" by N, and `plateau`: by how much one worker with half of the samples is worse, by task.
 """
 
 from __future__ import annotations
