@@ -221,7 +221,12 @@ def test_half_precision_where_it_is_asked_for(cell: str) -> None:
     words = random_words(model)
     exact = model.log_prob(words)[0]
     with torch.autocast("cpu", torch.bfloat16):
-        log_probs, state = model.log_prob(words)
+        try:
+            log_probs, state = model.log_prob(words)
+        except RuntimeError as error:
+            if "could not create a primitive" not in str(error):
+                raise
+            pytest.skip(f"this processor has no {cell} of half precision: {error}")
         again, state = model.log_prob(words, state)
         loss = -log_probs.mean()
     assert log_probs.dtype == again.dtype == torch.float32
