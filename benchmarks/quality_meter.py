@@ -21,9 +21,8 @@ import _quick
 import torch
 import torch.distributed as dist
 from _workers import answer, is_worker, launch
-from sync_cost import Model, timed
+from sync_cost import attached, timed
 
-import paceline
 from paceline.update.engine.blocks.outer_state import ParameterState
 
 WARM = 4
@@ -32,12 +31,7 @@ WARM = 4
 
 def worker(repeats: int) -> None:
     """One rank: synchronisations with and without, in turn."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = Model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run = paceline.attach(model, optimizer, "bmuf(period=1)")
+    model, optimizer, run = attached()
     states = [one for one in gc.get_objects() if isinstance(one, ParameterState)]
     rows: dict[bool, list[float]] = {True: [], False: []}
     generator = torch.Generator().manual_seed(dist.get_rank())

@@ -38,6 +38,16 @@ class Model(nn.Module):
         self.weights = nn.ParameterList(nn.Parameter(torch.randn(1000, ELEMENTS // 1000)) for _ in range(TENSORS))
 
 
+def attached() -> tuple[Model, torch.optim.Optimizer, paceline.Run]:
+    """One rank of the group, which holds the model; a step of the optimizer is a block of one minibatch."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer, paceline.attach(model, optimizer, "bmuf(period=1)")
+
+
 def timed(action: Callable[[], Any]) -> float:
     """Seconds that `action` takes, from a common start."""
     dist.barrier()
@@ -81,12 +91,7 @@ def torchft_row(model: nn.Module) -> Callable[[], Any] | None:
 
 def worker(repeats: int) -> None:
     """One rank: time both in turn."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = Model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run = paceline.attach(model, optimizer, "bmuf(period=1)")
+    model, optimizer, run = attached()
     flat = torch.randn(TENSORS * ELEMENTS)
     rows: dict[str, list[float]] = {"bmuf": [], "all_reduce": []}
     for repeat in range(repeats + 2):
