@@ -144,42 +144,38 @@ def bytes_over_time(runs: Runs) -> Figure | None:
     if not most:
         return None
     scale, unit = byte_unit(most)
-    second, time = time_unit(max(run.wall_s for run in runs))
-    with style():
-        figure = new_figure(3.2)
-        axes = figure.subplots()
-        for turn, (run, curve) in enumerate(zip(runs, curves, strict=True)):
-            pick = np.unique(np.linspace(0, len(curve.x) - 1, 500).astype(int))
-            x, y = curve.x[pick] / second, curve.y[pick] / scale
-            axes.plot(x, y, color=colour(turn), label=run.label)
-        axes.set_xlabel(f"time since attach [{time}]")
-        axes.set_ylabel(f"sent by all workers [{unit}]")
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
-        if len(runs) > 1:
-            legend_above(figure, axes)
-    return figure
+    lines = [(turn, run.label, curve) for turn, (run, curve) in enumerate(zip(runs, curves, strict=True))]
+    return _by_time_figure(runs, lines, f"sent by all workers [{unit}]", scale, legend=len(runs) > 1)
 
 
 def effective_over_time(runs: Runs) -> Figure | None:
     """How many workers all are worth: 1 where they find the same, N where what they find is independent."""
-    told = [(turn, run, effective_by_time(run)) for turn, run in enumerate(runs)]
-    told = [one for one in told if len(one[2].x) > 1]
-    if not told:
-        return None
+    several = len(runs) > 1
+    lines = [
+        (turn, f"{run.label}, of {run.size}" if several else f"of {run.size}", effective_by_time(run))
+        for turn, run in enumerate(runs)
+    ]
+    lines = [line for line in lines if len(line[2].x) > 1]
+    return _by_time_figure(runs, lines, "effective workers", 1.0, legend=True) if lines else None
+
+
+def _by_time_figure(
+    runs: Runs, lines: Sequence[tuple[int, str, Curve]], y_label: str, scale: float, *, legend: bool
+) -> Figure:
+    """Curves over seconds since attach, each with the number of its colour and a label; `scale` divides their y."""
     second, time = time_unit(max(run.wall_s for run in runs))
     with style():
         figure = new_figure(3.2)
         axes = figure.subplots()
-        for turn, run, curve in told:
+        for turn, label, curve in lines:
             pick = np.unique(np.linspace(0, len(curve.x) - 1, 500).astype(int))
-            label = f"of {run.size}" if len(runs) == 1 else f"{run.label}, of {run.size}"
-            axes.plot(curve.x[pick] / second, curve.y[pick], color=colour(turn), label=label)
+            axes.plot(curve.x[pick] / second, curve.y[pick] / scale, color=colour(turn), label=label)
         axes.set_xlabel(f"time since attach [{time}]")
-        axes.set_ylabel("effective workers")
+        axes.set_ylabel(y_label)
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
-        legend_above(figure, axes)
+        if legend:
+            legend_above(figure, axes)
     return figure
 
 
