@@ -97,7 +97,7 @@ def simulate_grown(
         raise UnsupportedError(f"{chosen.text()}: the number of workers grows under rules with blocks and no warmup")
     if workers < growing.first:
         raise UnsupportedError(f"{workers} workers are fewer than the {growing.first} of the first blocks")
-    group = StackedWorkers(model, loss_fn, optimizer, chosen, growing.first)
+    group = StackedWorkers(model, loss_fn, optimizer, chosen, growing.first, measures=True)
     source, done, stages = iter(minibatches), 0, [Stage(growing.first, 0, 1.0)]
     while len(step := list(islice(source, group.number))) == group.number:
         factor = rate_factor(group.number) if rate is None else rate(done, group.number)

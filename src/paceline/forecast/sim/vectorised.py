@@ -92,10 +92,18 @@ def simulate_stacked(
 class StackedWorkers:
     """N workers: their parameters, their optimizers, the rule between them.
 
-    Args: as of `simulate_stacked`; `number` is N.
+    Args: as of `simulate_stacked`; `number` is N, `measures` is whether to measure how many workers all are worth.
     """
 
-    def __init__(self, model: nn.Module, loss_fn: Loss, optimizer: Optimizer, rule: Rule, number: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Loss,
+        optimizer: Optimizer,
+        rule: Rule,
+        number: int,
+        measures: bool = False,
+    ) -> None:
         self.number, self._model = number, model
         self._loss_fn = loss_fn
         self._parameters = {
@@ -110,7 +118,7 @@ class StackedWorkers:
         self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._losses = vmap(self._loss, randomness="error")
         blocks = rule.schedule.exchanges_blocks and number > 1
-        self._blocks = StackedBlocks(rule, optimizer, self._optimizer, number) if blocks else None
+        self._blocks = StackedBlocks(rule, optimizer, self._optimizer, number, measures) if blocks else None
         self._together = number > 1
 
     def _loss(self, *tensors: Tensor) -> Tensor:

@@ -66,12 +66,16 @@ class StackedBlocks:
         optimizer: the user's, which resolves the rule's `local_state`.
         stacked: the optimizer of the stacked parameters.
         workers: N.
+        measures: whether to measure how many workers all are worth.
 
     Attributes:
         made: minibatches that each worker has made in its present block.
     """
 
-    def __init__(self, rule: Rule, optimizer: Optimizer, stacked: Optimizer, workers: int) -> None:
+    def __init__(
+        self, rule: Rule, optimizer: Optimizer, stacked: Optimizer, workers: int, measures: bool = False
+    ) -> None:
+        self._measures = measures or rule.follows_diversity
         self._rule, self._schedule, self._optimizer, self._workers = rule, rule.blocks, stacked, workers
         self._choice = rule.delta.resolve(optimizer)
         rule.delta.fit(stacked, workers)
@@ -142,8 +146,10 @@ class StackedBlocks:
         tau, outer = float(self.made), self._rule.merging
         c = self._rule.coefficients(self._block + 1, self._workers, self._ahead, self._diversity or 1.0)
         self._rho, ahead = outer.equivalent_minibatches(self._rho, tau, c)
-        norms = [self._merge(part, c) for part in self._parts.values()]
-        self._follow(norms)
+        if self._measures:
+            self._measure(c)
+        for part in self._parts.values():
+            self._merge(part, c)
         for group, parameters in self._groups:
             for moment in self._moments:
                 decay = moment.decay(group)
@@ -156,22 +162,25 @@ class StackedBlocks:
             set_step_count(self._optimizer, self._everything, self._count)
         self._ahead, self._block, self.made = c.next_momentum, self._block + 1, 0
 
-    def _follow(self, norms: list[tuple[Tensor, Tensor]]) -> None:
-        """Bring the diversity up to date, from what `_merge` gave for all parameters."""
-        each = torch.stack([one for one, _ in norms]).norm(dim=0)
-        mean = torch.stack([other for _, other in norms]).norm()
+    def _measure(self, c: Coefficients) -> None:
+        """Bring the diversity up to date; before the outer step, which uses that of the blocks before."""
+        norms, norms_of_mean = [], []
+        for part in self._parts.values():
+            origin = self._rule.merging.origin(part.anchor, part.state, c, torch.empty_like(part.anchor))
+            displacements = part.stacked - origin
+            norms.append(displacements.flatten(1).norm(dim=1))
+            norms_of_mean.append(displacements.mean(0).norm())
+        each, mean = torch.stack(norms).norm(dim=0), torch.stack(norms_of_mean).norm()
         self._diversity = smoothed(self._diversity, ratio(float(each.mean()), float(mean), self._workers))
 
-    def _merge(self, part: _Part, c: Coefficients) -> tuple[Tensor, Tensor]:
-        """The outer step of one parameter; the norms of all displacements, shape (N,), and of their mean."""
+    def _merge(self, part: _Part, c: Coefficients) -> None:
+        """The outer step of one parameter."""
         outer, scratch = self._rule.merging, torch.empty_like(part.anchor)
         origin = outer.origin(part.anchor, part.state, c, scratch)
         merged = part.stacked.mean(0).sub_(origin)
         if not bool(torch.isfinite(merged).all()):
             self._refuse(part.stacked)
-        norms = (part.stacked - origin).flatten(1).norm(dim=1), merged.norm()
         part.stacked.copy_(outer.step(part.anchor, merged, part.state, c, scratch).expand_as(part.stacked))
-        return norms
 
     def _refuse(self, stacked: Tensor) -> None:
         finite = torch.isfinite(stacked).flatten(1).all(1).tolist()
