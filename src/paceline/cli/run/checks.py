@@ -18,6 +18,7 @@ from paceline.cli.console import err, refuse
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.errors import PacelineError
 from paceline.observe.reports.read import LOG_NAME
+from paceline.run import attach_marker
 
 LOGS = "paceline-logs"
 CROWDED_WORKERS = 8
@@ -75,14 +76,12 @@ def host_and_port(option: str, text: str, lowest: int = 1) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def check_script(script: Path) -> None:
-    if not script.is_file():
-        what = "is not a file" if script.exists() else "does not exist"
-        refuse(f"the program {script} {what} (looked in {Path.cwd()})")
-
-
-def check_rule(text: str | None) -> bool:
+def check_rule(text: str | None, fixed: bool = False) -> bool:
     """Refuse an invalid rule here, once, instead of on every worker.
+
+    Args:
+        text: the rule, or None.
+        fixed: whether the number of workers cannot grow, as in simulations and searches.
 
     Returns whether the workers may open connections of their own: true for asynchronous rules, and without a rule.
     """
@@ -91,9 +90,15 @@ def check_rule(text: str | None) -> bool:
     from paceline.rules import recipes
 
     try:
-        return recipes.rule_from_text(text).schedule.opens_connections
+        schedule = recipes.rule_from_text(text).schedule
     except PacelineError as error:
         refuse(f"--rule: {error}")
+    if schedule.grow is not None and fixed:
+        refuse(
+            f"--rule {text}: the number of workers is fixed in simulations and searches; leave grow out "
+            "(paceline.forecast.sim.simulate_grown simulates it)"
+        )
+    return schedule.opens_connections
 
 
 def new_directory(inside: str) -> Path:
@@ -172,6 +177,8 @@ def _clear(directory: Path, cluster: LaunchCluster, overwrite: bool) -> None:
         )
     for path in old:
         path.unlink()
+    if old:
+        attach_marker.forget(directory)
 
 
 def _of_this_host(path: Path, cluster: LaunchCluster) -> bool:

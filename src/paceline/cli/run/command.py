@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -24,14 +21,11 @@ from paceline.cli.console.program_options import (
     RuleText,
     Timeout,
 )
-from paceline.cli.launch.cluster import LaunchCluster
-from paceline.cli.run import certificates, checks, dry_run, failure, start, zero_lines
-from paceline.cli.run.conclusion import conclude, failed
+from paceline.cli.run import certificates, checks, dry_run, fixed, start, zero_lines
+from paceline.cli.run.conclusion import conclude
 from paceline.cli.run.elastic import ElasticOptions, print_plan, resume_run, start_run
 from paceline.cli.run.hosts import HostOptions, job_log_directory, refuse_several_launchers, resolve_cluster
-
-if TYPE_CHECKING:
-    from paceline.cli.launch.launch import Outcome
+from paceline.cli.run.program import find
 
 EPILOG = (
     "Any other supervisor can start a worker of an elastic run as well: the program, without RANK and WORLD_SIZE, "
@@ -42,7 +36,12 @@ EPILOG = (
 
 def run(
     ctx: typer.Context,
-    script: Annotated[Path | None, typer.Argument(help="The training program.", show_default=False)] = None,
+    script: Annotated[
+        Path | None,
+        typer.Argument(
+            help="The training program: Python, any executable, or with -m a module of Python.", show_default=False
+        ),
+    ] = None,
     arguments: Arguments = None,
     workers: Annotated[
         int | None, typer.Option(help="Number of workers; with several hosts, on each host.", show_default="1")
@@ -70,7 +69,12 @@ def run(
         bool, typer.Option("--open", help="No certificates: connections of asynchronous rules are not encrypted.")
     ] = False,
     elastic: Annotated[
-        str | None, typer.Option(metavar="MIN:MAX", help="Elastic run: fewest and most workers, of all hosts together.")
+        str | None,
+        typer.Option(
+            metavar="MIN:MAX",
+            help="Elastic run: fewest and most workers, of all hosts together; few train at first if the rule has "
+            "grow='auto'.",
+        ),
     ] = None,
     listen: Annotated[
         str | None,
@@ -90,38 +94,43 @@ def run(
     ] = 0,
     as_is: AsIs = False,
     random_data: RandomData = False,
+    module: Annotated[
+        bool, typer.Option("-m", help="The program is a Python module, as with python -m: -m package.module.")
+    ] = False,
     force_zero_lines: ForceZeroLines = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only the workers' output: no status, no summary.")] = False,
     print_only: Annotated[
         bool, typer.Option("--print", help="Print the commands of this and other hosts, and start nothing.")
     ] = False,
 ) -> None:
-    """Run a training program on several workers."""
+    """Run a training program on several workers.
+
+    The program is Python, or any executable (ELF, or a script with #!), which attaches by paceline's C library.
+    """
     if again is not None:
         checks.refuse_other_options(ctx, "again", "quiet")
         raise typer.Exit(resume_run(checks.existing_directory(again), quiet))
-    checks.check_elastic_options(elastic is not None or join is not None, hosts or 1, restarts, listen, grace)
-    if script is not None:
-        checks.check_script(script)
-    elif elastic is None or workers != 0:
+    is_elastic = elastic is not None or join is not None
+    checks.check_elastic_options(is_elastic, hosts or 1, restarts, listen, grace)
+    program = None if script is None else find(script, arguments, module)
+    if program is None and (elastic is None or workers != 0):
         refuse("no program was given: paceline run [OPTIONS] PROGRAM [ARGUMENTS]")
     opens_connections = checks.check_rule(rule)
     options = zero_lines.ZeroLineOptions(as_is, force_zero_lines, random_data)
     security = certificates.Security(tls, job, in_the_clear)
     security.check()
-    if elastic is not None or join is not None:
-        zero_lines.refuse_elastic(script, options)
+    if is_elastic:
+        zero_lines.refuse_elastic(program, options)
         if elastic is not None:
             refuse_several_launchers()
         asked = ElasticOptions(elastic, join, listen, 1 if workers is None else workers, rule, timeout, grace)
-        command = [] if script is None else start.program(script, arguments)
         if print_only:
-            return print_plan(asked, command, log, security)
-        raise typer.Exit(start_run(asked, command, log, overwrite, security, quiet))
-    assert script is not None
+            return print_plan(asked, program, log, security)
+        raise typer.Exit(start_run(asked, program, options, log, overwrite, security, quiet))
+    assert program is not None
     cluster, scheduler = resolve_cluster(HostOptions(workers, hosts, host_index, master), timeout)
-    bare = zero_lines.serves(script, options, cluster.size)
-    command = start.program(script, arguments, bare)
+    bare = zero_lines.serves(program, options, cluster.size)
+    command = program.command(bare)
     log = log or job_log_directory(scheduler)
     variables = zero_lines.environment(cluster, bare, random_data)
     if print_only:
@@ -131,38 +140,10 @@ def run(
     checks.free_port(cluster)
     checks.warn_oversubscription(cluster.workers, quiet)
     directory = checks.log_directory(log, cluster, overwrite)
-    announces = opens_connections and not quiet
-    if in_the_clear and announces:
-        certificates.warn_open()
-    elif not in_the_clear and tls is None:
-        tls = certificates.for_workers(cluster, directory, job, announces)
-    added = start.environment(cluster, rule, directory) | certificates.environment(cluster, tls, in_the_clear)
+    added = fixed.environment(cluster, rule, directory, security, opens_connections and not quiet)
     started = time.monotonic()
-    outcome = _launch(cluster, command, added | variables, directory, quiet, restarts, bare)
+    outcome = fixed.launch(cluster, command, added | variables, directory, quiet, restarts, bare)
     code = conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
-    if code == 0 and zero_lines.work_not_shared(directory, options, arguments, cluster.size, rule):
+    if code == 0 and zero_lines.work_not_shared(directory, options, program, cluster.size, rule):
         code = 1
-    if outcome.stuck:  # a thread waits inside torch and cannot be interrupted
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    raise typer.Exit(code)
-
-
-def _launch(
-    cluster: LaunchCluster,
-    arguments: list[str],
-    added: dict[str, str],
-    directory: Path,
-    quiet: bool,
-    restarts: int,
-    rank_0_only: bool,
-) -> Outcome:
-    from paceline.cli.launch.spawn import Command
-    from paceline.cli.run.restarts import launch_with_restarts
-
-    output = directory / "output"
-    output.mkdir(exist_ok=True)
-    command = Command(arguments, added, output, partial(failure.may_lose, directory))
-    with start.shown(directory, cluster.size, quiet, rank_0_only) as show:
-        return launch_with_restarts(restarts, command, lambda command: start.follow(cluster, command, show), failed)
+    fixed.leave(code, outcome)

@@ -57,7 +57,7 @@ def failed(outcome: Outcome) -> int:
     files = {worker.rank: worker.stderr for worker in outcome.workers}
     rank = failure.culprit(outcome.codes, files)
     code = outcome.codes[rank]
-    ranks = failure.same_error_ranks(rank, files) if code > 0 else [rank]
+    ranks = failure.same_error_ranks(rank, outcome.codes, files) if code > 0 else [rank]
     err().print(failure.panel(rank, code, files[rank], len(outcome.workers) - len(ranks), ranks=ranks))
     return failure.exit_code(code)
 

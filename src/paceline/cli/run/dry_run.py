@@ -14,10 +14,11 @@ from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.saved_plan import address_text
 from paceline.cli.run import certificates, checks
 from paceline.cli.run.certificates import JOB, Security
+from paceline.cli.run.program import Program
 from paceline.communication.schedulers import Hosts
 
 FREE = "(a free port)"
-TO_CHANGE = ("host_index", "job", "print_only")
+TO_CHANGE = ("host_index", "job", "module", "print_only")
 """Options that differ between hosts."""
 
 
@@ -53,7 +54,7 @@ def run(
 
 
 def elastic(
-    leads: bool, where: str, workers: int, command: list[str], added: dict[str, str], directory: Path, secret: str
+    leads: bool, where: str, workers: int, program: Program | None, added: dict[str, str], directory: Path, secret: str
 ) -> None:
     """Print the workers of this host in an elastic run, and the command for other hosts.
 
@@ -61,17 +62,19 @@ def elastic(
         leads: whether this launcher hosts the control plane.
         where: the control plane's address.
         workers: of this host.
-        command: that every worker runs.
+        program: of every worker.
         added: to every worker's environment.
         directory: of the logs.
         secret: the option that authenticates another host.
     """
     print(f"{'the control plane would listen' if leads else 'the control plane listens'} at {where}")
     print(f"logs: {near(directory)}")
+    command = [] if program is None else program.command()
     for local in range(workers):
         _worker(f"worker {local} of this host", command, added | {"LOCAL_RANK": str(local), "PACELINE_CONTROL": where})
+    typed = "PROGRAM" if program is None else shlex.join(program.typed)
     if leads:
-        print(f"\non other hosts:\n  paceline run --join {where} {secret} --workers N {shlex.join(command[2:])}")
+        print(f"\non other hosts:\n  paceline run --join {where} {secret} --workers N {typed}")
 
 
 def _worker(name: str, command: list[str], added: dict[str, str]) -> None:
@@ -108,7 +111,8 @@ def _arguments(ctx: typer.Context, index: int, secret: bool) -> list[str]:
     words += ["--host-index", str(index)]
     if secret:
         words += ["--job", str(ctx.params["job"] or JOB)]
-    return [*words, str(ctx.params["script"]), *(ctx.params["arguments"] or [])]
+    module = ["-m"] if ctx.params["module"] else []
+    return [*words, *module, str(ctx.params["script"]), *(ctx.params["arguments"] or [])]
 
 
 def environment(cluster: LaunchCluster, security: Security, directory: Path) -> dict[str, str]:

@@ -20,6 +20,8 @@ from paceline.cli.run import certificates, checks, dry_run, elastic_checks, elas
 from paceline.cli.run.certificates import Security
 from paceline.cli.run.disk_full import DiskWatcher
 from paceline.cli.run.elastic_launcher import Ending, Events, Launcher, control
+from paceline.cli.run.program import Program
+from paceline.cli.run.zero_lines import ZeroLineOptions, work_not_shared
 from paceline.errors import PacelineError
 from paceline.observe.reports.elastic_events import ControlEvent, ElasticStatus
 
@@ -79,7 +81,7 @@ class ElasticOptions:
         return bounds
 
 
-def print_plan(asked: ElasticOptions, command: list[str], log: Path | None, security: Security) -> None:
+def print_plan(asked: ElasticOptions, program: Program | None, log: Path | None, security: Security) -> None:
     """`--print`: the workers of this host, and the command for other hosts."""
     host, port = asked.address()
     _check_secret(asked, security)
@@ -93,7 +95,7 @@ def print_plan(asked: ElasticOptions, command: list[str], log: Path | None, secu
         added["PACELINE_TLS"] = str(tls.absolute())
     secret = "--open" if security.in_the_clear else f"--tls {security.tls}" if security.tls else "--job FILE"
     leads, where = asked.elastic is not None, f"{host}:{port or dry_run.FREE}"
-    dry_run.elastic(leads, where, asked.workers, command, added, directory, secret)
+    dry_run.elastic(leads, where, asked.workers, program, added, directory, secret)
 
 
 def _check_secret(asked: ElasticOptions, security: Security) -> None:
@@ -124,7 +126,13 @@ def _certificate(asked: ElasticOptions, directory: Path, security: Security, qui
 
 
 def start_run(
-    asked: ElasticOptions, command: list[str], log: Path | None, overwrite: bool, security: Security, quiet: bool
+    asked: ElasticOptions,
+    program: Program | None,
+    options: ZeroLineOptions,
+    log: Path | None,
+    overwrite: bool,
+    security: Security,
+    quiet: bool,
 ) -> int:
     """Run the workers of this host to the end of the run; the exit code."""
     bounds, address = asked.place()
@@ -135,7 +143,7 @@ def start_run(
     directory = checks.log_directory(log, cluster, overwrite)
     tls = _certificate(asked, directory, security, quiet)
     plan = SavedPlan(
-        command=command if asked.workers else [],
+        command=program.command() if program is not None and asked.workers else [],
         environment=start.environment(cluster, asked.rule, directory),
         folder=os.getcwd(),
         workers=asked.workers,
@@ -147,7 +155,10 @@ def start_run(
         tls=None if tls is None else str(tls.resolve()),
         unix_s=time.time(),
     )
-    return _run(plan, directory, None, quiet)
+    code = _run(plan, directory, None, quiet)
+    if code or program is None or not program.is_tool:  # a Python program was looked at before the start
+        return code
+    return 1 if work_not_shared(directory, options, program, asked.workers, asked.rule) else 0
 
 
 def resume_run(directory: Path, quiet: bool) -> int:

@@ -280,7 +280,7 @@ class Launcher:
 
     @property
     def _working(self) -> list[int]:
-        """Places with a running worker; after the training only those that took part in it."""
+        """Places with a running worker; after the training only those that took part in it, or waited to be needed."""
         finished = bool(self.status.get("finished"))
         return [n for n, _, process in self.workers.running if not finished or process.files.exchanged.exists()]
 

@@ -16,7 +16,7 @@ from paceline.cli.run.elastic_launcher import Ending, arrived_after_end
 from paceline.observe.reports.elastic_events import ElasticStatus, event_text, is_news
 from paceline.observe.reports.summary import seconds_text
 
-SHOWN = ("lost", "paused", "resumed", "stuck", "ended", "refused", "stranger", "record", "launcher record")
+SHOWN = ("lost", "paused", "resumed", "grown", "stuck", "ended", "refused", "stranger", "record", "launcher record")
 """Events of the control plane that are printed at once."""
 ONCE = ("record", "launcher record")
 """Of these, printed once."""

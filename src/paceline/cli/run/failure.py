@@ -17,7 +17,7 @@ from rich.text import Text
 
 from paceline.cli.console import error_panel, near
 from paceline.cli.run.output import decode
-from paceline.cli.run.tracebacks import folded, ranks_span, without_rank
+from paceline.cli.run.tracebacks import BEGINS, folded, ranks_span, without_rank
 from paceline.core.printable import plain
 from paceline.observe.reports.read import LOG_NAME
 
@@ -72,9 +72,10 @@ def exit_text(code: int) -> str:
     return f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
 
 
-def same_error_ranks(rank: int, stderr_of: Mapping[int, Path]) -> list[int]:
-    """The ranks with the same error as `rank`, including itself."""
-    errors = {other: without_rank(error_lines(stderr_of[other], other)[0], other) for other in stderr_of}
+def same_error_ranks(rank: int, codes: Mapping[int, int], stderr_of: Mapping[int, Path]) -> list[int]:
+    """The ranks with the same error as `rank`, including itself: those that failed, too, or wrote a traceback."""
+    ranks = [other for other in stderr_of if other in codes or _has_traceback(stderr_of[other], other)]
+    errors = {other: without_rank(error_lines(stderr_of[other], other)[0], other) for other in ranks}
     return [other for other in sorted(errors) if other == rank or (errors[rank] and errors[other] == errors[rank])]
 
 
@@ -106,7 +107,7 @@ def advice(code: int, headline: str) -> str:
             "out: look at `dmesg`, then use fewer workers or smaller minibatches"
         )
     if code in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL):
-        return "it crashed in native code: run again with PYTHONFAULTHANDLER=1 to see where"
+        return "it crashed in native code: PYTHONFAULTHANDLER=1 shows where in a Python program, gdb in others"
     if code < 0:
         return "the signal came from outside the program: find out which process sent it"
     if PEER_LOST.search(headline):
@@ -129,7 +130,7 @@ def error_lines(stderr: Path, rank: int) -> tuple[str, list[str]]:
     it; libraries may print warnings after it. Without a traceback it is the last line.
     """
     lines = _tail(stderr, rank)
-    starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent")]
+    starts = [i for i, line in enumerate(lines) if line.startswith(BEGINS)]
     if not starts:
         return (lines[-1], lines[-TAIL_LINES:-1]) if lines else ("", [])
     end = next((i for i in range(starts[-1] + 1, len(lines)) if not lines[i].startswith(" ")), None)
@@ -141,6 +142,10 @@ def error_lines(stderr: Path, rank: int) -> tuple[str, list[str]]:
     trace = folded(lines[starts[-1] : end])
     kept = trace if len(trace) <= TAIL_LINES else [trace[0], *trace[1 - TAIL_LINES :]]
     return "\n".join(lines[end:after]), [*kept, *lines[after:][:4]]
+
+
+def _has_traceback(stderr: Path, rank: int) -> bool:
+    return any(line.startswith(BEGINS) for line in _tail(stderr, rank))
 
 
 def _tail(path: Path, rank: int) -> list[str]:

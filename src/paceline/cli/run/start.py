@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING
 from rich.live import Live as Screen
 
 from paceline.cli.console import out
-from paceline.cli.console.program_options import own_arguments
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.prestart import prestart
 from paceline.cli.run import failure, output
@@ -25,12 +23,6 @@ from paceline.observe.reports.live import Live
 if TYPE_CHECKING:
     from paceline.cli.launch.launch import Outcome
     from paceline.cli.launch.spawn import Command, WorkerProcess
-
-
-def program(script: Path, arguments: list[str] | None, zero_lines: bool = False) -> list[str]:
-    """The command of a worker, by way of `paceline.zero` where the program has zero lines of ours."""
-    zero = ("-m", "paceline.zero") if zero_lines else ()
-    return [sys.executable, "-u", *zero, str(script), *own_arguments(arguments)]
 
 
 def environment(cluster: LaunchCluster, rule: str | None, directory: Path) -> dict[str, str]:

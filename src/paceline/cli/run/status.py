@@ -67,8 +67,9 @@ def describe(shot: LiveSnapshot, workers: int) -> Text:
             parts.append(f"{slowest:,} to {fastest:,} a worker")
     if shot.loss is not None:
         parts.append(f"loss {value_text(shot.loss)}")
-    if shot.effective is not None:
-        parts.append(f"{shot.size} workers count as {shot.effective:.{0 if shot.effective >= 10 else 1}f}")
+    there = shot.size if shot.elastic_status is None else shot.elastic_status.members
+    if shot.effective is not None and shot.effective <= there:  # else some have left since it was measured
+        parts.append(f"{there} workers count as {shot.effective:.{0 if shot.effective >= 10 else 1}f}")
     parts.append(f"exchange {100 * shot.exchange_share:.0f} %")
     if shot.data_share > DATA_SHARE:
         parts.append(f"waiting for data {100 * shot.data_share:.0f} %")

@@ -40,22 +40,25 @@ OWNERS = ("lightning", "pytorch_lightning", "transformers", "trl")
 MOST_FILES = 500
 
 
-def imported(script: Path) -> set[str]:
-    """Dotted names that the program and its local modules import, or reach through attributes of `torch`."""
-    folder, found = script.resolve().parent, set[str]()
+def imported(script: Path, root: Path | None = None) -> set[str]:
+    """Dotted names that the program and its local modules import, or reach through attributes of `torch`.
+
+    Local modules lie in the folder `root`, by default that of the program.
+    """
+    folder, found = root or script.resolve().parent, set[str]()
     waiting, seen = [script.resolve()], set[Path]()
     while waiting and len(seen) < MOST_FILES:
         path = waiting.pop()
         if path in seen:
             continue
         seen.add(path)
-        names = set(_names(path))
+        names = set(_names(path, folder))
         found |= names
         waiting += [local for name in names for local in _local(folder, name)]
     return found
 
 
-def _names(path: Path) -> Iterator[str]:
+def _names(path: Path, folder: Path) -> Iterator[str]:
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -63,11 +66,18 @@ def _names(path: Path) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            source = ".".join([*_package(path, node.level, folder), *([node.module] if node.module else [])])
+            yield from [source] if source else []
+            yield from (f"{source}.{alias.name}".lstrip(".") for alias in node.names)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in REACHED:
             yield f"{node.value.id}.{node.attr}"
+
+
+def _package(path: Path, level: int, folder: Path) -> tuple[str, ...]:
+    """The package that the dots of a relative import mean, below `folder`."""
+    inside = path.parents[level - 1] if 0 < level <= len(path.parents) else folder
+    return inside.relative_to(folder).parts if inside.is_relative_to(folder) else ()
 
 
 def _local(folder: Path, name: str) -> Iterator[Path]:
@@ -100,9 +110,9 @@ def _makes_cluster(name: str) -> bool:
     return first == "trl" or (first == "transformers" and name.endswith("Trainer")) or "transformers.trainer" in name
 
 
-def unaware(script: Path) -> bool:
+def unaware(script: Path, root: Path | None = None) -> bool:
     """Whether it is a torch program for one device that imports neither paceline nor a cluster library."""
-    return bare(imported(script))
+    return bare(imported(script, root))
 
 
 def bare(names: set[str]) -> bool:

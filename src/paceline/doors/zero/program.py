@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import sys
 import tempfile
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import TracebackType
 
 import torch
 
-from paceline.doors.zero import seeds
+from paceline.doors.zero import module_file, seeds
 from paceline.doors.zero.attachment import Zero
 from paceline.doors.zero.callers import PACKAGE, TORCH
 from paceline.doors.zero.file_redirection import FileRedirection
@@ -29,6 +31,9 @@ from paceline.errors import PacelineError
 
 def main(arguments: Sequence[str]) -> None:
     """Run the program that the arguments name."""
+    module = arguments[1] if len(arguments) > 1 and arguments[0] == "-m" else None
+    if module is not None:
+        arguments = [str(module_file.find(module)[0]), *arguments[2:]]
     if not arguments or not Path(arguments[0]).is_file():
         given = repr(arguments[0]) if arguments else "none"
         raise SystemExit(f"give a program that is there, got {given}: python -m paceline.zero train.py [ARGUMENTS]")
@@ -39,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
     sys.excepthook = _hook(script)
     with Patches() as patches, zero_lines(script, worker, patches):
-        run_as_main(script, arguments)
+        run_as_main(script, arguments, module)
 
 
 @contextlib.contextmanager
@@ -76,16 +81,32 @@ def zero_lines(script: Path, worker: ZeroWorker, patches: Patches, began: float 
             streams.close()
 
 
-def run_as_main(script: Path, arguments: Sequence[str]) -> None:
-    """Run it as Python runs a script: a fresh `__main__`, the script's folder first on the path, its own arguments."""
+def run_as_main(script: Path, arguments: Sequence[str], module: str | None = None) -> None:
+    """Run it as Python runs a script: a fresh `__main__`, the script's folder first on the path, its own arguments.
+
+    A `module` runs as under `python -m`: the path begins with the working directory.
+    """
     code = compile(script.read_bytes(), str(script), "exec")
-    module = types.ModuleType("__main__")
-    module.__file__ = os.path.abspath(script)
-    module.__builtins__ = __builtins__  # type: ignore[attr-defined]
-    sys.modules["__main__"] = module  # spawned loader processes look it up here
+    main = types.ModuleType("__main__")
+    main.__file__ = os.path.abspath(script)
+    main.__builtins__ = __builtins__  # type: ignore[attr-defined]
     sys.argv = list(arguments)
-    sys.path[0] = str(script.resolve().parent)
-    exec(code, module.__dict__)
+    if module is None:
+        sys.path[0] = str(script.resolve().parent)
+    else:
+        main.__spec__ = _spec(module)
+        main.__package__ = main.__spec__.parent
+    sys.modules["__main__"] = main  # spawned loader processes look it up here
+    exec(code, main.__dict__)
+
+
+def _spec(name: str) -> ModuleSpec:
+    """Of the module that `python -m name` runs; a package's is its `__main__`. Imports the packages around it."""
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    assert spec is not None  # its file was found
+    return spec
 
 
 def told(script: Path, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
