@@ -112,6 +112,7 @@ class Program:
         self.steps, self.block = 0, self.run.blocks
         self.counts = torch.zeros(phase.samples, dtype=torch.float64)
         self.made = 0
+        self.rates: list[float] = []  # factors of its steps, each as long as it stayed
         self.start = self.snapshot()
         self.book = Path(phase.books) / f"worker-{self.worker:03d}.jsonl"
 
@@ -134,6 +135,7 @@ class Program:
         self.look()
         ended = {"worker": self.worker, "steps": self.steps, "state": digest(self.model)}
         tuned = self.run._context.tuner.tunables.state()["factors"]
+        ended["rates"] = self.rates
         return {**ended, "period": getattr(self.run.rule.schedule, "period", None), "tuned": tuned}
 
     def look(self) -> None:
@@ -153,6 +155,8 @@ class Program:
         """One minibatch."""
         time.sleep(self.phase.slow.get(str(self.worker), self.phase.pause))  # stands for the work of a device
         self.steps += 1
+        rate = self.run._context.tuner.tunables.rates.common
+        self.rates += [rate] if rate not in self.rates[-1:] else []
         asked = self.phase.tunes.get(str(self.worker))
         if asked is not None and asked[0] == self.steps:
             self.run.tune(**asked[1])

@@ -48,7 +48,8 @@ def test_without_faults_every_sample_is_in_the_model_once(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "rule", ["bmuf(period=4)", "diloco(period=3)", "streaming_diloco(period=6, fragments=2, overlap=0)"]
+    "rule",
+    ["bmuf(period=4)", "diloco(period=3, ema=0.6, restart=5)", "streaming_diloco(period=6, fragments=2, overlap=0)"],
 )
 def test_survivors_and_joining_workers(tmp_path: Path, rule: str) -> None:
     kills = {"1": [9, "before"], "2": [30, "after"]}

@@ -22,7 +22,7 @@ def generation(number: int, restored: bool = False, donor: int | None = None) ->
     """Of this worker, 1, and another one; nobody but a donor holds the state."""
     members = tuple(WorkerAddress(worker, "host", "127.0.0.1", 1) for worker in (0, 1))
     new = frozenset({0, 1} - {donor})
-    return Generation(number, members, 7 if restored or donor is not None else 0, new, donor, restored)
+    return Generation(number, members, 7 if restored or donor is not None else 0, new, donor)
 
 
 class Member:
@@ -34,7 +34,7 @@ class Member:
         self.generation, self.said = first, list[int]()
         self.coming: list[Generation] = []
 
-    def holds_state(self, number: int, exchanges: int) -> None:
+    def holds_state(self, number: int, exchanges: int, wanted: int) -> None:
         self.said.append(number)
 
     def ledger(self) -> tuple[int, dict[str, Any]]:
@@ -64,6 +64,10 @@ class ElasticMembership:
 
     def renew(self, new: Generation) -> None:
         self.generation = self.control.generation = new
+
+    def follow_control(self) -> None:
+        if self.outdated:
+            self.renew(self.control.generation)
 
     def failed(self, error: PeerLostError) -> Generation:
         assert self.next is not None

@@ -51,8 +51,8 @@ class Counted(Cluster):
         return codes.count(0) == 2
 
 
-def terms(**more: int) -> Terms:
-    return Terms(min_workers=2, max_workers=8, timeout_s=40.0, expected=2, start_s=40.0, **more)
+def terms() -> Terms:
+    return Terms(min_workers=2, max_workers=8, timeout_s=40.0, expected=2, start_s=40.0)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from tests.helpers import Place, Program, adam
 from tests.processes.together import all_here
 
-RULE = "auto(share=1e-6, longest=12, reproducible=True)"
+RULE = "auto(probe=0, share=1e-6, longest=12, reproducible=True)"
 """No network is that fast, so that whatever is measured asks for the longest period."""
 SAVED_AT = 41
 """In the first block of 12 minibatches but one."""
@@ -46,6 +46,26 @@ def train(directory: Path) -> None:
         torch.manual_seed(5)
         out = program(**more)()
         (directory / f"{name}.{worker}.json").write_text(json.dumps(out.extra["periods"]))
+        if out.model:
+            save_file(out.model, directory / f"{name}.{worker}.safetensors")
+
+
+def choose(directory: Path) -> None:
+    """A run whose rule is chosen after a probe, and its continuation; no network is fast enough for that share."""
+    worker, path = int(os.environ["RANK"]), directory / "checkpoint"
+
+    def texts(place: Place) -> None:
+        place.extra.setdefault("rules", []).append(place.run.rule.text())
+
+    all_here(directory)
+    for name, more in (
+        ("first", {"save_at": SAVED_AT, "save_to": path, "stop_at": SAVED_AT}),
+        ("second", {"resume": path}),
+    ):
+        torch.manual_seed(5)
+        given = {"samples": 480, "epochs": 1, "optimizer": adam, "after_step": texts}
+        out = Program("auto(share=1e-6)", **given, **more)()  # type: ignore[arg-type]
+        (directory / f"{name}.{worker}.json").write_text(json.dumps(out.extra["rules"]))
         if out.model:
             save_file(out.model, directory / f"{name}.{worker}.safetensors")
 

@@ -41,3 +41,18 @@ def test_two_processes_agree_on_what_they_measured(tmp_path: Path) -> None:
             assert same_bits(load_file(tmp_path / f"{name}.{rank}.safetensors"), virtual.model)
     [tuned] = read_run(tmp_path / "log").tuned
     assert tuned.changes == {"period": (4, 12)} and tuned.why.startswith("an exchange takes ")
+
+
+def test_two_processes_agree_on_a_rule(tmp_path: Path) -> None:
+    """Blocks of whatever suits the measured times, the same on both, also after a resume."""
+    run("choose", 2, tmp_path, module="pace_programs")
+
+    def rules(name: str, rank: int) -> list[str]:
+        found: list[str] = json.loads((tmp_path / f"{name}.{rank}.json").read_text())
+        return found
+
+    first, second = rules("first", 0), rules("second", 0)
+    assert first[:4] == ["auto(share=1e-06)"] * 4 and first[-1].startswith("auto(share=1e-06, probe=0, overlap=")
+    assert rules("first", 1) == first and rules("second", 1) == second
+    assert set(second) == {first[-1]}
+    assert same_bits(*(load_file(tmp_path / f"second.{rank}.safetensors") for rank in range(2)))

@@ -16,6 +16,7 @@ from paceline.core.lazy import lazily
 if TYPE_CHECKING:
     from paceline.flow.checks import check_rule, fingerprint
     from paceline.flow.engine import ElasticEngine
+    from paceline.flow.hosted import join_hosted
     from paceline.flow.membership import ElasticMembership, join
     from paceline.flow.pause import save_while_paused
     from paceline.flow.state_transfer import GivenState
@@ -29,8 +30,18 @@ else:
             "check_rule": "checks",
             "fingerprint": "checks",
             "join": "membership",
+            "join_hosted": "hosted",
             "save_while_paused": "pause",
         },
     )
 
-__all__ = ["ElasticEngine", "ElasticMembership", "GivenState", "check_rule", "fingerprint", "join", "save_while_paused"]
+__all__ = [
+    "ElasticEngine",
+    "ElasticMembership",
+    "GivenState",
+    "check_rule",
+    "fingerprint",
+    "join",
+    "join_hosted",
+    "save_while_paused",
+]

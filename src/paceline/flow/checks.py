@@ -22,7 +22,7 @@ def check_rule(rule: Rule) -> None:
     wrong = ""
     if not schedule.can_be_elastic:
         wrong = "exchanges no blocks; asynchronous rules survive losses by themselves, others are started again"
-    elif schedule.overlap or schedule.warmup or rule.within:
+    elif schedule.overlap or schedule.warmup or rule.settings.within:
         wrong = "has overlap, a warm-up or one worker for each host, which are not served where workers come and go"
     if wrong:
         raise UnsupportedError(f"an elastic run needs a block rule such as bmuf(period=16), and {rule.text()} {wrong}")

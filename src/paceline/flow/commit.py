@@ -10,15 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import DesyncError, GivenUpError, MismatchError, PeerLostError
 from paceline.flow.control import Generation
-from paceline.flow.membership import ElasticMembership
+from paceline.flow.membership import CommitReport, ElasticMembership
 from paceline.rules.codec import State
 from paceline.rules.rule import Rule
 from paceline.tuning.tuner import GatheredRequests, Tuner
@@ -37,8 +35,7 @@ class CommittingExchanger(Exchanger):
         membership: the membership.
         rule: has the codec of the chunks, and the route over which they are summed.
         tuner: changes settings during the run.
-        marks: gives the places of the data that enter the global model with an exchange, those that were left out of
-            it, and facts about it.
+        report: gives what an exchange reports to the control plane.
     """
 
     def __init__(
@@ -46,9 +43,9 @@ class CommittingExchanger(Exchanger):
         membership: ElasticMembership,
         rule: Rule,
         tuner: Tuner,
-        marks: Callable[[ExchangeSummary], tuple[list[Mark], list[Mark], dict[str, Any]]],
+        report: Callable[[ExchangeSummary], CommitReport],
     ) -> None:
-        self.membership, self._rule, self.tuner, self.marks = membership, rule, tuner, marks
+        self.membership, self._rule, self.tuner, self.report = membership, rule, tuner, report
         self._connect()
 
     def _connect(self) -> None:
@@ -171,7 +168,7 @@ class CommittedExchange:
                 self._membership.control.doing(f"ends with {type(error).__name__}", self._header.total)
                 raise
             asked = time.perf_counter()
-            follows = self._membership.commit(*self._exchanger.marks(summary))
+            follows = self._membership.commit(self._exchanger.report(summary))
             timing.wait_s += time.perf_counter() - asked
             if follows is None:
                 self._again()

@@ -11,14 +11,14 @@ from torch.optim import Optimizer
 from paceline.checkpoint import ExchangePosition
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.core.world import World
-from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import CheckpointError
 from paceline.flow.commit import CommittingExchanger
 from paceline.flow.donor import Donor
 from paceline.flow.joining import Joining
 from paceline.flow.ledger_client import ControlLedgerClient
-from paceline.flow.membership import ElasticMembership
+from paceline.flow.membership import CommitReport, ElasticMembership
 from paceline.flow.uncommitted import UncommittedPlaces
+from paceline.flow.wanted import WantedWorkers
 from paceline.rules.rule import Rule
 from paceline.update.engine import agreement, exit_handling, global_model
 from paceline.update.engine.blocks import saved
@@ -39,6 +39,7 @@ class ElasticEngine:
     Attributes:
         joining: gets the state of the run.
         blocks: all fragments of the model.
+        wanted: how many members the run wants.
     """
 
     hooks_gradients = gradients_due = False
@@ -53,9 +54,12 @@ class ElasticEngine:
         self._run, self.rule, self.membership = run, run.rule, membership
         self.local = self._closed = False
         self._uncommitted = UncommittedPlaces()
+        self.wanted = WantedWorkers(self.rule, membership.control.most, lambda: run.tuner.measured.may_grow)
+        self._fragment = 0  # of the exchange that is under way
+        self._quiet = 0  # exchanges in a row in which all members had come to their end
         self._donor = Donor(membership, run.monitor, capture)
         self.leases = ControlLedgerClient(membership.control, self._join_exchange, lambda: membership.applied)
-        self._exchanger = CommittingExchanger(membership, self.rule, run.tuner, self._marks)
+        self._exchanger = CommittingExchanger(membership, self.rule, run.tuner, self._report)
         membership.on_connect.append(self._exchanger.renew)
         run.tuner.follow = self.follow
         self.joining = Joining(membership, owned, exchanged_parts(model, owned), untrained(model, owned))
@@ -67,6 +71,7 @@ class ElasticEngine:
         )
         self.blocks.capture_moments()
         self.joining.blocks, run.loaders.ready = self.blocks, self.joining.ready
+        self.joining.wanted = lambda: self.wanted.number
         membership.on_connect.append(self._renumber)
         self._take_note()
 
@@ -81,11 +86,14 @@ class ElasticEngine:
         """Adopt the present members; the donor sends its state to joining workers."""
         run, world, generation = self._run, self.membership.transport.world, self.membership.generation
         run.tuner.among(world)
+        self.wanted.renumber(world.size, generation.wanted)
+        run.tuner.tunables.rates.common = factor = self.wanted.rate_factor
         # the loaders lease data even while the first worker is alone
         run.loaders.world = World(
             world.rank, max(2, world.size), world.local_rank, world.local_size, world.host, world.hosts
         )
-        run.monitor.note("generation", number=generation.number, size=world.size, reason=generation.reason)
+        rate = {"rate_factor": round(factor, 6)} if factor != 1 else {}
+        run.monitor.note("generation", number=generation.number, size=world.size, reason=generation.reason, **rate)
         self._donor.give()
 
     # -- progress ---------------------------------------------------------------------------------
@@ -151,12 +159,14 @@ class ElasticEngine:
             agreement.check_unchanged(self._run.owned)
         membership, blocks, tuner, steps = self.membership, self.blocks, self._run.tuner, self._run.progress.steps
         membership.follow_control()
-        fragment = blocks.next
+        fragment = self._fragment = blocks.next
         self._run.monitor.begin()
         membership.control.doing(f"exchange {membership.exchange}", steps)
         blocks.begin(steps, leaving)
         try:
             summary = blocks.land(fragment)
+            self.wanted.advance(summary, fragment)
+            self._quiet = self._quiet + 1 if summary.all_leaving else 0
             self._uncommitted.drop(blocks.steps_committed)
             if tuner.decided:  # among the members that agreed, and before joining workers get the state
                 tuner.apply()
@@ -164,16 +174,22 @@ class ElasticEngine:
         finally:
             if membership.applying.locked() and membership.follows is not None:
                 membership.applying.release()
-            membership.take_over()
-        self._run.monitor.end(self._exchanger.timing, summary, block=blocks.block, warmup=False)
+            if not self._over:  # else members that are gone already would be missed
+                membership.take_over()
+            self.wanted.renumber(membership.transport.world.size, membership.generation.wanted)
+        effective = blocks.updates[fragment].numbers.diversity.effective
+        timing = self._exchanger.timing
+        self._run.monitor.end(timing, summary, block=blocks.block, warmup=False, effective=effective)
         blocks.align(blocks.schedule.begun)
         membership.control.doing("computing", steps)
         return summary
 
-    def _marks(self, summary: ExchangeSummary) -> tuple[list[Mark], list[Mark], dict[str, Any]]:
-        """The marks that this exchange reports to the ledger."""
+    def _report(self, summary: ExchangeSummary) -> CommitReport:
+        """What this exchange reports to the control plane."""
         own = summary.headers[self.membership.transport.world.rank]
-        return self._uncommitted.of_exchange(own, self.blocks.steps_committed)
+        marks, returned, facts = self._uncommitted.of_exchange(own, self.blocks.steps_committed)
+        wanted, effective = self.wanted.after(summary, self.blocks, self._fragment)
+        return CommitReport(marks, returned, facts | {"effective": round(effective, 3)}, wanted)
 
     def retune(self) -> None:
         """Does nothing: changes take effect with the next commit."""
@@ -189,13 +205,16 @@ class ElasticEngine:
         for _ in self.blocks.updates:
             self._end_block(leaving=False)
 
+    @property
+    def _over(self) -> bool:
+        """Whether no member had more data in so many exchanges that the last one has compared all of the state."""
+        return self._quiet > len(self.blocks.updates)
+
     def shutdown(self) -> None:
         """End the run together: keep joining exchanges until no member has more data."""
         self.leases.done(self._run.loaders.take_marks())  # such as validation batches
-        quiet = 0
-        while quiet < len(self.blocks.updates) + 1:  # the last one compares the state after the one before it
-            summary = self._end_block(leaving=True)
-            quiet = quiet + 1 if summary.all_leaving else 0
+        while not self._over:
+            self._end_block(leaving=True)
         global_model.settle(self.blocks.global_parts)
         self.membership.control.leave()
 
@@ -210,7 +229,8 @@ class ElasticEngine:
 
     def state(self) -> dict[str, Any]:
         """The engine's state for a checkpoint."""
-        return {"blocks": saved.save(self.blocks), "gradients": [], "sequence": [self._exchanger.sequence]}
+        own = {"wanted": self.wanted.state()} if self.rule.schedule.grow is not None else {}
+        return {"blocks": saved.save(self.blocks), "gradients": [], "sequence": [self._exchanger.sequence], **own}
 
     def load(self, state: dict[str, Any]) -> None:
         """Never called: the members may differ from those that saved, so `reshard` is used."""
@@ -218,7 +238,11 @@ class ElasticEngine:
 
     def reshard(self, old: OldCheckpoint) -> Callable[[], None]:
         """Read and check a checkpoint, or the state that a live worker sent; returns a function that loads it."""
-        rows = saved.read(self.blocks, old)
-        if self.joining.given is not None and old is self.joining.given:
-            return lambda: saved.join(self.blocks, rows)
-        return lambda: saved.reshard(self.blocks, rows)
+        rows, wanted = saved.read(self.blocks, old), old.part(0, "exchange", "wanted")
+        joins = self.joining.given is not None and old is self.joining.given
+
+        def put() -> None:
+            self.wanted.load(wanted)
+            (saved.join if joins else saved.reshard)(self.blocks, rows)
+
+        return put

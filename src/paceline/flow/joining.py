@@ -46,6 +46,7 @@ class Joining:
         settled: whether this worker has reported that it holds the state.
         put: loads the given state.
         blocks: this worker's blocks.
+        wanted: gives the members that are wanted, as this worker's state says; 0: it does not.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Joining:
         self.must_resume = self.settled = False
         self.put: Callable[[GivenState], None] = lambda given: None
         self.blocks: FragmentedModel | None = None
+        self.wanted: Callable[[], int] = lambda: 0
 
     def start(self) -> None:
         """Receive the donor's state, or start with all members from rank 0's model."""
@@ -131,6 +133,7 @@ class Joining:
                 logger.warning("%s", self._membership.transport.world.sign(ANEW))
             self.must_resume = False
             self._report_state()
+        self._membership.follow_control()  # workers that the checkpoint wants may have joined
         return found or self.given is not None
 
     def _restart(self, error: PeerLostError) -> None:
@@ -142,7 +145,7 @@ class Joining:
         """Report that this worker holds the state; it is not settled if the members had changed before."""
         membership = self._membership
         membership.control.holds_state(
-            membership.generation.number, self.blocks.block if self.blocks is not None else 0
+            membership.generation.number, self.blocks.block if self.blocks is not None else 0, self.wanted()
         )
         membership.control.ledger()  # its answer follows all earlier messages
         self.settled = (

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,23 @@ class MembersTransport(Transport):
     close = _of_inner("close")
 
 
+@dataclass(frozen=True)
+class CommitReport:
+    """What a member reports to the control plane about an exchange that it has completed.
+
+    Attributes:
+        marks: the places whose work enters the global model.
+        returned: the places whose work was left out.
+        facts: for the status.
+        wanted: members that the run wants from then on; 0: as many as there are.
+    """
+
+    marks: list[Mark]
+    returned: list[Mark]
+    facts: dict[str, Any]
+    wanted: int = 0
+
+
 class ElasticMembership:
     """This worker's membership.
 
@@ -74,23 +92,35 @@ class ElasticMembership:
         follows: the generation after the last applied exchange; None once it is adopted.
         applied: the exchange whose state this worker's model has.
         on_connect: called in order when this worker is connected to new members.
+        on_close: called when this worker has left the run.
         applying: lock, held while a committed exchange is applied, and while another thread reads the state.
     """
 
     def __init__(self, control: ControlClient, listener: RingListener, settings: Settings) -> None:
         self.control, self._listener, self._settings = control, listener, settings
         self.transport = MembersTransport()
-        self.generation = Generation(0, (), 0, frozenset(), None, False, "")
+        self.generation = Generation()
         self.follows: Generation | None = None
         self.applied = 0
         self._proof = settings.exchanged
         self.applying = threading.Lock()
         self.on_connect: list[Callable[[], None]] = []
+        self.on_close: list[Callable[[], None]] = []
         control.on_change(self._break_off)
+        control.on_hold(self._show_wait)
+        control.on_end(lambda why: self.transport.inner.cancel(why))
 
     def enter(self) -> None:
         """Wait until this worker is a member, and connect to the other members."""
-        self.renew(self.control.enter())
+        generation = self.control.enter()
+        self._show_wait("")
+        self.renew(generation)
+
+    def _show_wait(self, why: str) -> None:
+        """Tell the launcher whether this worker waits to be needed: it may die so without being a failure."""
+        if self._proof is not None:
+            with contextlib.suppress(OSError):
+                Path(self._proof).touch() if why else Path(self._proof).unlink(missing_ok=True)
 
     @property
     def rank(self) -> int:
@@ -168,6 +198,7 @@ class ElasticMembership:
         if world.size > 1:
             inner = RingTransport(self._listener, label, world, addresses, settings.timeout_s, settings.tls)
         self.transport.renew(inner)
+        self.control.check()  # it may have ended before the new connection was there to cancel
         if self.outdated:  # the members changed while it connected, and nothing has cancelled it
             self._break_off(self.control.generation)
         for call in self.on_connect:
@@ -179,19 +210,16 @@ class ElasticMembership:
         suspects = [self.generation.workers[rank] for rank in inner.lost]
         return self.control.failed(self.generation.number, str(error), suspects)
 
-    def commit(self, marks: list[Mark], returned: list[Mark], facts: dict[str, Any]) -> Generation | None:
-        """This worker has the complete next exchange; wait until all members have.
-
-        Args:
-            marks: the places whose work enters the global model.
-            returned: the places whose work was left out.
-            facts: for the status.
+    def commit(self, report: CommitReport) -> Generation | None:
+        """This worker has the complete next exchange, and reports it; wait until all members have.
 
         Returns:
             The generation that follows, if the exchange is committed; None if it must be repeated, among the members
             to which this worker is connected by then.
         """
-        outcome = self.control.commit(self.generation.number, self.exchange, marks, facts, returned)
+        outcome = self.control.commit(
+            self.generation.number, self.exchange, report.marks, report.facts, report.returned, report.wanted
+        )
         if outcome.committed:
             self._leave_proof()
             return outcome.generation
@@ -210,6 +238,8 @@ class ElasticMembership:
         self.control.close()
         self.transport.close()
         self._listener.close()
+        while self.on_close:
+            self.on_close.pop()()
 
 
 def _world(generation: Generation, rank: int) -> World:
@@ -218,18 +248,19 @@ def _world(generation: Generation, rank: int) -> World:
     return World(rank, len(hosts), mates.index(rank), len(mates), hosts[rank], hosts)
 
 
-def join(fingerprint: dict[str, Any], settings: Settings) -> ElasticMembership:
+def join(fingerprint: dict[str, Any], settings: Settings, first: int = 0) -> ElasticMembership:
     """Ask the control plane to become a worker of its run.
 
     Args:
         fingerprint: the settings that all workers must share; serializable as JSON.
         settings: of the run, with `control`.
+        first: members that the run wants at its start; 0: as many as there are.
     """
     assert settings.control is not None
     address, _, port = settings.control.rpartition(":")
     listener = RingListener(own_address(address), settings.tls)
     try:
-        about = About(host_name(), listener.address, listener.port, fingerprint)
+        about = About(host_name(), listener.address, listener.port, fingerprint, first)
         control = ControlClient(address, int(port), about, settings.tls, settings.timeout_s)
     except BaseException:
         listener.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,3 +123,12 @@ def work(one: ControlClient, places: int, done: Callable[[], None] = lambda: Non
         elif one.worker in verdict.generation.newcomers:
             holds = False
         generation = verdict.generation
+
+
+def wait_for(what: Callable[[], Any]) -> Any:
+    """What it gives, once that is true."""
+    end = time.monotonic() + SOON
+    while not (found := what()):
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    return found

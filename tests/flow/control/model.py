@@ -60,8 +60,9 @@ class Worker:
 class Run:
     """The workers, the state machine, and its record."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: Terms, first: int = 0) -> None:
         self.terms = terms
+        self.first = first  # members that are wanted at the start, and twice as many after every third exchange
         self.now = 0.0
         self.workers: dict[int, Worker] = {}
         self.machine = StateMachine(terms)
@@ -127,6 +128,12 @@ class Run:
         else:
             assert generation.donor in generation.workers and generation.donor not in generation.newcomers
         assert generation.restored == (generation.exchange > 0 and generation.donor is None)
+        assert not self.first or len(generation.workers) <= generation.wanted
+        assert generation.wanted <= max(self.wanted_after(generation.exchange), self.terms.min_workers)
+
+    def wanted_after(self, exchange: int) -> int:
+        """The members that are wanted after so many exchanges."""
+        return self.first << exchange // 3
 
     def restart(self) -> None:
         """The server dies and is started again from its record; what was on its way is lost."""
@@ -142,7 +149,7 @@ class Run:
 
     def join(self) -> None:
         """A new worker."""
-        record = self.machine.join(About("host", "127.0.0.1", 1, {"rule": "block"}), self.now)
+        record = self.machine.join(About("host", "127.0.0.1", 1, {"rule": "block"}, self.first), self.now)
         self.workers[record.worker] = Worker(record.worker, record.secret)
         self.do(lambda now: None)
 
@@ -203,7 +210,8 @@ class Run:
         self.sent.setdefault(one.entered, set()).add(one.number)
         marks = self.put_in[one.entered][one.number]
         spoilt = self.spoil(one, marks)
-        said = Commit(self.next(one), [] if spoilt else marks, {}, marks if spoilt else [])
+        wanted = self.wanted_after(one.entered[1])
+        said = Commit(self.next(one), [] if spoilt else marks, {}, marks if spoilt else [], wanted)
         one.pending = ("commit", *one.entered, said)
         self.do(lambda now: self.machine.commit(one.number, *one.entered, said, now))
 

@@ -20,10 +20,12 @@ pick = st.integers(0, 1 << 16)
 class Histories(RuleBasedStateMachine):
     """All that can happen, in any order."""
 
+    first = 0
+
     @initialize(least=st.integers(1, 2), grace=st.sampled_from([None, 1.0]), expected=st.integers(0, 3))
     def begin(self, least: int, grace: float | None, expected: int) -> None:
         terms = Terms(least, 64, TIMEOUT, grace, 1.0, expected, quorum_s=1e9)
-        self.run = Run(terms)
+        self.run = Run(terms, self.first)
         for _ in range(max(least, expected)):
             self.run.join()
 
@@ -163,14 +165,23 @@ class Histories(RuleBasedStateMachine):
                 act(run, one)
             self.wait(0.2)
             self.deliver_everything()
-            further = all(one.epoch > epochs.get(one.number, 0) for one in run.workers.values())
+            held = {one.worker for one in run.machine.workers.values() if one.held}
+            at_work = [one for one in run.workers.values() if one.number not in held]
+            further = all(one.epoch > epochs.get(one.number, 0) for one in at_work)
             if run.workers and run.machine.exchange > before and further:
                 return
         raise AssertionError(f"stuck: {run.machine.status(run.now)} {run.workers}")
 
 
+class GrowingHistories(Histories):
+    """The same with a number of members that grows: no generation has more than are wanted."""
+
+    first = 2
+
+
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(
+TestGrowingHistories = GrowingHistories.TestCase
+TestHistories.settings = TestGrowingHistories.settings = settings(
     max_examples=60,
     stateful_step_count=50,
     deadline=None,

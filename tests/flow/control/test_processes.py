@@ -15,6 +15,7 @@ import pytest
 from paceline.errors import EXPELLED
 from paceline.flow.control import Terms
 from tests.flow.control.cluster import SOON, control
+from tests.paths import python_path
 
 ROOT = Path(__file__).parents[3]
 
@@ -31,9 +32,10 @@ def started(real_processes: None) -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def start(port: int, places: int, *more: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     command = [sys.executable, "-m", "tests.flow.control.program", str(port), str(places), *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": python_path(ROOT)}
+    )
 
 
 def line(one: subprocess.Popen[str]) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import replace
 from functools import partial
@@ -18,13 +19,15 @@ from paceline.errors import (
     GivenUpError,
     MismatchError,
     OverError,
+    PacelineError,
     PeerLostError,
     RefusedError,
 )
-from paceline.flow.control import ControlServer, Terms
+from paceline.flow.control import About, ControlServer, Generation, Terms, wire
 from paceline.flow.control.client import ControlClient
+from paceline.flow.control.server_connection import ServerConnection
 from tests.communication.test_tls import Authority
-from tests.flow.control.cluster import HERE, SOON, Log, begin, control, member, together, work
+from tests.flow.control.cluster import HERE, SOON, Log, begin, control, member, together, wait_for, work
 
 TERMS = Terms(timeout_s=SOON)
 TWO = Terms(min_workers=2, timeout_s=SOON)
@@ -76,6 +79,25 @@ def test_below_the_quorum_no_worker_enters_and_all_get_the_reason() -> None:
         third.close()
 
 
+def test_a_worker_gives_up_a_control_plane_that_closes_every_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would join again and again, each time as a new worker, and never be a member."""
+
+    def welcome_only(self: ServerConnection) -> None:
+        welcome = self._outbox.get()
+        assert welcome is not None
+        with contextlib.suppress(PacelineError):  # a worker that has left
+            self.channel.send(welcome[0], welcome[1], note=welcome[2])
+        self.channel.close()
+
+    monkeypatch.setattr(ServerConnection, "_send", welcome_only)
+    with control(TERMS) as (server, log):
+        one = member(server.port, timeout_s=1.0)
+        with pytest.raises(PeerLostError, match="has closed every connection for 1 s before it sent anything"):
+            one.enter()
+        one.close()
+        assert 2 <= len(log.of("joined")) <= 12, "there is a pause between two attempts"
+
+
 def test_a_worker_joins_at_a_commit_and_gets_the_state_from_a_member() -> None:
     with control(TERMS) as (server, log):
         first = member(server.port)
@@ -97,6 +119,15 @@ def test_a_worker_joins_at_a_commit_and_gets_the_state_from_a_member() -> None:
         second.close()
 
 
+def test_a_worker_that_reconnects_names_its_checkpoint_again() -> None:
+    with control(TERMS) as (server, log):
+        first = member(server.port)
+        first.holds_state(first.enter().number, exchanges=7, wanted=3)
+        log.wait("holds", worker=0)
+        assert (wire.HOLDS, (1, 7, 3), None) in first.to_resend()
+        first.close()
+
+
 def test_a_commit_needs_all_live_members_and_fails_if_one_dies() -> None:
     with control(replace(TWO, expected=3, start_s=SOON / 2)) as (server, log):  # so that all begin in one generation
         one, two, three = (member(server.port) for _ in range(3))
@@ -105,7 +136,8 @@ def test_a_commit_needs_all_live_members_and_fails_if_one_dies() -> None:
         for each in (one, two, three):
             if each.generation.number < generation.number or each.worker in generation.newcomers:
                 each.holds_state(generation.number)
-        log.wait("holds", worker=2)
+        for each in (one, two, three):  # who holds no state when a member is lost has to take it once more
+            log.wait("holds", worker=each.worker)
         one.on_change(lambda _: changed.set())
         verdicts = together(
             lambda: one.commit(generation.number, 1, [], {}),
@@ -323,3 +355,45 @@ def test_a_run_that_waits_too_long_for_workers_is_over() -> None:
         with pytest.raises(RefusedError, match="gave up"):
             member(server.port)
         one.close()
+
+
+def test_a_held_worker_outlasts_its_timeout_while_the_control_plane_answers_and_no_longer() -> None:
+    """Every answered heartbeat begins its wait anew; without an answer the wait ends as every other does."""
+    about = About("host", HERE, 1, {"rule": "block"}, first=1)
+    with control(Terms(timeout_s=SOON, expected=1)) as (server, log):
+        first = ControlClient(HERE, server.port, about, None, SOON)
+        begin(first)
+        second = ControlClient(HERE, server.port, about, None, 1.0)
+        log.wait("held", workers=1, wanted=1)
+        assert "as many workers as are worth it" in wait_for(lambda: second.held)
+        began = second._moved
+        entered: list[Exception | Generation] = []
+
+        def enter() -> None:
+            try:
+                entered.append(second.enter())
+            except PeerLostError as error:
+                entered.append(error)
+
+        waits = threading.Thread(target=enter, daemon=True)
+        waits.start()
+        wait_for(lambda: second._moved > began + 2.0)
+        assert waits.is_alive()
+        wait_for(lambda: "waits to join" in server.status()["waiting"][0]["doing"])
+        server.close()
+        waits.join(SOON)
+        assert isinstance(entered[0], PeerLostError) and "control plane" in str(entered[0])
+        first.close()
+        second.close()
+
+
+def test_a_held_worker_that_is_admitted_has_deadlines_again() -> None:
+    about = About("host", HERE, 1, {"rule": "block"}, first=1)
+    with control(Terms(timeout_s=SOON, expected=1)) as (server, _):
+        workers = [ControlClient(HERE, server.port, about, None, SOON) for _ in range(2)]
+        begin(workers[0])
+        assert workers[0].most == 1024 and wait_for(lambda: workers[1].held)
+        assert workers[0].commit(1, 1, [], {}, wanted=2).generation.wanted == 2
+        assert workers[1].enter().workers == [0, 1] and not workers[1].held
+        for one in workers:
+            one.close()

@@ -41,6 +41,9 @@ class ControlClient(ClientState):
         generation: the newest known; its number is 0 before this worker is a member.
         called: the highest exchange to which this worker was called, 0 for none.
         paused: why the run waits for workers; "" if it does not.
+        held: why this worker waits to become a member, with no limit while the control plane answers; "" if it does
+            not.
+        most: the most members that the user allows.
         saves: whether this worker writes a checkpoint while the run waits.
 
     Raises:
@@ -68,6 +71,16 @@ class ControlClient(ClientState):
         """`call` gets why the run waits for workers, "" when it continues, in a thread of the client."""
         self._calls["paused"] = call
 
+    def on_hold(self, call: Callable[[str], None]) -> None:
+        """`call` gets why this worker waits to become a member, "" when it is due, in a thread of the client."""
+        self._calls["held"] = call
+        if self.held:  # since before this call
+            call(self.held)
+
+    def on_end(self, call: Callable[[str], None]) -> None:
+        """`call` gets why the control plane is lost or has dismissed this worker, in a thread of the client."""
+        self._calls["ended"] = call
+
     def doing(self, what: str, step: int) -> None:
         """Report this worker's activity, shown to members that wait for it. Any thread; returns at once."""
         self._doing, self._step = what, step
@@ -94,13 +107,19 @@ class ControlClient(ClientState):
 
     def starts(self, exchange: int) -> None:
         """This worker has reached an exchange and waits there. Returns at once."""
-        self._check()
+        self.check()
         with self._changed:
             self._started = max(self._started, exchange)
         self._connection.send(wire.STARTS, (exchange,))
 
     def commit(
-        self, generation: int, exchange: int, marks: list[Mark], facts: dict[str, Any], returned: Sequence[Mark] = ()
+        self,
+        generation: int,
+        exchange: int,
+        marks: list[Mark],
+        facts: dict[str, Any],
+        returned: Sequence[Mark] = (),
+        wanted: int = 0,
     ) -> CommitOutcome:
         """This worker has completed the exchange; wait for all members.
 
@@ -110,6 +129,7 @@ class ControlClient(ClientState):
             marks: the places whose work by this worker went into it.
             facts: further facts for the status; small.
             returned: places of its leases whose work was left out of the exchange.
+            wanted: members that the run wants from then on; the same on all members. 0: as many as there are.
 
         Raises:
             GivenUpError: this worker was removed from the run.
@@ -121,7 +141,12 @@ class ControlClient(ClientState):
                     f"worker {self.worker} commits in generation {generation} without its state: take it from the "
                     "donor, then call holds_state"
                 )
-        note = {"marks": [list(one) for one in marks], "facts": facts, "returned": [list(one) for one in returned]}
+        note: dict[str, Any] = {
+            "marks": [list(one) for one in marks],
+            "facts": facts,
+            "returned": [list(one) for one in returned],
+        }
+        note |= {"wanted": wanted} if wanted else {}
         frame = self._request(wire.COMMIT, (generation, exchange), note, "for the others to commit", 2)
         return CommitOutcome(frame.numbers[1] == 1, self._newest(frame))
 
@@ -131,18 +156,19 @@ class ControlClient(ClientState):
         frame = self._request(wire.FAILED, (generation,), note, "for a new generation", 2)
         return self._newest(frame)
 
-    def holds_state(self, generation: int, exchanges: int = 0) -> None:
+    def holds_state(self, generation: int, exchanges: int = 0, wanted: int = 0) -> None:
         """This joining worker holds the donor's state, the common start, or a checkpoint.
 
         Args:
             generation: in which it got the state.
             exchanges: number of exchanges in the model.
+            wanted: members that the run wanted at the checkpoint that has the state; 0: it does not say.
         """
-        self._check()
+        self.check()
         with self._changed:
             if generation == self.generation.number:
-                self._state = self.generation.exchange
-        self._connection.send(wire.HOLDS, (generation, exchanges))
+                self._state, self._checkpoint = self.generation.exchange, (exchanges, wanted)
+        self._connection.send(wire.HOLDS, (generation, exchanges, wanted))
 
     # -- the data ---------------------------------------------------------------------------------
 
@@ -174,7 +200,7 @@ class ControlClient(ClientState):
 
         "left" loader epoch marks; "ends" loader epoch total; "done" marks; "expect" loader epoch ranges; "waits" bool.
         """
-        self._check()
+        self.check()
         if kind == "holds":
             return  # sent automatically
         if kind == "left":  # at once: a server restarted after this message would lease them anew
@@ -195,7 +221,7 @@ class ControlClient(ClientState):
             return self._serial
 
     def _request(self, kind: int, numbers: tuple[int, ...], note: Any, what: str, patience: float) -> Frame:
-        self._check()
+        self.check()
         serial = self._next()
         self._connection.request(kind, (serial, *numbers), note)
         try:
@@ -218,7 +244,7 @@ class ControlClient(ClientState):
         began = time.monotonic()
         with self._changed:
             while not ready():
-                self._check()
+                self.check()
                 most = self._terms["quorum_s"] + self._timeout_s if self.paused else limit_s
                 left = max(began, self._moved) + most - time.monotonic()
                 if left <= 0:

@@ -115,8 +115,9 @@ class ClientConnection:
 
     def _run(self) -> None:
         try:
+            silent_since: float | None = None  # no connection since then brought a frame
             while not self._closing.is_set():
-                self._receive()
+                silent_since = None if self._receive() else self._pause_before_another(silent_since)
                 if not self._closing.is_set():
                     self._reconnect()
         except PacelineError as error:
@@ -127,14 +128,28 @@ class ClientConnection:
         finally:
             self._channel.close()
 
-    def _receive(self) -> None:
-        """Receive until this connection ends."""
+    def _receive(self) -> bool:
+        """Receive until this connection ends; returns whether a frame came."""
+        came = False
         while True:
             try:
                 frame = self._channel.receive()
             except PeerLostError:
-                return
+                return came
+            came = True
             self._owner.received(frame)
+
+    def _pause_before_another(self, silent_since: float | None) -> float:
+        """A connection ended before it brought a frame; returns since when that is so."""
+        now = time.monotonic()
+        since = now if silent_since is None else silent_since
+        if now - since >= self._timeout_s:
+            raise PeerLostError(
+                f"{self.name}, has closed every connection for {now - since:.0f} s before it sent anything; see what "
+                "its launcher printed"
+            )
+        self._closing.wait(PAUSE_S)
+        return since
 
     def _reconnect(self) -> None:
         until = time.monotonic() + self._timeout_s
@@ -197,8 +212,8 @@ class Heartbeats:
         tls: None for unencrypted connections.
         hello: gives the worker's number and its secret.
         beat: gives its steps and its activity.
-        beat_s: seconds between two.
-        silence_s: seconds in which one must be answered.
+        beaten: called when one was answered.
+        seconds: between two, and in which one must be answered.
     """
 
     def __init__(
@@ -207,11 +222,11 @@ class Heartbeats:
         tls: TLS | None,
         hello: Callable[[], tuple[int, str]],
         beat: Callable[[], tuple[int, str]],
-        beat_s: float,
-        silence_s: float,
+        beaten: Callable[[], None],
+        seconds: tuple[float, float],
     ) -> None:
-        self._where, self._tls, self._hello, self._beat = where, tls, hello, beat
-        self._beat_s, self._silence_s = beat_s, silence_s
+        self._where, self._tls, self._hello, self._beat, self._beaten = where, tls, hello, beat, beaten
+        self._beat_s, self._silence_s = seconds
         self._closing = threading.Event()
         self._now = threading.Event()
         self._channel: Channel | None = None
@@ -253,6 +268,7 @@ class Heartbeats:
             step, doing = self._beat()
             channel.send(wire.BEAT, (step,), note=doing[:500], deadline_s=self._silence_s)
             self._take(channel, wire.BEATEN)
+            self._beaten()
             self._now.wait(self._beat_s)
             self._now.clear()
 

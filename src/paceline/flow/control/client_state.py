@@ -35,10 +35,12 @@ class ClientState:
         self.worker, self._secret, self.run = -1, "", ""
         self.generation = Generation()
         self.called = 0
-        self.paused = ""
+        self.paused = self.held = ""
+        self.most = 0
         self.saves = False
         self._started = 0
         self._state = -1  # the exchange whose state this worker holds
+        self._checkpoint = (0, 0)  # exchanges and wanted members of the checkpoint from which it has that state
         self._news = 0
         self._seen_news = 0
         self._moved = time.monotonic()  # when a wait's deadline last started anew
@@ -53,13 +55,19 @@ class ClientState:
         self._terms: dict[str, float] = {}
         self._connection = ClientConnection(where, tls, timeout_s, self)
         beat_s, silence_s = self._terms["beat_s"], self._terms["silence_s"]
-        self._heartbeats = Heartbeats(where, tls, self._identity, self._beat, beat_s, silence_s)
+        self._heartbeats = Heartbeats(where, tls, self._identity, self._beat, self._beaten, (beat_s, silence_s))
 
     def _identity(self) -> tuple[int, str]:
         return self.worker, self._secret
 
     def _beat(self) -> tuple[int, str]:
         return max(0, self._step), self._doing
+
+    def _beaten(self) -> None:
+        """The control plane has answered a heartbeat: a worker that is held waits on."""
+        with self._changed:
+            if self.held:
+                self._moved = time.monotonic()
 
     def hello(self) -> FrameParts:
         """The first frame of a connection."""
@@ -74,7 +82,7 @@ class ClientState:
         with self._changed:
             said: list[FrameParts] = [(wire.STARTS, (self._started,), None)] if self._started else []
             if self._state == self.generation.exchange:
-                said.append((wire.HOLDS, (self.generation.number,), None))
+                said.append((wire.HOLDS, (self.generation.number, *self._checkpoint), None))
             return [*said, (wire.BYE, (), None)] if self._leaving else said
 
     def may_rejoin(self) -> bool:
@@ -91,6 +99,8 @@ class ClientState:
             self.worker = frame.numbers[0]
             self._secret, self.run = str(said["secret"]), validation.text(said.get("run", ""), 64, "the name of a run")
             self._terms = {name: float(said[name]) for name in ("beat_s", "silence_s", "quorum_s")}
+            self.most = validation.whole(said.get("most", 0), 0, validation.WORKERS, "the most workers")
+            self.held = ""
             self._moved = time.monotonic()
 
     def received(self, frame: Frame) -> None:
@@ -102,6 +112,8 @@ class ClientState:
             self._learn(Generation.read(frame.note))
         elif kind == "paused":
             self._pause(validation.text(frame.note, validation.REASON, "why"), frame.numbers[1] == 1)
+        elif kind == "held":
+            self._hold(validation.text(frame.note, validation.REASON, "why"))
         elif kind == "check":
             self._heartbeats.prompt()
         elif kind in ("called", "news", "farewell"):
@@ -144,6 +156,8 @@ class ClientState:
             newer = theirs.number > mine.number
             if newer or (theirs.number == mine.number and theirs.exchange > mine.exchange):
                 self.generation = theirs
+                if self.held and self.worker in theirs.workers:
+                    self.held, self._doing = "", "begins"
                 if self.worker in theirs.newcomers:
                     self._state = -1
                     if theirs.restored:
@@ -161,6 +175,15 @@ class ClientState:
             self._changed.notify_all()
         self._call("paused", why)
 
+    def _hold(self, why: str) -> None:
+        with self._changed:
+            self.held, self._moved = why, time.monotonic()
+            self._changed.notify_all()
+        if why:
+            self._doing = f"waits to join: {why}"
+            _LOG.info("worker %d waits to join: %s", self.worker, why)
+        self._call("held", why)
+
     def _call(self, name: str, value: Any) -> None:
         call = self._calls.get(name)
         if call is not None:
@@ -174,8 +197,9 @@ class ClientState:
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
+        self._call("ended", str(error))
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Raise the error that ended this worker's membership, if any."""
         if self._error is not None:
             raise type(self._error)(str(self._error))

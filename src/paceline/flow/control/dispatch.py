@@ -16,7 +16,8 @@ def dispatch(machine: StateMachine, worker: int, frame: Frame, now: float) -> No
     if frame.kind == wire.STARTS:
         machine.starts(worker, validation.whole(first, 1, validation.HUGE, "an exchange"), now)
     elif frame.kind == wire.HOLDS:
-        machine.holds_state(worker, *_whole(first, second), now)
+        wanted = validation.whole(third, 0, validation.WORKERS, "wanted workers")
+        machine.holds_state(worker, *_whole(first, second), now, wanted)
     elif frame.kind == wire.BYE:
         machine.bye(worker, now)
     else:
@@ -25,7 +26,8 @@ def dispatch(machine: StateMachine, worker: int, frame: Frame, now: float) -> No
             said = validation.table(frame.note, "a commit")
             facts = validation.small(said.get("facts"), 1 << 12, "the facts of a commit")
             returned = validation.marks(said.get("returned", []))
-            commit = Commit(serial, validation.marks(said.get("marks")), facts, returned)
+            wanted = validation.whole(said.get("wanted", 0), 0, validation.WORKERS, "wanted workers")
+            commit = Commit(serial, validation.marks(said.get("marks")), facts, returned, wanted)
             machine.commit(worker, *_whole(second, third), commit, now)
         elif frame.kind == wire.FAILED:
             said = validation.table(frame.note, "a complaint")

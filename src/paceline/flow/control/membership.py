@@ -4,13 +4,16 @@
 When a member is lost, the survivors form a new generation. Joining workers wait for the next commit; they become
 members at once if nothing was committed yet, or if the run waits for workers. Below the quorum the run waits, and no
 generation is formed.
+
+Where the number of members grows, only as many become members as are wanted: at the start as many as the rule says, or
+the quorum if that is more. The others are held: they wait, whatever time that takes, and take the place of lost ones.
 """
 
 from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from paceline.errors import GivenUpError, MismatchError, OverError, RefusedError
@@ -22,6 +25,8 @@ from paceline.flow.control.suspicion import Suspicion
 from paceline.flow.control.worker_record import WorkerRecord
 
 OVER = "the run is over: its workers have come to the end of the program"
+NOT_WANTED = "the run is over: this worker waited until it would be worth it, and was not needed"
+HELD = "the run has as many workers as are worth it at present"
 REMEMBERED = 1024
 """Number of lost workers whose reason is remembered."""
 
@@ -41,6 +46,7 @@ class MembershipState(ABC):
         dirty: whether the record must be written before the outbox is sent.
         outbox: messages to send.
         paused: why the run waits; "" if it does not.
+        wanted: members that the run wants at present; 0: as many as there are.
         finished: whether a worker has finished its program.
         ended: why no worker is accepted any more; "" during the run.
     """
@@ -54,6 +60,7 @@ class MembershipState(ABC):
         self.broken = True
         self.dirty = False
         self.paused = ""
+        self.wanted = 0
         self.finished = False
         self.ended = ""
         self.restores, self.restored_from = 0, -1  # times in a row from the checkpoint of that exchange
@@ -69,6 +76,7 @@ class MembershipState(ABC):
         self.enough_since: float | None = None  # at the very start: above it
         self.departed: dict[int, WorkerRecord] = {}  # died after a commit that may still go through
         self.departed_since = 0.0
+        self._told_held = 0
         self.outbox = ControlOutbox()
 
     @property
@@ -86,6 +94,12 @@ class MembershipState(ABC):
         """Workers that wait to join."""
         return [one for one in self.workers.values() if not one.member]
 
+    def admitted(self, members: Sequence[WorkerRecord]) -> list[WorkerRecord]:
+        """The waiting workers that may join these members; the oldest come first."""
+        if not self.wanted or (self.finished and not members):
+            return self.waiting
+        return [] if self.finished else self.waiting[: max(0, self.wanted - len(members))]
+
     @property
     def over(self) -> bool:
         """Whether the finished workers have left, and the present ones have no work left."""
@@ -93,19 +107,13 @@ class MembershipState(ABC):
 
     # -- joining and leaving ----------------------------------------------------------------------
 
-    @property
-    def undecided(self) -> bool:
-        """The run is full, but may free places: not all recorded workers have reconnected yet."""
-        full = len(self.workers) >= self.terms.max_workers
-        return full and any(one.absent is not None for one in self.workers.values())
-
     def join(self, about: About, now: float) -> WorkerRecord:
         """A worker joins; RefusedError if it cannot be accepted."""
         if self.over or self.finished:
             raise OverError(OVER)
         if self.ended:
             raise RefusedError(self.ended)
-        self._compare(about.fingerprint)
+        self._compare(about.fingerprint, about.first)
         if len(self.workers) >= self.terms.max_workers:
             raise RefusedError(
                 f"the run has {len(self.workers)} workers and takes no more: start it with a higher --elastic MIN:MAX"
@@ -116,11 +124,12 @@ class MembershipState(ABC):
         self.dirty = True
         self.outbox.log("joined", worker=place.worker, host=place.host)
         self.settle(now, f"{record.name} has joined")
+        self.tell_waiting()
         return record
 
-    def _compare(self, fingerprint: dict[str, Any]) -> None:
+    def _compare(self, fingerprint: dict[str, Any], first: int) -> None:
         if self.fingerprint is None or (not self.workers and self.exchange == 0):
-            self.fingerprint = fingerprint
+            self.fingerprint, self.wanted = fingerprint, self.terms.bounded(first)
         for key in sorted({*fingerprint, *self.fingerprint}):
             mine, theirs = self.fingerprint.get(key), fingerprint.get(key)
             if mine != theirs:
@@ -170,7 +179,30 @@ class MembershipState(ABC):
             self.settle(now, reason)
         elif self.departed:
             self.conclude(now)
+        self.tell_waiting()
         self.hint()
+
+    # -- a number of members that grows ------------------------------------------------------------
+
+    def want(self, wanted: int, why: str) -> None:
+        """From now on so many members are wanted, if that is more than before."""
+        before, wanted = self.wanted, self.terms.bounded(wanted)
+        if 0 < before < wanted:
+            self.wanted, self.dirty = wanted, True
+            self.outbox.log("grown", wanted=wanted, before=before, reason=why)
+
+    def tell_waiting(self) -> None:
+        """Tell workers beyond the wanted number that they are held, and those that are due that they are not."""
+        due = self.admitted(self.members)
+        for one in self.waiting:
+            held = one not in due
+            if held != one.held:
+                one.held = held
+                self.outbox.send(one.worker, "held", note=HELD if held else "")
+        count = sum(one.held for one in self.waiting)
+        if count != self._told_held:
+            self._told_held = count
+            self.outbox.log("held", workers=count, wanted=self.wanted)
 
     def hint(self) -> None:
         """Tell workers without data to ask again."""
@@ -190,11 +222,11 @@ class MembershipState(ABC):
         """Form a new generation if one is needed and the quorum is reached."""
         if not self.broken:
             begun = self.calls.first is not None or self.departed
-            if self.exchange == 0 and self.waiting and not begun:
-                self.make([*self.members, *self.waiting], reason, now)
+            if self.exchange == 0 and self.admitted(self.members) and not begun:
+                self.make([*self.members, *self.admitted(self.members)], reason, now)
             return
         survivors = self.members
-        workers = [*survivors, *self.waiting]
+        workers = [*survivors, *self.admitted(survivors)]
         quorum = 1 if self.finished else self.terms.min_workers
         if len(workers) < quorum:
             self.reason = reason or self.reason
@@ -209,7 +241,8 @@ class MembershipState(ABC):
         """Whether the start may begin: the run first waits for the expected workers."""
         self._resume()
         self.enough_since = now if self.enough_since is None else self.enough_since
-        all_there = there >= min(self.terms.expected or self.terms.max_workers, self.terms.max_workers)
+        most = min(self.wanted or self.terms.max_workers, self.terms.max_workers)
+        all_there = there >= min(self.terms.expected or most, most)
         return all_there or now >= self.enough_since + self.terms.start_s
 
     def _pause(self, reason: str, now: float) -> None:
@@ -251,8 +284,8 @@ class MembershipState(ABC):
             self.exchange,
             frozenset(one.worker for one in chosen if not one.holds),
             holders[0] if holders else None,
-            restored,
             reason[:1000],
+            self.wanted,
         )
         self.broken = False
         self.dirty = True
@@ -260,8 +293,9 @@ class MembershipState(ABC):
         self.outbox.log("generation", **self.generation.note())
         for one in chosen:
             one.late = one.late or (not one.member and self.calls.first is not None)
-            one.member = True
+            one.member, one.held = True, False
         self._announce()
+        self.tell_waiting()
         self.suspicion.over()
         self.calls.again(now)
         self.call(now)
@@ -270,8 +304,8 @@ class MembershipState(ABC):
         """End the run: the finished workers have left, and the present ones joined too late to get the state."""
         self.ended = OVER
         for worker in list(self.workers):
-            self.gone[worker] = OVER
-            self.outbox.send(worker, "given_up", numbers=(1,), note=OVER)
+            self.gone[worker] = why = NOT_WANTED if self.workers[worker].held else OVER
+            self.outbox.send(worker, "given_up", numbers=(1,), note=why)
             del self.workers[worker]
         self.dirty = True
 

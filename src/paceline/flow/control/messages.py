@@ -51,8 +51,8 @@ class Generation:
         exchange: number of committed exchanges; the next one is `exchange + 1`.
         newcomers: numbers of members that do not hold the state of `exchange`.
         donor: the member that sends it to them; None if no member holds it.
-        restored: exchanges were committed, but no live worker holds the state: all begin from a checkpoint.
         reason: why it was formed, for display.
+        wanted: members that the run wants as of `exchange`; 0: as many as there are.
     """
 
     number: int = 0
@@ -60,8 +60,13 @@ class Generation:
     exchange: int = 0
     newcomers: frozenset[int] = frozenset()
     donor: int | None = None
-    restored: bool = False
     reason: str = ""
+    wanted: int = 0
+
+    @property
+    def restored(self) -> bool:
+        """Exchanges were committed, but no live worker holds the state: all begin from a checkpoint."""
+        return self.exchange > 0 and self.donor is None
 
     @property
     def workers(self) -> list[int]:
@@ -82,6 +87,7 @@ class Generation:
             "donor": self.donor,
             "restored": self.restored,
             "reason": self.reason,
+            **({"wanted": self.wanted} if self.wanted else {}),
         }
 
     @classmethod
@@ -95,8 +101,8 @@ class Generation:
             validation.whole(said.get("exchange"), 0, validation.HUGE, "an exchange"),
             frozenset(validation.workers(said.get("newcomers"))),
             None if donor is None else validation.whole(donor, 0, validation.WORKERS, "a donor"),
-            said.get("restored") is True,
             validation.text(said.get("reason"), validation.REASON, "a reason"),
+            validation.whole(said.get("wanted", 0), 0, validation.WORKERS, "wanted workers"),
         )
 
 
@@ -148,6 +154,10 @@ class Terms:
             if getattr(self, name) is not None and not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is not negative, got {getattr(self, name)}")
 
+    def bounded(self, wanted: int) -> int:
+        """A wanted number of members within the user's bounds; 0 stays."""
+        return wanted and min(max(wanted, self.min_workers), self.max_workers)
+
     @property
     def silence_s(self) -> float:
         """Seconds without a heartbeat after which a worker is lost."""
@@ -173,22 +183,25 @@ class About:
         address: of its listener.
         port: of its listener.
         fingerprint: what all workers must have in common (rule, shapes, seed), as JSON; compared key by key.
+        first: members that the run wants at its start; 0: as many as there are. It follows from the rule.
     """
 
     host: str
     address: str
     port: int
     fingerprint: dict[str, Any] = field(default_factory=dict)
+    first: int = 0
 
     def note(self) -> dict[str, Any]:
         """For JSON."""
-        return {"host": self.host, "address": self.address, "port": self.port, "fingerprint": self.fingerprint}
+        about = {"host": self.host, "address": self.address, "port": self.port, "fingerprint": self.fingerprint}
+        return {**about, "first": self.first} if self.first else about
 
     @classmethod
     def read(cls, note: Any) -> About:
         """What `note` gave; MismatchError for anything else."""
         said = validation.table(note, "what a worker says about itself")
         place = WorkerAddress.read([0, said.get("host"), said.get("address"), said.get("port")])
-        return cls(
-            place.host, place.address, place.port, validation.small(said.get("fingerprint"), 1 << 16, "a fingerprint")
-        )
+        fingerprint = validation.small(said.get("fingerprint"), 1 << 16, "a fingerprint")
+        first = validation.whole(said.get("first", 0), 0, validation.WORKERS, "the first workers")
+        return cls(place.host, place.address, place.port, fingerprint, first)

@@ -27,6 +27,7 @@ def state(machine: StateMachine, now: float) -> dict[str, Any]:
         "finished": machine.finished,
         "ended": machine.ended,
         "run": machine.run,
+        "wanted": machine.wanted,
         "restores": [machine.restores, machine.restored_from],
         "books": machine.ledger.state(now),
     }
@@ -50,6 +51,7 @@ def load(machine: StateMachine, said: dict[str, Any], now: float) -> None:
     machine.gone = {int(worker): str(why) for worker, why in said["gone"]}
     machine.finished, machine.ended = bool(said["finished"]), str(said["ended"])
     machine.run = str(said.get("run", machine.run))
+    machine.wanted = said.get("wanted", 0)
     machine.restores, machine.restored_from = said.get("restores", [0, -1])
     machine.ledger.load(said["books"], now)
     for one in said["people"]:
@@ -62,6 +64,12 @@ def load(machine: StateMachine, said: dict[str, Any], now: float) -> None:
     if machine.broken and machine.generation.number:
         machine.settle(now, "the control plane was started again")
     machine.generation = replace(machine.generation, exchange=machine.exchange)
+
+
+def undecided(machine: StateMachine) -> bool:
+    """Whether the run is full, but may free places: not all recorded workers have reconnected yet."""
+    full = len(machine.workers) >= machine.terms.max_workers
+    return full and any(one.absent is not None for one in machine.workers.values())
 
 
 def known(machine: StateMachine, worker: int, secret: Any) -> WorkerRecord:
@@ -108,6 +116,7 @@ def back(
     if machine.paused:
         saves = int(record.worker == machine.saver)
         machine.outbox.send(record.worker, "paused", numbers=(saves,), note=machine.paused)
+    machine.tell_waiting()
     if all(one.absent is None for one in machine.workers.values()):
         for one in machine.workers.values():
             machine.outbox.send(one.worker, "news")

@@ -8,6 +8,7 @@ state machine under one lock; its record is on disk before any message that depe
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import threading
 import time
@@ -34,6 +35,8 @@ TICK_S = 0.05
 """Seconds between two checks of deadlines."""
 STALL_S = 5.0
 """Seconds that the rest of a frame may take once it has begun."""
+MOST_ENDING = 1000
+"""Most connections that are remembered while they send their last frames."""
 
 
 def ignore(kind: str, about: dict[str, Any]) -> None:
@@ -72,6 +75,7 @@ class ControlServer:
         self._record = record
         self._lock = threading.RLock()
         self._connections: dict[int, ServerConnection] = {}
+        self._ending: collections.deque[ServerConnection] = collections.deque(maxlen=MOST_ENDING)
         self._heartbeats: dict[int, Channel] = {}
         self._unidentified: dict[Channel, None] = {}
         self._closing = threading.Event()
@@ -101,15 +105,25 @@ class ControlServer:
         self._closing.set()
         self._listener.close()
         with self._lock:
+            ending = list(self._ending)
+        until = time.monotonic() + STALL_S
+        for connection in ending:
+            connection.wait_sent(max(0.0, until - time.monotonic()))
+        with self._lock:
             connections = list(self._connections.values())
             channels = [*(one.channel for one in connections), *self._heartbeats.values(), *self._unidentified]
         for channel in channels:
             channel.close()
         for connection in connections:
-            connection.end()
+            connection.end(read=True)
         for thread in self._threads:
             thread.join(5.0)
         self._events.close()
+
+    def dismiss(self, why: str) -> None:
+        """End the run of all present workers, and accept no more."""
+        with self._turn() as now:
+            self._machine.give_up(why, now)
 
     def status(self) -> dict[str, Any]:
         """The run's status as JSON: generation, exchange, members, waiting, paused, finished, ended."""
@@ -169,8 +183,9 @@ class ControlServer:
             while True:
                 frame = channel.receive()
                 with self._turn() as now:
-                    if self._connections.get(worker) is not connection:
-                        return
+                    if self._connections.get(worker) is not connection:  # read on, and ignore it
+                        connection.end()
+                        continue
                     self._machine.sign_of_life(worker, now)
                     dispatch(self._machine, worker, frame, now)
         except Closed:
@@ -181,13 +196,14 @@ class ControlServer:
             with self._turn() as now:
                 if self._connections.get(worker) is connection and not self._closing.is_set():
                     self._machine.lost([worker], why, now)
-            connection.end()
+            connection.end(read=True)
+            connection.wait_sent(STALL_S)
 
     def _await_room(self) -> None:
         """Wait up to `Terms.return_s` until all recorded workers have reconnected or are lost: it may free a place."""
         while True:
             with self._lock:
-                if not self._machine.undecided:
+                if not recovery.undecided(self._machine):
                     return
             if self._closing.wait(TICK_S):
                 return
@@ -212,7 +228,7 @@ class ControlServer:
             channel.peer = record.name
             terms = self._machine.terms
             note = {"secret": record.secret, "beat_s": terms.beat_s, "silence_s": terms.silence_s}
-            note |= {"quorum_s": terms.quorum_s, "run": self._machine.run}
+            note |= {"quorum_s": terms.quorum_s, "run": self._machine.run, "most": terms.max_workers}
             connection.send(wire.WELCOME, (record.worker,), note)
             return record.worker, connection
 
@@ -265,6 +281,7 @@ class ControlServer:
             if one.kind in ("given_up", "farewell"):
                 del self._connections[one.worker]
                 connection.end()
+                self._ending.append(connection)
 
     def _write(self) -> None:
         if self._record is None:

@@ -9,7 +9,9 @@ write the record before they are sent. The rules:
 2. If a member is lost before its commit, nothing is committed, and the survivors form a new generation.
 3. Joining workers become members at a commit; at once if nothing was committed yet, or if the run waits for workers.
 4. Below the quorum the run waits: no generation is formed.
-5. A donor of state always holds it; a joining worker never sends state.
+5. If the number of members grows, no more become members than are wanted; all members report that number alike with
+   each commit.
+6. A donor of state always holds it; a joining worker never sends state.
 
 A call that raises MismatchError was invalid and has changed nothing: declare the worker that made it lost. Only a
 question or a message about the data that contradicts other workers is answered ("wrong"), with the error.
@@ -62,9 +64,19 @@ class StateMachine(MembershipState):
         elif not record.holds:
             raise MismatchError(f"{record.name} commits exchange {exchange}, but has not said that it holds the state")
         else:
+            self._check_wanted(record, said.wanted)
             record.commit = said
             self.call(now)
             self.conclude(now)
+
+    def _check_wanted(self, record: WorkerRecord, wanted: int) -> None:
+        """Refuse another number of wanted members than that of the members that have committed."""
+        for one in [*self.members, *self.departed.values()]:
+            if one.commit is not None and one.commit.wanted != wanted:
+                raise MismatchError(
+                    f"{record.name} reports that {wanted} workers are wanted after exchange {self.exchange + 1}, and "
+                    f"{one.name} reports {one.commit.wanted}"
+                )
 
     def conclude(self, now: float) -> None:
         """Commit the exchange, if all live members have."""
@@ -94,14 +106,20 @@ class StateMachine(MembershipState):
         self.calls.over()
         self.suspicion.forget()
         self.ledger.save(now)
-        first = living[0].worker
+        first, said = living[0].worker, living[0].commit
+        if said is not None:
+            self.want(said.wanted, f"{len(living)} workers were worth {said.facts.get('effective', 'so many')}")
         self.generation = replace(
-            self.generation, exchange=self.exchange, newcomers=frozenset(), donor=first, restored=False
+            self.generation,
+            exchange=self.exchange,
+            newcomers=frozenset(),
+            donor=first,
+            wanted=self.wanted,
         )
         serials = [(one, one.commit.serial) for one in living if one.commit is not None]
         for one in living:
             one.commit, one.holds, one.dry, one.late = None, True, False, False
-        gone, new = [one.name for one in self.departed.values()], [one.name for one in self.waiting]
+        gone, new = [one.name for one in self.departed.values()], [one.name for one in self.admitted(living)]
         self.departed.clear()
         before = self.outbox.take()
         if gone or new:
@@ -118,14 +136,22 @@ class StateMachine(MembershipState):
     def _renew(self, living: list[WorkerRecord], reason: str, now: float) -> None:
         """Form the generation after a commit, with the workers that waited to join."""
         quorum = 1 if self.finished else self.terms.min_workers
-        all_workers = [*living, *self.waiting]
+        all_workers = [*living, *self.admitted(living)]
         if len(all_workers) < quorum:
             self.settle(now, reason)
         else:
             self.make(all_workers, reason, now)
 
-    def holds_state(self, worker: int, generation: int, exchanges: int, now: float) -> None:
-        """A joining worker holds the state, the common start, or a checkpoint of `exchanges` exchanges."""
+    def holds_state(self, worker: int, generation: int, exchanges: int, now: float, wanted: int = 0) -> None:
+        """A joining worker holds the state, the common start, or a checkpoint.
+
+        Args:
+            worker: its number.
+            generation: in which it got the state.
+            exchanges: of the checkpoint.
+            now: the time.
+            wanted: members that the run wanted at the checkpoint.
+        """
         record = self.member(worker)
         if generation == self.generation.number and not record.holds:  # else: start afresh
             first = not any(one.holds for one in self.members)
@@ -133,6 +159,9 @@ class StateMachine(MembershipState):
             self.outbox.log("holds", worker=worker, exchange=self.exchange)
             if first and self.generation.restored:
                 self._restored(exchanges, now)
+            self.want(wanted, "so many trained at the checkpoint")
+            if self.wanted and not self.broken and all(one.holds for one in self.members):
+                self.settle(now, f"{self.wanted} workers are wanted")
 
     def _restored(self, exchanges: int, now: float) -> None:
         """All holders of the state were lost, and the run resumes from a checkpoint; count how often from the same."""
@@ -321,6 +350,8 @@ class StateMachine(MembershipState):
             "exchange": self.exchange,
             "members": [one for one in self.dump(now) if one["member"]],
             "waiting": [one for one in self.dump(now) if not one["member"]],
+            "wanted": self.wanted,
+            "held": sum(one.held for one in self.workers.values()),
             "paused": self.paused,
             "finished": self.finished,
             "ended": self.ended,

@@ -13,7 +13,8 @@ BEAT = 4
 """(steps), its activity."""
 STARTS, COMMIT, FAILED, HOLDS, ASK, TELL, LEDGER, BYE = range(5, 13)
 """(exchange); (serial, generation, exchange), marks and facts; (serial, generation), why and suspects; (generation,
-exchanges in it); (serial, loader, epoch, total, unit, most, dry); (serial), kind and values; (serial); nothing."""
+exchanges in it, wanted members); (serial, loader, epoch, total, unit, most, dry); (serial), kind and values; (serial);
+nothing."""
 
 WELCOME = 64
 """To HELLO and BACK: (worker), its secret and the terms. To PULSE: nothing."""
@@ -35,6 +36,7 @@ MESSAGE_KINDS = {
     "news": 77,
     "check": 78,
     "farewell": 79,
+    "held": 80,
 }
 """The state machine's messages, and the kinds of their frames: (serial, numbers..), note."""
 MESSAGE_NAMES = {number: kind for kind, number in MESSAGE_KINDS.items()}

@@ -38,12 +38,14 @@ class Commit:
         marks: the places whose work went into it.
         facts: further facts, for the status.
         returned: places whose work was left out of it.
+        wanted: members that the run wants from then on; 0: as many as there are.
     """
 
     serial: int
     marks: list[Mark]
     facts: dict[str, Any]
     returned: list[Mark] = field(default_factory=list)
+    wanted: int = 0
 
 
 @dataclass
@@ -65,6 +67,7 @@ class WorkerRecord:
         dry: it asked for data, has none left, and got none.
         left: it has ended its pass before the epoch was over.
         waits: it waits for other members, as at a checkpoint.
+        held: it waits to join, and was told that the run wants no more members at present.
         commit: its commit of the current exchange.
         failed: the serial of its complaint about the current exchange.
         doing: its activity, in its own words.
@@ -86,6 +89,7 @@ class WorkerRecord:
     dry: bool = False
     left: bool = False
     waits: bool = False
+    held: bool = False
     commit: Commit | None = None
     failed: int | None = None
     doing: str = ""

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run of real processes whose number of members grows, with a model that tells which samples went into it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.flow.control.membership import HELD
+from paceline.observe import read_run
+from tests.flow.cluster import Cluster
+from tests.flow.test_elastic import check, terms
+from tests.flow.test_restored import Counted
+from tests.nursery import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from _faults.counting_job import Job, Kill
+from _faults.counting_play import Played, judged, play
+
+pytestmark = pytest.mark.processes
+AT_ONCE = "bmuf(period=4, grow='auto(threshold=0.01, blocks=2)', rate_exponent=0.5)"
+"""Grows as soon as it is measured what the members are worth."""
+EXACT = "bmuf(period=3, momentum=0.0, lr=1.0, grow='2:24, {}:100000', rate_exponent=0)"
+"""For the model that counts in whole numbers."""
+
+
+def sizes(events: list[dict[str, Any]]) -> list[int]:
+    """Members of these generations."""
+    return [len(one["members"]) for one in events]
+
+
+def test_members_join_as_they_are_worth_it(tmp_path: Path) -> None:
+    with Cluster(tmp_path, terms(4, max_workers=4), rule=AT_ONCE, samples=803, hold=9) as cluster:
+        cluster.start(4)
+        cluster.until(lambda: cluster.control.status()["held"] == 2, "nobody waits")
+        waiting = cluster.until(lambda: [one["doing"] for one in cluster.control.status()["waiting"]], "nobody waits")
+        assert len(waiting) == 2 and set(waiting) <= {"", f"waits to join: {HELD}"}
+        (cluster.books / "go").touch()
+        living = check(cluster, epochs=2)
+        assert sizes(cluster.saw("generation"))[:2] == [2, 4] and not cluster.saw("lost")
+        assert [(one["before"], one["wanted"]) for one in cluster.saw("grown")] == [(2, 4)]
+        assert len(living) == 4 and all(one["steps"] for one in living)
+        rates = {one["worker"]: one["rates"] for one in living}  # the square roots of 2 and of 4 workers
+        assert rates == {0: [2**0.5, 2.0], 1: [2**0.5, 2.0], 2: [2.0], 3: [2.0]}
+
+
+def test_a_lost_member_is_replaced_and_who_is_never_needed_leaves_well(tmp_path: Path) -> None:
+    """Two train at first, and worker 2 takes the place of worker 1; then three, and worker 4 is never needed."""
+    rule, kills = "bmuf(period=4, grow='2:120, 3:100000')", {"1": [30, "before"]}
+    with Cluster(tmp_path, terms(5), rule=rule, samples=800, hold=9, kills=kills) as cluster:
+        cluster.start(5)
+        cluster.until(lambda: cluster.control.status()["held"] == 3, "nobody waits")
+        (cluster.books / "go").touch()
+        living = check(cluster, epochs=2, gone=2)
+        assert [one["worker"] for one in sorted(living, key=lambda one: one["worker"])] == [0, 2, 3]
+        assert max(sizes(cluster.saw("generation"))) == 3
+        codes = [child.poll() for child in cluster.children]
+        assert sorted(code or 0 for code in codes) == [-9, 0, 0, 0, 0]
+        (said,) = [text for text in cluster.said() if "was not needed" in text]
+        assert "nothing left to do" in said and "Traceback" not in said
+
+
+def test_those_who_wait_outlast_a_restart_of_the_control_plane(tmp_path: Path) -> None:
+    rule = "bmuf(period=4, grow='2:120, 4:100000')"
+    with Cluster(tmp_path, terms(4), rule=rule, samples=800, hold=9) as cluster:
+        cluster.start(4)
+        cluster.until(lambda: cluster.control.status()["held"] == 2, "nobody waits")
+        port = cluster.control.port
+        cluster.control.close()
+        cluster.control = cluster.serve(port)
+        cluster.until(lambda: cluster.control.status()["held"] == 2, "those who waited do not wait on")
+        (cluster.books / "go").touch()
+        assert len(check(cluster, epochs=2)) == 4
+        assert max(sizes(cluster.saw("generation"))) == 4 and not cluster.saw("lost")
+
+
+def test_a_run_that_was_stopped_goes_on_with_as_many_workers(tmp_path: Path) -> None:
+    """All die as three train, and fresh workers under a fresh control plane resume from a checkpoint of those three.
+
+    While a kill is armed nobody trains before five workers are there.
+    """
+    kills = [Kill("finished", 12, "all"), Kill("stepped", 1 << 30)]
+    job = {"workers": 5, "rule": EXACT.format(3), "every_blocks": 1, "samples": 768}
+    with Counted(tmp_path, terms(5, min_workers=2), kills, **job) as cluster:
+        cluster.start(5)
+        cluster.until(lambda: all(child.poll() is not None for child in cluster.children), "not all are killed")
+        assert max(sizes(cluster.saw("generation"))) == 3
+        cluster.control.close()
+        (tmp_path / "control.json").unlink()
+        before = len(cluster.events)
+        cluster.control = cluster.serve(0)
+        cluster.start(2)
+        cluster.until(lambda: cluster.control.status()["wanted"] == 3, "the checkpoint does not say it")
+        cluster.start(2)
+        cluster.until(lambda: cluster.control.status()["held"] == 1, "nobody waits")
+        status = cluster.control.status()
+        assert (len(status["members"]), status["exchange"]) == (3, 0)
+        cluster.start(1)
+        cluster.until(lambda: all(child.poll() == 0 for child in cluster.children[5:]), "the run does not end")
+        after = [about for kind, about in cluster.events[before:] if kind == "generation"]
+        assert sizes(after)[:2] == [2, 3] and max(sizes(after)) == 3
+        assert judged(cluster.job, 1, 0.0) == Played(1, 0, 0, 0, 0.0), cluster.said()
+
+
+def test_under_the_launcher_a_worker_dies_as_the_number_grows(tmp_path: Path) -> None:
+    """The exchange of the first generation of four fails, since one member dies before it."""
+    kills = [Kill("exchange", 5)]
+    job = Job(str(tmp_path), workers=4, rule=EXACT.format(4), kills=kills)
+    ask = ["run", "--elastic", "2:4", "--workers", "4", "--timeout", "20", "--log", str(tmp_path / "log")]
+    played = play(job, ask, None)
+    assert (played.kills, played.lost, played.repeated, played.unfinished) == (1, 0, 0, 0), played.why
+    run = read_run(tmp_path / "log")
+    assert len(run.workers) >= 4
+
+
+def test_under_the_launcher_who_was_never_needed_ends_well(tmp_path: Path) -> None:
+    never = [Kill("stepped", 1 << 30)]  # while it is armed, nobody trains before all are there
+    job = Job(str(tmp_path), workers=3, rule=EXACT.format(2).replace("2:24, 2:", "2:"), kills=never)
+    ask = ["run", "--elastic", "2:3", "--workers", "3", "--timeout", "20", "--log", str(tmp_path / "log")]
+    played = play(job, ask, None)
+    assert (played.lost, played.repeated, played.unfinished) == (0, 0, 0), played.why
+    assert "3 workers finished" in (tmp_path / "launcher.txt").read_text()
+    texts = [path.read_text() for path in (tmp_path / "log" / "output").glob("*.err")]
+    assert sum("was not needed" in text for text in texts) == 1, texts
+
+
+def test_under_a_bound_no_more_join_while_no_held_out_loss_says_what_they_cost(tmp_path: Path) -> None:
+    rule = "auto(within='1%', grow='auto(threshold=0.01, blocks=2)')"
+    with Cluster(tmp_path, terms(3, max_workers=3), rule=rule, samples=400, hold=9) as cluster:
+        cluster.start(3)
+        cluster.until(lambda: cluster.control.status()["held"] == 1, "nobody waits")
+        (cluster.books / "go").touch()
+        assert len(check(cluster, epochs=2, gone=1)) == 2
+        assert max(sizes(cluster.saw("generation"))) == 2 and not cluster.saw("grown")
