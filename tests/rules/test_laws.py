@@ -110,6 +110,10 @@ ROWS = [
     Case("streaming_diloco(period=4, overlap=2, fragments=3)", adam),
     Case("streaming_diloco(period=3, overlap=3, fragments=2, mixing=None, warmup=2)", adam),
     Case("auto(first=3)", adam),
+    Case("bmuf(period=3, ema=0.6)"),
+    Case("bmuf_adam(period=3, restart=2, gain='paper')", adam),
+    Case("diloco(period=3, restart=2)"),
+    Case("streaming_diloco(period=4, overlap=2, fragments=3, ema=0.6)", adam),
 ]
 
 
@@ -277,12 +281,17 @@ FULL: dict[str, Any] = {"dropout": 0.3, "norm": True, "schedule": True, "samples
 
 @rows(ROWS)
 def test_law_3_stop_and_resume(case: Case, tmp_path: Path) -> None:
-    """50 samples, 3 workers, batches of 4: 5 steps an epoch; 7 is in the middle of an epoch and of a block."""
+    """50 samples, 3 workers, batches of 4: 5 steps an epoch; 7 is in the middle of an epoch and of a block.
+
+    The run that saves at the first place goes on, the one that saves at the second stops there.
+    """
+    middle, end = (7, 9) if "warmup" not in case.rule else (3, 7)
     whole = go(case, **FULL)
-    for at in (7, 9) if "warmup" not in case.rule else (3, 7):
-        saving = go(case, **FULL, save_at=at, save_to=tmp_path / str(at), stop_at=None)
-        assert same_bits(saving[0].model, whole[0].model), "saving changed the trajectory"
-        go(case, **FULL, save_at=at, save_to=tmp_path / str(at), stop_at=at)
+    going_on = go(case, **FULL, save_at=middle, save_to=tmp_path / str(middle))
+    assert same_bits(going_on[0].model, whole[0].model), "saving changed the trajectory"
+    stopped = go(case, **FULL, save_at=end, save_to=tmp_path / str(end), stop_at=end)
+    assert [one.losses for one in stopped] == [one.losses[:end] for one in whole]
+    for at in (middle, end):
         resumed = go(case, **FULL, resume=tmp_path / str(at))
         for one, other in zip(resumed, whole, strict=True):
             assert same_bits(one.model, other.model)

@@ -9,7 +9,7 @@ import pytest
 
 import paceline
 from paceline import Rule, RuleError, rule_from_text
-from paceline.rules import describe
+from paceline.rules import BlockSettings, describe
 from paceline.rules.codec import Dense
 from paceline.rules.codec.half import Half
 from paceline.rules.outer import (
@@ -27,7 +27,7 @@ from paceline.rules.outer import (
 )
 from paceline.rules.payload import Delta, FirstMoment, Gradient, Parameters
 from paceline.rules.recipes import make_rule
-from paceline.rules.schedule import Bounded, EveryBlock, EveryStep, Paced
+from paceline.rules.schedule import Bounded, EveryBlock, EveryStep, Pace, Paced, Probe
 from paceline.rules.topology import Flat, Ordered, Sharded
 from paceline.rules.traffic import bytes_formula, bytes_per_block, overhead_bytes
 
@@ -56,8 +56,10 @@ def test_five_choices_of_each_recipe() -> None:
     assert parts("bmuf(period=8, reproducible=True, chunks=2)") == (
         *(EveryBlock(8), Delta(), Dense(), Ordered(2), BlockMomentum()),
     )
-    assert parts("auto") == (Paced(4), Delta("fitting", beta1=0.5), Dense(), Flat(), BlockMomentum())
-    assert parts("auto(first=2, longest=8, share=0.1)")[0] == Paced(2, share=0.1, least=2, longest=8)
+    assert parts("auto") == (Paced(4, probe=Probe()), Delta("fitting", beta1=0.5), Dense(), Flat(), BlockMomentum())
+    assert parts("auto(first=2, longest=8, share=0.1)")[0] == Paced(
+        2, pace=Pace(share=0.1, least=2, longest=8), probe=Probe()
+    )
     assert parts("bmuf_adam")[:2] == (EveryBlock(8), Delta("compensate", adam_only=True, beta1=0.5))
     assert parts("diloco(gain='paper')")[1:] == (Delta("keep"), Dense(), Flat(), Nesterov(gain="paper"))
 
@@ -77,7 +79,7 @@ def test_auto_says_what_is_wrong_with_its_first_period() -> None:
 def test_five_choices_of_each_asynchronous_recipe() -> None:
     def parts(text: str) -> tuple[Any, ...]:
         r = rule_from_text(text)
-        assert r.codec == Dense() and r.within == ""
+        assert r.codec == Dense() and r.settings.within == ""
         return r.schedule, r.payload, r.topology, r.outer
 
     free = Bounded()
@@ -101,7 +103,7 @@ def test_no_staleness_is_the_synchronous_rule() -> None:
         ("ssp(staleness=0, period=4)", "averaging(period=4, reproducible=True)"),
     ]:
         rule, want = rule_from_text(text), rule_from_text(other)
-        for choice in ("schedule", "payload", "codec", "topology", "outer", "within"):
+        for choice in ("schedule", "payload", "codec", "topology", "outer", "settings"):
             assert getattr(rule, choice) == getattr(want, choice)
         assert rule.schedule.workers_meet
 
@@ -289,8 +291,7 @@ ALONE: dict[str, Any] = {"schedule": Bounded(), "payload": Gradient(), "topology
         ({"schedule": EveryStep(), "topology": Flat()}, "EveryStep, Flat, Sum do not go together"),
         ({"outer": BlockMomentum(), "topology": Flat()}, "Bounded, Flat, BlockMomentum do not go together"),
         ({"codec": Half("bf16")}, r"pushes are written dense so far, not as Half; use Dense\(\)"),
-        ({"within": "host"}, 'within="host" is for rules whose workers exchange blocks together'),
-        ({"within": "rack"}, 'within must be "" or "host", got \'rack\''),
+        ({"settings": BlockSettings("host")}, 'within="host" is for rules whose workers exchange blocks together'),
         ({"payload": FirstMoment(3)}, "FirstMoment is exchanged in lockstep"),
         ({"schedule": Bounded(period=2)}, "gradients are exchanged every minibatch, got period 2"),
         ({"payload": Parameters()}, r"Parameters does not go with Sum: Parameters\(\) and Elastic\(\) need each other"),
@@ -310,6 +311,11 @@ def test_choices_of_asynchronous_rules_that_do_not_go_together(changed: dict[str
     assert not Rule(**ALONE).schedule.workers_meet
     with pytest.raises(RuleError, match=said):
         Rule(**{**ALONE, **changed})
+
+
+def test_where_workers_can_be_made_of_processes() -> None:
+    with pytest.raises(RuleError, match='within must be "" or "host", got \'rack\''):
+        BlockSettings("rack")
 
 
 def test_parameters_are_for_elastic_averaging() -> None:

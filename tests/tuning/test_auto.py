@@ -40,6 +40,10 @@ def go(rule: str, workers: int = 2, time: Clock | None = None, **choices: Any) -
     return [out for out in paceline.simulate(program, workers, clock=time or clock()) if out is not None]
 
 
+RATE = "rate_exponent=0.29"
+"""What `auto` does in blocks."""
+
+
 def periods(place: Place) -> None:
     place.extra.setdefault("periods", []).append(place.run.rule.schedule.period)
 
@@ -49,12 +53,12 @@ def periods(place: Place) -> None:
 
 @pytest.mark.parametrize(
     ("other", "optimizer"),
-    [("bmuf(period=4)", sgd), ("bmuf(period=4)", momentum_sgd), ("bmuf_adam(period=4)", adam)],
+    [("bmuf", sgd), ("bmuf", momentum_sgd), ("bmuf_adam", adam)],
     ids=["sgd", "momentum", "adam"],
 )
 def test_with_one_period_it_is_the_rule_that_suits_the_optimizer(other: str, optimizer: Make) -> None:
     choices: dict[str, Any] = {"optimizer": optimizer, "samples": 160, "epochs": 1}
-    outs, want = go("auto(longest=4)", 3, **choices), go(other, 3, **choices)
+    outs, want = go("auto(probe=0, longest=4)", 3, **choices), go(f"{other}(period=4, {RATE})", 3, **choices)
     for out, plain in zip(outs, want, strict=True):
         assert same_bits(out.model, plain.model) and out.losses == plain.losses
 
@@ -76,11 +80,11 @@ def test_what_becomes_of_each_optimizer(make: Make, choice: str) -> None:
 
 def test_with_one_worker_nothing_happens() -> None:
     def hook(place: Place) -> None:
-        assert place.run._context.tuner.period_controller is None
+        assert place.run._context.tuner.measured.period_controller is None
         periods(place)
 
     torch.manual_seed(5)
-    [out] = go("auto", 1, samples=40, after_step=hook)
+    [out] = go("auto(probe=0)", 1, samples=40, after_step=hook)
     torch.manual_seed(5)
     [plain] = go("sync", 1, samples=40)
     assert out.losses == plain.losses and same_bits(out.model, plain.model)
@@ -91,7 +95,13 @@ def test_with_one_worker_nothing_happens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "period"), [("auto", 24), ("auto(share=0.1)", 4), ("auto(longest=17)", 17), ("auto(share=0.04)", 12)]
+    ("rule", "period"),
+    [
+        ("auto(probe=0)", 24),
+        ("auto(probe=0, share=0.1)", 4),
+        ("auto(probe=0, longest=17)", 17),
+        ("auto(probe=0, share=0.04)", 12),
+    ],
 )
 def test_the_period_that_the_clock_asks_for(rule: str, period: int) -> None:
     """tau* is 19.6, 3.6, 19.6 and 9.6."""
@@ -108,12 +118,15 @@ def test_it_is_the_rule_with_another_period_from_there_on() -> None:
         if (place.rank, place.step) == (1, CHANGED - 4):
             place.run.tune(period=24)
 
-    outs, want = go("auto", optimizer=adam), go("bmuf_adam(period=4)", optimizer=adam, after_step=ask)
+    outs, want = go("auto(probe=0)", optimizer=adam), go(f"bmuf_adam(period=4, {RATE})", optimizer=adam, after_step=ask)
     for out, plain in zip(outs, want, strict=True):
         assert same_bits(out.model, plain.model) and out.losses == plain.losses
 
 
-@pytest.mark.parametrize("rule", ["auto(fragments=2, overlap=2)", "auto(warmup=5, codec='int8')", "auto(overlap=4)"])
+@pytest.mark.parametrize(
+    "rule",
+    ["auto(probe=0, fragments=2, overlap=2)", "auto(probe=0, warmup=5, codec='int8')", "auto(probe=0, overlap=4)"],
+)
 def test_whatever_the_blocks_are_like(rule: str) -> None:
     """Two minibatches hide 20 ms, and nothing is left of 4."""
     outs = go(rule, optimizer=adam, samples=8 * 80, after_step=periods)
@@ -125,7 +138,7 @@ def test_whatever_the_blocks_are_like(rule: str) -> None:
 def test_the_slowest_link_decides() -> None:
     """Three workers: the last one's four messages take 6 ms each, those of the others 1; tau* = 2.4 * 49 = 117.6."""
     slow = Clock(compute=0.01, network=lambda source, to, nbytes, generator: 0.006 if source == 2 else 0.001)
-    outs = go("auto(longest=128)", 3, slow, samples=12 * 40, after_step=periods)
+    outs = go("auto(probe=0, longest=128)", 3, slow, samples=12 * 40, after_step=periods)
     assert [out.extra["periods"][-1] for out in outs] == [128] * 3
 
 
@@ -138,7 +151,7 @@ def test_a_network_that_changes_is_measured_again(monkeypatch: pytest.MonkeyPatc
         def message_s(self, source: int, to: int, nbytes: int, number: int) -> float:
             return 0.002 if number < 24 else 0.0002
 
-    outs = go("auto(longest=8)", 2, Faster(time.compute, time.network), samples=8 * 80, after_step=periods)
+    outs = go("auto(probe=0, longest=8)", 2, Faster(time.compute, time.network), samples=8 * 80, after_step=periods)
     for out in outs:  # 9 blocks of 4, then blocks of 8: the look behind the 13th exchange, a block after it is due
         assert out.extra["periods"] == [4] * 35 + [8] * 40 + [4] * 5
 
@@ -149,7 +162,7 @@ def test_workers_that_run_out_of_data_come_to_it_as_well() -> None:
         with torch.no_grad():
             model.weight.fill_(0.0)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, "auto")
+        run = paceline.attach(model, optimizer, "auto(probe=0)")
         for _ in range([70, 13, 34][run.world.rank]):
             model.weight.grad = torch.full_like(model.weight, -1.0)
             optimizer.step()
@@ -163,7 +176,7 @@ def test_workers_that_run_out_of_data_come_to_it_as_well() -> None:
 
 def test_without_a_clock_the_period_stays_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "paceline"):
-        outs = train("auto", 2, **LONG, after_step=periods)
+        outs = train("auto(probe=0)", 2, **LONG, after_step=periods)
     assert [out.extra["periods"] for out in outs] == [[4] * STEPS] * 2
     said = [line.getMessage() for line in caplog.records if "period stays at 4" in line.getMessage()]
     assert len(said) == 1
@@ -180,7 +193,7 @@ def test_a_period_that_somebody_sets_stays() -> None:
             place.run.tune(gain=2.0)
         periods(place)
 
-    outs = go("auto", after_step=hook)
+    outs = go("auto(probe=0)", after_step=hook)
     assert [out.extra["periods"] for out in outs] == [[4] * 11 + [6] * (STEPS - 11)] * 2
 
 
@@ -197,7 +210,7 @@ def test_what_was_measured_is_no_step_that_is_taken_back() -> None:
                 place.run.tune(revert=True)
         periods(place)
 
-    outs = go("auto", samples=8 * 80, after_step=hook)
+    outs = go("auto(probe=0)", samples=8 * 80, after_step=hook)
     assert outs[0].extra["periods"] == outs[1].extra["periods"] == [4] * 35 + [24] * 45
     assert outs[0].extra["gain"][20] == pytest.approx(2.0) and outs[0].extra["gain"][-1] == pytest.approx(2**0.7)
 
@@ -209,7 +222,7 @@ def test_a_period_set_by_hand_and_taken_back_is_measured_again() -> None:
             place.run.tune(**asks[place.step])
         periods(place)
 
-    outs = go("auto", after_step=hook)
+    outs = go("auto(probe=0)", after_step=hook)
     found = outs[0].extra["periods"]
     assert outs[1].extra["periods"] == found
     assert list(dict.fromkeys(found)) == [4, 5, 24] and found[25] == 4
@@ -220,7 +233,7 @@ def test_a_period_set_by_hand_and_taken_back_is_measured_again() -> None:
 
 def test_the_log_and_the_report_say_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "paceline"):
-        go("auto", settings={"log": tmp_path})
+        go("auto(probe=0)", settings={"log": tmp_path})
     rows = tuned_rows(read_run(tmp_path))
     why = "an exchange takes 4 ms, a step 10 ms"
     assert rows == [
@@ -233,9 +246,9 @@ def test_the_log_and_the_report_say_it(tmp_path: Path, caplog: pytest.LogCapture
 def test_stop_and_resume(at: int, tmp_path: Path) -> None:
     """Where the look is asked for but not yet due to be heard, where it is not yet asked, and with the new period."""
     full: dict[str, Any] = {"optimizer": adam, "dropout": 0.3, "schedule": True, "save_to": tmp_path / "c"}
-    whole = go("auto", **full, after_step=periods)
-    go("auto", **full, save_at=at, stop_at=at)
-    resumed = go("auto", **full, resume=tmp_path / "c", after_step=periods)
+    whole = go("auto(probe=0)", **full, after_step=periods)
+    go("auto(probe=0)", **full, save_at=at, stop_at=at)
+    resumed = go("auto(probe=0)", **full, resume=tmp_path / "c", after_step=periods)
     for out, want in zip(resumed, whole, strict=True):
         assert same_bits(out.model, want.model)
         assert out.losses == want.losses[at:] and out.extra["periods"] == want.extra["periods"][at:]
@@ -243,8 +256,8 @@ def test_stop_and_resume(at: int, tmp_path: Path) -> None:
 
 def test_on_another_number_of_workers_it_goes_on_with_the_period_and_looks_again(tmp_path: Path) -> None:
     """Three workers of four messages: 8 ms, tau* = 39.2, and 24 is not enough."""
-    go("auto", save_at=44, stop_at=44, save_to=tmp_path / "c")
-    outs = go("auto", 3, samples=8 * 120, epochs=2, resume=tmp_path / "c", after_step=periods)
+    go("auto(probe=0)", save_at=44, stop_at=44, save_to=tmp_path / "c")
+    outs = go("auto(probe=0)", 3, samples=8 * 120, epochs=2, resume=tmp_path / "c", after_step=periods)
     assert outs[0].extra["periods"] == outs[1].extra["periods"] == outs[2].extra["periods"]
     assert list(dict.fromkeys(outs[0].extra["periods"])) == [24, 48]
 
@@ -259,4 +272,4 @@ def test_stacked_it_is_the_rule_of_the_first_period() -> None:
         loss = lambda net, x: net(x).square().mean()  # noqa: E731
         return simulate_stacked(model, loss, adam(model.parameters()), rule, data).parameters
 
-    assert same_bits(end("auto"), end("bmuf_adam(period=4)"))
+    assert same_bits(end("auto(probe=0)"), end(f"bmuf_adam(period=4, {RATE})"))

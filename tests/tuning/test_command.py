@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from paceline.cli.main import app
 from paceline.tuning import request_files
 from tests.helpers import Place, train
+from tests.paths import python_path
 
 TRAINER = Path(__file__).with_name("trainer.py")
 DEADLINE_S = 120.0
@@ -41,7 +42,7 @@ def running(folder: Path, rule: str) -> Iterator[subprocess.Popen[str]]:
         str(folder / "logs" / "a"),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = str(Path(request_files.__file__).parents[2])
+    environment["PYTHONPATH"] = python_path()
     whole = [*command, "--rule", rule, str(TRAINER), str(folder)]
     with subprocess.Popen(whole, text=True, stderr=subprocess.PIPE, env=environment) as process:
         try:

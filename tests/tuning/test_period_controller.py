@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.forecast.sim import Clock, link
-from paceline.rules.schedule import Paced
+from paceline.rules.schedule import Pace, Paced
 from paceline.tuning import timers as timed
 from paceline.tuning.period_controller import AGAIN, FIRST, PeriodController, reason
 from paceline.tuning.timers import NoTimer, SimulatedTimer, WallTimer
@@ -30,7 +30,7 @@ class Said:
         self.restarts += 1
 
 
-HALF = Paced(4, share=0.5, least=1, longest=64)
+HALF = Paced(4, pace=Pace(share=0.5, least=1, longest=64))
 """tau* = e / c."""
 
 
@@ -86,8 +86,8 @@ def test_after_a_resume_looks_come_where_they_would_have_come() -> None:
 
 
 def test_in_words() -> None:
-    assert reason(Paced(share=0.02), 16, 0.0031, 0.0098) == "an exchange takes 3.1 ms, a step 9.8 ms"
-    assert reason(Paced(share=0.02), 64, 1.28, 0.2) == (
+    assert reason(Paced(pace=Pace(share=0.02)), 16, 0.0031, 0.0098) == "an exchange takes 3.1 ms, a step 9.8 ms"
+    assert reason(Paced(pace=Pace(share=0.02)), 64, 1.28, 0.2) == (
         "an exchange takes 1.28 s, a step 200 ms; 9.1 % of the time is left for exchanges"
     )
 

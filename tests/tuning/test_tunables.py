@@ -185,3 +185,19 @@ def test_a_number_that_stays_is_that_of_the_present_workers() -> None:
     tuner.among(World(rank=1, size=4))
     change(tuned, outer_lr=0.5)
     assert tuned.rule.outer.momentum == tunables(optimizer, workers=4).show(["outer_momentum"])["outer_momentum"]
+
+
+@pytest.mark.parametrize("rate", [0.5, torch.tensor(0.5)])
+def test_a_rate_that_follows_the_workers_comes_on_top_and_is_no_setting(rate: Any) -> None:
+    """Requests, snapshots and the program's schedule are about the rate of one worker."""
+    optimizer = torch.optim.SGD([parameter()], lr=rate)
+    scheduler, tuned = StepLR(optimizer, 1, 0.5), tunables(optimizer)
+    tuned.rates.common = 2.0
+    assert moved(optimizer) == 1.0 and float(optimizer.param_groups[0]["lr"]) == 0.5
+    scheduler.step()
+    change(tuned, lr_factor=3.0)
+    assert moved(optimizer) == 1.5 and tuned.show(["lr"]) == {"lr": 0.75}
+    assert tuned.numbers()["lr"] == 1.5  # what a tracker draws is the rate of the steps
+    assert tuned.state()["factors"] == [[0, 3.0]]
+    tuned.rates.common = 1.0
+    assert moved(optimizer) == 0.75

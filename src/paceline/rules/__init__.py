@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     )
     from paceline.rules.payload import Delta, FirstMoment, Gradient, Parameters
     from paceline.rules.recipes import RECIPES, Recipe, make_rule, recipe, rule_from_text
-    from paceline.rules.rule import Rule
-    from paceline.rules.schedule import Bounded, EveryBlock, EveryStep, Paced, Schedule
+    from paceline.rules.rule import BlockSettings, Rule
+    from paceline.rules.schedule import Bounded, EveryBlock, EveryStep, Pace, Paced, Schedule
     from paceline.rules.topology import Flat, Hierarchical, Ordered, Route, Sharded, Topology
 else:
     __getattr__, __dir__ = lazily(
@@ -63,6 +63,7 @@ else:
             "Arrival": "outer",
             "Average": "outer",
             "BlockMomentum": "outer",
+            "BlockSettings": "rule",
             "Bounded": "schedule",
             "CODECS": "codec",
             "Codec": "codec",
@@ -85,6 +86,7 @@ else:
             "OneBit": "codec",
             "Ordered": "topology",
             "Outer": "outer",
+            "Pace": "schedule",
             "Paced": "schedule",
             "Parameters": "payload",
             "Push": "outer",
@@ -118,6 +120,7 @@ __all__ = [
     "Arrival",
     "Average",
     "BlockMomentum",
+    "BlockSettings",
     "Bounded",
     "Codec",
     "DelayCompensated",
@@ -138,6 +141,7 @@ __all__ = [
     "OneBit",
     "Ordered",
     "Outer",
+    "Pace",
     "Paced",
     "Parameters",
     "Push",

@@ -22,8 +22,12 @@ def numbers(rule: Rule, workers: int) -> Numbers:
     found = rule.schedule.numbers() | _of_outer(rule.outer, workers)
     if rule.schedule.exchanges_blocks:
         found["local_state"] = rule.delta.local_state
-    if rule.within:
-        found["within"] = rule.within
+    if rule.settings.within:
+        found["within"] = rule.settings.within
+    if rule.settings.ema:
+        found["ema"] = rule.settings.ema
+    if rule.settings.rate_exponent:
+        found["rate_exponent"] = rule.settings.rate_exponent
     return found
 
 

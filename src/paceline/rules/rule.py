@@ -36,8 +36,10 @@ from paceline.rules.outer import (
 )
 from paceline.rules.outer.arrival import CenterPull
 from paceline.rules.outer.base import Coefficients
+from paceline.rules.outer.moving_average import MovingAverage, check_decay
 from paceline.rules.payload import Delta, FirstMoment, Gradient, Parameters, Payload
 from paceline.rules.schedule import Bounded, EveryBlock, EveryStep, Paced, Schedule
+from paceline.rules.schedule.growth import check_exponent, rate_factor
 from paceline.rules.topology import Flat, Sharded, Topology
 
 T = TypeVar("T")
@@ -69,6 +71,52 @@ class RecipeCall(str):
 
 
 @dataclass(frozen=True)
+class BlockSettings:
+    """Settings of rules whose workers exchange blocks together; other rules have the defaults.
+
+    Attributes:
+        within: "" where every process is a worker; "host" where the processes of a host make synchronous steps together
+            and are one worker, and blocks are exchanged between hosts.
+        ema: b of the moving average of the global model that is exported (:mod:`paceline.rules.outer.moving_average`);
+            0 exports the global model itself.
+        alone: whether a single worker ends its blocks with the outer step, too; else it is the user's program.
+        rate_exponent: s, where each of k workers has k^s times the local learning rate of one.
+    """
+
+    within: str = ""
+    ema: float = 0.0
+    alone: bool = False
+    rate_exponent: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.within not in ("", "host"):
+            raise RuleError(
+                f'within must be "" or "host", got {self.within!r}; a bound such as "1%" is for the rule auto'
+            )
+        check_decay(self.ema)
+        check_exponent(self.rate_exponent)
+
+    def check(self, schedule: Schedule) -> None:
+        """Refuse an average or an outer step of blocks under a schedule that has none."""
+        if self.ema and not schedule.exchanges_blocks:
+            raise RuleError(
+                f"ema={self.ema!r} averages the models after blocks, and {_name(schedule)} has none; use ema=0"
+            )
+        if self.alone is not False and not (self.alone is True and schedule.exchanges_blocks):
+            raise RuleError(
+                f"alone must be False, or True for rules that exchange blocks together, got {self.alone!r} with "
+                f"{_name(schedule)}"
+            )
+
+    @property
+    def texts(self) -> list[str]:
+        """What the text of a rule shows of them."""
+        later = {"ema": self.ema, "alone": self.alone, "rate_exponent": self.rate_exponent}
+        shown = [f"{name}={value!r}" for name, value in later.items() if value]
+        return [repr(self.within), *shown] if self.within else shown
+
+
+@dataclass(frozen=True)
 class Rule:
     """A parallel training method.
 
@@ -86,10 +134,9 @@ class Rule:
         payload: `Gradient()`, `FirstMoment(warmup)`, `Delta(local_state)` or `Parameters()`.
         codec: `Dense()`, or one of :mod:`paceline.rules.codec`.
         topology: `Flat(chunks)`, `Ordered(chunks)` or `Hierarchical(dimensions)`; `Sharded(piece)` with `Bounded`.
-        within: "" where every process is a worker; "host" where the processes of a host make synchronous steps together
-            and are one worker, and blocks are exchanged between hosts.
         outer: `Average()`, `BlockMomentum(...)`, `Nesterov(...)` or `FrozenAdam()`; with `Bounded` one that takes each
             push by itself (:mod:`paceline.rules.outer.arrival`).
+        settings: of rules whose workers exchange blocks together.
         name: what messages call it; a `RecipeCall` where a recipe built it.
     """
 
@@ -98,12 +145,11 @@ class Rule:
     codec: Codec = field(default_factory=Dense)
     topology: Topology | Sharded = field(default_factory=Flat)
     outer: Outer | Arrival = field(default_factory=Average)
-    within: str = ""
+    settings: BlockSettings = field(default_factory=BlockSettings)
     name: str = "custom"
 
     def __post_init__(self) -> None:
-        if self.within not in ("", "host"):
-            raise RuleError(f'within must be "" or "host", got {self.within!r}')
+        self.settings.check(self.schedule)
         _check_combination(self)
         if self.schedule.workers_meet:
             _check_together(self)
@@ -113,9 +159,8 @@ class Rule:
     def text(self) -> str:
         """The rule as one writes it on the command line."""
         if self.name == "custom":
-            parts: list[Any] = [self.schedule, self.payload, self.codec, self.topology, self.outer]
-            parts += [self.within] if self.within else []
-            return "custom(" + ", ".join(repr(part) for part in parts) + ")"
+            parts = (self.schedule, self.payload, self.codec, self.topology, self.outer)
+            return f"custom({', '.join([*map(repr, parts), *self.settings.texts])})"
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.arguments.items())})"
 
     @property
@@ -138,13 +183,21 @@ class Rule:
             ahead=ahead,
             next_momentum=self.merging.momentum_at(block + 1, workers),
             diversity=diversity,
+            block=block,
         )
 
     @cached_property  # isinstance of a protocol costs much, compared with a small model's step
     def merging(self) -> Outer:
-        """The outer of a rule whose workers exchange together."""
+        """The outer of a rule whose workers exchange together, and the average of its models if the rule has one."""
         assert not isinstance(self.outer, Arrival)
-        return self.outer
+        return MovingAverage(self.outer, self._decay) if self.settings.ema else self.outer
+
+    @property
+    def _decay(self) -> float:
+        """b of the average; under a bound an average of as many minibatches, whatever the period is."""
+        if not isinstance(self.schedule, Paced) or self.schedule.bound is None:
+            return self.settings.ema
+        return float(self.settings.ema ** (self.schedule.period / self.schedule.pace.least))
 
     @cached_property
     def arrival(self) -> Arrival:
@@ -160,8 +213,15 @@ class Rule:
 
     @property
     def follows_diversity(self) -> bool:
-        """Whether the outer step follows the diversity of the workers' displacements."""
-        return bool(getattr(self.outer, "amplify", 0.0))
+        """Whether the outer step, or the number of workers, follows the diversity of the workers' displacements."""
+        grow = self.schedule.grow
+        return bool(getattr(self.outer, "amplify", 0.0)) or (grow is not None and grow.measures)
+
+    def rate_factor(self, workers: int) -> float:
+        """What the local learning rate of one worker is multiplied by on each of k; 1 where blocks are not merged."""
+        grow = self.schedule.grow
+        exponent = self.settings.rate_exponent if grow is None else grow.rate_exponent
+        return rate_factor(workers, exponent) if self.schedule.exchanges_blocks else 1.0
 
     @property
     def common(self) -> Topology:
@@ -180,7 +240,11 @@ class Rule:
     @property
     def steps_with_gradients(self) -> bool:
         """Whether gradients are exchanged at all: every step, in a warm-up, or within a host."""
-        return not self.payload.spans_block or self.schedule.warmup > 0 or bool(self.within)
+        return not self.payload.spans_block or self.schedule.warmup > 0 or bool(self.settings.within)
+
+    def exchanges_among(self, workers: int) -> bool:
+        """Whether so many workers exchange at all."""
+        return workers > 1 or self.settings.alone
 
     @property
     def steps_at_owners(self) -> bool:
@@ -237,8 +301,8 @@ def _check_together(rule: Rule) -> None:
             f"what is exchanged every step goes to the optimizer's step as the mean, not through "
             f"{_name(rule.outer)}; use {fitting.__name__}()"
         )
-    if every_step and rule.within:
-        raise RuleError(f'within="{rule.within}" is for rules that exchange blocks; use dimensions="hosts"')
+    if every_step and rule.settings.within:
+        raise RuleError(f'within="{rule.settings.within}" is for rules that exchange blocks; use dimensions="hosts"')
     if not every_step and isinstance(rule.outer, FrozenAdam):
         raise RuleError("FrozenAdam applies Adam's first moment and needs FirstMoment() as the payload")
 
@@ -246,10 +310,10 @@ def _check_together(rule: Rule) -> None:
 def _check_alone(rule: Rule) -> None:
     """Check the choices of an asynchronous rule."""
     payload, outer = rule.payload, rule.outer
-    if rule.within:
+    if rule.settings.within:
         raise RuleError(
-            f'within="{rule.within}" is for rules whose workers exchange blocks together; with {_name(rule.schedule)} '
-            'every process is a worker, use within=""'
+            f'within="{rule.settings.within}" is for rules whose workers exchange blocks together; with '
+            f'{_name(rule.schedule)} every process is a worker, use within=""'
         )
     if not isinstance(rule.codec, Dense):
         raise RuleError(f"pushes are written dense so far, not as {_name(rule.codec)}; use Dense()")

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline import checkpoint, flow
 from paceline.checkpoint import AutoCheckpointer, new_run
-from paceline.communication import SoloTransport, Transport, connect
+from paceline.communication import SoloTransport, Transport
 from paceline.core.flat import Modules, averaged_buffers
 from paceline.core.optimizer_state import Owned
 from paceline.data.sharing.loader_registry import LoaderRegistry
@@ -21,14 +21,16 @@ from paceline.errors import UnsupportedError
 from paceline.observe.event_log import EventLog
 from paceline.observe.sinks.dispatcher import Dispatcher
 from paceline.rules.rule import Rule
-from paceline.run import validation
-from paceline.run.elastic_join import join, take_over_state
+from paceline.run import probing, validation
+from paceline.run.elastic_join import connect_all, take_over_state
 from paceline.run.hooks import StepHooks
 from paceline.run.mistakes import Mistakes
 from paceline.run.search_rounds import SearchRound
 from paceline.run.state import RunState
-from paceline.tuning.period_controller import period_controller_for
+from paceline.tuning.period_controllers import period_controller_for
 from paceline.tuning.request_files import RequestFiles
+from paceline.tuning.rule_chooser import rule_chooser_for
+from paceline.tuning.telling import conclude
 from paceline.tuning.tunables import Tunables
 from paceline.tuning.tuner import Tuner
 from paceline.update import server
@@ -55,7 +57,7 @@ class RunParts:
         context: what the parts share: model, optimizers, connection, counters, data, tuner.
         membership: of an elastic run, else None.
         state: what a checkpoint holds.
-        engine: exchanges by the rule; None with one worker.
+        engine: exchanges by the rule; None with one worker, unless the rule has blocks for it (`alone`).
         elastic: the engine of an elastic run, else None.
         mistakes: warns of common mistakes of the program.
         sinks: receive the run's logged values.
@@ -93,44 +95,53 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
     Args:
         close: closes the run when a search round is over.
     """
-    model = validation.without_ddp(model, rule, settings.group)
+    given, model = model, validation.without_ddp(model, rule, settings.group)
     optimizers = validation.optimizer_list(optimizer)
     validation.check_model(model)
     owned = validation.own_parameters(model, optimizers)
     validation.check_rule(rule, owned)
+    validation.check_bound(rule, settings.data == "split")
     check_scaler(rule, settings.scaler)
 
-    membership = join(rule, model, owned, settings) if settings.control is not None else None
+    transport, membership = connect_all(rule, model, owned, settings)
     with contextlib.ExitStack() as on_error:
-        transport: Transport = (
-            membership.transport
-            if membership is not None
-            else connect(settings.timeout_s, settings.group, settings.transport, settings.tls)
-        )
         on_error.callback((membership or transport).close)
         worker = membership.control.worker if membership is not None else transport.world.rank
-        several = transport.world.size > 1 or membership is not None
+        exchanges = rule.exchanges_among(transport.world.size) or membership is not None
+        if membership is None:
+            validation.check_fixed(rule, transport)
 
         monitor = Monitor(EventLog(settings.log, worker), transport)
         loaders = LoaderRegistry(transport.world, settings.seed, monitor.epoch, monitor.waited, monitor.shared)
         mistakes = Mistakes(transport.world, loaders, settings.data)
-        tuner = _tuner(rule, owned, settings, transport, monitor)
+        buffers = _buffer_elements(model)
+        chooser = None
+        if exchanges and membership is None and transport.world.size > 1:
+            probes = probing.problem(rule, given, owned, settings) == ""
+            chooser = rule_chooser_for(rule, transport, owned, buffers, monitor.spent, probes)
+        tuner = _tuner(chooser.rule if chooser is not None else rule, owned, settings, transport, monitor)
+        tuner.measured.chooser = chooser
         on_error.callback(tuner.close)
         sinks = Dispatcher(lambda: transport.world, monitor.totals, tuner.tunables.numbers)
         monitor.told = sinks.progress
 
         context = RunContext(
-            settings, model, owned, transport, TrainingProgress(rule.schedule), monitor, loaders, tuner
+            settings, model, owned, transport, TrainingProgress(tuner.rule.schedule), monitor, loaders, tuner
         )
-        if several:
-            tuner.period_controller = period_controller_for(
-                rule, transport, owned, _buffer_elements(model), monitor.of_blocks
+        if exchanges:
+            tuner.measured.period_controller_for = lambda rule: period_controller_for(
+                rule, transport, owned, buffers, monitor.of_blocks
             )
+            tuner.measured.follow_workers()
+            if not tuner.measured.probing:
+                tuner.measured.period_controller = tuner.measured.period_controller_for(tuner.rule)
         state = RunState(context, membership)
         elastic = None
         if membership is not None:
             elastic = flow.ElasticEngine(context, membership, lambda: (state.capture(), state.global_state()))
-        engine = elastic if elastic is not None else ENGINES[context.rule.schedule.engine](context) if several else None
+        engine: EngineProtocol | None = elastic
+        if engine is None and exchanges:
+            engine = ENGINES[context.rule.schedule.engine](context)
         state.engine = engine
         if engine is not None:
             loaders.leases = engine.leases
@@ -166,6 +177,9 @@ def finish(parts: RunParts) -> None:
         parts.engine.shutdown()
     if parts.checkpointer is not None:
         parts.checkpointer.finish(complain=True)
+    context = parts.context
+    world, measured = context.transport.world, context.tuner.measured
+    conclude(measured, world, context.monitor.note, context.progress.steps, parts.spent_s)
     parts.mistakes.close()
 
 
@@ -188,7 +202,7 @@ def take_apart(parts: RunParts) -> None:
 def _tuner(rule: Rule, owned: Owned, settings: Settings, transport: Transport, monitor: Monitor) -> Tuner:
     """The tuner, which changes settings during the run; its optimizer hooks must run first."""
     world, optimizers = transport.world, [optimizer for optimizer, _ in owned]
-    workers = len(set(world.hosts)) if rule.within else world.size
+    workers = len(set(world.hosts)) if rule.settings.within else world.size
     alone = world.size > 1 and not rule.schedule.workers_meet
     return Tuner(
         Tunables(optimizers, rule, workers), world, RequestFiles(settings.log, each=alone), monitor.note, each=alone

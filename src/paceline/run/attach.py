@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch.optim import Optimizer
+from torch.optim import Adam, AdamW, Optimizer
 
 from paceline.communication.sockets.tls import TLS
 from paceline.core.flat import Modules
@@ -39,6 +39,8 @@ UNCHANGED = (
     "data",
 )
 """Fields of `Settings` that take the arguments of `attach` unchanged."""
+DEFAULT = "auto"
+"""The rule of a program that names none, without `--rule`."""
 
 
 def attach(
@@ -81,7 +83,8 @@ def attach(
     Args:
         model: the module that is trained, or a list or dictionary of modules.
         optimizer: its optimizer, or a list over disjoint parameters; the last of a list closes a minibatch.
-        rule: a name ("bmuf"), text ("bmuf(period=16)") or a `Rule`; None takes the rule of `paceline run`, else "bmuf".
+        rule: a name ("bmuf"), text ("bmuf(period=16)") or a `Rule`; None takes the rule of `paceline run`, else "auto"
+            (with `period=` "bmuf", or "bmuf_adam" for Adam and AdamW).
         log: directory for the event log; None takes the one of `paceline run`, if any.
         timeout_s: deadline of every wait for another worker, seconds; None takes that of `paceline run`, else 600.
         seed: of the order of samples in `run.share`; the same on every worker.
@@ -115,6 +118,7 @@ def attach(
     """
     chosen = prepare(
         rule,
+        with_period=_with_period(optimizer),
         log=log,
         timeout_s=timeout_s,
         seed=seed,
@@ -139,6 +143,7 @@ def attach(
 def prepare(
     rule: Rule | str | None = None,
     *,
+    with_period: str = "bmuf",
     log: str | Path | None = None,
     timeout_s: float | None = None,
     tls: TLS | str | Path | None = None,
@@ -146,11 +151,12 @@ def prepare(
     **given: Any,
 ) -> tuple[Rule, Settings]:
     """The rule and the settings from the arguments of `attach` after model and optimizer; `given` holds further fields
-    of `Settings` and settings of the rule."""
+    of `Settings` and settings of the rule, `with_period` is the rule of a program that gives a period and no rule."""
     unchanged = {name: given.pop(name) for name in UNCHANGED if name in given}
     if os.environ.get("PACELINE_LOG"):
         tolerate_full_disk()
-    chosen = make_rule(rule if rule is not None else os.environ.get("PACELINE_RULE", "bmuf"), given)
+    default = with_period if "period" in given else DEFAULT
+    chosen = make_rule(rule if rule is not None else os.environ.get("PACELINE_RULE", default), given)
     if rule is not None:
         _check_asked_rule(chosen)
     if guard not in (None, "auto") and not chosen.schedule.compares_contributions:
@@ -170,6 +176,12 @@ def prepare(
     )
     attach_marker.mark_attached()
     return chosen, _for_search_round(settings)
+
+
+def _with_period(optimizer: Any) -> str:
+    """The block rule that suits what the program gives as its optimizer; the run checks it later."""
+    every = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
+    return "bmuf_adam" if every and all(isinstance(one, (Adam, AdamW)) for one in every) else "bmuf"
 
 
 def _check_asked_rule(chosen: Rule) -> None:

@@ -23,6 +23,12 @@ def mark_attached() -> None:
             Path(log, NAME).touch()
 
 
+def forget(directory: Path) -> None:
+    """Remove the file of an earlier run in the same directory."""
+    with contextlib.suppress(OSError):
+        (directory / NAME).unlink()
+
+
 def asks_for_help(arguments: Sequence[str]) -> bool:
     """Whether a program with these arguments prints its help or version and ends."""
     return not HELP.isdisjoint(arguments)

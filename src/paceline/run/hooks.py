@@ -63,7 +63,9 @@ class StepHooks:
         if self._engine is None or not self._engine.gradients_due:
             return
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
-        if closure is not None:
+        if closure is not None and self._tuner.measured.probing:
+            self._tuner.end_probe("step(closure) computes gradients inside the step")
+        elif closure is not None:
             raise UnsupportedError(
                 self._context.transport.world.sign(
                     f"{type(optimizer).__name__}.step(closure) computes gradients inside the step, where "

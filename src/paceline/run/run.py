@@ -103,10 +103,11 @@ class Run:
 
     def log(self, **values: float) -> None:
         """Write values (such as `loss=loss.item()`) to the event log, and to the sinks, at the present minibatch."""
-        numbers = self.mistakes.numbers(values, self._closed)
+        numbers, context = self.mistakes.numbers(values, self._closed), self._context
         for name, value in numbers.items():
-            self._context.monitor.value(name, value)
-        self._parts.sinks.log(numbers, self.minibatches)
+            context.monitor.value(name, value)
+        context.tuner.measured.logged(numbers)
+        self._parts.sinks.log(numbers, context.progress.steps)
 
     def log_to(self, sink: Any, *, every_s: float = 1.0, each: bool = False) -> None:
         """Also send the values of `log` to a sink, and the run's own numbers under `paceline/`: block, bytes, seconds
@@ -221,8 +222,8 @@ class Run:
     def model_for_export(self) -> Any:
         """A copy of the model (or models) with the global parameters and the averaged buffers.
 
-        Under block momentum this is theta, not the look-ahead start from which the workers train on. Needs no
-        communication; between exchanges it is the global model of the last one.
+        Under block momentum this is theta, not the look-ahead start from which the workers train on; with a rule's
+        `ema=` the average of theta. Needs no communication; between exchanges it is that of the last one.
 
         >>> import torch, paceline
         >>> model = torch.nn.Linear(4, 1)
@@ -323,6 +324,7 @@ class Run:
         - An optimizer that steps on the workers gets the mean of their states where a block rule lets them differ:
           floating-point tensors, and rank 0's for the rest. Under local_state="compensate" and "reset" it gets the
           state with which a block begins.
+        - Under a rule with `ema=` workers train on from the model itself, but a single worker from its average.
         - The epoch continues with the samples that were not in the global model, each once.
         - These start afresh: an unfinished block (all workers begin one from the global model, with the rule's
           look-ahead), codec state (residuals, momentum, factors), simulated clocks, paces, replicas, and the history

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch import nn
@@ -10,12 +11,14 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
+from paceline.communication import Transport
 from paceline.core.flat import Modules, module_list, trainable
 from paceline.core.optimizer_state import Named
 from paceline.core.world import World
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 
+logger = logging.getLogger("paceline")
 MARK = "_paceline_run"
 """Attribute of an optimizer that is attached: its run."""
 
@@ -120,6 +123,29 @@ def check_rule(rule: Rule, owned: list[tuple[Optimizer, Named]]) -> None:
                 f"{rule.text()} keeps momentum itself, before it chooses what to send, and {name} keeps one too; "
                 "use SGD without momentum, or momentum=0 in the rule"
             )
+
+
+def check_bound(rule: Rule, zero_lines: bool) -> None:
+    """Refuse a bound on the held-out loss for programs that cannot log one."""
+    if rule.schedule.bound is not None and zero_lines:
+        raise UnsupportedError(
+            f"{rule.text()} needs the held-out loss, which a program with zero lines cannot log: attach paceline with "
+            "two lines and call run.log(held_out=loss) after each evaluation, or leave within= out"
+        )
+
+
+def check_fixed(rule: Rule, transport: Transport) -> None:
+    """Refuse a rule whose number of workers grows among virtual workers; one worker alone is told."""
+    if rule.schedule.grow is None:
+        return
+    if transport.cluster is None:
+        logger.warning("%s: this worker is alone, and trains alone; start more, such as 8", rule.text())
+        return
+    text = (
+        f"{rule.text()}: the number of virtual workers is fixed; paceline.forecast.sim.simulate_grown trains with "
+        "a number that grows, or leave grow out"
+    )
+    raise UnsupportedError(transport.world.sign(text))
 
 
 def check_loader(loader: Any, world: World) -> None:

@@ -13,8 +13,7 @@ in neither: a longer period does not make them faster. Later looks only change a
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -24,9 +23,7 @@ from paceline.rules.codec import Layout
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Paced
 from paceline.rules.traffic import bytes_per_block
-from paceline.tuning.timers import NoTimer, SimulatedTimer, Timer, WallTimer
-
-logger = logging.getLogger("paceline")
+from paceline.tuning.timers import Timer
 
 FIRST = 8
 """Blocks before the first look."""
@@ -85,9 +82,38 @@ class PeriodController:
         return None if period == schedule.period else (period, reason(schedule, period, exchange_s, step_s))
 
     def renew(self) -> None:
-        """The membership changed: look again as soon as something is measured."""
+        """Look again as soon as something is measured."""
         self._next = 0
         self._timer.restart()
+
+    def among(self, workers: int) -> None:
+        """The membership changed: so many workers train from now on."""
+        self.renew()
+
+    # -- under a bound on the held-out loss (:mod:`.bounded_period`) --------------------------------
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether workers may join."""
+        return True
+
+    def logged(self, values: Mapping[str, float], rate: float) -> None:
+        """The program has logged these values, at this learning rate."""
+
+    def told(self) -> list[tuple[str, dict[str, Any]]]:
+        """Sentences for the log, each with its numbers; each once."""
+        return []
+
+    def conclusion(self, period: int, exchanging: float) -> str:
+        """What was given up, in a sentence; empty without a bound.
+
+        Args:
+            period: at the end.
+            exchanging: the share of the time that exchanges took.
+        """
+        return ""
+
+    # -- checkpoints ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""
@@ -99,51 +125,24 @@ class PeriodController:
         self._timer.restart()
 
 
-def period_controller_for(
-    rule: Rule, transport: Transport, owned: Owned, buffers: int, exchanged: Sequence[float]
-) -> PeriodController | None:
-    """The controller of one of several workers; None under rules whose period does not follow measured times.
-
-    Args:
-        rule: the rule.
-        transport: the connection.
-        owned: (optimizer, its named parameters) pairs.
-        buffers: elements of averaged buffers.
-        exchanged: as for :class:`paceline.tuning.timers.WallTimer`.
-    """
-    if not rule.schedule.follows_times:
-        return None
-    world, cluster = transport.world, transport.cluster
-    if cluster is None:
-        return PeriodController(WallTimer(exchanged))
-    if cluster.timed:
-        nbytes = _bytes_sent(rule, transport, owned, buffers)
-        return PeriodController(SimulatedTimer(cluster.clock, rule.blocks, world.rank, world.size, nbytes))
-    if world.rank == 0:
-        logger.warning(
-            "virtual workers have no times of their own, so the period stays at %d; "
-            "simulate(.., clock=Clock(..)) gives them a clock",
-            rule.schedule.period,
-        )
-    return PeriodController(NoTimer())
-
-
-def _bytes_sent(rule: Rule, transport: Transport, owned: Owned, buffers: int) -> int:
-    """Bytes that this worker sends for one exchange of the whole model."""
+def block_bytes(rule: Rule, transport: Transport, owned: Owned, buffers: int, rank: int) -> int:
+    """Bytes that worker `rank` sends for one exchange of the whole model."""
     riding = 0
     for optimizer, named in owned:
         if rule.delta.resolve(optimizer) in ("average", "compensate"):
             riding += len(moments(optimizer)) * sum(p.numel() for _, p in named)
     layout = Layout.of(tuple(p.shape) for _, named in owned for _, p in named)
     world = transport.world
-    return bytes_per_block(rule, world.size, layout, buffers + riding, 0, rank=world.rank, hosts=world.hosts)
+    return bytes_per_block(rule, world.size, layout, buffers + riding, 0, rank=rank, hosts=world.hosts)
 
 
 def reason(schedule: Paced, period: int, exchange_s: float, step_s: float) -> str:
     """Why, in words: `an exchange takes 31 ms, a step 9.8 ms`."""
     text = f"an exchange takes {_seconds(exchange_s)}, a step {_seconds(step_s)}"
     left = exchange_s / (exchange_s + period * step_s)
-    return f"{text}; {100 * left:.2g} % of the time is left for exchanges" if left > schedule.share + 1e-9 else text
+    return (
+        f"{text}; {100 * left:.2g} % of the time is left for exchanges" if left > schedule.pace.share + 1e-9 else text
+    )
 
 
 def _seconds(seconds: float) -> str:

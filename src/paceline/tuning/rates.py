@@ -22,11 +22,14 @@ class Rates:
 
     Attributes:
         factors: number of a group, counted through all optimizers -> factor; 1 if missing.
+        common: a further factor of all groups, which follows from the number of workers and is no setting.
     """
 
     def __init__(self, optimizers: list[Optimizer]) -> None:
         self._optimizers = optimizers
         self.factors: dict[int, float] = {}
+        self._common = 1.0
+        self._stepping: Optimizer | None = None  # its step is under way
         self._kept: list[tuple[Group, Any]] = []
         self._handles: list[Any] = []
         for optimizer in optimizers:
@@ -36,6 +39,18 @@ class Rates:
     def groups(self) -> list[tuple[Optimizer, Group]]:
         """The groups in the order of their numbers; read each time, because loading a state replaces them."""
         return [(optimizer, group) for optimizer in self._optimizers for group in optimizer.param_groups]
+
+    @property
+    def common(self) -> float:
+        return self._common
+
+    @common.setter
+    def common(self, factor: float) -> None:
+        """In the middle of a step it holds for that step already."""
+        self._common = factor
+        if self._stepping is not None:
+            self._put_back()
+            self._apply(self._stepping)
 
     def factor(self, number: int) -> float:
         return self.factors.get(number, 1.0)
@@ -47,23 +62,26 @@ class Rates:
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._put_back()  # the last step may have raised
-        if self.factors:
+        self._stepping = optimizer
+        if self.factors or self.common != 1:
             self._apply(optimizer)
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._stepping = None
         self._put_back()
 
     def _apply(self, only: Optimizer | None) -> None:
         for number, (optimizer, group) in enumerate(self.groups()):
-            if number not in self.factors or (only is not None and optimizer is not only):
+            factor = self.common * self.factor(number)
+            if factor == 1 or "lr" not in group or (only is not None and optimizer is not only):
                 continue
             rate = group["lr"]
             if isinstance(rate, Tensor):  # a captured graph may hold its address
                 self._kept.append((group, rate.clone()))
-                rate.mul_(self.factors[number])
+                rate.mul_(factor)
             else:
                 self._kept.append((group, rate))
-                group["lr"] = rate * self.factors[number]
+                group["lr"] = rate * factor
 
     def _put_back(self) -> None:
         while self._kept:

@@ -9,6 +9,9 @@ Of rates:
   scheduler (which has marked the group with `initial_lr`), the rate is x now and the schedule continues in proportion:
   the factor becomes x over the scheduler's rate. If a program writes the rate itself at every step, it overwrites x,
   and only `lr_factor` helps.
+- A program that makes its own steps (:mod:`paceline.doors.adapters`) reads its settings by `run.tuned(name, default)`.
+  What it has asked for can be tuned. Its rate counts as one with a scheduler.
+- Where the number of workers grows (:mod:`paceline.rules.schedule.growth`), settings are about the rate of one worker.
 
 Of the rule's outer step, either number can change while the other stays, or `gain` changes both; a gain in words
 follows the number of workers.
@@ -31,6 +34,8 @@ OUTER = ("momentum", "lr", "gain")
 """The tunable fields of an outer step."""
 SCHEDULED = "initial_lr"
 """A torch scheduler puts this key into its groups."""
+ASKED = "asked"
+"""Key of the settings that a program has asked for, in a group whose steps the program makes itself."""
 
 
 class Tunables:
@@ -69,7 +74,12 @@ class Tunables:
         groups = [(k, optimizer, group) for k, (optimizer, group) in enumerate(self.rates.groups())]
         if number is not None and number >= len(groups):
             raise UnsupportedError(f"{name}: there are groups 0 to {len(groups) - 1}")
-        found = [one for one in groups if key in one[2] and number in (None, one[0])]
+        found = [one for one in groups if _tunable(one[2], key) and number in (None, one[0])]
+        if not found and any(ASKED in group for _, _, group in groups):
+            raise UnsupportedError(
+                f"{name}: the program makes its own steps, and has not asked for {key}; let it use "
+                f"run.tuned({key!r}, default) in each step. {self._can().capitalize()}"
+            )
         if not found:
             kinds = ", ".join(dict.fromkeys(type(optimizer).__name__ for _, optimizer, _ in groups))
             raise UnsupportedError(f"{name}: {kinds} has no {key}; {self._can()}")
@@ -92,8 +102,10 @@ class Tunables:
 
     def _can(self) -> str:
         groups = self.rates.groups()
-        names = [key for key in ("lr", "momentum", "betas", "weight_decay", "eps") if any(key in g for _, g in groups)]
-        return f"what can be tuned is {', '.join(['lr_factor', *names, *self._of_rule()])}"
+        known = ("lr", "momentum", "betas", "weight_decay", "eps")
+        names = [key for key in known if any(_tunable(group, key) for _, group in groups)]
+        every = [*(["lr_factor"] if "lr" in names else []), *names, *self._of_rule()]
+        return f"what can be tuned is {', '.join(every) or 'nothing'}"
 
     def _of_rule(self) -> list[str]:
         names = []
@@ -153,6 +165,19 @@ class Tunables:
         else:
             group[base] = tuple(value) if base == "betas" else value
 
+    def scale_rates(self, factor: float) -> None:
+        """Multiply all learning rates."""
+        for number in range(len(self.rates.groups())) if factor != 1 else ():
+            self.rates.scale(number, factor * self.rates.factor(number))
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the first group that has one off the device, without the workers' common factor."""
+        for number, (_, group) in enumerate(self.rates.groups()):
+            if "lr" in group and not _on_device(group["lr"]):
+                return float(self._value("lr", number, group))
+        return 1.0
+
     # -- showing and undoing ----------------------------------------------------------------------
 
     def show(self, names: Changes | list[str]) -> dict[str, Any]:
@@ -171,8 +196,9 @@ class Tunables:
         """Present numbers by name, `lr/1` for that of group 1 if groups differ; without tensors on a device."""
         found: dict[str, float] = {}
         for name in ("lr", "momentum", "weight_decay"):
-            groups = [(k, group) for k, (_, group) in enumerate(self.rates.groups()) if name in group]
-            own = {k: float(self._value(name, k, group)) for k, group in groups if not _on_device(group[name])}
+            groups = [(k, group) for k, (_, group) in enumerate(self.rates.groups()) if _tunable(group, name)]
+            common = self.rates.common if name == "lr" else 1.0
+            own = {k: common * float(self._value(name, k, group)) for k, group in groups if not _on_device(group[name])}
             same = len(set(own.values())) == 1
             found |= {name: next(iter(own.values()))} if same else {f"{name}/{k}": value for k, value in own.items()}
         return found | {name: float(self._shown(name)) for name in self._of_rule()}
@@ -241,10 +267,16 @@ class Tunables:
         return {"rule": self._rule_state(), "factors": factors}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._load_rule(state["rule"])
+        if state["rule"] is not None:
+            self._load_rule(state["rule"])
         self.rates.factors = {int(number): float(factor) for number, factor in state["factors"]}
 
 
 def _on_device(value: Any) -> bool:
     """Whether reading a number would wait for a device."""
     return isinstance(value, Tensor) and value.device.type != "cpu"
+
+
+def _tunable(group: Group, key: str) -> bool:
+    """Whether the group has the setting, and the program reads it."""
+    return key in group and key in group.get(ASKED, (key,))

@@ -24,10 +24,11 @@ from paceline.core.world import World
 from paceline.errors import PacelineError, RuleError, UnsupportedError
 from paceline.observe.event_log import log_name
 from paceline.rules.rule import Rule
+from paceline.tuning.measured import MeasuredChoices
 from paceline.tuning.names import Changes, flat
-from paceline.tuning.period_controller import PeriodController
 from paceline.tuning.request import TuneRequest
 from paceline.tuning.request_files import RequestFile, RequestFiles
+from paceline.tuning.telling import tell
 from paceline.tuning.tunables import Tunables
 
 logger = logging.getLogger("paceline")
@@ -69,8 +70,8 @@ class Tuner:
         """Returns (exchanged blocks, minibatches of this worker) at present."""
         self.follow: Callable[[Rule], None] = lambda rule: None
         """Called with the rule after a change that waits for no exchange."""
-        self.period_controller: PeriodController | None = None
-        """Set under rules whose period follows measured times."""
+        self.measured = MeasuredChoices(tunables)
+        """What measured times change."""
         self._asked: list[TuneRequest] = []
         self._decided: list[TuneRequest] = []
         self._stack: list[dict[str, Any]] = []
@@ -85,7 +86,7 @@ class Tuner:
     @property
     def asks(self) -> bool:
         """Whether this worker has a request, or measurements to gather."""
-        return bool(self._asked) or (self.period_controller is not None and self.period_controller.due)
+        return bool(self._asked) or self.measured.due
 
     def ask(self, settings: Mapping[str, Any], revert: bool) -> TuneRequest:
         """Request a change; raises `RuleError` or `UnsupportedError` if this worker cannot make it."""
@@ -100,8 +101,8 @@ class Tuner:
 
     def look(self, now: bool = False) -> None:
         """After every step: time it, and at most once a second look for request files."""
-        if self.period_controller is not None:
-            self.period_controller.stepped(*self.place())
+        self.measured.stepped(self.place)
+        tell(self.measured, self._world, self._note, self.place()[1])
         for request_file in self._request_files.look(now):
             self._take(request_file)
 
@@ -142,11 +143,8 @@ class Tuner:
 
     def gather(self, transport: Transport) -> GatheredRequests:
         """Gather all requests and votes; changes nothing, so that it can be retried."""
-        mine, measured = (
-            list(self._asked),
-            self.period_controller.said() if self.period_controller is not None else None,
-        )
-        said = transport.gather_json([[[one.changes, one.revert, one.number] for one in mine], measured])
+        mine = list(self._asked)
+        said = transport.gather_json([[[one.changes, one.revert, one.number] for one in mine], self.measured.said()])
         requests = [self._request(rank, row, mine) for rank, (rows, _) in enumerate(said) for row in rows]
         verdicts = transport.gather_json([self._problem(one) for one in requests]) if requests else []
         return requests, verdicts, [row for _, row in said]
@@ -154,10 +152,9 @@ class Tuner:
     def decide(self, gathered: GatheredRequests) -> None:
         """Accept the requests that all workers can apply, and refuse the others."""
         requests, verdicts, measured = gathered
-        if self.period_controller is not None:
-            found = self.period_controller.agree(measured, self.rule.paced, self.place()[0])
-            if found is not None:
-                self._decided.append(TuneRequest({"period": found[0]}, False, 0, why=found[1]))
+        found = self.measured.agree(measured, self.place()[0])
+        if found is not None:
+            self._decided.append(TuneRequest({"period": found[0]}, False, 0, why=found[1]))
         self._asked = [one for one in self._asked if one not in requests]
         for number, request in enumerate(requests):
             problems = [(rank, row[number]) for rank, row in enumerate(verdicts) if row[number]]
@@ -175,8 +172,7 @@ class Tuner:
     def among(self, world: World) -> None:
         """The membership changed; the rule counts each worker of `world`."""
         self._world, self.tunables.workers = world, world.size
-        if self.period_controller is not None:
-            self.period_controller.renew()
+        self.measured.among(world.size)
 
     def _problem(self, request: TuneRequest) -> str:
         """Why this worker cannot apply a request; empty if it can."""
@@ -187,6 +183,24 @@ class Tuner:
         except PacelineError as error:
             return str(error)
         return ""
+
+    # -- the rule ---------------------------------------------------------------------------------
+
+    def end_probe(self, why: str) -> None:
+        """Choose blocks without further times, because gradients cannot be exchanged."""
+        self.measured.end_probe(why, self.place()[1])
+
+    def take_choice(self) -> Rule | None:
+        """The rule that was chosen, if that has not taken effect yet; it does now."""
+        why = self.measured.take()
+        if why is None:
+            return None
+        if not self.rule.schedule.exchanges_blocks:
+            self._stack = []  # of numbers that this rule has not
+        if self._world.rank == 0:
+            logger.info("%s", why)
+        self._note("rule", rule=self.rule.text(), why=why, total_minibatches=self.place()[1])
+        return self.rule
 
     # -- applying ---------------------------------------------------------------------------------
 
@@ -220,8 +234,8 @@ class Tuner:
             names = self.tunables.names_in(snapshot)
             before = self.tunables.show(names)
             self.tunables.restore(snapshot)
-            if self.period_controller is not None:
-                self.period_controller.held = bool(snapshot.get("held"))
+            if self.measured.period_controller is not None:
+                self.measured.period_controller.held = bool(snapshot.get("held"))
         else:
             names = list(request.changes)
             before = self.tunables.show(names)
@@ -235,10 +249,10 @@ class Tuner:
 
     def _snapshot(self, changes: Changes) -> dict[str, Any]:
         """What undoes these requested changes; a requested period is held from now on."""
-        found = self.tunables.snapshot(changes)
-        if self.period_controller is not None:
-            found["held"] = self.period_controller.held
-            self.period_controller.held = self.period_controller.held or "period" in changes
+        found, controller = self.tunables.snapshot(changes), self.measured.period_controller
+        if controller is not None:
+            found["held"] = controller.held
+            controller.held = controller.held or "period" in changes
         return found
 
     def _applied(self, request: TuneRequest) -> None:
@@ -276,17 +290,20 @@ class Tuner:
     def state(self) -> dict[str, Any]:
         """State for a checkpoint: values, changes that can be undone, and this worker's pending requests."""
         asked = [[one.changes, one.revert] for one in [*self._decided, *self._asked] if not one.why]
-        pace = self.period_controller.state() if self.period_controller is not None else None
-        return {"knobs": self.tunables.state(), "stack": self._stack, "asked": asked, "pace": pace}
+        controller, chooser = self.measured.period_controller, self.measured.chooser
+        pace = controller.state() if controller is not None else None
+        found = {"knobs": self.tunables.state(), "stack": self._stack, "asked": asked, "pace": pace}
+        return found if chooser is None else {**found, "choice": chooser.state()}
 
     def load(self, state: dict[str, Any], asked: bool = True) -> None:
-        """Restore `state`; with `asked`, also its pending requests."""
-        self.tunables.load(state["knobs"])
+        """Restore `state`; with `asked`, also its pending requests, else the state is another worker's."""
+        self.tunables.load(self.measured.load_choice(state, asked, self.place()[1]))
         self._stack, self._decided = list(state["stack"]), []
-        if self.period_controller is not None and state.get("pace") is not None:
-            self.period_controller.load(state["pace"])
+        controller = self.measured.period_controller
+        if controller is not None and state.get("pace") is not None:
+            controller.load(state["pace"])
             if not asked:  # the state is another worker's
-                self.period_controller.renew()
+                controller.among(self._world.size)
         self._asked = [
             TuneRequest(dict(changes), bool(revert), self._world.rank, number=next(self._numbers))
             for changes, revert in (state["asked"] if asked else [])

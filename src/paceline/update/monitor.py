@@ -139,7 +139,7 @@ class Monitor:
         self._sources = CacheLog(self.note) if event_log.path is not None else None
         self._written_s, self._bytes = self._since, transport.bytes_sent
         self._steps, self._samples = 0, 0
-        self._exchanges = 0
+        self._exchanges = self._block = 0
         self._goes_on = False  # whether exchanges overlap with computing
         self.told: Callable[[int, int], None] | None = None
         """Called with (block, minibatches) when a line is written."""
@@ -222,7 +222,7 @@ class Monitor:
         if block:
             self.of_blocks[0] += timing.wait_s
             self.of_blocks[1] += timing.exchange_s
-        self._exchanges += 1
+        self._exchanges, self._block = self._exchanges + 1, block
         self._since = self._transport.now()
         if summary is not None:
             line.left_out |= set(summary.left_out)
@@ -248,12 +248,12 @@ class Monitor:
             self._alone()
 
     def _alone(self) -> None:
-        """Write the progress of a single worker, which exchanges nothing."""
+        """Write the progress of a single worker, which exchanges nothing, or by itself at the end of its blocks."""
         now = self._transport.now()
         if now - self._written_s >= FOLD_S:
             self._line.compute_s += self._worked()
             self._since = now
-            self._write(0, False)
+            self._write(self._block, False)
 
     def pushed(self, delay: int) -> None:
         """Count a push of this worker that was applied `delay` updates after the version that it was computed at."""

@@ -24,7 +24,7 @@ RULES = {
     "averaging": ["averaging(period=2, warmup=3)", "averaging(period=3, local_state='average')"],
     "bmuf": ["bmuf(period=4, fragments=4, overlap=3)", "bmuf(period=3, codec='low_rank(rank=1)')"],
     "bmuf_adam": ["bmuf_adam(period=3, overlap=2, fragments=3)"],
-    "diloco": ["diloco(period=2)"],
+    "diloco": ["diloco(period=2, ema=0.5)"],
     "streaming_diloco": ["streaming_diloco(period=4)"],
     "asgd": ["asgd", "asgd(period=2)"],
     "ssp": ["ssp", "ssp(period=2)"],

@@ -21,6 +21,15 @@ def test_auto_follows_the_number_of_workers(workers: int, eta: float) -> None:
     assert 0.7 / (1 - outer.momentum_at(1000, workers)) == pytest.approx(workers**0.7)
 
 
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_amplification_of_independent_displacements_is_part_of_the_gain(power: float) -> None:
+    """16 of them are amplified by 4^p at most; with that, N^0.7 is the gain whatever p is."""
+    outer = BlockMomentum(amplify=power)
+    gain = outer.lr_at(1000, 16) / (1 - outer.momentum_at(1000, 16))
+    assert gain * 4.0**power == pytest.approx(16**0.7)
+    assert BlockMomentum(gain=7.0, amplify=power).momentum_at(1000, 16) == pytest.approx(0.9)
+
+
 @pytest.mark.parametrize("outer", [BlockMomentum(), Nesterov()])
 @pytest.mark.parametrize(("block", "gain"), [(1, 1.0), (4, 2.0), (9, 3.0), (49, 16**0.7), (10_000, 16**0.7)])
 def test_the_default_gain_is_no_more_than_the_root_of_the_blocks(

@@ -11,7 +11,7 @@ import pytest
 from paceline.errors import RuleError
 from paceline.rules import describe
 from paceline.rules.recipes import rule_from_text
-from paceline.rules.schedule import EveryBlock, Paced
+from paceline.rules.schedule import EveryBlock, Pace, Paced
 from paceline.rules.schedule.paced import least_period, simple
 
 
@@ -35,7 +35,7 @@ def test_simple_numbers() -> None:
     ],
 )
 def test_the_least_simple_period_that_keeps_the_share(exchange_s: float, minibatch_s: float, period: int) -> None:
-    schedule = Paced(share=0.02, least=4, longest=512)
+    schedule = Paced(pace=Pace(share=0.02, least=4, longest=512))
     assert schedule.period_for(exchange_s, minibatch_s) == period
     if 4 < period < 512:
         assert exchange_s / (exchange_s + period * minibatch_s) <= 0.02
@@ -44,7 +44,7 @@ def test_the_least_simple_period_that_keeps_the_share(exchange_s: float, minibat
 
 
 def test_bounds_that_are_not_simple_are_taken_as_they_are() -> None:
-    schedule = Paced(5, share=0.5, least=5, longest=23)
+    schedule = Paced(5, pace=Pace(share=0.5, least=5, longest=23))
     assert [schedule.period_for(wanted, 1.0) for wanted in (1, 6, 17, 22, 100)] == [5, 6, 23, 23, 23]
 
 
@@ -60,14 +60,14 @@ def test_bounds_that_are_not_simple_are_taken_as_they_are() -> None:
     ],
 )
 def test_a_settled_period_stays_where_it_nearly_fits(wanted: int, settled: int, first: int) -> None:
-    schedule = Paced(16, share=0.5, least=4)  # share 1/2: tau* = e / c
+    schedule = Paced(16, pace=Pace(share=0.5, least=4))  # share 1/2: tau* = e / c
     assert schedule.period_for(wanted, 1.0, settled=True) == settled
     assert schedule.period_for(wanted, 1.0) == first
 
 
 def test_what_was_settled_is_settled() -> None:
     """A period that was taken for some times stays for these, and for ones nearly so."""
-    schedule = Paced(share=0.5, least=1, longest=1000)
+    schedule = Paced(pace=Pace(share=0.5, least=1, longest=1000))
     for wanted in range(4, 700):
         taken = replace(schedule, period=schedule.period_for(wanted, 1.0))
         for times in (1.0, 1.1, 0.95):
@@ -97,7 +97,7 @@ def test_bounds_by_hand_make_sense() -> None:
     with pytest.raises(RuleError, match=r"shortest period must be at least fragments \(6\) and overlap \(0\), got 4"):
         Paced(8, fragments=6)
     with pytest.raises(RuleError, match="least must be a whole number"):
-        Paced(8, least=True)
+        Paced(8, pace=Pace(least=True))
     assert isinstance(Paced(), EveryBlock)
 
 

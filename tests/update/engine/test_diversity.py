@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from paceline.rules.recipes import rule_from_text
 from paceline.testing import check_rule
-from paceline.update.engine.blocks.numbers import Diversity
+from paceline.update.engine.blocks.numbers import BlockNumbers, Diversity
 from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
 from paceline.update.exchange.kind import ExchangeKind
 from tests.helpers import adam
@@ -66,3 +69,24 @@ def test_a_header_survives_the_wire_and_one_of_before_can_be_read() -> None:
     sent = header(1.5, 0.25)
     assert ExchangeHeader.unpack(sent.row.tolist()) == sent
     assert ExchangeHeader.unpack(sent.row.tolist()[:10]) == header(1.5, 0.0)
+
+
+def test_fewer_workers_are_worth_no_more_than_they_are() -> None:
+    """Of 16 workers that were worth 14 four stay: worth 4, whatever the headers of the last exchange still tell."""
+    found = Diversity(smoothed=math.sqrt(14), mean_of_norms=3.0, workers=16).among(4)
+    assert found.effective == 4
+    later = found.after(ExchangeSummary((header(1.0, 0.75),)))  # its ratio was 4, that of 16
+    assert later.effective == pytest.approx(4)
+
+
+def test_more_workers_change_what_was_measured_by_nothing() -> None:
+    before = Diversity(smoothed=1.5, mean_of_norms=3.0, workers=4)
+    assert before.among(8) == before
+    assert Diversity().among(2) == Diversity()
+
+
+def test_blocks_follow_the_number_of_workers() -> None:
+    numbers = BlockNumbers(rule_from_text("bmuf(amplify=0.5)"), 16)
+    numbers.diversity = Diversity(4.0, 3.0, 16)
+    numbers.renumber(9)
+    assert numbers.diversity == Diversity(3.0, 3.0, 9)

@@ -11,6 +11,7 @@ from paceline.rules.outer.block_momentum import BlockMomentum
 from paceline.rules.outer.delay_compensated import DelayCompensated
 from paceline.rules.outer.elastic import Elastic
 from paceline.rules.outer.frozen_adam import FrozenAdam
+from paceline.rules.outer.moving_average import MovingAverage
 from paceline.rules.outer.nesterov import Nesterov
 from paceline.rules.outer.share import Share
 from paceline.rules.outer.staleness_aware import StalenessAware
@@ -25,6 +26,7 @@ __all__ = [
     "DelayCompensated",
     "Elastic",
     "FrozenAdam",
+    "MovingAverage",
     "Nesterov",
     "Outer",
     "Push",

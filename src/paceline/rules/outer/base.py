@@ -8,8 +8,8 @@ next block begins at the start that `step` returns; the last one began at `origi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -26,6 +26,7 @@ class Coefficients:
         ahead: the eta of this block's look-ahead start (eta of this block when it began).
         next_momentum: eta of the next block, for its look-ahead start.
         diversity: A of the blocks before (:mod:`paceline.rules.outer.diversity`).
+        block: n, the first is 1.
     """
 
     momentum: float
@@ -33,6 +34,7 @@ class Coefficients:
     ahead: float
     next_momentum: float
     diversity: float = 1.0
+    block: int = 1
 
 
 class Outer(Protocol):
@@ -59,3 +61,10 @@ class Outer(Protocol):
 
     def describe(self, workers: int) -> str:
         """The choice in words, for `paceline explain`."""
+
+
+def written(step: Any, *later: str) -> str:
+    """A step as text, without the fields `later` where they have their defaults: texts from before they existed, which
+    checkpoints hold, stay equal."""
+    shown = [one.name for one in fields(step) if one.name not in later or getattr(step, one.name) != one.default]
+    return f"{type(step).__name__}({', '.join(f'{name}={getattr(step, name)!r}' for name in shown)})"

@@ -7,10 +7,10 @@
     NBM:  theta^init_t = theta_t + eta_{n+1} Delta_n          CBM:  theta^init_t = theta_t
 
 n counts blocks, tau minibatches of a block, eta block momentum, zeta block learning rate; A is the diversity of the
-workers' displacements (:mod:`paceline.rules.outer.diversity`), with p = 0 unless `amplify` is set. Two buffers (theta
-and Delta) are needed; the one-buffer "Nesterov" found in several code bases is classical momentum with rate (1+eta)
-zeta and moves (2N-1) d a block where N d is right. With zeta = 1 and p = 0, NBM's theta_t is the mean of the local
-models.
+workers' displacements (:mod:`paceline.rules.outer.diversity`), with p = 0 unless `amplify` is set. With `restart`
+Delta and rho begin again at 0 every R blocks (:mod:`paceline.rules.outer.restart`). Two buffers (theta and Delta) are
+needed; the one-buffer "Nesterov" found in several code bases is classical momentum with rate (1+eta) zeta and moves
+(2N-1) d a block where N d is right. With zeta = 1 and p = 0, NBM's theta_t is the mean of the local models.
 
 What a filtered update stands for, in minibatches (rho), and how far the start is ahead of the mean (kv):
 
@@ -23,14 +23,15 @@ than linearly by default (:mod:`paceline.rules.outer.gain`), and eta may be ramp
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from paceline.rules.outer.base import Coefficients, State
+from paceline.rules.outer.base import Coefficients, State, written
 from paceline.rules.outer.diversity import check_power
 from paceline.rules.outer.gain import check_gain, check_numbers, eta_zeta, gain_in_words, momentum_of
+from paceline.rules.outer.restart import check_restart, restarts
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,12 @@ class BlockMomentum:
     Attributes:
         momentum: eta; None derives it from the gain.
         lr: zeta; None derives it from the gain.
-        gain: "auto" (N^0.7, less in the first blocks), "paper" (eta = 1 - 1/N, zeta = 1) or a number, zeta/(1-eta).
+        gain: "auto" (N^(0.7 - p/2), less in the first blocks), "paper" (eta = 1 - 1/N, zeta = 1) or a number, zeta
+            / (1 - eta).
         nesterov: True for NBM, False for CBM.
         ramp: blocks over which eta rises linearly from 0.
         amplify: p, from 0 to 1.
+        restart: R, blocks after which Delta is set to 0; 0 for never.
     """
 
     tensors = ("delta",)
@@ -54,16 +57,19 @@ class BlockMomentum:
     nesterov: bool = True
     ramp: int = 0
     amplify: float = 0.0
+    restart: int = 0
 
     def __post_init__(self) -> None:
         check_gain(self.gain)
         check_numbers(self.momentum, self.lr, self.ramp)
         check_power(self.amplify)
+        check_restart(self.restart)
         if not isinstance(self.gain, str):
             self._numbers(2)  # a gain in numbers does not depend on N
 
     def _numbers(self, workers: int) -> tuple[float, float]:
-        return eta_zeta(workers, self.momentum, self.lr, self.gain, paper=(1 - 1 / workers, 1.0))
+        paper = (1 - 1 / workers, 1.0)
+        return eta_zeta(workers, self.momentum, self.lr, self.gain, paper, self.amplify)
 
     @property
     def _grows(self) -> bool:
@@ -89,6 +95,8 @@ class BlockMomentum:
         delta = state["delta"]
         delta.mul_(c.momentum).add_(merged, alpha=c.lr * c.diversity**self.amplify)
         anchor.add_(delta)
+        if restarts(self.restart, c.block):
+            delta.zero_()
         if not self.nesterov:
             return anchor
         return torch.add(anchor, delta, alpha=c.next_momentum, out=out)
@@ -96,18 +104,17 @@ class BlockMomentum:
     def equivalent_minibatches(self, rho: float, tau: float, c: Coefficients) -> tuple[float, float]:
         """(rho_n, kv_n); kv is never below 0."""
         now = c.momentum * rho + c.lr * tau
-        ahead = c.next_momentum * now if self.nesterov else c.momentum * rho
-        return now, max(0.0, ahead + (c.lr - 1) * tau)
+        kept = 0.0 if restarts(self.restart, c.block) else now
+        ahead = c.next_momentum * kept if self.nesterov else c.momentum * rho
+        return kept, max(0.0, ahead + (c.lr - 1) * tau)
 
     def describe(self, workers: int) -> str:
         eta, zeta = self._numbers(workers)
         kind = "Nesterov" if self.nesterov else "classical"
         words = gain_in_words(eta, zeta, grows=self._grows)
         strength = f", amplified by diversity^{self.amplify:g}" if self.amplify else ""
-        return f"{kind} block momentum, eta {eta:.3g}, zeta {zeta:.3g} ({words}){strength}"
+        again = f", restarted every {self.restart} blocks" if self.restart else ""
+        return f"{kind} block momentum, eta {eta:.3g}, zeta {zeta:.3g} ({words}){strength}{again}"
 
     def __repr__(self) -> str:
-        """Without `amplify` where it is 0: texts of rules from before it existed stay equal."""
-        shown = [f"{one.name}={getattr(self, one.name)!r}" for one in fields(self) if one.name != "amplify"]
-        shown += [f"amplify={self.amplify!r}"] if self.amplify else []
-        return f"BlockMomentum({', '.join(shown)})"
+        return written(self, "amplify", "restart")

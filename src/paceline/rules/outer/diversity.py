@@ -9,7 +9,7 @@
 d_{i,n} is worker i's displacement in block n, |.| the Euclidean norm over all parameters. Where all displacements are
 alike, one worker would have found the same; where they are independent, their mean is root N shorter than each of them.
 The amplification gives back a part p of that. It follows the blocks before, so that each part of a block can be applied
-as it arrives.
+as it arrives. Where N falls, A is cut to the new root N, which no a_n of so many workers can exceed.
 
 Source: Yin et al., arXiv 1706.05699, call sum_i |g_i|^2 / |sum_i g_i|^2 the diversity of gradients; N times that, of
 displacements, is about a_n^2. Decoupled DiLoCo, arXiv 2604.21428, takes p = 1 for each tensor, in place of block

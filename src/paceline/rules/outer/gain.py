@@ -9,11 +9,13 @@ One worker's block of tau minibatches gives d; N workers together did N tau. A g
 zeta = 1) credits all of them, which is too hot where the mean of N blocks already moves further than one; DiLoCo's
 constants make it 7 whatever N is. The default here, in block n (the first is 1), is
 
-    gain_n = min(N^0.7, n^0.5),   zeta = 0.7,   eta_n = 1 - zeta / max(zeta, gain_n)
+    gain_n = min(N^(0.7 - p/2), n^0.5),   zeta = 0.7,   eta_n = 1 - zeta / max(zeta, gain_n)
 
 N^0.7 fitted 4, 16 and 64 workers alike on small language models where there were many blocks. The filter remembers
 gain / zeta blocks; n^0.5 keeps that a small part of those that there have been, so that a run of few blocks does not
-end with what its first ones brought (records/2026-11-22_blocks).
+end with what its first ones brought (records/2026-11-22_blocks). p is the power of the amplification
+(:mod:`paceline.rules.outer.diversity`), 0 without it: displacements that are independent are amplified by N^(p/2), so
+that amplification and gain together are N^0.7 again.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ def eta_zeta(
     lr: float | None,
     gain: float | str,
     paper: tuple[float, float],
+    amplify: float = 0.0,
 ) -> tuple[float, float]:
     """(eta, zeta) from what was given.
 
@@ -67,6 +70,7 @@ def eta_zeta(
         lr: zeta, or None.
         gain: "auto", "paper" or a number.
         paper: the publication's (eta, zeta) at this N.
+        amplify: p.
     """
     if momentum is not None and lr is not None:
         return momentum, lr
@@ -74,7 +78,7 @@ def eta_zeta(
         return momentum, paper[1] if isinstance(gain, str) else gain * (1 - momentum)
     if gain == "paper":
         return paper[0], paper[1] if lr is None else lr
-    number = workers**EXPONENT if isinstance(gain, str) else float(gain)
+    number = workers ** (EXPONENT - amplify / 2) if isinstance(gain, str) else float(gain)
     zeta = lr if lr is not None else min(AUTO_LR, number)
     if zeta > number:
         raise RuleError(

@@ -10,6 +10,9 @@ mu = 0.9 with 8 workers. It is BMUF's Nesterov form with zeta = nu and eta = mu 
 theta_t = theta^init and nu b = -Delta, as long as nu and mu are constant. BMUF exports the model without the
 look-ahead; DiLoCo, as published, exports theta_t itself, and so do we.
 
+With one worker and `alone=True` it is SNOO (arXiv 2510.15830), every tau steps on the worker's own displacement, and
+with mu = 0 Lookahead (Zhang et al., arXiv 1907.08610): theta_t = theta_{t-1} + nu (theta_1,t - theta_{t-1}).
+
 Where we differ: mu follows N by default (:mod:`paceline.rules.outer.gain`); `gain="paper"` gives the constants above.
 """
 
@@ -19,8 +22,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paceline.rules.outer.base import Coefficients, State
+from paceline.rules.outer.base import Coefficients, State, written
 from paceline.rules.outer.gain import check_gain, check_numbers, eta_zeta, gain_in_words, momentum_of
+from paceline.rules.outer.restart import check_restart, restarts
 
 PAPER = (0.9, 0.7)
 
@@ -34,6 +38,7 @@ class Nesterov:
         lr: nu; None derives it from the gain.
         gain: "auto" (N^0.7, less in the first blocks), "paper" (mu = 0.9, nu = 0.7) or a number, nu/(1-mu).
         ramp: blocks over which mu rises linearly from 0.
+        restart: R, blocks after which b is set to 0 (:mod:`paceline.rules.outer.restart`); 0 for never.
     """
 
     tensors = ("momentum",)  # b
@@ -42,10 +47,12 @@ class Nesterov:
     lr: float | None = None
     gain: float | str = "auto"
     ramp: int = 0
+    restart: int = 0
 
     def __post_init__(self) -> None:
         check_gain(self.gain)
         check_numbers(self.momentum, self.lr, self.ramp)
+        check_restart(self.restart)
         if not isinstance(self.gain, str):
             self._numbers(2)  # a gain in numbers does not depend on N
 
@@ -73,14 +80,22 @@ class Nesterov:
         """b <- mu b - merged; theta <- theta + nu (merged - mu b)."""
         b = state["momentum"]
         b.mul_(c.momentum).sub_(merged)
-        return anchor.add_(merged, alpha=c.lr).sub_(b, alpha=c.lr * c.momentum)
+        anchor.add_(merged, alpha=c.lr).sub_(b, alpha=c.lr * c.momentum)
+        if restarts(self.restart, c.block):
+            b.zero_()
+        return anchor
 
     def equivalent_minibatches(self, rho: float, tau: float, c: Coefficients) -> tuple[float, float]:
         """As BMUF's Nesterov form, to which this is equal."""
         now = c.momentum * rho + c.lr * tau
-        return now, max(0.0, c.momentum * now + (c.lr - 1) * tau)
+        kept = 0.0 if restarts(self.restart, c.block) else now
+        return kept, max(0.0, c.momentum * now + (c.lr - 1) * tau)
 
     def describe(self, workers: int) -> str:
         mu, nu = self._numbers(workers)
         words = gain_in_words(mu, nu, grows=self._grows)
-        return f"outer Nesterov SGD, momentum {mu:.3g}, lr {nu:.3g} ({words})"
+        again = f", restarted every {self.restart} blocks" if self.restart else ""
+        return f"outer Nesterov SGD, momentum {mu:.3g}, lr {nu:.3g} ({words}){again}"
+
+    def __repr__(self) -> str:
+        return written(self, "restart")

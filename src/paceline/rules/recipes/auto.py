@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe `auto`: block momentum whose period follows measured times."""
+"""The recipe `auto`: measured times make all choices of the rule."""
 
 from __future__ import annotations
 
@@ -8,47 +8,108 @@ from typing import TYPE_CHECKING
 from paceline.errors import RuleError
 from paceline.rules.outer import BlockMomentum
 from paceline.rules.payload import Delta
-from paceline.rules.recipes.base import Recipe
+from paceline.rules.recipes.base import Recipe, between
 from paceline.rules.recipes.blocks import BMUF
-from paceline.rules.recipes.options import PacedOptions, takes, wire
-from paceline.rules.rule import Rule
-from paceline.rules.schedule import Paced
+from paceline.rules.recipes.options import PacedOptions, own_exponent, takes
+from paceline.rules.rule import BlockSettings, Rule
+from paceline.rules.schedule import Pace, Paced, Probe
+from paceline.rules.schedule.bound import read_within
+from paceline.rules.schedule.growth import RATE_EXPONENT, make_growth
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+AVERAGED = 0.97
+"""b with a bound. The noise that the present learning rate leaves in a model hides what longer blocks lose until the
+rate falls; an average of models shows it at once (records/2026-11-23_within)."""
 
-@takes(PacedOptions)
-def auto(*, share: float = 0.02, first: int = 4, longest: int = 64, **options: Unpack[PacedOptions]) -> Rule:
-    """Block momentum that suits the optimizer, with the least period that keeps exchanges at a share of the time.
 
-    It is `bmuf_adam` for Adam and AdamW, and `bmuf` for other optimizers. Step and exchange are timed on every worker
-    in the first blocks, and now and then again; all workers change the period at the same place (`paceline.tuning`).
+@takes(PacedOptions, rate_exponent=RATE_EXPONENT)
+def auto(
+    *,
+    share: float = 0.02,
+    first: int = 4,
+    longest: int = 64,
+    probe: int = 10,
+    sync_rate: float = 0.5,
+    overlap: int | None = None,
+    codec: str | None = None,
+    within: str | float = "",
+    ema: float | None = None,
+    **options: Unpack[PacedOptions],
+) -> Rule:
+    """The rule that measured times choose: synchronous steps where the network carries them, else block momentum.
 
-    Bytes: 2 (N-1)/N * 4 P a block from each worker, and as much again for each of Adam's moments.
+    The first steps are synchronous, and timed on every worker; then all choose the same (`paceline.rules.choice`).
+    Synchronous steps go on where they keep a worker for at most `share` of the time. Else it is `bmuf_adam` for Adam
+    and AdamW, and `bmuf` for other optimizers, with the mildest codec and the least period that keep exchanges at
+    `share`. Blocks are timed on, and all workers change the period at the same place (`paceline.tuning`).
+
+    Where gradients cannot be exchanged (`step(closure)`, several optimizers, a GradScaler, elastic runs, arrays of
+    other libraries), and among virtual workers without a clock, it begins with blocks.
+
+    With a bound, `within="1%"`, it begins with the shortest blocks, dense and without a probe. The period grows to what
+    measured times want, and workers join (`grow`), one step at a time, each only if the held-out loss that the program
+    logs is shown to stay within the bound (`paceline.tuning.loss_bound`).
+
+    Bytes: in blocks 2 (N-1)/N * 4 P a block from each worker, and as much again for each of Adam's moments; in
+    synchronous steps that of P a step.
 
     Args:
         share: of the time that exchanges may keep a worker; the period is the least that does it.
         first: minibatches of the first blocks, and of the shortest ones.
         longest: minibatches of the longest blocks, whatever share exchanges then take.
+        probe: synchronous steps that are timed before the choice; 0 begins with blocks and chooses the period only.
+        sync_rate: s, where synchronous steps have N^s times the learning rate of one worker; 0 leaves the rate.
+        overlap: minibatches that are made while an exchange is under way; None chooses, and begins with 0.
+        codec: how the delta is written; None chooses among dense, bf16, int8 and e3m0, and begins with dense.
+        within: "1%" or 0.01 bounds what growing may cost, as a share of the held-out loss; "host" makes the processes
+            of a host one worker, which makes synchronous steps inside; "" does neither.
+        ema: b of the moving average of the global model that is exported and evaluated; 0 takes the model itself
+            (:mod:`paceline.rules.outer.moving_average`). None for 0, and for 0.97 with a bound: that is for the
+            shortest blocks, and b^2 for blocks twice as long.
+        warmup: synchronous steps before the choice, if more than `probe`.
+        rate_exponent: s, where each of k workers has k^s times the local learning rate of one in blocks; 0 leaves the
+            rate.
     """
     if not isinstance(first, int) or isinstance(first, bool) or first < 1:
         raise RuleError(f"first must be a whole number of minibatches, at least 1, got {first!r}")
-    warmup, fragments, overlap = options["warmup"], options["fragments"], options["overlap"]
-    schedule = Paced(first, warmup, fragments, overlap, share, first, longest)
-    outer = BlockMomentum(gain=options["gain"], ramp=options["ramp"], amplify=options["amplify"])
-    return Rule(schedule, Delta("fitting", beta1=options["beta1"]), outer=outer, **wire(options))
+    word, bound = read_within(within)
+    if ema is None:
+        ema = AVERAGED if bound is not None else 0.0
+    timed = None
+    if probe != 0 and bound is None:
+        timed = Probe(probe, codec=codec is None, overlap=overlap is None, rate=sync_rate)
+    warmup, fragments = options["warmup"], options["fragments"]
+    grow = make_growth(options["grow"], options["rate_exponent"])
+    behind = 0 if overlap is None else overlap
+    schedule = Paced(first, warmup, fragments, behind, Pace(share, first, longest, bound), timed, grow=grow)
+    outer = BlockMomentum(
+        gain=options["gain"], ramp=options["ramp"], amplify=options["amplify"], restart=options["restart"]
+    )
+    settings = BlockSettings(word, ema, rate_exponent=own_exponent(options))
+    wire = between(
+        word,
+        "dense" if codec is None else codec,
+        options["dimensions"],
+        options["reproducible"],
+        options["chunks"],
+    )
+    return Rule(schedule, Delta("fitting", beta1=options["beta1"]), outer=outer, settings=settings, **wire)
 
 
 AUTO = (
     Recipe(
         "auto",
-        "bmuf, or bmuf_adam for Adam, with a period from measured times.",
-        BMUF
+        "The rule that measured times choose: sync, or bmuf (bmuf_adam for Adam).",
+        """g = mean_i g_i                               where  x / (x + c) <= share; else
+"""
+        + BMUF
         + """
-tau = the least with  e / (e + tau c) <= share     (e: seconds of an exchange, c: of a minibatch)""",
-        "those of bmuf and bmuf_adam; the period is ours",
-        "You do not want to choose: it takes bmuf or bmuf_adam, and the least period that the network allows.",
+tau = the least with  e / (e + tau c) <= share     (x: seconds that a gradient exchange, e: a block's, keeps a
+                                                    worker; c: of computing a minibatch)""",
+        "those of sync, bmuf and bmuf_adam; the choice is ours",
+        "You do not want to choose: it takes sync, bmuf or bmuf_adam by what the network allows, and says why.",
         auto,
     ),
 )

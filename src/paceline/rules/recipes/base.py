@@ -37,7 +37,7 @@ def carried_by(
 def between(within: str, codec: str, dimensions: Dimensions, reproducible: bool, chunks: int) -> dict[str, Any]:
     """The same for blocks; with `within`, each process of a host sends its share of the host's traffic."""
     dimensions = "hosts" if within and dimensions is None else dimensions
-    return {"within": within, **carried_by(codec, 0, dimensions, reproducible, chunks)}
+    return carried_by(codec, 0, dimensions, reproducible, chunks)
 
 
 @dataclass(frozen=True)

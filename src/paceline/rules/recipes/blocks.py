@@ -14,9 +14,9 @@ from paceline.rules.recipes.options import (
     MomentumOptions,
     OuterOptions,
     StreamingOptions,
+    fields,
     schedule,
     takes,
-    wire,
 )
 from paceline.rules.rule import Rule
 
@@ -31,7 +31,7 @@ def averaging(**options: Unpack[BlockOptions]) -> Rule:
     Bytes: 2 (N-1)/N * 4 P a block from each worker (and as much again for each moment that is exchanged); with another
     codec what its file says.
     """
-    return Rule(schedule(options), Delta(options["local_state"]), outer=Average(), **wire(options))
+    return Rule(schedule(options), Delta(options["local_state"]), outer=Average(), **fields(options))
 
 
 @takes(MomentumOptions)
@@ -48,7 +48,7 @@ def bmuf(**options: Unpack[MomentumOptions]) -> Rule:
     >>> numbers(bmuf(gain="paper"), workers=4)["momentum"]
     0.75
     """
-    return Rule(schedule(options), Delta(options["local_state"]), outer=_momentum(options), **wire(options))
+    return Rule(schedule(options), Delta(options["local_state"]), outer=_momentum(options), **fields(options))
 
 
 @takes(AdamOptions, period=8, local_state="compensate")
@@ -64,7 +64,7 @@ def bmuf_adam(**options: Unpack[AdamOptions]) -> Rule:
         local_state: moments at a block's start: compensate, average, keep or reset.
     """
     payload = Delta(options["local_state"], adam_only=True, beta1=options["beta1"])
-    return Rule(schedule(options), payload, outer=_momentum(options), **wire(options))
+    return Rule(schedule(options), payload, outer=_momentum(options), **fields(options))
 
 
 @takes(OuterOptions, local_state="keep")
@@ -80,8 +80,9 @@ def diloco(**options: Unpack[OuterOptions]) -> Rule:
         lr: outer learning rate nu; None follows from the gain.
         gain: nu/(1-mu): "auto" (:mod:`paceline.rules.outer.gain`), "paper" (mu = 0.9, nu = 0.7) or a number.
         ramp: blocks over which mu rises from 0.
+        restart: blocks after which the outer momentum begins again at 0; 0 for never.
     """
-    return Rule(schedule(options), Delta(options["local_state"]), outer=_nesterov(options), **wire(options))
+    return Rule(schedule(options), Delta(options["local_state"]), outer=_nesterov(options), **fields(options))
 
 
 @takes(StreamingOptions, local_state="keep", fragments=4, overlap=2, mixing=0.5, codec="e3m0")
@@ -96,18 +97,19 @@ def streaming_diloco(**options: Unpack[StreamingOptions]) -> Rule:
         lr: outer learning rate nu; None follows from the gain.
         gain: nu/(1-mu): "auto" (:mod:`paceline.rules.outer.gain`), "paper" (mu = 0.9, nu = 0.7) or a number.
         ramp: blocks over which mu rises from 0.
+        restart: blocks after which the outer momentum begins again at 0; 0 for never.
     """
     payload = Delta(options["local_state"], mixing=options["mixing"])
-    return Rule(schedule(options), payload, outer=_nesterov(options), **wire(options))
+    return Rule(schedule(options), payload, outer=_nesterov(options), **fields(options))
 
 
 def _momentum(options: MomentumOptions) -> BlockMomentum:
     numbers = options["momentum"], options["lr"], options["gain"]
-    return BlockMomentum(*numbers, options["nesterov"], options["ramp"], options["amplify"])
+    return BlockMomentum(*numbers, options["nesterov"], options["ramp"], options["amplify"], options["restart"])
 
 
 def _nesterov(options: OuterOptions) -> Nesterov:
-    return Nesterov(options["momentum"], options["lr"], options["gain"], options["ramp"])
+    return Nesterov(options["momentum"], options["lr"], options["gain"], options["ramp"], options["restart"])
 
 
 BMUF = """d_n = mean_i theta_i - theta^init

@@ -14,19 +14,23 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar, cast
 
 from paceline.rules.recipes.base import Dimensions, between
-from paceline.rules.rule import Rule
-from paceline.rules.schedule import EveryBlock
+from paceline.rules.rule import BlockSettings, Rule
+from paceline.rules.schedule import EveryBlock, GivenGrowth, Growth
+from paceline.rules.schedule.growth import make_growth
 
 ADAM_BETA1 = 0.5
 """Better than 0.9 under block momentum, on lines and on speech (records/2026-11-22_lines, 2026-11-22_speech)."""
 
 
 class WireOptions(TypedDict, total=False):
-    """Codec, topology, fragments and overlap."""
+    """Codec, topology, fragments, overlap, a number of workers that grows, and what is exported."""
 
+    ema: float
     warmup: int
     fragments: int
     overlap: int
+    grow: str | None
+    rate_exponent: float | None
     codec: str
     within: str
     dimensions: Dimensions
@@ -38,6 +42,7 @@ class BlockOptions(WireOptions, total=False):
     """Blocks of a fixed period."""
 
     period: int
+    alone: bool
     local_state: str
 
 
@@ -48,6 +53,7 @@ class OuterOptions(BlockOptions, total=False):
     lr: float | None
     gain: float | str
     ramp: int
+    restart: int
 
 
 class MomentumOptions(OuterOptions, total=False):
@@ -69,12 +75,20 @@ class StreamingOptions(OuterOptions, total=False):
     mixing: float | None
 
 
-class PacedOptions(WireOptions, total=False):
-    """Block momentum whose period follows measured times."""
+class PacedOptions(TypedDict, total=False):
+    """Block momentum whose period follows measured times, which choose codec and overlap, too."""
 
+    warmup: int
+    fragments: int
+    grow: str | None
+    rate_exponent: float | None
+    dimensions: Dimensions
+    reproducible: bool
+    chunks: int
     gain: float | str
     beta1: float | None
     ramp: int
+    restart: int
     amplify: float
 
 
@@ -108,11 +122,34 @@ _OPTIONS = {
     ),
     "warmup": _Option("int", 0, "synchronous steps before the first block."),
     "ramp": _Option("int", 0, "blocks over which eta rises from 0."),
+    "restart": _Option("int", 0, "blocks after which block momentum begins again at 0; 0 for never."),
+    "ema": _Option(
+        "float",
+        0.0,
+        "b of the moving average of the global model that is exported and evaluated; 0 takes the model itself\n"
+        "    (:mod:`paceline.rules.outer.moving_average`).",
+    ),
     "local_state": _Option(
         "str", "auto", "what a block starts from in the local optimizer: auto, keep, reset, average, compensate."
     ),
     "fragments": _Option("int", 1, "parts of the model that are exchanged one after another over the block."),
     "overlap": _Option("int", 0, "minibatches that are made while an exchange is under way; 0 waits for it."),
+    "alone": _Option(
+        "bool", False, "whether a single worker ends its blocks with the outer step, too (Lookahead, SNOO)."
+    ),
+    "grow": _Option(
+        "str | None",
+        None,
+        'how the number of workers grows in elastic runs: "auto" from what they are worth, or stages such as\n'
+        '    "2:4000, 8:16000", 2 workers up to 4,000 minibatches of all; None if all train\n'
+        "    (:mod:`paceline.rules.schedule.growth`).",
+    ),
+    "rate_exponent": _Option(
+        "float | None",
+        None,
+        "s, where each of k workers has k^s times the local learning rate of one; None for 0.29 where the number of\n"
+        "    workers grows, else 0.",
+    ),
     "mixing": _Option(
         "float | None",
         None,
@@ -192,11 +229,23 @@ def _with_arguments(doc: str, names: list[str]) -> str:
 
 def schedule(options: BlockOptions) -> EveryBlock:
     """The schedule that the options describe."""
-    return EveryBlock(options["period"], options["warmup"], options["fragments"], options["overlap"])
-
-
-def wire(options: WireOptions) -> dict[str, Any]:
-    """Codec and topology that the options describe, as fields of a `Rule`."""
-    return between(
-        options["within"], options["codec"], options["dimensions"], options["reproducible"], options["chunks"]
+    return EveryBlock(
+        options["period"], options["warmup"], options["fragments"], options["overlap"], grow=growth(options)
     )
+
+
+def growth(options: WireOptions) -> Growth | GivenGrowth | None:
+    """The growth of the number of workers that the options describe."""
+    return make_growth(options["grow"], options["rate_exponent"])
+
+
+def own_exponent(options: WireOptions | PacedOptions) -> float:
+    """The exponent of the local learning rate, where no growth has it."""
+    return 0.0 if options["grow"] is not None else options["rate_exponent"] or 0.0
+
+
+def fields(options: BlockOptions) -> dict[str, Any]:
+    """Codec, topology and settings that the options describe, as fields of a `Rule`."""
+    route = options["dimensions"], options["reproducible"], options["chunks"]
+    settings = BlockSettings(options["within"], options["ema"], options["alone"], own_exponent(options))
+    return {"settings": settings, **between(options["within"], options["codec"], *route)}

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from paceline.rules.schedule.growth import GivenGrowth, Growth
+from paceline.rules.schedule.probe import Probe
+
 
 class Schedule(ABC):
     """When workers exchange."""
@@ -64,6 +67,12 @@ class Schedule(ABC):
     can_be_elastic = False
     """Whether workers may join and leave between two exchanges."""
 
+    grow: Growth | GivenGrowth | None = None  # how the number of workers grows in an elastic run; None if it does not
+
+    bound: float | None = None  # what growing may cost, as a share of the held-out loss; None for no bound
+
+    probe: Probe | None = None  # synchronous steps whose times choose the rule; None if no probe chooses it
+
     # -- what is exchanged when -------------------------------------------------------------------
 
     exchanges_blocks = False
@@ -95,8 +104,3 @@ class Schedule(ABC):
     def exchanges_after(self, steps: int) -> int:
         """Exchanges that a single worker has counted after so many steps."""
         return steps
-
-
-def is_whole(value: object) -> bool:
-    """Whether it is a whole number, not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool)

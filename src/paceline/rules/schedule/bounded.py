@@ -24,7 +24,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.errors import RuleError
-from paceline.rules.schedule.base import Schedule, is_whole
+from paceline.rules.schedule.base import Schedule
+from paceline.rules.schedule.whole import is_whole
 
 
 @dataclass(frozen=True)

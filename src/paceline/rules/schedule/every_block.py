@@ -14,13 +14,15 @@ momentum; Douillard et al., arXiv 2501.18512 (fragments with offsets, and the de
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 from paceline.errors import RuleError
-from paceline.rules.schedule.base import Schedule, is_whole
+from paceline.rules.schedule.base import Schedule
+from paceline.rules.schedule.growth import GivenGrowth, Growth
+from paceline.rules.schedule.whole import is_whole
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EveryBlock(Schedule):
     """Blocks of `period` minibatches on each worker.
 
@@ -29,6 +31,7 @@ class EveryBlock(Schedule):
         warmup: W, synchronous steps before the first block.
         fragments: F, parts of the model that are exchanged one after another, evenly over the block.
         overlap: d, minibatches that are made while an exchange is under way; 0 waits for it.
+        grow: how the number of workers grows in an elastic run; None if all train that there are.
     """
 
     exchanges_blocks = True
@@ -39,6 +42,7 @@ class EveryBlock(Schedule):
     warmup: int = 0
     fragments: int = 1
     overlap: int = 0
+    grow: Growth | GivenGrowth | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not is_whole(self.period) or self.period < 1:
@@ -73,6 +77,8 @@ class EveryBlock(Schedule):
         found: dict[str, float | int | str] = {"period": self.period, "warmup": self.warmup}
         if self.fragments > 1 or self.overlap:
             found |= {"fragments": self.fragments, "overlap": self.overlap}
+        if self.grow is not None:
+            found |= {"first_workers": self.grow.first, "rate_exponent": self.grow.rate_exponent}
         return found
 
     def describe(self, workers: int) -> str:
@@ -81,4 +87,13 @@ class EveryBlock(Schedule):
             text += f", in {self.fragments} fragments one after another"
         if self.overlap:
             text += f", applied {self.overlap} minibatches later"
-        return f"{text}, after {self.warmup} synchronous steps" if self.warmup else text
+        text += f", after {self.warmup} synchronous steps" if self.warmup else ""
+        return text if self.grow is None else f"{text}; {self.grow.describe()}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._shown().items())})"
+
+    def _shown(self) -> dict[str, object]:
+        """What its text shows; not `grow` where it is None: texts of rules from before it existed stay equal."""
+        shown = [one.name for one in fields(self) if one.repr and (one.name != "grow" or self.grow is not None)]
+        return {name: getattr(self, name) for name in shown}

@@ -2,10 +2,12 @@
 """How many workers train: few at first, and more as they come to be worth it.
 
     k      <- min(N, 2 k)     after a block with  E >= theta k,  at least `blocks` blocks after the last such change
-    rate_k  = rate_1 k^s      of the local optimizer, rate_1 being that of one worker
+    k      =  k_j  for  m < m_j,  then N                      where stages (k_j, m_j) are given instead
+    rate_k =  rate_1 k^s      of the local optimizer, rate_1 being that of one worker
 
 k workers train, of N that there are, and E is how many they are worth (:mod:`paceline.rules.outer.diversity`). At the
-start of a training all workers find nearly the same displacement, so that many are worth little; later they differ.
+start of a training all workers find nearly the same displacement, so that many are worth little; later they differ. m
+counts the minibatches of all workers that are in the model.
 
 Source: a batch that grows with the gradient's noise, McCandlish et al., arXiv 1812.06162, and Merrill et al., arXiv
 2505.23971; s = 0.29 is the joint fit of DiLoCo's inner rate, Charles et al., arXiv 2503.09799. Where we differ: workers
@@ -14,41 +16,47 @@ in place of samples of a minibatch, and E, which block exchanges give for nothin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
+from paceline.core.parse import read_call
 from paceline.errors import RuleError
 
 RATE_EXPONENT = 0.29
 """s."""
+EXAMPLE = '"auto", "auto(first=4)" or "2:4000, 8:16000"'
 
 
 @dataclass(frozen=True)
 class Growth:
-    """A number of workers that doubles.
+    """A number of workers that doubles as the workers come to be worth it.
 
     >>> from paceline.rules.schedule import Growth
-    >>> Growth().next(4, most=64, effective=2.7, blocks=4)  # 2.7 >= 0.65 * 4
+    >>> Growth().next(4, most=64, effective=2.2, blocks=4)  # 2.2 >= 0.5 * 4
     8
 
     Attributes:
         first: k of the first blocks.
-        threshold: theta, above 0; larger ones trade speed for quality.
+        threshold: theta, above 0; larger ones take longer, for a better model at equal samples.
         blocks: so many at least between two changes.
+        rate_exponent: s.
     """
 
+    measures = True  # E
+
     first: int = 2
-    threshold: float = 0.65
+    threshold: float = 0.5
     blocks: int = 4
+    rate_exponent: float = RATE_EXPONENT
 
     def __post_init__(self) -> None:
         for name, least in (("first", 2), ("blocks", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise RuleError(f"{name} of a growth must be a whole number, at least {least}, got {value!r}")
+            _check_whole(f"{name} of a growth", getattr(self, name), least)
         if not isinstance(self.threshold, (int, float)) or isinstance(self.threshold, bool) or not self.threshold > 0:
             raise RuleError(f"threshold of a growth must be a number above 0, got {self.threshold!r}")
+        check_exponent(self.rate_exponent)
 
-    def next(self, workers: int, most: int, effective: float, blocks: int) -> int:
+    def next(self, workers: int, most: int, effective: float, blocks: int, minibatches: int = 0) -> int:
         """k of the next block.
 
         Args:
@@ -56,11 +64,111 @@ class Growth:
             most: N.
             effective: E.
             blocks: that k workers have made.
+            minibatches: m.
         """
         grows = blocks >= self.blocks and effective >= self.threshold * workers
         return min(most, 2 * workers) if grows else workers
 
+    def describe(self) -> str:
+        """For `paceline explain`."""
+        return f"{self.first} workers at first, and twice as many when they are worth {100 * self.threshold:g} %"
 
-def rate_factor(workers: int) -> float:
+
+@dataclass(frozen=True)
+class GivenGrowth:
+    """A number of workers that grows in given stages.
+
+    >>> from paceline.rules.schedule import GivenGrowth
+    >>> GivenGrowth(((2, 4000), (8, 16000))).next(2, most=64, effective=1.0, blocks=1, minibatches=4000)
+    8
+
+    Attributes:
+        stages: (k_j, m_j), both rising.
+        rate_exponent: s.
+    """
+
+    measures = False
+
+    stages: tuple[tuple[int, int], ...]
+    rate_exponent: float = RATE_EXPONENT
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise RuleError("a growth in stages needs one, such as (2, 4000)")
+        for numbers, what in zip(
+            zip(*self.stages, strict=True), ("workers of a stage", "minibatches of a stage"), strict=True
+        ):
+            for number in numbers:
+                _check_whole(what, number, 1)
+            if list(numbers) != sorted(set(numbers)):
+                raise RuleError(f"{what} must rise from stage to stage, got {', '.join(map(str, numbers))}")
+        check_exponent(self.rate_exponent)
+
+    @property
+    def first(self) -> int:
+        """k of the first blocks."""
+        return self.stages[0][0]
+
+    def next(self, workers: int, most: int, effective: float, blocks: int, minibatches: int = 0) -> int:
+        """k of the next block; see `Growth.next`."""
+        wanted = next((number for number, end in self.stages if minibatches < end), most)
+        return min(most, max(workers, wanted))
+
+    def describe(self) -> str:
+        """For `paceline explain`."""
+        parts = [f"{number} workers up to {end:,} minibatches of all" for number, end in self.stages]
+        return f"{', '.join(parts)}, then as many as there are"
+
+
+def make_growth(text: str | None, rate_exponent: float | None = None) -> Growth | GivenGrowth | None:
+    """The growth that a rule's options describe.
+
+    >>> from paceline.rules.schedule.growth import make_growth
+    >>> make_growth("2:4000, 8:16000")
+    GivenGrowth(stages=((2, 4000), (8, 16000)), rate_exponent=0.29)
+
+    Args:
+        text: "auto", "auto(first=4)", "2:4000, 8:16000", or None for none.
+        rate_exponent: s; None for 0.29.
+
+    Raises:
+        RuleError: it is none of these.
+    """
+    if text is None:
+        return None
+    growth = _read(text)
+    return growth if rate_exponent is None else replace(growth, rate_exponent=rate_exponent)
+
+
+def _read(text: object) -> Growth | GivenGrowth:
+    if not isinstance(text, str):
+        raise RuleError(f"grow must be text such as {EXAMPLE}, or None, got {text!r}")
+    if re.fullmatch(r"\s*\d+\s*:\s*\d+\s*(,\s*\d+\s*:\s*\d+\s*)*", text):
+        stages = [one.split(":") for one in text.split(",")]
+        return GivenGrowth(tuple((int(workers), int(end)) for workers, end in stages))
+    if re.search(r"[:/]", text):
+        raise RuleError(
+            f"stages are workers and minibatches of all workers, such as 2:4000, 8:16000, got {text!r}; a share of the "
+            "training has no meaning here, because a run does not know how long it will be"
+        )
+    name, settings = read_call(text, "growth", EXAMPLE)
+    known = ("first", "threshold", "blocks")
+    if name != "auto" or settings.keys() - set(known):
+        raise RuleError(f"grow must be {EXAMPLE}; auto takes {', '.join(known)}; got {text!r}")
+    return Growth(**settings)
+
+
+def rate_factor(workers: int, exponent: float = RATE_EXPONENT) -> float:
     """rate_k / rate_1."""
-    return float(workers**RATE_EXPONENT)
+    return float(workers**exponent)
+
+
+def _check_whole(what: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise RuleError(f"{what} must be a whole number, at least {least}, got {value!r}")
+
+
+def check_exponent(value: object) -> None:
+    """Refuse what is no exponent of the local learning rate."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise RuleError(f"rate_exponent must be a number from 0 to 1, got {value!r}")

@@ -15,12 +15,15 @@ treatment of local SGD; shorter ones learn more of a minibatch, so the least is 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 
 from paceline.errors import RuleError
 from paceline.rules.schedule.every_block import EveryBlock
+from paceline.rules.schedule.probe import Probe
 
 HYSTERESIS = 0.25
+PROBING = 1 << 30
+"""The warm-up of a schedule whose probe is not over."""
 
 
 def least_period(exchange_s: float, minibatch_s: float, share: float) -> int:
@@ -37,39 +40,75 @@ def simple(period: int) -> int:
 
 
 @dataclass(frozen=True)
-class Paced(EveryBlock):
-    """Blocks of `period` minibatches at present, which measured times change.
+class Pace:
+    """Which periods measured times lead to.
 
     Attributes:
         share: of the time that exchanges may keep a worker, above 0 and below 1.
         least: the shortest period, and that of the first blocks.
         longest: the longest period, whatever share is left with it.
+        bound: the period and the number of workers grow only while the held-out loss that the program logs stays
+            within this share of what it would be (:mod:`paceline.tuning.loss_bound`); None for no bound.
     """
 
     share: float = 0.02
     least: int = 4
     longest: int = 64
+    bound: float | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not isinstance(self.share, float) or not 0 < self.share < 1:
             raise RuleError(f"share must be a number above 0 and below 1, such as 0.02, got {self.share!r}")
         for name in ("least", "longest"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise RuleError(f"{name} must be a whole number of minibatches, at least 1, got {value!r}")
-        if self.least < max(self.fragments, self.overlap):
-            raise RuleError(
-                f"the shortest period must be at least fragments ({self.fragments}) and overlap ({self.overlap}), got "
-                f"{self.least}"
-            )
         if self.longest < self.least:
             raise RuleError(f"longest must be at least the shortest period ({self.least}), got {self.longest}")
+
+    def bounded(self, period: int) -> int:
+        """The period, or the bound that it is beyond."""
+        return max(self.least, min(self.longest, period))
+
+
+@dataclass(frozen=True, repr=False)
+class Paced(EveryBlock):
+    """Blocks of `period` minibatches at present, which measured times change.
+
+    Attributes:
+        pace: the share of the time for exchanges, and the bounds of the period.
+        probe: synchronous steps before them, after which all choices of the rule are made anew; None for none.
+    """
+
+    pace: Pace = field(default_factory=Pace, repr=False)
+    probe: Probe | None = field(default=None, repr=False)  # not in the text of a rule, which older checkpoints hold
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pace.least < max(self.fragments, self.overlap):
+            raise RuleError(
+                f"the shortest period must be at least fragments ({self.fragments}) and overlap ({self.overlap}), got "
+                f"{self.pace.least}"
+            )
+
+    @property
+    def probing(self) -> bool:
+        """Whether the probe is under way."""
+        return self.warmup == PROBING
+
+    def probed(self) -> Paced:
+        """With the probe under way."""
+        return replace(self, warmup=PROBING)
+
+    @property
+    def bound(self) -> float | None:  # type: ignore[override]
+        """What growing may cost, as a share of the held-out loss."""
+        return self.pace.bound
 
     @property
     def follows_times(self) -> bool:
         """Where there are two periods to choose from."""
-        return self.least < self.longest
+        return self.pace.least < self.pace.longest
 
     def period_for(self, exchange_s: float, minibatch_s: float, settled: bool = False) -> int:
         """The period for measured times.
@@ -80,23 +119,36 @@ class Paced(EveryBlock):
             settled: whether the present period was measured before, and stays where it nearly fits.
         """
         if exchange_s <= 0:
-            return self.least
+            return self.pace.least
         if minibatch_s <= 0:
-            return self.longest
-        wanted = least_period(exchange_s, minibatch_s, self.share)
-        roomy = self._within(simple(math.ceil(wanted * (1 + HYSTERESIS))))
+            return self.pace.longest
+        wanted = least_period(exchange_s, minibatch_s, self.pace.share)
+        roomy = self.pace.bounded(simple(math.ceil(wanted * (1 + HYSTERESIS))))
         if settled and wanted <= self.period * (1 + HYSTERESIS) and roomy >= self.period:
             return self.period
-        return self._within(simple(wanted))
+        return self.pace.bounded(simple(wanted))
 
-    def _within(self, period: int) -> int:
-        return max(self.least, min(self.longest, period))
+    def _shown(self) -> dict[str, object]:
+        of_pace = {name: value for name, value in asdict(self.pace).items() if value is not None}
+        return super()._shown() | of_pace  # without a bound as in rules from before there was one
 
     def numbers(self) -> dict[str, float | int | str]:
-        return super().numbers() | {"share": self.share, "longest": self.longest}
+        found = super().numbers() | ({"warmup": self.probe.steps} if self.probe is not None and self.probing else {})
+        found |= {"share": self.pace.share, "longest": self.pace.longest}
+        return found if self.bound is None else found | {"within": self.bound}
 
     def describe(self, workers: int) -> str:
-        return (
-            f"{super().describe(workers)}; from measured times as few as keep exchanges at {100 * self.share:g} % "
-            f"of the time, {self.least} to {self.longest}"
+        pace = self.pace
+        if self.probe is not None:
+            text = (
+                f"{self.probe.steps} timed synchronous steps, then as often as exchanges take {100 * pace.share:g} %: "
+                f"every step, or {pace.least} to {pace.longest}"
+            )
+            return text if self.grow is None else f"{text}; {self.grow.describe()}"
+        text = (
+            f"{super().describe(workers)}; from measured times as few as keep exchanges at {100 * pace.share:g} % "
+            f"of the time, {pace.least} to {pace.longest}"
         )
+        if self.bound is None:
+            return text
+        return f"{text}; more than at first only while the held-out loss stays within {100 * self.bound:g} %"

@@ -80,4 +80,4 @@ def settle(parts: Sequence[GlobalPart]) -> None:
     """Leave the global values in the user's tensors."""
     for part in parts:
         part.fragment.refresh()
-        part.fragment.write(0, part.numel, part.anchor)
+        part.fragment.write(0, part.numel, part.exported)

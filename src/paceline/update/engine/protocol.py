@@ -24,7 +24,7 @@ class GlobalPart(Protocol):
         """The tensors."""
 
     @property
-    def anchor(self) -> Tensor:
+    def exported(self) -> Tensor:
         """The values, shape (numel,)."""
 
     @property

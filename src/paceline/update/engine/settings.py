@@ -29,7 +29,8 @@ class Settings:
         tls: certificates for paceline's own connections, or None for unencrypted ones.
         transport: "auto" (torch.distributed, among processes) or "channel" (rings over our own sockets).
         control: HOST:PORT of the control plane of an elastic run, or None.
-        exchanged: file that an elastic worker creates when its first exchange is committed, or None.
+        exchanged: file that an elastic worker creates when its first exchange is committed, or None; it exists as well
+            while the worker waits to be needed.
         guard: against contributions that are far larger than usual, or None.
         checkpoint: directory or URL of the run's steps, or None for no automatic checkpoints.
         every_blocks: exchanges from one step to the next.

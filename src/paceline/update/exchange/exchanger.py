@@ -296,12 +296,11 @@ class InFlightExchange:
             raise  # no worker takes part in what is on the wire
         except (DesyncError, MismatchError) as error:
             failure = error  # every worker sees it; finish what is on the wire, apply nothing
+        if self.overlapped:  # a thread of the pipeline may have waited while this one computed
+            timing.wait_s = now() - began
         while self._under_way:
             chunk, running = self._under_way.popleft()
-            waited = now()
             total, state = running.finish()
-            if self.overlapped:
-                timing.wait_s += now() - waited
             if summary is not None and summary.weight > 0:
                 chunk.keep(state)
                 if self.overlapped:

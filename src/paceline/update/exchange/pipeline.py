@@ -104,6 +104,10 @@ class _Staged(Running):
         return super().finish()
 
 
+Stage = queue.SimpleQueue["_Staged | None"]
+"""The exchanges that a thread takes one after another; None ends it."""
+
+
 class Pipeline:
     """The stages.
 
@@ -114,7 +118,7 @@ class Pipeline:
 
     def __init__(self, threads: bool, operations: int) -> None:
         self._threads, self._operations = threads, operations
-        self._stages: list[queue.SimpleQueue[_Staged | None]] = []
+        self._stages: list[Stage] = []
 
     def start(self, steps: Steps[Any], eager: bool = False) -> Running:
         """Start an exchange; exchanges go through every stage in the order in which they were started.
@@ -129,25 +133,29 @@ class Pipeline:
                 inline.advance()
             return inline
         staged = _Staged(steps)
-        self._stage(0).put(staged)
+        _stage(self._stages, 0).put(staged)
         return staged
-
-    def _stage(self, number: int) -> queue.SimpleQueue[_Staged | None]:
-        if number == len(self._stages):
-            self._stages.append(queue.SimpleQueue())
-            name = f"paceline-stage-{number}"
-            thread = threading.Thread(target=self._work, args=(number, self._stages[number]), name=name, daemon=True)
-            _at_work.add(thread)
-            thread.start()
-        return self._stages[number]
-
-    def _work(self, number: int, stage: queue.SimpleQueue[_Staged | None]) -> None:
-        while (staged := stage.get()) is not None:
-            if staged.advance():
-                self._stage(number + 1).put(staged)
 
     def close(self) -> None:
         """End the threads after the exchanges that they have."""
-        for stage in self._stages:
-            stage.put(None)
-        self._stages = []
+        stages, self._stages = self._stages, []
+        if stages:
+            stages[0].put(None)
+
+
+def _stage(stages: list[Stage], number: int) -> Stage:
+    """A stage; its thread starts with its first exchange."""
+    if number == len(stages):
+        stages.append(queue.SimpleQueue())
+        thread = threading.Thread(target=_work, args=(stages, number), name=f"paceline-stage-{number}", daemon=True)
+        _at_work.add(thread)
+        thread.start()
+    return stages[number]
+
+
+def _work(stages: list[Stage], number: int) -> None:
+    while (staged := stages[number].get()) is not None:
+        if staged.advance():
+            _stage(stages, number + 1).put(staged)
+    if number + 1 < len(stages):  # only now: it may still have got an exchange from this one
+        stages[number + 1].put(None)

@@ -150,7 +150,7 @@ class Client(ABC):
         self._service.wait(pending)
         if peeks:
             for span in self.every:
-                span.anchor = span.incoming.clone()
+                span.exported = span.incoming.clone()
         else:
             self._take(pending)
 

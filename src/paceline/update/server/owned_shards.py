@@ -97,12 +97,12 @@ class OwnedShards:
 
     @property
     def global_parts(self) -> list[Span]:
-        """The spans, whose anchors are the global model as it was pulled last."""
+        """The spans, which hold the global model as it was pulled last."""
         return self.layout.spans
 
     def global_tensors(self) -> dict[str, Tensor]:
         """Name -> copy of the global model's parameter or buffer, in the model's dtype and shape."""
         found: dict[str, Tensor] = {}
         for span in self.layout.spans:
-            found |= span.fragment.unflatten(span.anchor)
+            found |= span.fragment.unflatten(span.exported)
         return found

@@ -55,7 +55,7 @@ class Span:
         self.ranges = [ShardRange(first + k, cut) for k, cut in enumerate(cuts)]
         self.pulled = host(fragment)
         self.incoming = host(fragment)
-        self.anchor = self.pulled  # for exports of the global model
+        self.exported = self.pulled  # for exports of the global model
         self.numel = fragment.numel
 
     def read(self, out: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class Span:
     def take(self, requests: dict[int, ShardRequest]) -> None:
         """Make the values that arrived the ones pulled last."""
         self.pulled, self.incoming = self.incoming, self.pulled
-        self.anchor = self.pulled
+        self.exported = self.pulled
         for one in self.ranges:
             one.version = requests[one.number].version
 

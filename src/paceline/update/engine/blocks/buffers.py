@@ -24,6 +24,11 @@ class BufferState(OuterState):
         super().__init__(fragment, device)
         self.anchor = fragment.whole(self.device)
 
+    @property
+    def exported(self) -> Tensor:
+        """The global values."""
+        return self.anchor
+
     def contribute(self, begin: int, end: int, out: Tensor) -> None:
         out.copy_(self.values(begin, end))
 

@@ -178,7 +178,7 @@ class FragmentedModel:
 
     @property
     def global_parts(self) -> list[ParameterState | BufferState]:
-        """The outer states whose anchors are the global model; waits for in-flight exchanges."""
+        """The outer states that hold the global model; waits for in-flight exchanges."""
         self.arrive()
         return [
             *(state for update in self.updates for state in update.state.parameters),
@@ -189,7 +189,7 @@ class FragmentedModel:
         """Name -> the global model's parameter or buffer, in the model's own dtype and shape; copies."""
         found: dict[str, Tensor] = {}
         for part in self.global_parts:
-            found |= part.fragment.unflatten(part.anchor)
+            found |= part.fragment.unflatten(part.exported)
         return found
 
     def prepare(self) -> None:

@@ -95,8 +95,8 @@ def moment_states(optimizers: LocalOptimizers, device: torch.device | None) -> l
         known = moments(optimizer)
         if not known:
             raise UnsupportedError(
-                f"the state of {type(optimizer).__name__} cannot be averaged: only Adam, AdamW and SGD are known; "
-                'use local_state="keep" or "reset"'
+                f"the state of {type(optimizer).__name__} cannot be averaged: only Adam, AdamW, SGD and "
+                'Muon are known; use local_state="keep" or "reset"'
             )
         for _, parameter in named:
             ensure_state(optimizer, parameter)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -59,6 +60,11 @@ class Diversity:
     def then(self, summary: ExchangeSummary) -> Diversity:
         """That exchange is over."""
         return replace(self, mean_of_norms=summary.mean_of_norms, workers=len(summary.accepted))
+
+    def among(self, workers: int) -> Diversity:
+        """With another number of workers: they cannot be worth more than they are."""
+        most = None if self.smoothed is None else min(self.smoothed, math.sqrt(workers))
+        return replace(self, smoothed=most, workers=min(self.workers, workers))
 
 
 class Contribution(Protocol):
@@ -125,6 +131,7 @@ class BlockNumbers:
     def renumber(self, workers: int) -> None:
         """Continue with this number of workers, also in a pending exchange."""
         self.workers = workers
+        self.diversity = self.diversity.among(workers)
         if self._frozen is not None:
             self._frozen = None
             self.freeze()

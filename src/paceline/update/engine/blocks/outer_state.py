@@ -3,7 +3,7 @@
 
 `contribute` and `apply` work on any range of the fragment, in cache-sized scratch: outer arithmetic costs a few passes
 over memory, and no memory of the model's size. Outer state is at most two 32-bit numbers a parameter (anchor and
-Delta), and one for each compensated moment.
+Delta), one for the average of the global model if the rule has one, and one for each compensated moment.
 
 Under overlap, `take_snapshot` copies the tensors when the exchange begins. A background thread sends the snapshot's
 contribution and applies the mean to the outer state (`prepare`). When the exchange lands, `made` minibatches later,
@@ -29,6 +29,7 @@ from torch import Tensor
 from paceline.core.flat import BLOCK_ELEMENTS_CPU, Fragment
 from paceline.rules.codec import Layout
 from paceline.rules.outer import Outer
+from paceline.rules.outer.moving_average import EMA
 from paceline.update.engine.blocks.numbers import BlockEnd, BlockNumbers
 from paceline.update.exchange.checksum import fold
 from paceline.update.exchange.header import ExchangeSummary
@@ -178,6 +179,7 @@ class ParameterState(OuterState):
         self._at_once = mixing if mixes_at_once else None
         self.anchor = fragment.whole(self.device)
         self.tensors = {name: fragment.zeros(self.device) for name in outer.tensors}
+        self._begin_average()
         self.mean_norms: dict[int, Tensor] | None = None
         self.mean_norm = 0.0
 
@@ -258,6 +260,17 @@ class ParameterState(OuterState):
         self.anchor.copy_(self.fragment.whole(self.device))
         for tensor in self.tensors.values():
             tensor.zero_()
+        self._begin_average()
+
+    def _begin_average(self) -> None:
+        """Before the first block the average is the model itself."""
+        if EMA in self.tensors:
+            self.tensors[EMA].copy_(self.anchor)
+
+    @property
+    def exported(self) -> Tensor:
+        """The global model, or the average of it if the rule has one."""
+        return self.tensors.get(EMA, self.anchor)
 
     def restore(self) -> None:
         for begin, end in self.fragment.blocks(0, self.numel):

@@ -20,6 +20,10 @@ class Retuning:
         self._tuner, self._transport, self._blocks = run.tuner, run.transport, blocks
         self.rule = run.rule
 
+    def begin(self, rule: Rule, blocks: FragmentedModel | None) -> None:
+        """Continue with another rule and its blocks."""
+        self.rule, self._blocks = rule, blocks
+
     def agree(self) -> None:
         """Gather the workers' requests, and decide; every worker calls it at the same place."""
         self._tuner.exchange_requests(self._transport)

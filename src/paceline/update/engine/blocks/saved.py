@@ -227,6 +227,7 @@ def _reshard(
     if headers is not None and (summary := _summary(headers)).weight != 0:
         end = update.numbers.count_in(summary, saved.get("workers", len(headers)))
         update.optimizers.count_in(summary.tau, end.ahead)
+    update.numbers.diversity = update.numbers.diversity.among(update.numbers.workers)
     if ahead is None:
         ahead = update.numbers.coefficients().momentum if update.numbers.block else 0.0
     update.numbers.ahead = ahead

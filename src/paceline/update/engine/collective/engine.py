@@ -12,12 +12,13 @@ from paceline.checkpoint import ExchangePosition
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.data.ledger.leases import Leases
 from paceline.rules.rule import Rule
-from paceline.update.engine import exit_handling
+from paceline.update.engine import exit_handling, global_model
 from paceline.update.engine.blocks import saved as saved_blocks
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
-from paceline.update.engine.collective.parts import assemble
+from paceline.update.engine.collective.parts import assemble, blocks_of
 from paceline.update.engine.collective.shutdown import shut_down
 from paceline.update.engine.context import RunContext
+from paceline.update.engine.grad_scaler import stepping_scaler
 from paceline.update.engine.gradients import saved as saved_gradients
 from paceline.update.engine.gradients.update import GradientUpdate
 from paceline.update.exchange.kind import WARMUP_END
@@ -39,6 +40,7 @@ class Engine:
 
     def __init__(self, run: RunContext) -> None:
         self._run, self._progress, self._parts = run, run.progress, assemble(run)
+        run.tuner.follow = lambda rule: self._parts.retuning.follow(rule, self._steps_of_blocks)
 
     # -- position ---------------------------------------------------------------------------------
 
@@ -103,7 +105,13 @@ class Engine:
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Make sure that the gradients are the workers' mean."""
-        self._parts.gradients.before_step(optimizer)
+        tuner = self._run.tuner
+        if tuner.measured.probing and stepping_scaler() is not None:
+            tuner.end_probe("a GradScaler makes the steps")
+        if tuner.measured.gave_up:
+            self._parts.follow_choice()
+        else:
+            self._parts.gradients.before_step(optimizer)
 
     def after_step(self, optimizer: Optimizer) -> None:
         """The optimizer made a step, or skipped it."""
@@ -117,14 +125,20 @@ class Engine:
         elif parts.blocks is not None and not self._progress.lockstep:
             parts.blocks.advance(idle=False)
         parts.retuning.apply(0)
+        parts.follow_choice()
 
     def retune(self) -> None:
         """Agree on the requested changes and apply them, between two exchanges."""
         self._parts.retuning.agree()
-        self._parts.retuning.apply(self.blocks.schedule.steps if self.blocks is not None else 0)
+        self._parts.retuning.apply(self._steps_of_blocks)
+
+    @property
+    def _steps_of_blocks(self) -> int:
+        """Steps since the first block began."""
+        return self.blocks.schedule.steps if self.blocks is not None else 0
 
     def follow(self, rule: Rule) -> None:
-        self._parts.retuning.follow(rule)
+        self._parts.follow(rule)
 
     # -- collective calls -------------------------------------------------------------------------
 
@@ -160,7 +174,9 @@ class Engine:
         if self.blocks is not None:
             saved_blocks.load(self.blocks, state["blocks"])
         self._parts.follow_progress()
-        for update, row in zip(self.gradients, state["gradients"], strict=True):
+        for update, row in zip(
+            self.gradients, state["gradients"], strict=False
+        ):  # a run that began with blocks has none
             saved_gradients.load(update, row)
         for exchanger, sequence in zip(self._parts.exchangers, state["sequence"], strict=True):
             exchanger.sequence = sequence
@@ -170,8 +186,10 @@ class Engine:
 
         When it is called, the user's model must hold the global model, and the optimizers their new state.
         """
-        blocks = self.blocks
-        warming = self._parts.retuning.rule.schedule.warmup > 0 and not old.part(0, "flow", 1)  # blocks have not begun
+        tuner, parts = self._run.tuner, self._parts
+        rule = tuner.measured.rule_of(old.part(0, "tuning", "choice"))
+        blocks = self.blocks if self.blocks is not None else blocks_of(self._run, rule, parts.exchanger)
+        warming = rule.schedule.warmup > 0 and not old.part(0, "flow", 1)  # blocks have not begun
         rows = saved_blocks.read(blocks, old) if blocks is not None and not warming else []
         sequence = int(old.part(0, "exchange", "sequence", 0) or 0)
         gradients = [
@@ -182,6 +200,9 @@ class Engine:
         def put() -> None:
             if blocks is not None:
                 saved_blocks.reshard(blocks, rows)
+            if blocks is not None and tuner.measured.probing:
+                global_model.settle(blocks.global_parts)
+                parts.earlier = blocks
             self._parts.follow_progress()
             for update, row in zip(self.gradients, gradients, strict=False):
                 if row["order"] is not None:

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.communication import Transport
 from paceline.core.flat import Fragment
 from paceline.rules.codec import Dense
+from paceline.rules.rule import Rule
 from paceline.rules.topology import Flat
 from paceline.update.engine import agreement
 from paceline.update.engine.blocks.exchanges import BlockExchanges
@@ -19,12 +20,12 @@ from paceline.update.engine.context import RunContext
 from paceline.update.engine.gradients.exchanges import GradientExchanges
 from paceline.update.exchange.exchanger import Exchanger
 from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
-from paceline.update.exchange.kind import ExchangeKind
+from paceline.update.exchange.kind import WARMUP_END, ExchangeKind
 
 
-@dataclass(frozen=True)
+@dataclass
 class Parts:
-    """The parts of the engine of workers that exchange together.
+    """The parts of the engine of workers that exchange together; a choice of the rule during the run changes them.
 
     Attributes:
         run: the context that all parts of the run share.
@@ -34,6 +35,8 @@ class Parts:
         gradients: the exchanges of gradients.
         blocks: those of blocks, if the rule has blocks and there are several workers.
         retuning: changes the rule's numbers.
+        earlier: the blocks of a checkpoint of another number of workers, until those after the probe take over their
+            momentum.
     """
 
     run: RunContext
@@ -43,6 +46,7 @@ class Parts:
     gradients: GradientExchanges
     blocks: BlockExchanges | None
     retuning: Retuning
+    earlier: FragmentedModel | None = field(default=None, init=False)
 
     @property
     def exchangers(self) -> list[Exchanger]:
@@ -63,23 +67,84 @@ class Parts:
     def end_warmup(self, summary: ExchangeSummary) -> None:
         """The warm-up is over: all workers, also leaving ones, take the same start for the first block."""
         progress = self.run.progress
+        rule = self.run.tuner.take_choice()
+        if rule is not None:
+            self.adopt(rule)
         progress.warm = True
         if self.blocks is not None:
             blocks = self.blocks.blocks
-            blocks.prepare()
-            even_out(self.run.transport, summary, self.outer_fragments)
-            blocks.capture()
+            if any(header.total for header in summary.headers):  # else it is as at attach
+                blocks.prepare()
+                even_out(self.run.transport, summary, self.outer_fragments)
+                blocks.capture()
             blocks.entered = [progress.steps] * len(blocks.updates)
-        self.follow_progress()
+        self._leave_lockstep()
         self.gradients.context.read_requests(summary)
         self.retuning.apply(0)
 
+    # -- a rule that a probe chooses --------------------------------------------------------------
+
+    def follow_choice(self) -> None:
+        """After a step: let a choice of the rule take effect, if one was made."""
+        choice = self.run.tuner.measured.chosen
+        if choice is None:
+            return
+        if not choice.lockstep:
+            self.end_warmup(self.exchanger.meet(self.bare_header(WARMUP_END, leaving=False)))
+        elif (rule := self.run.tuner.take_choice()) is not None:
+            self.adopt(rule)
+
+    def adopt(self, rule: Rule) -> None:
+        """Continue with another schedule, codec or overlap; blocks, if there are any, begin anew."""
+        blocks = None
+        if self._builds(rule):
+            old, self.exchanger = self.exchanger, _exchanger(self.run, rule)
+            self.exchanger.sequence, self.exchanger.left = old.sequence, old.left
+            old.close()
+            blocks = blocks_of(self.run, rule, self.exchanger)
+        self.retuning.begin(rule, blocks)
+        self.blocks = None
+        if blocks is not None:
+            self.blocks = BlockExchanges(self.run, blocks, self.exchanger, self.retuning)
+            if self.earlier is not None:
+                for update, before in zip(blocks.updates, self.earlier.updates, strict=True):
+                    update.take_momentum(before)
+        self.earlier = None
+        self._follow_schedule(rule)
+
+    def follow(self, rule: Rule) -> None:
+        """Continue with the rule of a checkpoint."""
+        now = self.retuning.rule
+        same = (rule.codec, rule.schedule.overlap) == (now.codec, now.schedule.overlap)
+        if self.run.tuner.measured.chooser is None or (same and (self.blocks is not None) == self._builds(rule)):
+            self.retuning.follow(rule)
+            self._follow_schedule(rule)
+        else:
+            self.adopt(rule)
+
+    def _builds(self, rule: Rule) -> bool:
+        """Whether there are blocks, or will be after a warm-up."""
+        return rule.schedule.exchanges_blocks and not self.run.tuner.measured.probing
+
+    def _follow_schedule(self, rule: Rule) -> None:
+        if self.run.tuner.measured.chooser is None:
+            return
+        progress = self.run.progress
+        progress.schedule = rule.schedule
+        progress.warm = progress.warm and self._builds(rule)
+        if progress.lockstep and not self.gradients.running:
+            self.gradients.start(self.exchanger)
+
     def follow_progress(self) -> None:
         """After a warm-up gradients are exchanged within hosts only."""
-        if self.run.progress.warm and self.retuning.rule.schedule.warmup:
-            self.gradients.stop()
-            if self.host is not None:
-                self.gradients.start(self.host)
+        chosen = self.run.tuner.measured.chooser is not None and not self.run.progress.lockstep
+        if chosen or (self.run.progress.warm and self.retuning.rule.schedule.warmup):
+            self._leave_lockstep()
+
+    def _leave_lockstep(self) -> None:
+        self.gradients.stop()
+        if self.host is not None:
+            self.gradients.start(self.host)
 
 
 def even_out(transport: Transport, summary: ExchangeSummary, fragments: Sequence[Fragment]) -> None:
@@ -94,9 +159,12 @@ def assemble(run: RunContext) -> Parts:
     rule, settings, transport = run.rule, run.settings, run.transport
     same = {"seed": settings.seed, "outer_state": settings.outer_state, "guard": str(settings.guard)}
     fragments = begin_together(transport, rule, run.model, run.owned, same)
-    exchanger = Exchanger(transport, rule.codec, rule.common, overlapped=rule.schedule.overlap > 0)
-    host = _within_host(run) if rule.within else None
-    blocks = _blocks(run, exchanger)
+    exchanger = _exchanger(run, rule)
+    host = _within_host(run) if rule.settings.within else None
+    blocks = None if run.tuner.measured.probing else blocks_of(run, rule, exchanger)
+    if blocks is not None:  # moments of before attach are rank 0's on all workers
+        agreement.broadcast_start(transport, [state.fragment for state in blocks.moment_states])
+        blocks.capture_moments()
     retuning = Retuning(run, blocks)
     gradients = GradientExchanges(run, within_host=host is not None)
     parts = Parts(
@@ -112,10 +180,16 @@ def assemble(run: RunContext) -> Parts:
         gradients.start(exchanger)
     elif host is not None:
         gradients.start(host)
-    for one in parts.exchangers:
-        if one.transport.world.size == transport.world.size:
-            one.asks = lambda: run.tuner.asks
+    if host is not None and host.transport.world.size == transport.world.size:
+        host.asks = exchanger.asks
     return parts
+
+
+def _exchanger(run: RunContext, rule: Rule) -> Exchanger:
+    """The connection among all workers."""
+    exchanger = Exchanger(run.transport, rule.codec, rule.common, overlapped=rule.schedule.overlap > 0)
+    exchanger.asks = lambda: run.tuner.asks
+    return exchanger
 
 
 def _within_host(run: RunContext) -> Exchanger | None:
@@ -128,13 +202,10 @@ def _within_host(run: RunContext) -> Exchanger | None:
     return Exchanger(part, Dense(), Flat(run.rule.common.chunks))
 
 
-def _blocks(run: RunContext, exchanger: Exchanger) -> FragmentedModel | None:
-    """The blocks, with the moments that existed at attach; None for a single worker."""
+def blocks_of(run: RunContext, rule: Rule, exchanger: Exchanger) -> FragmentedModel | None:
+    """The blocks; None where no worker exchanges any."""
     world = run.transport.world
-    workers = len(set(world.hosts)) if run.rule.within else world.size  # N, as the rule counts them
-    if not run.rule.schedule.exchanges_blocks or workers == 1:
+    workers = len(set(world.hosts)) if rule.settings.within else world.size  # N, as the rule counts them
+    if not rule.schedule.exchanges_blocks or not rule.exchanges_among(workers):
         return None
-    blocks = FragmentedModel(run.rule, exchanger, run.model, run.owned, run.settings, workers)
-    agreement.broadcast_start(run.transport, [state.fragment for state in blocks.moment_states])
-    blocks.capture_moments()
-    return blocks
+    return FragmentedModel(rule, exchanger, run.model, run.owned, run.settings, workers)

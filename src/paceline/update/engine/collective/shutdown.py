@@ -11,12 +11,13 @@ from paceline.update.exchange.kind import NO_PAYLOAD, WARMUP_END, ExchangeKind
 
 def shut_down(parts: Parts) -> None:
     """End the run together: wait for workers that have more data, and merge the rest of the last block."""
-    progress, blocks = parts.run.progress, parts.blocks
+    progress = parts.run.progress
     parts.gradients.withdraw()
-    if blocks is not None:
-        blocks.land_all()
+    if parts.blocks is not None:
+        parts.blocks.land_all()
     if progress.lockstep:
         _finish_lockstep(parts)
+    blocks = parts.blocks  # a probe may have ended
     if not progress.lockstep and parts.host is not None:
         _finish_host(parts, parts.host)
     if blocks is not None and not progress.lockstep:
@@ -38,6 +39,9 @@ def _finish_lockstep(parts: Parts) -> None:
             even_out(parts.run.transport, summary, parts.fragments)
             return
         parts.retuning.apply(0)
+        choice = parts.run.tuner.measured.chosen
+        if choice is not None and choice.lockstep:  # blocks begin when the others meet
+            parts.follow_choice()
 
 
 def _finish_host(parts: Parts, host: Exchanger) -> None:

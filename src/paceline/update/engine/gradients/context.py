@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import torch
+
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.gradients.hooks import PassEnd
 from paceline.update.exchange.exchanger import Exchanger
@@ -24,15 +26,18 @@ class GradientContext:
         local: whether gradients stay on this worker at present.
         closed: whether the run has ended.
         pass_ends: the ends of backward passes.
-        sends_early: whether chunks are sent before the pass is over; not with several optimizers, whose order could
-            differ between workers.
     """
 
     def __init__(self, run: RunContext, within_host: bool) -> None:
         self.run, self._within_host = run, within_host
         self.local = self.closed = False
         self.pass_ends = PassEnd()
-        self.sends_early = len(run.owned) == 1
+
+    @property
+    def sends_early(self) -> bool:
+        """Whether chunks are sent before the pass is over; not with several optimizers, whose order could differ
+        between workers, nor in the first half of a probe."""
+        return len(self.run.owned) == 1 and self.run.tuner.measured.sends_early
 
     @property
     def each_step(self) -> bool:
@@ -57,11 +62,19 @@ class GradientContext:
             summaries: holds the exchange's summary at the end.
         """
         monitor, timing, now = self.run.monitor, exchanger.timing, exchanger.transport.now
+        self._wait_for_device()
         monitor.begin()
         began = now()
         yield
+        self._wait_for_device()
         timing.exchange_s = now() - began - timing.wait_s
         monitor.end(timing, summaries[0], block=0, warmup=self.run.rule.schedule.exchanges_blocks)
+
+    def _wait_for_device(self) -> None:
+        """In a probe, wait for queued kernels: else their time would be counted as that of the exchange."""
+        if self.run.tuner.measured.probing:
+            for device in {p.device for _, named in self.run.owned for _, p in named if p.device.type == "cuda"}:
+                torch.cuda.synchronize(device)
 
     def read_requests(self, summary: ExchangeSummary) -> None:
         """After an exchange: gather the tuning requests, if a worker announced one; they take effect after the step."""

@@ -26,15 +26,18 @@ class GradientExchanges:
     Attributes:
         context: the context that the updates share.
         updates: of the optimizers, in order.
+        running: whether they exchange gradients.
     """
 
     def __init__(self, run: RunContext, within_host: bool) -> None:
         self._run, self.context = run, GradientContext(run, within_host)
         self.updates: list[GradientUpdate] = []
+        self.running = False
         self._scaler_hook: ScalerHook | None = None
 
     def start(self, exchanger: Exchanger) -> None:
         """Exchange gradients over this connection from now on."""
+        self.running = True
         self.updates = [GradientUpdate(self.context, exchanger, number) for number in range(len(self._run.owned))]
         scaler = self._run.settings.scaler
         if scaler is not None:
@@ -44,6 +47,7 @@ class GradientExchanges:
 
     def stop(self) -> None:
         """Exchange no more gradients, and remove the hooks."""
+        self.running = False
         for update in self.updates:
             update.close()
         if self._scaler_hook is not None:

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the controller of the period: by which clock, and with or without a bound on the held-out loss."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from paceline.communication import Transport
+from paceline.core.optimizer_state import Owned
+from paceline.rules.rule import Rule
+from paceline.tuning.bounded_period import BoundedPeriod
+from paceline.tuning.period_controller import PeriodController, block_bytes
+from paceline.tuning.timers import NoTimer, SimulatedTimer, Timer, WallTimer
+
+logger = logging.getLogger("paceline")
+
+
+def period_controller_for(
+    rule: Rule, transport: Transport, owned: Owned, buffers: int, exchanged: Sequence[float]
+) -> PeriodController | None:
+    """The controller of one of several workers; None under rules whose period does not follow measured times.
+
+    Args:
+        rule: the rule.
+        transport: the connection.
+        owned: (optimizer, its named parameters) pairs.
+        buffers: elements of averaged buffers.
+        exchanged: as for :class:`paceline.tuning.timers.WallTimer`.
+    """
+    schedule, world, cluster = rule.schedule, transport.world, transport.cluster
+    if not schedule.follows_times and schedule.bound is None:
+        return None
+    timer: Timer = NoTimer()
+    if cluster is None:
+        timer = WallTimer(exchanged)
+    elif cluster.timed:
+        nbytes = block_bytes(rule, transport, owned, buffers, world.rank)
+        timer = SimulatedTimer(cluster.clock, rule.blocks, world.rank, world.size, nbytes)
+    elif world.rank == 0:
+        logger.warning(
+            "virtual workers have no times of their own, so the period stays at %d; "
+            "simulate(.., clock=Clock(..)) gives them a clock",
+            schedule.period,
+        )
+    return PeriodController(timer) if schedule.bound is None else BoundedPeriod(timer, rule.paced, world.size)
