@@ -88,30 +88,32 @@ def _font(name: str, size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts", "ttf", name)), size)
 
 
-def _picture(line: str, dice: np.random.Generator) -> np.ndarray:
-    """A line in some font, slanted, scaled, moved and blurred: uint8 (HEIGHT, WIDTH)."""
+def _picture(line: str, dice: np.random.Generator, across: int) -> np.ndarray:
+    """A line in some font, slanted, scaled, moved and blurred: uint8 (HEIGHT, across)."""
     font = _font(FONTS[dice.integers(len(FONTS))], int(dice.choice(SIZES)))
-    ink = Image.new("L", (2 * WIDTH, HEIGHT))
+    ink = Image.new("L", (2 * across, HEIGHT))
     ImageDraw.Draw(ink).text((0, HEIGHT / 2), line, fill=255, font=font, anchor="lm")
-    width, room = max(1.0, font.getlength(line)), WIDTH - 2 * (MARGIN + SHIFT)
+    width, room = max(1.0, font.getlength(line)), across - 2 * (MARGIN + SHIFT)
     scale = min(dice.uniform(0.9, 1.15), room / width)
     left = MARGIN + SHIFT + dice.uniform() * (room - scale * width)
     slant, down = dice.uniform(-0.1, 0.1), dice.uniform(-1.0, 1.0)
     warp = (1 / scale, slant, -left / scale - slant * HEIGHT / 2, 0.0, 1.0, -down)
-    image = ink.transform((WIDTH, HEIGHT), Image.Transform.AFFINE, warp, Image.Resampling.BILINEAR)
+    image = ink.transform((across, HEIGHT), Image.Transform.AFFINE, warp, Image.Resampling.BILINEAR)
     return np.asarray(image.filter(ImageFilter.GaussianBlur(dice.uniform(0.0, 0.4))))
 
 
-def render(text: str, count: int, seed: int) -> Lines:
+def render(
+    text: str, count: int, seed: int, shortest: int = SHORTEST, longest: int = LONGEST, width: int = WIDTH
+) -> Lines:
     """`count` lines out of the text."""
     dice = np.random.default_rng(seed)
-    pictures = np.zeros((count, HEIGHT, WIDTH), np.uint8)
-    numbers, lengths = torch.zeros(count, LONGEST, dtype=torch.int64), torch.zeros(count, dtype=torch.int64)
+    pictures = np.zeros((count, HEIGHT, width), np.uint8)
+    numbers, lengths = torch.zeros(count, longest, dtype=torch.int64), torch.zeros(count, dtype=torch.int64)
     for place in range(count):
-        length = int(dice.integers(SHORTEST, LONGEST + 1))
+        length = int(dice.integers(shortest, longest + 1))
         begin = int(dice.integers(len(text) - length))
         line = text[begin : begin + length].strip()
-        pictures[place] = _picture(line, dice)
+        pictures[place] = _picture(line, dice, width)
         numbers[place, : len(line)] = torch.tensor([ALPHABET.index(character) + 1 for character in line])
         lengths[place] = len(line)
     return Lines(torch.from_numpy(pictures), numbers, lengths)
@@ -132,10 +134,10 @@ def kept(folder: Path, name: str, count: int, held_out: bool) -> Lines:
 
 def dirty(pictures: Tensor, dice: torch.Generator) -> Tensor:
     """Shifted, fainter, noisy: uint8 (lines, HEIGHT, WIDTH) to float32, about 0 (paper) to 2."""
-    count = len(pictures)
+    count, _, width = pictures.shape
     shift = torch.randint(-SHIFT, SHIFT + 1, (count, 1, 1), generator=dice)
-    source = (torch.arange(WIDTH) - shift) % WIDTH  # the margins are empty, so nothing comes in again
-    moved = pictures.gather(2, source.expand(count, HEIGHT, WIDTH))
+    source = (torch.arange(width) - shift) % width  # the margins are empty, so nothing comes in again
+    moved = pictures.gather(2, source.expand_as(pictures))
     contrast = torch.empty(count, 1, 1).uniform_(0.6, 1.0, generator=dice)
     strength = torch.empty(count, 1, 1).uniform_(0.05, 0.2, generator=dice)
     noise = torch.randn(moved.shape, generator=dice).mul_(strength)

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tasks of `time_to_quality.py`: characters with SGD and with Adam, and lines of text."""
+"""The tasks of `time_to_quality.py`.
+
+`small-sgd` and `small-adam` guess characters with a model so small that 65,536 minibatches bring it to its plateau;
+`small-lines` reads numbers, and is at its plateau after 32,768.
+`chars-sgd` and `chars-adam`, the model of `blocks.py`, and `lines` are far from theirs at a size that can be trained
+here.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import _chars
+import _quality_lines
 import torch
 from _block_methods import Training as BlockTraining
 from _lines import minibatches as line_minibatches
@@ -33,6 +40,7 @@ class Task:
         name: of the task.
         rate: the best local rate of one worker, at its height; nothing else is tuned.
         period: of blocks.
+        minibatches: of all workers.
         recipe: that of today for the optimizer.
         model: makes one.
         loss: of a minibatch.
@@ -41,11 +49,13 @@ class Task:
         factor: of the rate, at a share of the samples.
         judge: model, folder -> held-out loss or error.
         largest_gradient: as `simulate_stacked` has it.
+        error: model, folder -> held-out share of errors, where the task has one beside what judges it.
     """
 
     name: str
     rate: float
     period: int
+    minibatches: int
     recipe: str
     model: Callable[[], nn.Module]
     loss: Callable[..., Tensor]
@@ -54,10 +64,16 @@ class Task:
     factor: Callable[[float], float]
     judge: Callable[[nn.Module, Path], float]
     largest_gradient: float | None = None
+    error: Callable[[nn.Module, Path], float] | None = None
+
+    @property
+    def moments(self) -> int:
+        """Of the optimizer, which are exchanged with the parameters."""
+        return 2 if self.optimizer is _adam else 0
 
 
 def _adam(parameters: list[nn.Parameter], rate: float) -> Optimizer:
-    return Adam(parameters, lr=rate, betas=(0.5, 0.999))
+    return Adam(parameters, lr=rate, betas=(0.5, 0.999), fused=True)
 
 
 def _sgd(parameters: list[nn.Parameter], rate: float) -> Optimizer:
@@ -75,11 +91,16 @@ def _line_batches(folder: Path, count: int, seed: int) -> Iterator[Batch]:
         yield tuple(tensor[0] for tensor in rows)
 
 
+def _number_batches(folder: Path, count: int, seed: int) -> Iterator[Batch]:
+    return _quality_lines.batches(folder, count, LINES, seed)
+
+
 def _character_loss(model: nn.Module, folder: Path) -> float:
     return float(_chars.judged(model, dict(model.named_parameters()), _chars.text(folder).validation))
 
 
-def _line_error(model: nn.Module, folder: Path) -> float:
+def line_error(model: nn.Module, folder: Path) -> float:
+    """Of lines as they are in `lines.py`: edits per character."""
     return float(lines_judged(model, folder)["error"])
 
 
@@ -87,27 +108,25 @@ def _perceptron() -> nn.Module:
     return _chars.Perceptron(128, 16)
 
 
-_character_factor = BlockTraining(2, "sync", 1.0).factor
-_CHARACTERS = (_character_batches, _character_factor, _character_loss)
+def _small() -> nn.Module:
+    return _chars.Perceptron(16, 4)
+
+
+FAR, PLATEAU, SOON = 32_768, 65_536, 32_768
+_factor = BlockTraining(2, "sync", 1.0).factor
+_CHARACTERS = (_character_batches, _factor, _character_loss)
+_NUMBERS = (_number_batches, _factor, _quality_lines.held_out_loss, None, _quality_lines.held_out_error)
+_LINES = (_line_batches, reading_factor, line_error, LARGEST_GRADIENT)
 
 TASKS = {
     task.name: task
     for task in (
-        Task("chars-sgd", 0.25, 4, "bmuf", _perceptron, _chars.loss_of, _sgd, *_CHARACTERS),
-        Task("chars-adam", 2e-3, 8, "bmuf_adam", _perceptron, _chars.loss_of, _adam, *_CHARACTERS),
-        Task(
-            "lines",
-            2e-3,
-            4,
-            "bmuf_adam",
-            Reader,
-            line_loss,
-            _adam,
-            _line_batches,
-            reading_factor,
-            _line_error,
-            LARGEST_GRADIENT,
-        ),
+        Task("small-sgd", 0.25, 4, PLATEAU, "bmuf", _small, _chars.loss_of, _sgd, *_CHARACTERS),
+        Task("small-adam", 8e-3, 4, PLATEAU, "bmuf_adam", _small, _chars.loss_of, _adam, *_CHARACTERS),
+        Task("small-lines", 8e-3, 4, SOON, "bmuf_adam", _quality_lines.Templates, line_loss, _adam, *_NUMBERS),
+        Task("chars-sgd", 0.25, 4, FAR, "bmuf", _perceptron, _chars.loss_of, _sgd, *_CHARACTERS),
+        Task("chars-adam", 2e-3, 8, FAR, "bmuf_adam", _perceptron, _chars.loss_of, _adam, *_CHARACTERS),
+        Task("lines", 2e-3, 4, FAR, "bmuf_adam", Reader, line_loss, _adam, *_LINES),
     )
 }
 

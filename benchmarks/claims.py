@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Can every claim still be made? Runs the quick form of each benchmark and of each record's command.
 
-    python benchmarks/claims.py [records/NAME ..] [benchmarks/NAME.py ..] [--jobs 2] [--show]
+    python benchmarks/claims.py [records/NAME ..] [benchmarks/NAME.py ..] [--jobs 3] [--show]
 
 A record's command is its `run.sh`, which is run with `--quick` in a copy: the record stays as it is. A benchmark that
 no record runs is run by itself. A claim can no longer be made when
@@ -36,9 +36,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS, RECORDS = ROOT / "benchmarks", ROOT / "records"
-TOOLS = {"speech": "espeak-ng"}
+TOOLS = {"speech": "espeak-ng", "c_tool": "c++", "file_blocks": "c++"}
 """What a benchmark needs beside Python, by its name."""
-ROOTED = ("faults", "forecast", "network")
+ROOTED = ("auto", "faults", "forecast", "network")
 """Benchmarks of network namespaces alone."""
 PROMISE = re.compile(r"JSON object:(.*)", re.DOTALL)
 QUOTED = re.compile(r"`(?:python )?benchmarks/(\w+)\.py(?: [^`]*)?`((?:,? (?:and )?`[\w.]+`)+)")
@@ -122,7 +122,9 @@ def run(claim: Claim, place: Path, deadline_s: float, show: bool) -> None:
     record = claim.name.partition("records/")[2].rstrip("/")
     command = ["bash", f"records/{record}/run.sh", "--quick"] if record else [sys.executable, claim.name, "--quick"]
     mine = {"PACELINE_CLAIMS": "1", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-    mine["PYTHONPATH"] = os.pathsep.join(map(str, [ROOT / "src", *sorted((ROOT / "wings").glob("*/src"))]))
+    mine["PYTHONPATH"] = os.pathsep.join(
+        map(str, [ROOT / "tests" / "startup", ROOT / "src", *sorted((ROOT / "wings").glob("*/src"))])
+    )
     process = subprocess.Popen(
         command,
         cwd=place,
@@ -249,7 +251,7 @@ def main() -> int:
     """Try all claims, and say which can no longer be made."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="records/NAME or benchmarks/NAME.py; all if left out")
-    parser.add_argument("--jobs", type=int, default=2, help="at a time")
+    parser.add_argument("--jobs", type=int, default=3, help="at a time")
     parser.add_argument("--deadline", type=float, default=600.0, help="seconds for one of them")
     parser.add_argument("--show", action="store_true", help="what they print")
     options = parser.parse_args()

@@ -110,7 +110,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--slow", action="store_true")
     parser.add_argument("--kill", type=int, nargs="?", const=20, default=0, metavar="TIMES")
     parser.add_argument("--peers", metavar="PYTHON", help="of an environment with torchft")
-    options = _quick.parse(parser, minutes=0.6, workers=3, kinds="kill", no_calm=False)
+    options = _quick.parse(parser, minutes=0.5, workers=3, kinds="kill", no_calm=False)
     if options.quick and options.kill:
         options.kill = 2
     return options

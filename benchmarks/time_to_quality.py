@@ -1,23 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """How good, and how soon: many workers with nothing tuned for their number, beside one worker.
 
-Every method has the rate that is best for one worker, times N^0.29 where N workers train (2503.09799), on the same
-minibatches in the same order. Methods: `cold`, today's recipe with N workers from the first step; `amplified`, the same
-with `amplify=0.5`; `grown`, amplified with a number of workers that grows to N (`paceline.rules.schedule.growth`).
+Every method has the rate that is best for one worker, times k^0.29 where k workers train (2503.09799), and the same
+minibatches in the same order. Methods, with settings in their names, are those of `_quality_methods.py`. `cold` is
+today's recipe with N workers from the first step; `amplified` the same with `amplify=0.5`; `grown` amplified with a
+number of workers that grows to N (`paceline.rules.schedule.growth`). `sync-rate=0.5` and its like are synchronous
+training with the batch and the steps of `grown`, at one worker's rate times k^0.5; of several, the best in
+each cell is taken.
 
-Each training is made with 1, 2 and 4 times the samples. Two figures for each task, method and N: held-out loss (lines:
-character error rate) over that of one worker at equal samples, and the effective speed-up at equal quality: minibatches
-that one worker makes one after another, over those that the method makes so to come to the same quality, before
-exchanges. The samples that this takes are found between the trainings, on straight lines of log loss over log samples;
-beyond the longest training there is no figure.
+The tasks `small-sgd`, `small-adam` and `small-lines` have a size at their plateau: one worker with half of the samples
+is at most 2 % worse there (`plateau`). Methods are compared at equal samples. `--timed` methods are also trained with
+more samples until they reach one worker's quality, or with fewer where they have: the effective speed-up is the time of
+one worker over the time that the method takes to the same quality. Exchanges are included, by the planner, for a model
+of `--parameters` with a minibatch of `--step-s` seconds. Times between two trainings lie on a straight line of log
+quality over log time; beyond the largest of `--sizes` there is no figure.
 
-    python benchmarks/time_to_quality.py [--tasks chars-sgd chars-adam lines] [--workers 8 16 32 64] [--seeds 1]
-        [--minibatches 32768] [--longer 1 2 4] [--methods cold amplified grown] [--jobs 2] [--out out/time_to_quality]
-        [--quick]
+    python benchmarks/time_to_quality.py [--tasks small-sgd small-adam small-lines] [--workers 8 16 32 64]
+        [--seeds 1] [--minibatches 65536] [--sizes .5 1 2 4] [--methods cold amplified grown sync-rate=0.5]
+        [--timed grown] [--gbit 1 10 inf] [--step-s 0.25] [--parameters 1000000] [--jobs 1]
+        [--out out/time_to_quality] [--quick]
 
 Finished trainings are kept in `--out`. The last line is a JSON object: `cells` (task, method, workers, `quality`,
-`over_serial`, `effective_speedup`, `stages`), `worst_over_serial` and `effective_speedup` (median of the tasks) of
-the method "grown" by N, and `plateau`: by how much one worker with half of the samples is worse, by task.
+`over_serial`, `error_over_serial` where the task counts errors, too, `seconds_over_serial` at equal samples and
+`effective_speedup`, both by network, `stages`); of the method "grown" by N `worst_over_serial`, `effective_speedup`
+(median of the tasks, on the first network; on all of them in `effective_speedup_by_gbit`), `worker_seconds_over_serial`
+(all N workers' time to that quality, with that of those that wait, over one worker's) and `behind_sync` (the most by
+which it is worse than the best synchronous training); `oracle`, the worst of the tasks over one worker where the best
+of all "grown" methods that were given is taken in each cell; and `plateau` and `plateau_error`: by how much one worker
+with half of the samples is worse, by task.
 """
 
 from __future__ import annotations
@@ -26,143 +36,227 @@ import argparse
 import json
 import math
 import statistics
-from itertools import pairwise
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import _quick
 import torch
-from _quality_tasks import TASKS, Task, start
-from _trainings import leave, rows_of
+from _quality_methods import Method, train
+from _quality_tasks import TASKS
+from _quality_times import Clock, time_to
+from _trainings import file_of, leave, rows_of
 
-from paceline.forecast.sim import simulate_grown
-from paceline.rules.schedule import Growth
-from paceline.rules.schedule.growth import rate_factor
-
-METHODS = ("cold", "amplified", "grown")
+OURS = "grown"
 Row = dict[str, Any]
+Cell = tuple[str, str, int, float]
+"""Task, method, workers, and how many times the task's minibatches."""
 
 
-def name_of(task: str, method: str, workers: int, minibatches: int) -> str:
-    """Of a training."""
-    return f"{task}_{method}_{workers}_{minibatches}"
+class Trainings:
+    """All trainings, made where they are missing.
 
+    Args:
+        args: the command line.
+    """
 
-def train(task: Task, method: str, workers: int, minibatches: int, seed: int, out: Path) -> Row:
-    """Make one training; what came out."""
-    model, optimizer = start(task, seed)
-    batches = task.batches(out, minibatches, seed)
-    if method == "serial":
-        stages = _serial(task, model, optimizer, batches, minibatches)
-    else:
-        amplify = 0.0 if method == "cold" else 0.5
-        rule = f"{task.recipe}(period={task.period}, amplify={amplify})"
-        growth = Growth() if method == "grown" else Growth(first=workers)
-        found = simulate_grown(
-            model,
-            task.loss,
-            optimizer,
-            rule,
-            batches,
-            workers,
-            growth=growth,
-            rate=lambda done, k: rate_factor(k) * task.factor((done + k / 2) / minibatches),
-            largest_gradient=task.largest_gradient,
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self._rows: dict[Cell, list[Row]] = {}
+        grid = [(task, method, workers) for task in args.tasks for workers in args.workers for method in args.methods]
+        self.cells = [(*cell, 1.0) for cell in grid]
+        serial = [(task, "serial", 1, share) for task in args.tasks for share in (1.0, 0.5)]
+        self._make([*serial, *self.cells])
+        timed = [cell for cell in self.cells if cell[1] in args.timed]
+        reached = {cell: self.over_serial(cell) <= 0 for cell in timed}
+        for longer in sorted(m for m in args.sizes if m > 1):
+            self._make([(*cell[:3], longer) for cell in timed if not reached[cell]])
+            reached |= {cell: self.over_serial((*cell[:3], longer)) <= 0 for cell in timed if not reached[cell]}
+        shorter = [m for m in args.sizes if m < 1]
+        self._make([(*cell[:3], m) for m in shorter for cell in timed if self.over_serial(cell) <= 0])
+
+    def _make(self, cells: list[Cell]) -> None:
+        together = [cell for cell in cells if Method.of(cell[1]).kind == "sync"]
+        if together:  # they take the stages of these
+            self._make([(task, OURS, workers, longer) for task, _, workers, longer in together])
+        missing = [cell for cell in dict.fromkeys(cells) if cell not in self._rows]
+        grid = [(cell, seed) for seed in range(self.args.seeds) for cell in missing]
+        wanted = [(name_of(self.args, cell), seed) for cell, seed in grid]
+        here = partial(train_one, self.args) if self.args.jobs == 1 else None
+        rows = rows_of(self.args.out, wanted, self.args.jobs, here)
+        for (cell, _), row in zip(grid, rows, strict=True):
+            self._rows.setdefault(cell, []).append(row)
+
+    def quality(self, cell: Cell) -> float:
+        """Mean over the seeds; infinite if one of them diverged."""
+        return statistics.fmean(math.inf if row["quality"] is None else row["quality"] for row in self._rows[cell])
+
+    def over_serial(self, cell: Cell) -> float:
+        """By how much it is worse than one worker with the task's samples."""
+        return self.quality(cell) / self.quality((cell[0], "serial", 1, 1.0)) - 1
+
+    def error_over_serial(self, cell: Cell) -> float | None:
+        """The same of the share of errors; None where the task has none."""
+        if TASKS[cell[0]].error is None:
+            return None
+        here, alone = (
+            statistics.fmean(row["error"] for row in self._rows[one]) for one in (cell, (cell[0], "serial", 1, 1.0))
         )
-        model.load_state_dict(found.parameters, strict=False)
-        stages = [[one.workers, one.minibatches, round(one.effective, 2)] for one in found.stages]
-    return {"quality": task.judge(model, out), "stages": stages, "steps": sum(m // k for k, m, _ in stages)}
+        return here / alone - 1
+
+    def spread(self, cell: Cell) -> float:
+        """Standard deviation over the seeds; 0 with one, and no number if one of them diverged."""
+        found = [row["quality"] for row in self._rows[cell]]
+        if None in found:
+            return math.nan
+        return statistics.stdev(found) if len(found) > 1 else 0.0
+
+    def seconds(self, cell: Cell, gbit: float) -> float:
+        """Mean over the seeds, on a network."""
+        clock = Clock(self.args.step_s, self.args.parameters, gbit)
+        return statistics.fmean(clock.seconds(TASKS[cell[0]], cell[1], row["stages"]) for row in self._rows[cell])
+
+    def stages(self, cell: Cell) -> Any:
+        """Of the first seed."""
+        return self._rows[cell][0]["stages"]
+
+    def speedup(self, cell: Cell, gbit: float) -> float | None:
+        """One worker's time over that to its quality."""
+        task, method, workers, _ = cell
+        if method not in self.args.timed:
+            return None
+        serial = (task, "serial", 1, 1.0)
+        cells = [cell for m in self.args.sizes if (cell := (task, method, workers, m)) in self._rows]
+        points = [(one[3], self.seconds(one, gbit), self.quality(one)) for one in cells]
+        seconds = time_to(self.quality(serial), points)
+        return None if seconds is None else self.seconds(serial, gbit) / seconds
 
 
-def _serial(task: Task, model: Any, optimizer: Any, batches: Any, minibatches: int) -> list[list[float]]:
-    """One worker: the plain loop."""
-    group = optimizer.param_groups[0]
-    for step, batch in enumerate(batches):
-        group["lr"] = task.rate * task.factor((step + 0.5) / minibatches)
-        optimizer.zero_grad()
-        task.loss(model, *batch).backward()
-        if task.largest_gradient is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), task.largest_gradient)
-        optimizer.step()
-    return [[1, minibatches, 1.0]]
+def minibatches_of(args: argparse.Namespace, task: str, longer: float) -> int:
+    """Of all workers."""
+    return round(longer * (TASKS[task].minibatches if args.minibatches is None else args.minibatches))
 
 
-def steps_to(quality: float, trainings: list[tuple[int, int, float]]) -> float | None:
-    """The steps to this quality, between trainings of (samples, steps, quality); None beyond the longest."""
-    points = sorted(trainings)
-    if points[0][2] <= quality:
-        return float(points[0][1])
-    for (_, low, worse), (_, high, better) in pairwise(points):
-        if better <= quality < worse:
-            share = math.log(worse / quality) / math.log(worse / better)
-            return float(low * (high / low) ** share)
-    return None
+def name_of(args: argparse.Namespace, cell: Cell) -> str:
+    """Of a training; its file has it."""
+    task, method, workers, longer = cell
+    return f"{task}_{method}_{workers}_{minibatches_of(args, task, longer)}"
 
 
-def cell(rows: dict[str, list[Row]], args: argparse.Namespace, task: str, method: str, workers: int) -> Row:
+def train_one(args: argparse.Namespace, name: str, seed: int) -> None:
+    """Make the training of a name."""
+    task, method, workers, minibatches = name.split("_")
+    ours = file_of(args.out, (f"{task}_{OURS}_{workers}_{minibatches}", seed))
+    stages = json.loads(ours.read_text(encoding="utf-8"))["stages"] if Method.of(method).kind == "sync" else []
+    made = train(TASKS[task], method, int(workers), int(minibatches), seed, args.out, stages)
+    leave(args.out, (name, seed), made)
+
+
+def rounded(value: float | None, digits: int = 4) -> float | None:
+    """As JSON has it; None where there is none, or where it diverged."""
+    return None if value is None or not math.isfinite(value) else round(value, digits)
+
+
+def row_of(made: Trainings, cell: Cell) -> Row:
     """What a table has of a method."""
+    task, method, workers, _ = cell
+    serial = (task, "serial", 1, 1.0)
+    found: Row = {"task": task, "method": method, "workers": workers}
+    figures = {"quality": made.quality, "spread": made.spread, "over_serial": made.over_serial}
+    found |= {name: rounded(figure(cell)) for name, figure in figures.items()}
+    if TASKS[task].error is not None:
+        found["error_over_serial"] = rounded(made.error_over_serial(cell))
+    speedups = {f"{gbit:g}": made.speedup(cell, gbit) for gbit in made.args.gbit}
+    found["seconds_over_serial"] = {
+        f"{gbit:g}": round(made.seconds(cell, gbit) / made.seconds(serial, gbit), 4) for gbit in made.args.gbit
+    }
+    found["effective_speedup"] = {gbit: rounded(one, 2) for gbit, one in speedups.items()}
+    return {**found, "stages": made.stages(cell)}
 
-    def mean(method: str, workers: int, longer: float, key: str) -> float:
-        named = rows[name_of(task, method, workers, round(args.minibatches * longer))]
-        return statistics.fmean(row[key] for row in named)
 
-    serial = mean("serial", 1, 1, "quality")
-    trainings = [
-        (round(args.minibatches * m), round(mean(method, workers, m, "steps")), mean(method, workers, m, "quality"))
-        for m in args.longer
-    ]
-    steps = steps_to(serial, trainings)
-    quality = mean(method, workers, 1, "quality")
+# ---- Figures by N
+
+
+def by_workers(rows: list[Row], figure: Callable[[list[Row]], float | None]) -> dict[str, float | None]:
+    """A figure of the rows of each N."""
+    counts = sorted({row["workers"] for row in rows})
+    found = {str(count): figure([row for row in rows if row["workers"] == count]) for count in counts}
+    return {count: rounded(one) for count, one in found.items()}
+
+
+def ours_of(rows: Iterable[Row]) -> list[Row]:
+    """Those of the default method."""
+    return [row for row in rows if row["method"] == OURS]
+
+
+def median_speedup(rows: list[Row], gbit: str) -> float | None:
+    """Of the tasks; None where one has none."""
+    found = [row["effective_speedup"][gbit] for row in ours_of(rows)]
+    return None if None in found or not found else statistics.median(found)
+
+
+def best_in_each(rows: list[Row], kind: str) -> dict[str, Row]:
+    """By task, the best method of a kind."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        if Method.of(row["method"]).kind == kind and row["quality"] is not None:
+            found[row["task"]] = min(found.get(row["task"], row), row, key=lambda one: one["quality"])
+    return found
+
+
+def behind_sync(rows: list[Row]) -> float | None:
+    """The most by which ours is worse than the best synchronous training of its task and N."""
+    found = []
+    for workers in {row["workers"] for row in rows}:
+        here = [row for row in rows if row["workers"] == workers]
+        sync = best_in_each(here, "sync")
+        found += [row["quality"] / sync[row["task"]]["quality"] - 1 for row in ours_of(here) if row["task"] in sync]
+    return rounded(max(found, default=None))
+
+
+def worst(rows: Iterable[Row]) -> float | None:
+    """Over one worker."""
+    return max((row["over_serial"] for row in rows), default=None)
+
+
+def figures_of(made: Trainings, rows: list[Row]) -> Row:
+    """Of the last line, what is about the default method."""
+    networks = [f"{gbit:g}" for gbit in made.args.gbit]
+    speedups = {gbit: by_workers(rows, partial(median_speedup, gbit=gbit)) for gbit in networks}
+    first = speedups[networks[0]]
+    halves = [(task, "serial", 1, 0.5) for task in made.args.tasks]
     return {
-        "task": task,
-        "method": method,
-        "workers": workers,
-        "quality": round(quality, 4),
-        "over_serial": round(quality / serial - 1, 4),
-        "effective_speedup": None if steps is None else round(args.minibatches / steps, 2),
-        "stages": rows[name_of(task, method, workers, args.minibatches)][0]["stages"],
+        "worst_over_serial": by_workers(rows, lambda of: worst(ours_of(of))),
+        "effective_speedup": first,
+        "effective_speedup_by_gbit": speedups,
+        "worker_seconds_over_serial": {n: one and rounded(int(n) / one, 2) for n, one in first.items()},
+        "behind_sync": behind_sync(rows),
+        "oracle": by_workers(rows, lambda of: worst(best_in_each(of, OURS).values())),
+        "plateau": {cell[0]: rounded(made.over_serial(cell)) for cell in halves},
+        "plateau_error": {cell[0]: rounded(made.error_over_serial(cell)) for cell in halves if TASKS[cell[0]].error},
     }
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
     """What was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["small-sgd", "small-adam", "small-lines"])
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 16, 32, 64])
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--minibatches", type=int, default=32_768)
-    parser.add_argument("--longer", type=float, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
+    parser.add_argument("--minibatches", type=int, help="in place of each task's own")
+    parser.add_argument("--sizes", type=float, nargs="+", default=[0.5, 1, 2, 4])
+    parser.add_argument(
+        "--methods", nargs="+", default=["cold", "amplified", "grown", "sync-rate=0.5", "sync-rate=0.75"]
+    )
+    parser.add_argument("--timed", nargs="+", default=["grown"], help="methods that are trained with other sizes, too")
+    parser.add_argument("--gbit", type=float, nargs="+", default=[1, 10, math.inf])
+    parser.add_argument("--step-s", type=float, default=0.25)
+    parser.add_argument("--parameters", type=int, default=1_000_000)
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time; 1 makes them in this process")
     parser.add_argument("--out", type=Path, default=Path("out/time_to_quality"))
     parser.add_argument("--one", nargs=2, metavar=("NAME", "SEED"), help=argparse.SUPPRESS)
-    return _quick.parse(parser, given, tasks=["chars-sgd"], workers=[4], minibatches=256, longer=[1, 2])
-
-
-def trained(args: argparse.Namespace) -> dict[str, list[Row]]:
-    """All trainings, by name."""
-    names = [name_of(task, "serial", 1, round(args.minibatches * m)) for task in args.tasks for m in (1, 0.5)]
-    names += [
-        name_of(task, method, workers, round(args.minibatches * m))
-        for m in args.longer
-        for task in args.tasks
-        for workers in args.workers
-        for method in args.methods
-    ]
-    wanted = [(name, seed) for seed in range(args.seeds) for name in names]
-    found: dict[str, list[Row]] = {}
-    for (name, _), row in zip(wanted, rows_of(args.out, wanted, args.jobs), strict=True):
-        found.setdefault(name, []).append(row)
-    return found
-
-
-def by_workers(cells: list[Row], key: str, fold: Any) -> dict[str, float | None]:
-    """A figure of `grown`, over the tasks; None where one has none."""
-    found: dict[str, float | None] = {}
-    for workers in sorted({one["workers"] for one in cells}):
-        values = [one[key] for one in cells if one["method"] == "grown" and one["workers"] == workers]
-        found[str(workers)] = None if None in values or not values else fold(values)
-    return found
+    return _quick.parse(parser, given, tasks=["small-lines"], workers=[4], minibatches=256, seeds=1)
 
 
 def main() -> None:
@@ -171,37 +265,18 @@ def main() -> None:
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
     if args.one:
-        task, method, workers, minibatches = args.one[0].split("_")
-        seed = int(args.one[1])
-        leave(args.out, (args.one[0], seed), train(TASKS[task], method, int(workers), int(minibatches), seed, args.out))
+        train_one(args, args.one[0], int(args.one[1]))
         return
-    rows = trained(args)
-    cells = [
-        cell(rows, args, task, method, workers)
-        for task in args.tasks
-        for workers in args.workers
-        for method in args.methods
-    ]
-    for one in cells:
-        sooner = "-" if one["effective_speedup"] is None else f"{one['effective_speedup']:.1f}"
+    made = Trainings(args)
+    rows = [row_of(made, cell) for cell in made.cells]
+    for row in rows:
+        sooner, over = next(iter(row["effective_speedup"].values())), row["over_serial"]
         print(
-            f"{one['task']:11} {one['method']:10} N = {one['workers']:3}  {one['quality']:.4f}"
-            f"  {100 * one['over_serial']:+6.1f} %  {sooner:>5} times as fast"
+            f"{row['task']:11} {row['method']:27} N = {row['workers']:3}  "
+            f"{'diverged' if over is None else f'{100 * over:+6.1f} %':9} "
+            f"{'' if sooner is None else f'{sooner:5.1f} times as fast'}"
         )
-    plateau = {
-        task: round(
-            statistics.fmean(row["quality"] for row in rows[name_of(task, "serial", 1, args.minibatches // 2)])
-            / statistics.fmean(row["quality"] for row in rows[name_of(task, "serial", 1, args.minibatches)])
-            - 1,
-            4,
-        )
-        for task in args.tasks
-    }
-    figures = {
-        "worst_over_serial": by_workers(cells, "over_serial", max),
-        "effective_speedup": by_workers(cells, "effective_speedup", statistics.median),
-    }
-    print(json.dumps({"cells": cells, **figures, "plateau": plateau}))
+    print(json.dumps({"cells": rows, **figures_of(made, rows)}))
 
 
 if __name__ == "__main__":

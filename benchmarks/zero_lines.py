@@ -88,10 +88,12 @@ class Runs:
     Args:
         out: where they are kept, and where the programs leave their files.
         workers: of the cluster.
+        epochs: of each program; None for its own.
     """
 
-    def __init__(self, out: Path, workers: int) -> None:
+    def __init__(self, out: Path, workers: int, epochs: int | None) -> None:
         self._out, self._workers = out.resolve(), workers
+        self._epochs = [] if epochs is None else ["--epochs", str(epochs)]
 
     def one(self, program: Program, seed: int) -> float:
         """What it ends with alone."""
@@ -130,7 +132,7 @@ class Runs:
         kept = folder / "output.txt"
         if not kept.exists():
             print(f"{name} ...", file=sys.stderr, flush=True)
-            command = [*command, "--seed", str(seed)]
+            command = [*command, "--seed", str(seed), *self._epochs]
             done = subprocess.run(
                 command, cwd=folder, env=_environment(), capture_output=True, text=True, timeout=LIMIT_S
             )
@@ -183,10 +185,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--programs", nargs="+", choices=[program.name for program in PROGRAMS])
+    parser.add_argument("--epochs", type=int, help="of each program, in place of its own")
     parser.add_argument("--out", type=Path, default=Path("out/zero_lines"))
     parser.add_argument("--plot", type=Path)
-    args = _quick.parse(parser, seeds=1, workers=2, programs=["siamese"])
-    runs = Runs(args.out, args.workers)
+    args = _quick.parse(parser, seeds=1, workers=2, epochs=1, programs=["siamese"])
+    runs = Runs(args.out, args.workers, args.epochs)
     chosen = [program for program in PROGRAMS if not args.programs or program.name in args.programs]
     found: dict[str, dict[str, Any]] = {
         program.name: {

@@ -23,6 +23,7 @@ from _network import EmulatedNetwork
 from _faults.job import Job
 
 PROGRAM = Path(__file__).with_name("program.py")
+SOURCES = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(PROGRAM.parents[2] / "src")]))
 PORT = 29600
 FEWEST, MOST = 2, 8
 POLL_S = 0.05
@@ -113,7 +114,7 @@ class Cluster:
 
     def _launch(self, host: int, arguments: list[str]) -> None:
         prefix = self.network.prefix(host) if self.network else []
-        added = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAM.parents[2] / "src")}
+        added = {"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCES}
         with (self.directory / f"launcher-{host}.txt").open("ab") as out:
             self.launchers[host] = subprocess.Popen(
                 [*prefix, sys.executable, "-m", "paceline", "run", "--quiet", *arguments],

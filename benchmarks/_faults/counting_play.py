@@ -73,7 +73,8 @@ def play(job: Job, first: list[str], again: list[str] | None) -> Played:
 
 def launched(job: Job, path: str, arguments: list[str], until: float) -> int:
     """One launcher; its exit code, -1 where it had to be stopped."""
-    added = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1] / "src")}
+    paths = [os.environ.get("PYTHONPATH", ""), str(HERE.parents[1] / "src")]
+    added = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     with (Path(job.directory) / "launcher.txt").open("ab") as out:
         process = subprocess.Popen(
             [sys.executable, str(LAUNCHER), path, *arguments],

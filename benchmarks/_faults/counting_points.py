@@ -146,7 +146,7 @@ def in_launcher(points: Points) -> None:
 
     def sent(self: Any, kind: int, numbers: Any = (), *args: Any, **kwargs: Any) -> None:
         send(self, kind, numbers, *args, **kwargs)
-        if kind == wire.SAID["verdict"] and numbers[1]:
+        if kind == wire.MESSAGE_KINDS["verdict"] and numbers[1]:
             points.at("said")
 
     state_machine.StateMachine._committed = committed  # type: ignore[method-assign]

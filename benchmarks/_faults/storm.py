@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _faults.cluster import PROGRAM, Cluster, Worker
+from _faults.cluster import PROGRAM, SOURCES, Cluster, Worker
 from _faults.job import read
 
 PAUSE_S = (10.0, 20.0)
@@ -197,7 +197,7 @@ class Storm:
         file = job.write(steps.with_suffix(".json"))
         return subprocess.Popen(
             [sys.executable, "-W", "always", str(PROGRAM), str(file), "resume"],
-            env={"PYTHONPATH": str(PROGRAM.parents[2] / "src"), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
+            env={"PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -15,6 +15,7 @@ import gc
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ def wanted(args: argparse.Namespace) -> list[Row]:
 
 def quick(corpus: Corpus) -> None:
     """Every rule with feedback for a moment; one that fails ends it."""
+    corpus = replace(corpus, validation=corpus.validation[:10_000])
     with (HERE / "quick" / "results.jsonl").open("w") as file:
         for row in ROWS:
             if row.feedback is False:

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from paceline.forecast.planner import LogNormal, Network, NetworkLink, Workload
+from paceline.observe.reports.events import ExchangeEvent, Value
+from paceline.observe.reports.log import RunLog, WorkerLog
 from paceline.rules.codec import Layout
 
 NUMEL = 1 << 20
@@ -26,3 +29,15 @@ def wire(model_s: float = 0.1, latency_s: float = 0.0, per_host: int = 1, faster
 
 
 NOTHING = Network("nothing", NetworkLink())
+
+
+def run_log(effective: list[float | None], losses: list[float], workers: int = 4, period: int = 8) -> RunLog:
+    """The log of a run that tells these effective workers and this loss after each of its blocks."""
+    exchanges = [
+        ExchangeEvent(block, block, 1, period, block * period, compute_s=0.1 * period, effective_workers=found)
+        for block, found in enumerate(effective, 1)
+    ]
+    values = [Value(n, "loss", loss, n * period) for n, loss in enumerate(losses, 1)]
+    attach = {"size": workers, "rule": f"averaging(period={period})", "parameters": NUMEL}
+    logs = [WorkerLog(Path(), rank, attach, exchanges=list(exchanges), values=values) for rank in range(workers)]
+    return RunLog(Path("here"), 1, logs, "here")

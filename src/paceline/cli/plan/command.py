@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,16 +12,19 @@ import typer
 from rich.text import Text
 
 from paceline.cli.console import err, out, parse_count, refuse, refusing
-from paceline.cli.console.program_options import Arguments, AsJson, own_arguments
-from paceline.cli.run import checks
+from paceline.cli.console.program_options import Arguments, AsJson
+from paceline.cli.run.program import python_program
 
 if TYPE_CHECKING:
+    from paceline.cli.plan.quality import QualityForecast
     from paceline.forecast.planner.advice import Advice
     from paceline.forecast.planner.network import Network
     from paceline.forecast.planner.table import Rows
     from paceline.forecast.planner.workload import Workload
 
 
+GROWING = "where the number of workers grows, the times are those after all of them have joined"
+"""Said of rules with `grow`."""
 COUNTS = "1,2,4,8,16,32,64,128,256,512,1024"
 MOST_COUNTS = 64
 
@@ -64,6 +68,13 @@ def plan(
     checkpoint: Annotated[float, typer.Option(help="Seconds that a checkpoint delays all workers.")] = 10.0,
     elastic: Annotated[bool, typer.Option("--elastic", help="The run continues without a lost worker.")] = False,
     price: Annotated[float, typer.Option(help="Price of a worker per hour.")] = 0.0,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            help="Log directory of a run: forecast what other numbers of workers make of its samples. Without a "
+            "program, the time of a step and the model's size are the run's."
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(help="Steps of the program to time.")] = 20,
     timeout: Annotated[float, typer.Option(help="Seconds after which the program is stopped.")] = 300.0,
     plot: Annotated[Path | None, typer.Option(help="Picture to write, PNG or SVG.")] = None,
@@ -72,11 +83,12 @@ def plan(
     """Forecast speed, bytes and cost of every rule at 1 to 1024 workers, and recommend one.
 
     From the time of a step and the model's size, which it takes from a training program or as numbers. Efficiency is
-    speed over N times that of one worker; how much the model learns from a minibatch is not forecast.
+    speed over N times that of one worker. With --log, the loss is forecast, too, and how many workers pay.
     """
     counts = _counts(workers, at)
+    own: list[str] = []
     if script is not None:
-        checks.check_script(script)
+        own = list(python_program(script, arguments, "plan times Python programs with torch").arguments)
     if steps < 3:
         refuse(f"--steps must be at least 3, got {steps}")
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
@@ -84,15 +96,20 @@ def plan(
     size = None if nbytes is None else max(1, parse_count(nbytes, "--bytes") // 4)
     if parameters is not None:
         size = parse_count(parameters)
-    own = own_arguments(arguments)
-    from paceline.cli.plan.inputs import PlanInputs, workload  # here, because torch loads for seconds
+    from paceline.cli.plan.inputs import GivenStep, PlanInputs, Program, workload
+    from paceline.cli.plan.quality import of_time, quality_forecast  # here, because torch loads for seconds
+    from paceline.observe import read_run
 
-    inputs = PlanInputs(
-        script, own, step_time, size, moments, epoch, spread, step_times, codec_time, pack_time, steps, timeout
-    )
     with refusing():
         from paceline.forecast.planner import Conditions, forecasts, network_from_text, recommend
         from paceline.rules.recipes import RECIPES, rule_from_text
+
+        run = None if log is None else read_run(log)
+        program = None if script is None else Program(script, own, steps, timeout)
+        step = GivenStep(step_time, spread, step_times)
+        inputs = PlanInputs(program, step, size, moments, epoch, codec_time, pack_time)
+        if run is not None and script is None:
+            inputs = inputs.completed(run)
 
         net, texts = network_from_text(network), rule or list(RECIPES)
         rules = [rule_from_text(text) for text in texts]
@@ -101,10 +118,15 @@ def plan(
         rows = forecasts(rules, work, net, counts, around)
         focus = at or (16 if 16 in counts else counts[-1])
         advice = recommend(work, net, focus, around)
+        quality = None if run is None else quality_forecast(run, counts, partial(of_time, work, net, around))
+        if any(one.schedule.grow is not None for one in rules):
+            err().print(GROWING)
         if as_json:
-            _print_json(rows, advice, work, net, focus)
+            _print_json(rows, advice, work, net, focus, quality)
         else:
             _print(rows, advice, work, net, focus, price > 0)
+            if quality is not None:
+                _print_quality(quality)
         if plot is not None:
             from paceline.forecast.planner.plot import save
 
@@ -143,7 +165,18 @@ def _print(rows: Rows, advice: Advice, work: Workload, net: Network, focus: int,
     console.print(details(rows, focus, priced))
 
 
-def _print_json(rows: Rows, advice: Advice, work: Workload, net: Network, focus: int) -> None:
+def _print_quality(quality: QualityForecast) -> None:
+    """What other numbers of workers make of a run's samples."""
+    console = out()
+    console.print()
+    console.print(Text(quality.sentence))
+    console.print()
+    console.print(quality.table())
+
+
+def _print_json(
+    rows: Rows, advice: Advice, work: Workload, net: Network, focus: int, quality: QualityForecast | None
+) -> None:
     from paceline.forecast.planner.table import as_json
 
     setting = {
@@ -155,4 +188,5 @@ def _print_json(rows: Rows, advice: Advice, work: Workload, net: Network, focus:
         "epoch": work.epoch,
         "workers": focus,
     }
-    print(json.dumps(as_json(rows, advice, setting)), flush=True)
+    more = {} if quality is None else {"quality": quality.as_json()}
+    print(json.dumps(as_json(rows, advice, setting) | more), flush=True)

@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from paceline.errors import RuleError
 from paceline.forecast.planner.busy import OtherProcesses
+from paceline.forecast.planner.observed import step_s
 from paceline.forecast.planner.stopwatch import Timed, time_script
 from paceline.forecast.planner.stragglers import LogNormal, StepTimes, step_times, times_from_text
 from paceline.forecast.planner.workload import Workload
+from paceline.observe.reports.log import RunLog
 from paceline.observe.reports.summary import seconds_text
 from paceline.rules.codec import Layout
 
@@ -21,38 +23,79 @@ EPOCH = 1000.0
 
 
 @dataclass(frozen=True)
-class PlanInputs:
-    """The options about the workload; see `paceline plan --help`. None where not given."""
+class Program:
+    """A training program to time.
 
-    script: Path | None
+    Attributes:
+        script: its file.
+        arguments: of its command line.
+        steps: to time.
+        timeout_s: seconds after which it is stopped.
+    """
+
+    script: Path
     arguments: list[str]
-    step_s: float | None
-    parameters: int | None
-    moments: int | None
-    epoch: float | None
-    spread: float | None
-    times: Path | None
-    codec_s: float
-    pack_s: float
     steps: int
     timeout_s: float
 
 
+@dataclass(frozen=True)
+class GivenStep:
+    """The options about a minibatch's time. None where not given.
+
+    Attributes:
+        mean_s: its mean, seconds.
+        spread: its standard deviation over the mean.
+        times: a file of measured times, which has both.
+    """
+
+    mean_s: float | None = None
+    spread: float | None = None
+    times: Path | None = None
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    """The options about the workload; see `paceline plan --help`. None where not given.
+
+    Attributes:
+        program: to time.
+        step: a minibatch's time.
+        parameters: of the model.
+        moments: of the optimizer.
+        epoch: minibatches of an epoch.
+        codec_s: seconds that a codec takes for the whole model.
+        pack_s: seconds of copies and outer step for the whole model.
+    """
+
+    program: Program | None
+    step: GivenStep
+    parameters: int | None
+    moments: int | None
+    epoch: float | None
+    codec_s: float
+    pack_s: float
+
+    def completed(self, run: RunLog) -> PlanInputs:
+        """With the step's time and the model's size of a run, where none are given."""
+        timed = self.step.mean_s is not None or self.step.times is not None
+        return replace(
+            self,
+            step=self.step if timed else replace(self.step, mean_s=step_s(run)),
+            parameters=run.parameters if self.parameters is None else self.parameters,
+        )
+
+
 def workload(asked: PlanInputs, notes: Console) -> Workload:
     """The workload; given numbers take precedence over measured ones."""
-    given, timed = _given_steps(asked), None  # checked before a program runs for minutes
-    if asked.script is not None:
-        with OtherProcesses() as others:
-            timed = time_script(asked.script, asked.arguments, asked.steps, asked.timeout_s)
-        notes.print(f"timed {len(timed.times_s)} steps of {asked.script}", soft_wrap=True, markup=False)
-        if others.note:
-            notes.print(others.note, soft_wrap=True, markup=False)
+    given = _given_steps(asked.step)  # checked before a program runs for minutes
+    timed = None if asked.program is None else _timed(asked.program, notes)
     moments = asked.moments if asked.moments is not None else timed.moments if timed else 0
     if not 0 <= moments <= 2:
         raise RuleError(f"the optimizer's moments must be 0, 1 or 2, got {moments}")
     measured = timed.batches if timed and timed.batches else EPOCH
     return Workload(
-        steps=given or _timed_steps(asked, timed, notes),
+        steps=given or _timed_steps(asked.step, timed, notes),
         layout=_layout(asked, timed),
         moments=moments,
         epoch=asked.epoch if asked.epoch is not None else float(measured),
@@ -61,22 +104,32 @@ def workload(asked: PlanInputs, notes: Console) -> Workload:
     )
 
 
-def _given_steps(asked: PlanInputs) -> StepTimes | None:
+def _timed(program: Program, notes: Console) -> Timed:
+    """Time the steps of a program."""
+    with OtherProcesses() as others:
+        timed = time_script(program.script, program.arguments, program.steps, program.timeout_s)
+    notes.print(f"timed {len(timed.times_s)} steps of {program.script}", soft_wrap=True, markup=False)
+    if others.note:
+        notes.print(others.note, soft_wrap=True, markup=False)
+    return timed
+
+
+def _given_steps(step: GivenStep) -> StepTimes | None:
     """The distribution of a minibatch's time, if given."""
-    if asked.times is not None:
-        if asked.step_s is not None or asked.spread is not None:
+    if step.times is not None:
+        if step.mean_s is not None or step.spread is not None:
             raise RuleError("--step-times has the mean and the spread: leave out --step-time and --spread")
-        return times_from_text(asked.times.read_text(encoding="utf-8"))
-    return None if asked.step_s is None else LogNormal(asked.step_s, asked.spread or 0.0)
+        return times_from_text(step.times.read_text(encoding="utf-8"))
+    return None if step.mean_s is None else LogNormal(step.mean_s, step.spread or 0.0)
 
 
-def _timed_steps(asked: PlanInputs, timed: Timed | None, notes: Console) -> StepTimes:
+def _timed_steps(step: GivenStep, timed: Timed | None, notes: Console) -> StepTimes:
     """The measured distribution of a minibatch's time."""
     if timed is None:
         raise RuleError("give a training program, or --step-time SECONDS with --parameters or --bytes")
     found = step_times(0.0, 0.0, timed.times_s)
     notes.print(f"a step takes {seconds_text(found.mean_s)}, spread {100 * found.variation:.1f} %", markup=False)
-    return LogNormal(found.mean_s, found.variation if asked.spread is None else asked.spread)
+    return LogNormal(found.mean_s, found.variation if step.spread is None else step.spread)
 
 
 def _layout(asked: PlanInputs, timed: Timed | None) -> Layout:

@@ -11,6 +11,8 @@
     pushes       asynchronous workers, on the simulated clock
     forecast     all of these, for a rule at N workers
     advice       a rule and a period, and why
+    quality      what other numbers of workers learn from the samples of a run
+    observed     a run's log, for that
     stopwatch    times the steps of a user's script
     busy         how busy the machine is meanwhile
     table, plot  tables and figures

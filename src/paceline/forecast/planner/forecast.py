@@ -7,7 +7,7 @@
 
 t is a block's time over its minibatches: computing, waiting for the slowest worker, and the exposed part of exchanges
 (:mod:`.lockstep`), or for asynchronous rules the result of the simulated clock (:mod:`.pushes`). Warm-up is not
-included. How much a model learns from a minibatch is not forecast: efficiencies of rules compare speeds.
+included. Efficiencies of rules compare speeds; what a model learns from a minibatch is forecast by :mod:`.quality`.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def forecasts(
     found = []
     for rule in rules:
         payload = type(rule.payload), rule.payload.rides(workload.moments)
-        key = (rule.schedule, rule.codec, rule.topology, rule.within, payload)
+        key = (rule.schedule, rule.codec, rule.topology, rule.settings.within, payload)
         if key not in known:
             known[key] = [forecast(rule, workload, network, n, conditions) for n in counts]
         found.append([replace(one, rule=rule.text()) for one in known[key]])
@@ -201,7 +201,7 @@ def _barrier_blocks(workload: Workload, schedule: EveryBlock, exposed_s: float, 
 def _within(rule: Rule, workload: Workload, network: Network, workers: int) -> tuple[float, float]:
     """(seconds, bytes) of one synchronous step among the workers of a host, where the rule has such steps."""
     near = network.near(workers)
-    if not rule.within or near == 1:
+    if not rule.settings.within or near == 1:
         return 0.0, 0.0
     host = Network("host", network.within, network.within, near)
     sent = Dense().bytes_sent(workload.layout, near, 0)

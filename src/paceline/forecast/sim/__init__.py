@@ -7,16 +7,19 @@ from paceline.forecast.sim.clock import Clock, exponential, link, uniform
 from paceline.forecast.sim.grown import GrownResult, Stage, simulate_grown
 from paceline.forecast.sim.simulate import simulate
 from paceline.forecast.sim.vectorised import StackedResult, simulate_stacked
+from paceline.forecast.sim.within import WithinResult, simulate_within
 
 __all__ = [
     "Clock",
     "GrownResult",
     "StackedResult",
     "Stage",
+    "WithinResult",
     "exponential",
     "link",
     "simulate",
     "simulate_grown",
     "simulate_stacked",
+    "simulate_within",
     "uniform",
 ]

@@ -8,7 +8,7 @@ that from one that trains.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
@@ -20,7 +20,7 @@ from paceline.forecast.sim.vectorised import Batch, Loss, StackedWorkers, check_
 from paceline.forecast.sim.vectorised_blocks import check_rule
 from paceline.rules.recipes import make_rule
 from paceline.rules.rule import Rule
-from paceline.rules.schedule import Growth
+from paceline.rules.schedule import GivenGrowth, Growth
 from paceline.rules.schedule.growth import rate_factor
 
 
@@ -65,7 +65,7 @@ def simulate_grown(
     minibatches: Iterable[Batch],
     workers: int,
     *,
-    growth: Growth | None = None,
+    growth: Growth | GivenGrowth | None = None,
     rate: Callable[[int, int], float] | None = None,
     largest_gradient: float | None = None,
 ) -> GrownResult:
@@ -79,7 +79,7 @@ def simulate_grown(
         minibatches: one after another, each a tensor, or several; k workers take the next k of them in each step. What
             is left in the end and is less than a step is not trained on.
         workers: N, the most workers.
-        growth: how their number grows; None for `Growth()`.
+        growth: how their number grows; None for the rule's own `grow`, or `Growth()` if it has none.
         rate: (minibatches of all workers so far, workers) -> factor of the learning rates; None for that of `growth`.
         largest_gradient: each worker's gradient is scaled down to this norm; None leaves it.
 
@@ -90,7 +90,11 @@ def simulate_grown(
         UnsupportedError: something here cannot be stacked, or the rule exchanges no blocks.
         NonFiniteError: a worker's parameters held inf or nan at an exchange.
     """
-    chosen, growing = make_rule(rule, {}), growth or Growth()
+    chosen = make_rule(rule, {})
+    growing = growth or chosen.schedule.grow or Growth()
+    if chosen.schedule.grow is not None:
+        chosen = replace(chosen, schedule=replace(chosen.blocks, grow=None))
+    chosen = replace(chosen, settings=replace(chosen.settings, rate_exponent=0.0))  # that of the growth counts
     check_rule(chosen)
     check_stackable(model, optimizer)
     if not chosen.schedule.exchanges_blocks or chosen.schedule.warmup:
@@ -100,18 +104,19 @@ def simulate_grown(
     group = StackedWorkers(model, loss_fn, optimizer, chosen, growing.first, measures=True)
     source, done, stages = iter(minibatches), 0, [Stage(growing.first, 0, 1.0)]
     while len(step := list(islice(source, group.number))) == group.number:
-        factor = rate_factor(group.number) if rate is None else rate(done, group.number)
-        group.step(_stack(step), factor, largest_gradient)
+        factor = rate_factor(group.number, growing.rate_exponent) if rate is None else rate(done, group.number)
+        group.step(stack(step), factor, largest_gradient)
         done += group.number
         stages[-1] = Stage(group.number, stages[-1].minibatches + group.number, group.effective)
         made = stages[-1].minibatches // (group.number * chosen.schedule.period)
-        if not group.in_block and growing.next(group.number, workers, group.effective, made) > group.number:
-            group.grow(min(workers, 2 * group.number))
+        wanted = growing.next(group.number, workers, group.effective, made, done)
+        if not group.in_block and wanted > group.number:
+            group.grow(wanted)
             stages.append(Stage(group.number, 0, group.effective))
     return GrownResult(group.finish(), tuple(stages))
 
 
-def _stack(step: list[Batch]) -> tuple[Tensor, ...]:
+def stack(step: list[Batch]) -> tuple[Tensor, ...]:
     """The workers' minibatches, each tensor of shape (k, ...)."""
     rows = [(batch,) if isinstance(batch, Tensor) else tuple(batch) for batch in step]
     return tuple(torch.stack(column) for column in zip(*rows, strict=True))

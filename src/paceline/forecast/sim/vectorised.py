@@ -117,9 +117,9 @@ class StackedWorkers:
         self._optimizer = _stacked(optimizer, model, self._parameters)
         self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._losses = vmap(self._loss, randomness="error")
-        blocks = rule.schedule.exchanges_blocks and number > 1
+        blocks = rule.schedule.exchanges_blocks and rule.exchanges_among(number)
         self._blocks = StackedBlocks(rule, optimizer, self._optimizer, number, measures) if blocks else None
-        self._together = number > 1
+        self._together, self._factor = number > 1, rule.rate_factor(number)
 
     def _loss(self, *tensors: Tensor) -> Tensor:
         """One worker's loss; `functional_call` would search the parameters in every call."""
@@ -136,7 +136,7 @@ class StackedWorkers:
         if _number(batch) != self.number:
             raise UnsupportedError(f"a step has {_number(batch)} minibatches where the first had {self.number}")
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate * factor
+            group["lr"] = rate * factor * self._factor
         self._optimizer.zero_grad()
         losses = self._forward(batch)
         losses.sum().backward()  # type: ignore[no-untyped-call]
@@ -215,11 +215,20 @@ class StackedWorkers:
         if self._blocks is not None:
             self._blocks.grow(grown, number)
 
+    def retune(self, rule: Rule) -> None:
+        """Continue with another period after a block."""
+        if self._blocks is not None:
+            self._blocks.retune(rule)
+
     def finish(self) -> dict[str, Tensor]:
         """The global model at the end."""
-        found = {}
         if self._blocks is not None:
             self._blocks.finish()
+        return self.global_model()
+
+    def global_model(self) -> dict[str, Tensor]:
+        """The global model after the last block, copies by name."""
+        found = {}
         for name, stacked in self._parameters.items():
             whole = stacked.detach()[0] if self._blocks is None else self._blocks.global_of(stacked)
             found[name] = whole.clone()

@@ -26,6 +26,7 @@ from paceline.errors import NonFiniteError, UnsupportedError
 from paceline.rules.outer.base import Coefficients, State
 from paceline.rules.outer.diversity import effective_workers, ratio, smoothed
 from paceline.rules.outer.moments import block_decay, compensate
+from paceline.rules.outer.moving_average import EMA
 from paceline.rules.rule import Rule
 
 
@@ -38,14 +39,19 @@ def check_rule(rule: Rule) -> None:
         reason = f"it exchanges {type(payload).__name__}"
     elif not rule.codec.exact:
         reason = f"its codec {type(rule.codec).__name__} is lossy"
-    elif rule.within:
-        reason = f'it has within="{rule.within}"'
+    elif rule.settings.within:
+        reason = f'it has within="{rule.settings.within}"'
     elif schedule.fragments > 1 or schedule.overlap:
         reason = f"it has fragments={schedule.fragments} and overlap={schedule.overlap}"
     elif payload.mixing is not None:
         reason = f"it mixes (mixing={payload.mixing})"
     if reason:
         raise UnsupportedError(f"{rule.text()} cannot be simulated stacked: {reason}; use paceline.simulate")
+    if schedule.grow is not None:
+        raise UnsupportedError(
+            f"{rule.text()}: its number of workers grows, and that of simulate_stacked is fixed; use "
+            "paceline.forecast.sim.simulate_grown, or leave grow out"
+        )
 
 
 @dataclass
@@ -103,6 +109,10 @@ class StackedBlocks:
         self._parts = {grown[p]: replace(part, stacked=grown[p]) for p, part in self._parts.items()}
         self._look()
 
+    def retune(self, rule: Rule) -> None:
+        """Continue with another period."""
+        self._rule, self._schedule = rule, rule.blocks
+
     @property
     def lockstep(self) -> bool:
         """Whether the current step belongs to the warm-up, in which gradients are exchanged."""
@@ -114,6 +124,8 @@ class StackedBlocks:
         for part in self._parts.values():
             part.anchor.copy_(part.stacked[0])
             part.state = {name: torch.zeros_like(part.anchor) for name in self._rule.merging.tensors}
+            if EMA in part.state:
+                part.state[EMA].copy_(part.anchor)
             part.init = {moment.key: self._first(part, moment) for moment in self._moments}
         self._count = float(self._steps)
 
@@ -137,8 +149,9 @@ class StackedBlocks:
             self._end()
 
     def global_of(self, stacked: Tensor) -> Tensor:
-        """The global model's part of a stacked parameter."""
-        return self._parts[stacked].anchor
+        """The global model's part of a stacked parameter, or its average if the rule has one."""
+        part = self._parts[stacked]
+        return part.state.get(EMA, part.anchor)
 
     @torch.no_grad()
     def _end(self) -> None:

@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Times auto and rules chosen by hand on emulated links (as root, for network namespaces; some 15 minutes), then draws.
+. "$(dirname "$0")/../common.sh"
+bench auto result "$@"
+"$python" "$here/plot.py" "$results"
