@@ -26,6 +26,7 @@ HERE = Path(__file__).parent
 FRAMEWORKS = (HERE / "doors" / "adapters",)
 """Folders whose tests need a framework that the core does not."""
 
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE / "startup"), os.environ.get("PYTHONPATH")]))
 torch.set_num_threads(1)
 # The same examples every time: a new one that fails is for whoever looks for it, not for who changes something else.
 settings.register_profile(

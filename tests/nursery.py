@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import json
 import os
 import runpy
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import process_guard
+from tests.paths import python_path
 
 ROOT = Path(__file__).resolve().parents[1]
 DEADLINE_S = 90.0
@@ -31,8 +33,7 @@ DEADLINE_S = 90.0
 def surroundings() -> dict[str, str]:
     """What a worker has in its environment: nothing of the test's own, and one thread."""
     mine = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "PYTEST_"))}
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    return {**mine, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return {**mine, "PYTHONPATH": python_path(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 class Child:
@@ -131,6 +132,8 @@ def prepare() -> None:
     del paceline, tests
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0).step()
+    gc.collect()
+    gc.freeze()  # no collection in a forked process looks at what is imported, nor copies its pages
 
 
 def say(what: dict[str, Any]) -> None:

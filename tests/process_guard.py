@@ -12,8 +12,8 @@ from typing import Any
 NURSERY = "tests.nursery.start"
 """What the nursery raises as an audit event when it forks a child: its parent is another process."""
 EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", NURSERY}
-FINDERS = ("ldconfig',)", "gcc',)", "ld',)", "uname',)")
-"""What `ctypes.util` and `platform` ask when a library is imported for the first time, in whichever test."""
+FINDERS = ("ldconfig',)", "gcc',)", "ld',)", "uname',)", "fc-list',)")
+"""What `ctypes.util`, `platform` and matplotlib's fonts ask once, on a new machine, in whichever test is first."""
 
 _started: list[str] | None = None
 

@@ -45,6 +45,7 @@ FLOORS = (
     "forecast.sim",
     "testing",
     "doors.adapters",
+    "doors.files",
     # before you rent
     "forecast.doctor",
     "forecast.planner",
@@ -59,7 +60,22 @@ DEEP = ("communication", "doors", "forecast", "update")
 FACE = {"core.lazy", "cli.console", "cli.workers", "observe.reports.page", "observe.reports.canvas"}
 """What a distribution that adds commands may import beside `paceline` itself: docs/your_command.md."""
 EQUATIONS = ("schedule", "payload", "codec", "topology", "outer")
-SHARED = ("base", "__init__", "arrival", "layout", "two_sided", "bits", "groups", "select", "gain", "diversity")
+SHARED = (
+    "base",
+    "__init__",
+    "arrival",
+    "layout",
+    "two_sided",
+    "bits",
+    "groups",
+    "select",
+    "gain",
+    "diversity",
+    "growth",
+    "probe",
+    "whole",
+    "restart",
+)
 COMPOSED = {
     "rules.codec.named": "rules.codec",
     "rules.codec.warm": "rules.codec.dense",

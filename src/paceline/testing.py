@@ -141,6 +141,7 @@ def _coefficients(outer: Outer, block: int, workers: int, ahead: float) -> Coeff
         lr=outer.lr_at(block, workers),
         ahead=ahead,
         next_momentum=outer.momentum_at(block + 1, workers),
+        block=block,
     )
 
 

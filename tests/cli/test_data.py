@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-import paceline
 from paceline.cli import app
 from paceline.data.packed import PackedDataset
 from tests.data.packed.made import back, by_key, folder, index_of, packed
+from tests.paths import python_path
 
 
 @pytest.fixture(autouse=True)
@@ -168,7 +168,7 @@ def _hears_interrupts() -> None:
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_a_pack_that_is_ended_leaves_nothing(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"1\n" * 3_000_000)  # takes a minute and more
-    environment = os.environ | {"PYTHONPATH": str(Path(paceline.__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": python_path()}
     command = [sys.executable, "-m", "paceline", "data", "pack", tmp_path / "a.jsonl", tmp_path / "out"]
     process = subprocess.Popen(
         command,

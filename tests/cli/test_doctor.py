@@ -16,12 +16,11 @@ import pytest
 from benchmarks._network import EmulatedNetwork
 from typer.testing import CliRunner, Result
 
-import paceline
 from paceline.cli import app
+from tests.paths import python_path
 from tests.ports import free_port
 
 DEADLINE_S = 120.0
-SOURCE = str(Path(paceline.__file__).parents[1])
 needs_root = pytest.mark.skipif(bool(EmulatedNetwork.possible()), reason=EmulatedNetwork.possible())
 
 
@@ -31,7 +30,7 @@ def call(*arguments: object) -> Result:
 
 def environment(**more: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "PYTEST_", "GLOO_"))}
-    return kept | {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "COLUMNS": "200"} | more
+    return kept | {"PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", "COLUMNS": "200"} | more
 
 
 def start(prefix: list[str], *arguments: object, **more: str) -> subprocess.Popen[str]:

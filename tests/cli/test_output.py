@@ -252,9 +252,9 @@ def test_the_same_failure_of_all_ranks_is_one_box(tmp_path: Path) -> None:
     for rank, path in files.items():
         what = "odd" if rank != 3 else "even"
         path.write_text("\n".join(trace("/home/me/train.py", end=f"ValueError: {what} (rank {rank} on vm)")))
-    assert failure.same_error_ranks(0, files) == [0, 1, 2, 4]
+    assert failure.same_error_ranks(0, {}, files) == [0, 1, 2, 4]
     sheet = StringIO()
-    Console(file=sheet, width=100).print(failure.panel(0, 1, files[0], 1, ranks=failure.same_error_ranks(0, files)))
+    Console(file=sheet, width=100).print(failure.panel(0, 1, files[0], 1, ranks=failure.same_error_ranks(0, {}, files)))
     assert "workers 0-2, 4 on" in sheet.getvalue() and "the other 1 here was stopped" in sheet.getvalue()
 
 

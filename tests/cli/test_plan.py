@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
+import paceline
 from paceline.cli import app
 from paceline.cli.plan import inputs
 from paceline.errors import UnsupportedError
 from paceline.forecast.planner import busy
 from paceline.forecast.planner.stopwatch import Timed
+from tests.update.engine.test_blocks import Scalars, rank
+from tests.update.engine.test_diversity import SPEEDS
 
 GIVEN = ("--step-time", 0.1, "--parameters", "1M", "--workers", "1,4", "--rule", "sync", "--rule", "bmuf(period=8)")
 
@@ -48,6 +52,12 @@ def test_json_by_hand() -> None:
     assert block["step_s"] == pytest.approx((0.8 + 6) / 8, rel=1e-3)
     assert block["epoch_s"] == pytest.approx(20 * block["step_s"])
     assert found["setting"]["workers"] == 4 and found["advice"]["rule"] == "bmuf(period=64, overlap=64)"
+
+
+def test_a_number_of_workers_that_grows_is_told() -> None:
+    for rule, told in [("bmuf", False), ("bmuf(grow='auto')", True)]:
+        found = plan("--step-time", "0.1", "--parameters", "1M", "--rule", rule)
+        assert found.exit_code == 0 and ("after all of them have joined" in found.stderr) == told
 
 
 def test_bytes_are_parameters_of_four() -> None:
@@ -150,3 +160,50 @@ def test_an_idle_machine_and_one_that_does_not_say(monkeypatch: pytest.MonkeyPat
         with busy.OtherProcesses() as others:
             pass
         assert others.note == ""
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log of 4 workers of which about 2.2 count: their displacements have the mean norm 1.5, their mean has 1."""
+    directory = tmp_path_factory.mktemp("log")
+
+    def program() -> None:
+        model = Scalars(1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        with paceline.attach(model, optimizer, "averaging(period=2)", log=directory) as run:
+            for step in range(1, 65):
+                model.p[0].grad = torch.full_like(model.p[0], -SPEEDS[rank()])
+                optimizer.step()
+                run.log(loss=step**-0.5)
+
+    paceline.simulate(program, len(SPEEDS))
+    return directory
+
+
+def test_a_log_tells_the_loss_of_other_numbers(logged: Path) -> None:
+    found = values("--log", logged, "--network", "link(mbit=1000000)", "--workers", "1,16,1024", "--rule", "sync")
+    quality = found["quality"]
+    assert quality["rule"] == "averaging(period=2)" and quality["loss"] == "loss" and quality["workers"] == 4
+    rows = {row["workers"]: row for row in quality["forecasts"]}
+    assert list(rows) == [1, 4, 16]  # 4 are the run's, 1024 are too many
+    common = (4 - 2.25) / (2.25 * 3)
+    assert rows[16]["effective_workers"] == pytest.approx(16 / (1 + 15 * common), rel=0.02)
+    assert rows[16]["loss"] > 1.5 * rows[4]["loss"] > 1.5 * rows[1]["loss"] > 0
+    assert rows[16]["speed_up"] == pytest.approx(16, rel=0.01)
+    assert quality["pays_up_to"] == 4  # 1 + 1 / common = 4.9
+    assert found["setting"]["step_s"] > 0 and found["setting"]["parameters"] == 1
+
+
+def test_a_log_is_told_in_a_sentence_and_a_table(logged: Path, tmp_path: Path) -> None:
+    result = plan("--log", logged, "--step-time", 0.1, "--parameters", "1M", "--rule", "sync")
+    assert result.exit_code == 0, result.output
+    assert "a step takes 0.1 s" in said(result) and "1,000,000 parameters" in said(result)
+    assert "workers will not pay: each is worth less than half a worker." in said(result)
+    assert [line.split()[0] for line in result.stdout.splitlines()[-7:]] == ["1", "2", "4", "8", "16", "32", "64"]
+    reported = CliRunner().invoke(app, ["report", str(logged), "--output", str(tmp_path)], env={"COLUMNS": "400"})
+    assert "More than 4 workers will not pay" in said(reported) and " with 64." in said(reported)
+
+
+def test_a_log_without_a_run_is_refused(tmp_path: Path) -> None:
+    result = plan(*GIVEN, "--log", tmp_path)
+    assert result.exit_code == 2 and str(tmp_path.name) in said(result).replace(" ", "")

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-import paceline
 from paceline.cli import app
 from tests.communication.test_tls import Authority
+from tests.paths import python_path
 from tests.ports import free_port
 
 DEADLINE_S = 150.0
@@ -33,7 +33,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PACELINE_RULE", "PACELINE_LOG", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("PYTHONPATH", str(Path(paceline.__file__).parents[1]))  # for the workers
+    monkeypatch.setenv("PYTHONPATH", python_path())  # for the workers
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def run(*arguments: object) -> Result:
 @contextlib.contextmanager
 def started(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     """The command as a process of its own, which does not outlive the test."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(paceline.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", "run", *map(str, arguments)],
         env=environment,

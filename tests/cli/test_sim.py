@@ -15,11 +15,10 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-import paceline
 from paceline.cli import app
 from paceline.forecast.sim import program
+from tests.paths import python_path
 
-SOURCE = str(Path(paceline.__file__).parents[1])
 TRAIN = """
     import sys
     import torch
@@ -58,7 +57,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", SOURCE)
+    monkeypatch.setenv("PYTHONPATH", python_path())
     Path("train.py").write_text(textwrap.dedent(TRAIN))
     Path("forever.py").write_text(textwrap.dedent(FOREVER))
 

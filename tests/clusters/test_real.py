@@ -17,6 +17,7 @@ import pytest
 import paceline
 from paceline.communication import schedulers
 from tests.communication.schedulers.environments import step
+from tests.paths import python_path
 from tests.ports import free_port
 
 ROOT = Path(paceline.__file__).parents[2]
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.processes
 def environment(**more: str) -> dict[str, str]:
     """Of a process that no other launcher has started."""
     plain = {name: value for name, value in schedulers.alone(os.environ).items() if not name.startswith("PACELINE_")}
-    return {**plain, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more}
+    return {**plain, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more}
 
 
 def finish(

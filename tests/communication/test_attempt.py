@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-import paceline
 from paceline.communication.torch import attempt
 from paceline.errors import PeerLostError
+from tests.paths import python_path
 
 
 def meet(store: dist.Store, size: int, timeout_s: float = 30.0) -> list[int]:
@@ -100,7 +100,7 @@ def test_torchrun_starts_a_killed_worker_again_and_the_run_ends_with_the_same_bi
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2",
          "--monitor-interval=0.1", "train.py"],
-        cwd=tmp_path, env={**mine, "PYTHONPATH": str(Path(paceline.__file__).parents[1]), "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path, env={**mine, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

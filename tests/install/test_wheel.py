@@ -62,8 +62,15 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["lightrnn", "dual"])
-def test_a_wing_is_a_wheel_of_its_own(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("lightrnn", "lightrnn = paceline_lightrnn.commands.command:app"),
+        ("dual", "dual = paceline_dual.commands.command:app"),
+        ("c", "config = paceline_c.command:app"),
+    ],
+)
+def test_a_wing_is_a_wheel_of_its_own(name: str, command: str, tmp_path: Path) -> None:
     source = REPOSITORY / "wings" / name
     inside = contents(build("wheel", source, tmp_path / "wheel"))
     files = (path for path in (source / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
@@ -71,7 +78,7 @@ def test_a_wing_is_a_wheel_of_its_own(name: str, tmp_path: Path) -> None:
     assert {path for path in inside if not path.partition("/")[0].endswith(".dist-info")} == expected
     assert f"paceline_{name}/py.typed" in expected
     (points,) = (text.decode() for path, text in inside.items() if path.endswith("entry_points.txt"))
-    assert points.split() == ["[paceline.commands]", name, "=", f"paceline_{name}.commands.command:app"]
+    assert points.split() == ["[paceline.commands]", *command.split()]
     (licence,) = (text for path, text in inside.items() if path.endswith("LICENSE"))
     assert licence == (REPOSITORY / "LICENSE").read_bytes()
     again = build("sdist", source, tmp_path / "sdist")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,47 @@ def test_a_standing_follows_the_events(tmp_path: Path) -> None:
     tell(tmp_path, STORY)
     live = Live(tmp_path)
     shot = live.poll()
-    assert shot.elastic_status == ElasticStatus(3, 2, 8, 3, 1, 0, "1 of at least 2 workers are there")
+    assert shot.elastic_status == ElasticStatus(3, 2, 8, Counter(joined=3, lost=1), "1 of at least 2 workers are there")
     waits = "2 of at most 8 workers | generation 3 | joined 3 | lost 1 | waits: 1 of at least 2 workers are there"
     assert describe(shot, 4).plain == f"4 workers running, none attached yet | {waits}"
     tell(tmp_path, [{"kind": "resumed", "at_s": 11.0}])
     shot = live.poll()
-    assert shot.elastic_status is not None and shot.elastic_status.paused == "" and shot.elastic_status.joined == 3
+    assert (
+        shot.elastic_status is not None
+        and shot.elastic_status.paused == ""
+        and shot.elastic_status.workers["joined"] == 3
+    )
     assert describe(LiveSnapshot(2, "bmuf()", {0: 4}, elastic_status=ElasticStatus(1, 1)), 2).plain.endswith(
         " | 1 worker | generation 1 | joined 0 | lost 0"
     )
     assert Live(tmp_path / "nowhere").poll().elastic_status is None
+
+
+def test_workers_that_wait_to_be_needed_are_counted(tmp_path: Path) -> None:
+    story = [
+        {"kind": "began", "at_s": 0.0, "most": 64},
+        {"kind": "generation", "at_s": 1.0, "number": 1, "members": [[one, "a", "", 1] for one in range(8)]},
+        {"kind": "held", "at_s": 1.0, "workers": 56, "wanted": 8},
+    ]
+    tell(tmp_path, story)
+    live = Live(tmp_path)
+    shot = live.poll()
+    assert shot.elastic_status is not None
+    assert shot.elastic_status.text.startswith("8 of 64 workers train; 56 wait until they are worth it | generation 1")
+    assert describe(LiveSnapshot(2, "bmuf()", elastic_status=shot.elastic_status, effective=5.5), 2).plain.startswith(
+        "0 minibatches (0/s) | 8 workers count as 5.5 | "
+    )
+    grown = {"wanted": 16, "before": 8, "reason": "8 workers were worth 5.5"}
+    tell(tmp_path, [{"kind": "grown", "at_s": 2.0, **grown}, {"kind": "held", "at_s": 2.0, "workers": 0, "wanted": 16}])
+    shot = live.poll()
+    assert shot.elastic_status is not None and shot.elastic_status.text.startswith("8 of at most 64 workers")
+    said = "16 workers are to train instead of 8: 8 workers were worth 5.5"
+    assert [item.text for item in live.notices.newest(5)][-1] == said == of_control("grown", grown, shot.elastic_status)
+    only = ElasticStatus(1, 1, held=1)
+    after = ElasticStatus(1, 1, held=1)
+    after.add(ControlEvent(0.0, "began", {"most": 64}))  # a launcher that starts again tells of those who wait then
+    assert after.held == 0
+    assert only.text.startswith("1 of 2 workers trains; 1 waits until it is worth it")
 
 
 def test_lines_without_sense_are_passed_over(tmp_path: Path) -> None:
@@ -98,7 +130,7 @@ def test_the_report_lists_them(tmp_path: Path, write_run: Any) -> None:
 
 
 def test_what_a_launcher_says_at_once() -> None:
-    begun, ended = ElasticStatus(generation=1), ElasticStatus(generation=9, left=1)
+    begun, ended = ElasticStatus(generation=1), ElasticStatus(generation=9, workers=Counter(left=1))
     lost = {"worker": 1, "why": "its connection closed"}
     assert of_control("lost", lost, begun) == "worker 1 was lost: its connection closed"
     assert of_control("joined", {"worker": 1}, begun) == ""

@@ -18,6 +18,7 @@ from paceline.cli.run import certificates
 from paceline.communication.sockets.certificates import Authority
 from paceline.communication.sockets.channel import TLS
 from tests.communication.connections import pair
+from tests.paths import python_path
 
 MASTER = ("127.0.0.1", 29500)
 SECRET = b"BEGIN PRIVATE KEY"
@@ -27,7 +28,7 @@ SECRET = b"BEGIN PRIVATE KEY"
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("PYTHONPATH", str(Path(paceline.__file__).parents[1]))  # for the workers
+    monkeypatch.setenv("PYTHONPATH", python_path())  # for the workers
     monkeypatch.delenv("PACELINE_TLS", raising=False)
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-import paceline
 from paceline.communication.sockets import channel
 from paceline.communication.sockets.certificates import Authority
 from paceline.communication.sockets.channel import TLS, Late, Listener
 from paceline.communication.sockets.frames import MAGIC
 from tests.communication.connections import HERE, SOON
+from tests.paths import python_path
 from tests.security.doors import FRAMES
 from tests.security.sockets import family, listening, loopback
 
@@ -127,7 +127,7 @@ def test_a_run_goes_on_whoever_knocks(tmp_path: Path) -> None:
         "log",
         "train.py",
     ]
-    environment = {**os.environ, "PYTHONPATH": str(Path(paceline.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     with (
         contextlib.ExitStack() as stack,
         subprocess.Popen(

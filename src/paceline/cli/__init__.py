@@ -4,6 +4,7 @@
 ::
 
     run/         `paceline run`: options, checks, elastic runs, the workers' output, the final messages
+    blocks/      `paceline blocks`: closed tools, whose model files are merged
     launch/      starts, watches and stops workers; for `run` and `tune --search`
     tune/        `paceline tune`, and a search over whole runs
     plan/        `paceline plan`

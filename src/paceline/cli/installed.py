@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "paceline.commands"
-WINGS = {"lightrnn": "paceline-lightrnn", "dual": "paceline-dual"}
+WINGS = {"lightrnn": "paceline-lightrnn", "dual": "paceline-dual", "config": "paceline-c"}
 """Command -> distribution, of those that are developed with paceline."""
 
 
@@ -106,7 +106,7 @@ class Installed(TyperCommand):
             wing = WINGS[name]
             refuse(
                 f"paceline {name} is a command of {wing}, which is not installed: pip install {wing}, or in a checkout "
-                f"of paceline: pip install ./wings/{name}"
+                f"of paceline: pip install ./wings/{wing.removeprefix('paceline-')}"
             )
         if len(self._entries) > 1:
             refuse(f"paceline {name}: {self._owners()} have a command of this name; uninstall all but one of them")

@@ -9,6 +9,7 @@ import typer
 
 from paceline import __version__
 from paceline.cli import data, doctor, explain, report, sim, trace, watch
+from paceline.cli.blocks.command import blocks
 from paceline.cli.console.program_options import CONTEXT, ProgramCommand
 from paceline.cli.installed import Commands
 from paceline.cli.plan.command import plan
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("run", cls=ProgramCommand, context_settings=CONTEXT, epilog=EPILOG)(run)
+app.command("blocks", cls=ProgramCommand, context_settings=CONTEXT)(blocks)
 app.command("sim", cls=ProgramCommand, context_settings=CONTEXT)(sim.command)
 app.command("watch")(watch.command)
 app.command("report")(report.command)

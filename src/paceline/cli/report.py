@@ -53,11 +53,24 @@ def command(
             told = data_wait_sentence(run)
             out().print(f"{run.label}: {told}" if len(runs) > 1 else told, markup=False)
     for run in runs:
+        for told in _forecast(run):
+            out().print(f"{run.label}: {told}" if len(runs) > 1 else told, markup=False)
+    for run in runs:
         if run.events:
             out().print(_events(run, debug))
     for text in _notes(runs):
         err().print(f"note: {text}", markup=False)
     out().print(f"report: {page}", soft_wrap=True, markup=False)
+
+
+def _forecast(run: RunLog) -> list[str]:
+    """A sentence on other numbers of workers, where the log tells enough."""
+    from paceline.cli.plan.quality import quality_forecast  # torch is slow to import
+
+    try:
+        return [quality_forecast(run).sentence]
+    except PacelineError:
+        return []
 
 
 def as_table(rows: Sequence[Mapping[str, str]]) -> Table:

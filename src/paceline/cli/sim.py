@@ -20,11 +20,11 @@ from paceline.cli.console.program_options import (
     Overwrite,
     RandomData,
     RuleText,
-    own_arguments,
 )
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks, failure, start, zero_lines
 from paceline.cli.run.conclusion import point_at_logs, stopped
+from paceline.cli.run.program import python_program
 from paceline.observe.reports.summary import seconds_text
 
 if TYPE_CHECKING:
@@ -58,15 +58,15 @@ def command(
         refuse(f"--workers must lie in 1..{MOST}, got {workers}")
     if not 1 <= hosts <= workers:
         refuse(f"--hosts must lie in 1..{workers} with --workers {workers}, got {hosts}")
-    checks.check_script(script)
-    checks.check_rule(rule)
+    program = python_program(script, arguments, "sim runs Python programs inside one process")
+    checks.check_rule(rule, fixed=True)
     options = zero_lines.ZeroLineOptions(as_is, force_zero_lines, random_data)
-    lines = "as-is" if not zero_lines.serves(script, options, workers) else "random-data" if random_data else "zero"
+    lines = "as-is" if not zero_lines.serves(program, options, workers) else "random-data" if random_data else "zero"
     directory = checks.log_directory(log, LaunchCluster(workers), overwrite)
     started = time.monotonic()
-    outcome = _run((workers, hosts), [lines, str(script), *own_arguments(arguments)], rule, directory, quiet)
+    outcome = _run((workers, hosts), [lines, *program.typed], rule, directory, quiet)
     code = _conclude(outcome, workers, directory, time.monotonic() - started, quiet)
-    if code == 0 and zero_lines.work_not_shared(directory, options, arguments, workers, rule):
+    if code == 0 and zero_lines.work_not_shared(directory, options, program, workers, rule):
         code = 1
     raise typer.Exit(code)
 

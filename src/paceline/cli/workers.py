@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
-from paceline.cli.run import certificates, checks, failure, start
+from paceline.cli.run import checks, fixed
+from paceline.cli.run.certificates import Security
 from paceline.cli.run.conclusion import conclude
 
 TIMEOUT_S = 600.0
@@ -32,17 +32,10 @@ def run_on_workers(arguments: Sequence[str], workers: int, directory: Path, rule
     Raises:
         typer.Exit: the rule or the number of workers cannot be; the reason is printed.
     """
-    from paceline.cli.launch.spawn import Command
-
     cluster = checks.cluster(workers, 1, 0, None, TIMEOUT_S)
     announces = checks.check_rule(rule)
     logs = checks.log_directory(directory, cluster, overwrite=True)
-    tls = certificates.for_workers(cluster, logs, None, announces)
-    added = start.environment(cluster, rule, logs) | certificates.environment(cluster, tls, False)
-    output = logs / "output"
-    output.mkdir(exist_ok=True)
-    command = Command(arguments, added, output, partial(failure.may_lose, logs))
+    added = fixed.environment(cluster, rule, logs, Security(None, None, False), announces)
     started = time.monotonic()
-    with start.shown(logs, workers, False) as show:
-        outcome = start.follow(cluster, command, show)
+    outcome = fixed.launch(cluster, list(arguments), added, logs)
     return conclude(outcome, cluster, logs, time.monotonic() - started, False)

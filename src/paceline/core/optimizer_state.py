@@ -3,7 +3,8 @@
 
 A *moment* is a state tensor with the parameter's shape that follows s <- b s + (anything stationary): its value after k
 steps is b^k s_0 + (1 - b^k) E for a fixed E, whatever the scale of E. Examples are Adam's two moments and the momentum
-buffer of SGD. Moment compensation (:mod:`paceline.rules.outer.moments`) needs only this property.
+buffers of SGD (b s + g) and Muon (b s + (1 - b) g). Moment compensation (:mod:`paceline.rules.outer.moments`) needs
+only this property.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def _momentum(group: dict[str, object]) -> float:
 
 
 _ADAM = (OptimizerMoment("exp_avg", _beta(0)), OptimizerMoment("exp_avg_sq", _beta(1), square=True))
-_SGD = (OptimizerMoment("momentum_buffer", _momentum),)
+_BUFFER = (OptimizerMoment("momentum_buffer", _momentum),)
+_WITH_BUFFER: tuple[type[Optimizer], ...] = (SGD, *([torch.optim.Muon] if hasattr(torch.optim, "Muon") else []))
+"""SGD, and Muon where torch has it (2.9)."""
 
 
 def is_adam(optimizer: Optimizer) -> bool:
@@ -75,8 +78,8 @@ def moments(optimizer: Optimizer) -> tuple[OptimizerMoment, ...]:
     """The optimizer's moments; empty for an unknown optimizer."""
     if is_adam(optimizer):
         return _ADAM
-    if isinstance(optimizer, SGD):
-        return _SGD
+    if isinstance(optimizer, _WITH_BUFFER):
+        return _BUFFER
     return ()
 
 
@@ -90,7 +93,7 @@ def refuse_uncompensated(optimizer: Optimizer) -> None:
     name = type(optimizer).__name__
     if not moments(optimizer):
         raise UnsupportedError(
-            f"moment compensation is defined for torch's Adam, AdamW and SGD, not for {name}; "
+            f"moment compensation is defined for torch's Adam, AdamW, SGD and Muon, not for {name}; "
             'use one of them, or a rule with local_state="average" or "keep"'
         )
     if keeps_maximum(optimizer):
@@ -124,7 +127,7 @@ def ensure_state(optimizer: Optimizer, parameter: Tensor) -> None:
         state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         if group.get("amsgrad"):
             state["max_exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-    elif isinstance(optimizer, SGD) and state.get("momentum_buffer") is None:
+    elif isinstance(optimizer, _WITH_BUFFER) and state.get("momentum_buffer") is None:
         state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
 
@@ -161,7 +164,7 @@ def reset_state(optimizer: Optimizer, parameters: list[Tensor]) -> None:
     The state of known optimizers is zeroed in place (a captured graph may use its addresses), that of others dropped.
     """
     in_place = is_adam(optimizer) or (
-        isinstance(optimizer, SGD) and all(g["dampening"] == 0 for g in optimizer.param_groups)
+        isinstance(optimizer, _WITH_BUFFER) and all(g.get("dampening", 0) == 0 for g in optimizer.param_groups)
     )
     for parameter in parameters:
         state = optimizer.state.get(parameter)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways in: programs without a line of ours (`zero`), and other frameworks (`adapters`)."""
+"""Ways in: unchanged programs (`zero`), other frameworks (`adapters`), tools that cannot be changed (`files`)."""
 
 from __future__ import annotations
 

@@ -193,8 +193,11 @@ def test_operations_that_do_not_belong_together() -> None:
     ],
 )
 def test_frames_that_make_no_sense(kind: int, numbers: tuple[int, ...], nbytes: int, says: str) -> None:
+    together = threading.Barrier(3)
+
     def body(t: RingTransport) -> str:
         t.barrier()
+        together.wait(SOON)  # nobody is in the barrier any more
         if t.world.rank == 1:
             body = torch.zeros(nbytes, dtype=torch.uint8) if nbytes else None
             t._connections._links[0]._channel.send(kind, numbers, body, "?" if kind == 4 else None)
@@ -209,9 +212,11 @@ def test_frames_that_make_no_sense(kind: int, numbers: tuple[int, ...], nbytes: 
 
 def test_unmatched_pieces_are_bounded() -> None:
     """A worker that makes up exchanges is cut off before it has filled the memory."""
+    together = threading.Barrier(2)
 
     def body(t: RingTransport) -> str:
         t.barrier()
+        together.wait(SOON)
         if t.world.rank == 1:
             piece = torch.zeros(1 << 14, dtype=torch.uint8)
             with pytest.raises(PeerLostError):
@@ -227,8 +232,11 @@ def test_unmatched_pieces_are_bounded() -> None:
 
 
 def test_a_piece_that_arrives_twice() -> None:
+    together = threading.Barrier(2)
+
     def body(t: RingTransport) -> str:
         t.barrier()
+        together.wait(SOON)
         if t.world.rank == 1:
             numbers = (sequence_id("all"), 2, 0, 0, 0, 0)
             for _ in range(2):

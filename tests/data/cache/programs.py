@@ -11,6 +11,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tests.paths import python_path
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -18,7 +20,7 @@ class Worker:
     """A process that runs `work` of this file with a cache of its own on a shared directory."""
 
     def __init__(self, work: str, directory: Path, cap: int | None, *arguments: Any) -> None:
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONPATH": python_path(ROOT), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.data.cache.programs", json.dumps([work, str(directory), cap, *arguments])],
             cwd=ROOT,

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.paths import python_path
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -19,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.mark.parametrize(("name", "workers"), [("numpy", 4), ("sklearn", 2), ("jax", 2), ("keras", 1)])
 def test_the_example_learns_digits(name: str, workers: int, tmp_path: Path) -> None:
     script = str(ROOT / f"examples/frameworks/with_{name}.py")
-    around = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    around = {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"}
     how = ["-m", "paceline", "sim", "--workers", str(workers)] if workers > 1 else []
     command = [sys.executable, *how, script]
     said = subprocess.run(command, env=around, cwd=tmp_path, capture_output=True, text=True, timeout=580)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.paths import python_path
+
 ROOT = Path(__file__).parents[3]
 EXAMPLES = [
     "lightning",
@@ -36,7 +38,7 @@ def test_two_processes_train_together_and_one_speaks(name: str, tmp_path: Path) 
             ROOT / "examples" / "frameworks" / f"with_{name}.py",
         ],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         capture_output=True,

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.paths import python_path
+
 if importlib.util.find_spec("keras") is None:  # an import would ask for a backend
     pytest.skip("keras is not installed", allow_module_level=True)
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,7 +26,7 @@ def test_fit_under_a_rule(backend: str, tmp_path: Path) -> None:
     around = {
         **os.environ,
         "KERAS_BACKEND": backend,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+        "PYTHONPATH": python_path(ROOT),
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "tests.doors.adapters.keras_program", str(tmp_path)]

@@ -75,7 +75,7 @@ def test_one_worker_is_the_program_bit_for_bit(capsys: pytest.CaptureFixture[str
         assert zero.run is not None and zero.run.minibatches == 12
     assert same_bits(program(), plain)  # and all hooks are gone
     said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith("paceline: one worker under bmuf(): Sequential (99 trained numbers) and its SGD")
+    assert said[0].startswith("paceline: one worker under auto(): Sequential (99 trained numbers) and its SGD")
     assert "48 samples, for training" in said[1] and "16 samples, for evaluation" in said[2] and len(said) == 3
 
 
@@ -264,7 +264,7 @@ class Ahead:
         self.model, self.global_parts = model, [self]
         self.fragment, self.numel = self, 0
         self.tensors = list(model.parameters())
-        self.anchor = torch.zeros(1)
+        self.anchor = self.exported = torch.zeros(1)
 
     def refresh(self) -> None: ...
 

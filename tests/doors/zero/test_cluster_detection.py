@@ -52,6 +52,20 @@ def test_modules_beside_the_program_count(tmp_path: Path) -> None:
     assert not unaware(script)
 
 
+def test_relative_imports_and_the_root_of_a_module_count(tmp_path: Path) -> None:
+    package = tmp_path / "mine" / "inner"
+    package.mkdir(parents=True)
+    train = package / "train.py"
+    train.write_text("import torch\nfrom . import loop\nfrom .. import other")
+    (package / "loop.py").write_text("import tools")
+    assert unaware(train, tmp_path)
+    (tmp_path / "mine" / "other.py").write_text("import paceline")
+    assert not unaware(train, tmp_path)
+    (tmp_path / "mine" / "other.py").unlink()
+    (tmp_path / "tools.py").write_text("import deepspeed")  # beside the package, not beside the module
+    assert other_cluster(imported(train, tmp_path)) == "deepspeed"
+
+
 def test_the_cluster_is_named(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import torch\nfrom torch.nn.parallel import DistributedDataParallel")

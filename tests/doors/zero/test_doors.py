@@ -75,13 +75,14 @@ def test_options_that_exclude_each_other(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("source", ["import torch, sklearn\ntorch.optim.SGD", "import timm", "from torch import optim"])
 def test_programs_for_torch_go_on_as_before(source: str, tmp_path: Path) -> None:
+    from paceline.cli.run.program import find
     from paceline.cli.run.zero_lines import ZeroLineOptions, serves
 
     script = tmp_path / "train.py"
     script.write_text(source)
-    assert serves(script, ZeroLineOptions(), 4)
+    assert serves(find(script), ZeroLineOptions(), 4)
     script.write_text("import keras")
-    assert not serves(script, ZeroLineOptions(), 1)
+    assert not serves(find(script), ZeroLineOptions(), 1)
 
 
 @pytest.mark.processes

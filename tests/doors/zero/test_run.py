@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import paceline
 from tests.helpers import same_bits
+from tests.paths import python_path
 
 DEADLINE_S = 170.0
 
@@ -57,7 +57,7 @@ def paceline_run(folder: Path, source: str, *options: str, by: str = "run") -> s
     return subprocess.run(
         [sys.executable, "-m", "paceline", by, "--log", "logs", *options, "train.py", "--rate", "3"],
         cwd=folder,
-        env={"PYTHONPATH": str(Path(paceline.__file__).parents[2]), "PATH": "/usr/bin:/bin", "COLUMNS": "200"},
+        env={"PYTHONPATH": python_path(), "PATH": "/usr/bin:/bin", "COLUMNS": "200"},
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,

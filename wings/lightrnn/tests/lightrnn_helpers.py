@@ -46,7 +46,8 @@ def on_real_workers(program: str, workers: int, folder: Path) -> list[Any]:
     """
     path = Path(__file__).with_name(program)
     command = [sys.executable, "-m", "paceline", "run", "--workers", str(workers), "--log", str(folder / "log")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *sys.path]))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, str(path), str(folder)],
         env=environment, cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S, check=False,

@@ -44,7 +44,8 @@ def run(*arguments: object, given: bytes | None = None) -> Result:
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # for the workers
+    paths = [os.environ.get("PYTHONPATH"), *sys.path]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))  # for the workers
 
 
 def write_text(path: Path) -> Path:

@@ -21,7 +21,9 @@ CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}  # options after th
 
 # options of several commands
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="[--] ARGS...", help="The program's own arguments.")]
-RuleText = Annotated[str | None, typer.Option(help='Rule such as "bmuf(period=16)", for programs that name none.')]
+RuleText = Annotated[
+    str | None, typer.Option(help='Rule such as "bmuf(period=16)", for programs that name none (default auto).')
+]
 Log = Annotated[Path | None, typer.Option(help="Directory for the logs; by default a new one in ./paceline-logs.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that the log directory holds.")]
 Timeout = Annotated[float, typer.Option(help="Seconds after which a worker that does not answer is lost.")]
@@ -62,7 +64,8 @@ class ProgramCommand(typer.core.TyperCommand):
 
     def _refuse_late_options(self, ctx: Any, before: Sequence[str], own: Sequence[str]) -> None:
         options = {name: one for one in self.get_params(ctx) for name in one.opts if name.startswith("-")}
-        options.pop("--help", None)  # after the program it is the program's own
+        for name in ("--help", "-m"):  # after the program they are the program's own
+            options.pop(name, None)
         late, left = split(own, {name: not getattr(one, "is_flag", False) for name, one in options.items()})
         if not late:
             return

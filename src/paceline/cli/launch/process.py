@@ -32,7 +32,7 @@ class OutputFiles:
     Attributes:
         stdout, stderr: its output.
         status: its process and exit code, from the exit watcher.
-        exchanged: exists once an exchange that the worker took part in is committed.
+        exchanged: exists once an exchange that the worker took part in is committed, and while it waits to be needed.
     """
 
     stdout: Path

@@ -64,14 +64,14 @@ def address_text(host: str, port: int) -> str:
 
 
 class Lock:
-    """Held by the one launcher of a log directory, until its process ends.
+    """Held by the one launcher of a directory, until its process ends; `name` is the lock's file.
 
     Raises:
         UnsupportedError: another launcher holds it.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._file: IO[str] = _open_lock(directory / LOCK)
+    def __init__(self, directory: Path, name: str = LOCK) -> None:
+        self._file: IO[str] = _open_lock(directory / name)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

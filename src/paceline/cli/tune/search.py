@@ -12,9 +12,10 @@ import typer.core
 import typer.main
 
 from paceline.cli.console import refuse
-from paceline.cli.console.program_options import CONTEXT, Arguments, ProgramCommand, Timeout, own_arguments
+from paceline.cli.console.program_options import CONTEXT, Arguments, ProgramCommand, Timeout
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks
+from paceline.cli.run.program import find
 
 EPILOG = (
     'To search for settings: paceline tune --search "lr=log(1e-4,1e-1)" [OPTIONS] PROGRAM [ARGUMENTS]; '
@@ -91,9 +92,9 @@ def command(
         if value < least:
             refuse(f"--{name} must be at least {least}, got {value}")
     checks.cluster(workers, 1, 0, None, timeout)
-    checks.check_script(script)
+    program = find(script, arguments)
     plan = SearchPlan(
-        program=[str(script.resolve()), *own_arguments(arguments)],
+        program=[str(Path(program.words[0]).resolve()), *program.arguments],
         search=search or [],
         groups=groups,
         workers=workers,
@@ -107,7 +108,7 @@ def command(
         seed=seed,
     )
     check(plan)
-    checks.check_rule(rule)
+    checks.check_rule(rule, fixed=True)
     raise typer.Exit(Search(_directory(log, LaunchCluster(workers)), plan, []).run())
 
 

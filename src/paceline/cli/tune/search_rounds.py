@@ -34,6 +34,7 @@ from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.launch import Outcome, side_by_side
 from paceline.cli.launch.spawn import Command
 from paceline.cli.run import certificates, failure
+from paceline.cli.run.program import find
 from paceline.cli.run.start import environment
 from paceline.cli.tune.search_messages import best_text, table
 from paceline.cli.tune.search_plan import SearchPlan, check, exchanges
@@ -200,7 +201,8 @@ class Search:
                     f"the checkpoint in {where} is missing, from which group {group} starts", FAILED
                 )
             added["PACELINE_RESUME"] = str(step)
-        return Command([sys.executable, "-u", *plan.program], added, output)
+        script, *arguments = plan.program
+        return Command(find(Path(script), ["--", *arguments]).command(), added, output)
 
     def _record_result(self, group: int, outcome: Outcome) -> None:
         members, place = self.rounds[-1], self._place(len(self.rounds), group)

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.doors.adapters.elsewhere import Elsewhere, ElsewhereMomentum, check_rule
+from paceline.doors.adapters.elsewhere import Elsewhere, ElsewhereMomentum, check_rule, tuned
 from paceline.doors.adapters.views import Arrays, check_apart, named, view
 from paceline.errors import UnsupportedError
+from paceline.rules.choice import without_probe
 from paceline.rules.rule import Rule
 from paceline.run.attach import prepare
 from paceline.run.run import Run
@@ -67,7 +68,7 @@ class ArrayRun(Run):
         self._stepper: Any = ElsewhereMomentum(trained, *more) if more else Elsewhere(trained)
         check_rule(rule, momentum=bool(more))
         self._averaged = False
-        super().__init__(holder, self._stepper, rule, settings)
+        super().__init__(holder, self._stepper, without_probe(rule), settings)
 
     def mean(self, gradients: Any) -> Any:
         """Replace the gradients by their mean over the workers, in place, if the rule exchanges them now.
@@ -95,6 +96,32 @@ class ArrayRun(Run):
             self._averaged = True
             for parameter in self._parameters.values():
                 parameter.grad = None  # release the program's memory
+
+    def tuned(self, name: str, default: float) -> float:
+        """The present value of a setting of the program's own step; call it for each step.
+
+        It is the default until `run.tune` or `paceline tune` changes the setting, on all workers at the same block.
+        Settings that no program asks for cannot be tuned.
+
+        >>> import numpy, paceline
+        >>> weights = numpy.ones(3)
+        >>> run = paceline.attach_arrays([weights], "bmuf")
+        >>> run.tuned("lr", 0.5)
+        0.5
+        >>> _ = run.tune(lr=0.25)
+        >>> run.tuned("lr", 0.5), run.tuned("lr", 0.1)  # the program's schedule continues in proportion
+        (0.25, 0.05)
+        >>> run.close()
+
+        Args:
+            name: `lr`, `momentum`, `weight_decay` or `eps`.
+            default: the program's value. The default of `lr` may follow a schedule; of the others the first counts.
+
+        Raises:
+            RuleError, UnsupportedError: the name or the value is invalid.
+        """
+        self._check_open()
+        return tuned(self._stepper, self._context.tuner.tunables.rates, name, default)
 
     @property
     def quiet(self) -> bool:

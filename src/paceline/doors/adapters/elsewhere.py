@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers whose step the program makes itself, and the check of rules for them."""
+"""Optimizers whose step the program makes itself, the settings that it reads, and the check of rules for them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from torch.optim import SGD, Optimizer
 
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
+from paceline.tuning.names import checked
+from paceline.tuning.rates import Rates
+from paceline.tuning.tunables import ASKED, SCHEDULED
+
+OWN = ("lr", "momentum", "weight_decay", "eps")
+"""Settings that a program may read."""
 
 
 class Elsewhere(Optimizer):
@@ -17,9 +23,15 @@ class Elsewhere(Optimizer):
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         super().__init__(parameters, {})
+        _forget(self)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Nothing."""
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Load the settings that the program had asked for."""
+        super().load_state_dict(state_dict)
+        _forget(self)
 
 
 class ElsewhereMomentum(SGD):
@@ -33,8 +45,7 @@ class ElsewhereMomentum(SGD):
 
     def __init__(self, parameters: list[nn.Parameter], momentum: list[Tensor], decay: float) -> None:
         super().__init__(parameters, lr=0.0, momentum=decay)
-        for group in self.param_groups:
-            del group["lr"]  # the program's own; without it `tune` cannot change it
+        _forget(self)
         for parameter, tensor in zip(parameters, momentum, strict=True):
             self.state[parameter]["momentum_buffer"] = tensor
 
@@ -48,6 +59,39 @@ class ElsewhereMomentum(SGD):
         for parameter, tensor in views.items():
             tensor.copy_(self.state[parameter]["momentum_buffer"])
             self.state[parameter]["momentum_buffer"] = tensor
+        _forget(self)
+
+
+def _forget(optimizer: Optimizer) -> None:
+    """Keep only settings that the program has asked for; the others are its own."""
+    for group in optimizer.param_groups:
+        asked = group.setdefault(ASKED, [])
+        for name in ("lr", "weight_decay"):
+            if name not in asked:
+                group.pop(name, None)
+                optimizer.defaults.pop(name, None)
+
+
+def tuned(optimizer: Optimizer, rates: Rates, name: str, default: float) -> float:
+    """The present value of a setting that the program applies itself; from now on it can be tuned.
+
+    Args:
+        optimizer: one of those above.
+        rates: the factors of its rate.
+        name: one of `OWN`.
+        default: the program's own value; a rate may follow the program's schedule.
+    """
+    if name not in OWN:
+        raise UnsupportedError(f"the program can read {', '.join(OWN)}, got {name!r}")
+    value = float(checked(name, default))
+    (group,) = optimizer.param_groups
+    if name == "lr":
+        group["lr"] = group[SCHEDULED] = value
+    elif name not in group[ASKED]:
+        group[name] = value
+    if name not in group[ASKED]:
+        group[ASKED] = [*group[ASKED], name]
+    return value * rates.factor(0) * rates.common if name == "lr" else float(group[name])
 
 
 def check_rule(rule: Rule, momentum: bool) -> None:

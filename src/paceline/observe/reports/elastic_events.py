@@ -9,9 +9,9 @@ come from the workers' own logs.
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,41 +49,48 @@ class ElasticStatus:
         generation: its number, 0 before the first.
         members: of it.
         most: workers that may be members; None where that is not known.
-        joined, lost, left: workers so far; left are those that finished.
+        workers: event -> workers so far that joined, were lost, or left, which is that they finished.
         paused: why the run waits; "" where it does not.
+        held: workers that wait until they are worth it.
     """
 
     generation: int = 0
     members: int = 0
     most: int | None = None
-    joined: int = 0
-    lost: int = 0
-    left: int = 0
+    workers: Counter[str] = field(default_factory=Counter)
     paused: str = ""
+    held: int = 0
 
     def add(self, event: ControlEvent) -> None:
         """Update the state; raises an error where a field is missing or invalid."""
         if event.kind == "began":
-            self.most = int(event.facts["most"]) or None
+            self.most, self.held = int(event.facts["most"]) or None, 0
         elif event.kind in ("joined", "lost", "left"):
             int(event.facts["worker"])
-            setattr(self, event.kind, getattr(self, event.kind) + 1)
+            self.workers[event.kind] += 1
         elif event.kind == "generation":
             self.generation, self.members = int(event.facts["number"]), len(event.facts["members"])
         elif event.kind in ("paused", "resumed"):
             self.paused = str(event.facts.get("reason", "")) if event.kind == "paused" else ""
+        elif event.kind == "held":
+            self.held = int(event.facts["workers"])
 
     @property
     def text(self) -> str:
-        """`4 of at most 8 workers | generation 3 | joined 5 | lost 1`."""
+        """`4 of at most 8 workers | generation 3 | joined 5 | lost 1`; `2 of 8 workers train; 6 wait ..` if some do."""
         most = "" if self.most is None else f" of at most {self.most}"
         parts = [f"{self.members}{most} worker{'' if self.members == 1 and not most else 's'}"]
+        if self.held:
+            verbs = "train" if self.members > 1 else "trains", "wait" if self.held > 1 else "waits"
+            there = self.members + self.held
+            them = "they are" if self.held > 1 else "it is"
+            parts = [f"{self.members} of {there} workers {verbs[0]}; {self.held} {verbs[1]} until {them} worth it"]
         parts += [f"generation {self.generation}"] if self.generation else []
-        parts += [f"joined {self.joined}", f"lost {self.lost}"]
+        parts += [f"{kind} {self.workers[kind]}" for kind in ("joined", "lost")]
         return " | ".join([*parts, f"waits: {self.paused}"] if self.paused else parts)
 
 
-QUIET = frozenset({"began", "holds", "called", "finished", "process started"})
+QUIET = frozenset({"began", "holds", "held", "called", "finished", "process started"})
 """Events that help only to debug paceline itself."""
 
 
@@ -92,8 +99,8 @@ def is_news(kind: str, facts: Mapping[str, Any], before: ElasticStatus) -> bool:
     if kind in QUIET or (kind == "process ended" and not facts.get("code")):
         return False
     if kind in ("paused", "resumed"):  # slow starts are no news, nor workers that come after the end
-        return before.generation > 0 and not before.left
-    return not (kind == "refused" and before.left)
+        return before.generation > 0 and not before.workers["left"]
+    return not (kind == "refused" and before.workers["left"])
 
 
 def news_events(events: Iterable[ControlEvent], debug: bool = False) -> list[ControlEvent]:
@@ -136,6 +143,8 @@ TEXTS = {
     "ended": "the run was given up: {reason}",
     "resumed": "the run goes on",
     "called": "{who} is called to exchange {exchange}",
+    "held": "{workers} workers wait until they are worth it",
+    "grown": "{wanted} workers are to train instead of {before}: {reason}",
     "holds": "{who} holds the state of exchange {exchange}",
     "process ended": "the process at place {place} ended: {code}",
     "stuck": "exchange {exchange} waits for {waited_s} s: {activities}",

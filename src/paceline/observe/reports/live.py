@@ -228,7 +228,9 @@ class Follower:
                 continue
 
     def _add(self, event: WorkerLog) -> None:
-        if event.attach:
+        if "chosen_rule" in event.attach:
+            self.rule = str(event.attach["chosen_rule"])
+        elif event.attach:
             self.size = int(event.attach.get("size", 0))
             self.rule, self.host = str(event.attach.get("rule", "")), event.host
             self.began_unix_s = float(event.attach.get("unix_s") or 0.0) - event.last_at_s

@@ -184,8 +184,13 @@ class RunLog:
 
     @property
     def rule(self) -> str:
-        """The rule's text."""
-        return str(self._attached("rule", "unknown rule"))
+        """The rule's text; under `auto` that of the rule that was chosen."""
+        return str(self._attached("chosen_rule", self._attached("rule", "unknown rule")))
+
+    @property
+    def why(self) -> str:
+        """Why measured times chose the rule, or what a bound on the held-out loss led to; empty without either."""
+        return str(self._attached("why", ""))
 
     @property
     def transport(self) -> str:

@@ -50,6 +50,10 @@ def worker_notice(rank: int, event: dict[str, Any], at_s: float) -> Notice | Non
     if kind in ("save", "resume"):
         done = "saved" if kind == "save" else "resumed from"
         return Notice(at_s, f"{kind} {event.get('path')} {int(at_s) // 5}", f"{done} {event.get('path', '')}")
+    if kind == "rule":
+        return Notice(at_s, f"rule {event.get('why')}", str(event.get("why", "")))
+    if kind == "within":
+        return Notice(at_s, f"within {event.get('text')}", str(event.get("text", "")))
     if kind == "error":
         first, *_ = str(event.get("message", "")).splitlines() or [""]
         return Notice(at_s, f"error {rank}", f"worker {rank}: {first[:300]}")

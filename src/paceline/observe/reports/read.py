@@ -45,6 +45,7 @@ MOST_DAMAGED = 3
 MOMENTS = {
     "error": "message", "damaged": "why", "save": "path", "resume": "path", "waiting": "workers",
     "generation": "reason", "gave": "workers", "paused": "reason",
+    "within": "text",
 }  # fmt: skip
 """Events that are shown on a timeline -> the field with their text."""
 
@@ -133,6 +134,10 @@ def add_event(log: WorkerLog, event: dict[str, Any]) -> None:
     kind, at_s = event.get("kind"), float(event.get("at_s", 0.0))
     if kind == "attach":
         log.attach = event
+    elif kind == "rule":
+        log.attach = {**log.attach, "chosen_rule": event["rule"], "why": event.get("why", "")}
+    elif kind == "within":
+        log.attach = {**log.attach, "why": event.get("text", "")}
     elif kind == "epoch":
         log.epochs.append(from_json(EpochEvent, event, at_s=at_s))
     elif kind == "exchange":

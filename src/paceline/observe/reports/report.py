@@ -248,7 +248,8 @@ def _lead(runs: list[RunLog]) -> str:
     if run.elastic and len(run.numbers) != run.size:
         count = f"at most {count} at a time, {len(run.numbers)} in all,"
     text = f"{count} on {hosts},{parameters} {run.transport}"
-    return f'<p class="lead"><code>{escape(run.rule)}</code> {escape(text)}</p>'
+    why = f'<p class="note">{escape(run.why)}</p>' if run.why else ""
+    return f'<p class="lead"><code>{escape(run.rule)}</code> {escape(text)}</p>{why}'
 
 
 def _footer(runs: list[RunLog]) -> str:
