@@ -402,6 +402,8 @@ def faulty(directory: Path, rule: str, kind: str, timeout_s: str, least: str = "
                         run.save(directory / "checkpoint")
                     except paceline.PacelineError as problem:
                         said = f"{type(problem).__name__}: {problem}"
+                    run.merge()  # which the living can
+                    save_file(run.global_state(), directory / f"merged.{RANK}.safetensors")
                     (directory / f"new.{RANK}").write_text(said)
                     (directory / f"new.{RANK}").rename(directory / f"saved.{RANK}")
                 if reached(directory / f"raise.{RANK}"):

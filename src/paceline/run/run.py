@@ -201,8 +201,8 @@ class Run:
         """Merge the work of all workers so far into the global model; every worker calls it at the same place.
 
         Under block rules the current block ends here, at any number of minibatches; the call waits for its result, and
-        the next block begins. Under asynchronous rules it waits for pending pushes, and all workers take the same
-        values. Under gradient rules every step is merged already, and it does nothing. Call it at the end of an epoch,
+        the next block begins. Under asynchronous rules it waits for pending pushes, and all workers that live take the
+        same values. Under gradient rules every step is merged already, and it does nothing. Call it at the end of an epoch,
         before the global model is evaluated or saved.
         """
         self._check_open()

@@ -260,6 +260,8 @@ def test_a_killed_worker_is_gone_and_the_others_go_on(rule: str, kind: str, vict
         for rank in left:
             launch.until(f"saved.{rank}")
             assert "can no longer come to one point together" in (tmp_path / f"saved.{rank}").read_text()
+        merged = [(tmp_path / f"merged.{rank}.safetensors").read_bytes() for rank in left]
+        assert merged[0] == merged[1], "those that live merge, and have the same model"
         for one in launch.survive(left):
             assert f"rank {victim} on" in one.err and "is lost" in one.err
 

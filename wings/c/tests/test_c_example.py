@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import difflib
+import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -63,3 +66,27 @@ def test_workers_reach_the_error_of_one(tools: Path, tmp_path: Path, rule: str, 
     assert len(alone) == len(together) == int(EPOCHS)
     assert together[-1] <= 1.02 * alone[-1] and alone[-1] < alone[0] < 35
     assert (tmp_path / "model").stat().st_size == (tmp_path / "one.model").stat().st_size
+
+
+@pytest.mark.timeout(400)
+def test_the_others_go_on_without_a_killed_worker(tools: Path, tmp_path: Path) -> None:
+    """Under `asgd`, after the first epoch."""
+    log, data = tmp_path / "log", [str(tools / "training"), str(tools / "heldout")]
+    command = [sys.executable, "-m", "paceline", "run", "--workers", "3", "--rule", "asgd(period=8)", "--log", str(log)]
+    with subprocess.Popen(
+        [*command, str(tools / "train_paceline"), *data, str(tmp_path / "model"), EPOCHS],
+        env=environment(COLUMNS="200"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            first = next(line for line in process.stdout if "epoch 1" in line)
+            with (log / "rank-001.jsonl").open() as lines:
+                os.kill(json.loads(next(lines))["pid"], signal.SIGKILL)
+            said, problems = process.communicate(timeout=DEADLINE_S * 2)
+        finally:
+            process.kill()
+    assert process.returncode == 3, said + problems
+    assert "2 workers finished here" in problems and "without 1" in problems and "SIGKILL" in problems
+    found = errors(first + said)
+    assert len(found) == int(EPOCHS) and found[-1] < found[0] < 35
+    assert (tmp_path / "model").stat().st_size > 0

@@ -31,14 +31,21 @@ class Barriers:
         self._lost_at_pull = 0  # how many workers were lost when the final model was pulled
         self.all_have_final_model = False
 
-    def barrier(self) -> None:
-        """Wait until every worker is here, with no exchange under way."""
+    def barrier(self, of_all: bool = True) -> None:
+        """Wait until every worker is here, with no exchange under way.
+
+        Args:
+            of_all: whether a lost worker is missed, too; else the living ones meet.
+
+        Raises:
+            PeerLostError: a worker that is missed is lost.
+        """
         self._barriers += 1
         self._announce(FrameKind.HERE, self._barriers)
         began = time.monotonic()
         while True:
             self._context.check()
-            if self._members.lost:
+            if of_all and self._members.lost:
                 world = self._context.world
                 raise PeerLostError(
                     world.sign(

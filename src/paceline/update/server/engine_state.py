@@ -32,16 +32,21 @@ class EngineState:
         self._service, self._clients, self._flushes = service, clients, flushes
 
     def gather(self, whole: bool) -> None:
-        """Finish all exchanges, and wait for all workers; `whole`: push the steps of an unfinished block, too."""
+        """Finish all exchanges, and wait for all workers.
+
+        Args:
+            whole: push the steps of an unfinished block, too, and go on without lost workers: two owners have what
+                the living ones pushed, so that these take the same values whoever is lost.
+        """
         leases = self._service.leases
         leases.waits(True)  # other workers may have to begin the next epoch before they come here
         if self._flushes or whole:
             self._clients.flush()
         self._clients.wait()
         self._service.secure(idle=False)
-        self._service.barrier()
+        self._service.barrier(of_all=not whole)
         self._clients.pull(peeks=True)
-        self._service.barrier()  # so that all save the same clock
+        self._service.barrier(of_all=not whole)  # so that all save the same clock
         self._clients.restart_timing()
         leases.waits(False)
 

@@ -152,8 +152,12 @@ class Service(Protocol):
     def replicate_anew(self) -> None:
         """Replicate this worker's shards after a checkpoint replaced them; call before `barrier`."""
 
-    def barrier(self) -> None:
-        """Wait until every worker is here, with no exchange under way."""
+    def barrier(self, of_all: bool = True) -> None:
+        """Wait until every worker is here, with no exchange under way.
+
+        Args:
+            of_all: whether a lost worker is missed, too; else the living ones meet.
+        """
 
     def finish(self) -> None:
         """Announce that this worker has no more to push, and wait until no worker has."""

@@ -27,7 +27,8 @@ class ShardService:
         if repeated:
             name = self._context.world.name(self._context.membership.rank)
             self._context.reports.inexact(
-                f"{repeated} samples are in slices of {name} twice: after a loss they were pushed together with others"
+                f"{repeated} samples (batches, where the program shares whole batches) are in slices of {name} twice: "
+                "after a loss they were pushed together with others"
             )
         with self._context.changed:
             self._context.changed.notify_all()

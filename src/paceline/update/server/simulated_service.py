@@ -191,8 +191,8 @@ class SimulatedService:
     def replicate_anew(self) -> None:
         """Nothing: there are no replicas."""
 
-    def barrier(self) -> None:
-        """Wait until every worker is here."""
+    def barrier(self, of_all: bool = True) -> None:
+        """Wait until every worker is here; none is ever lost."""
         self._transport.barrier()
 
     def finish(self) -> None:

@@ -148,9 +148,9 @@ class SocketService:
         """Replicate this worker's shards, which were replaced."""
         self.durability.renew(list(self._context.server.shards))
 
-    def barrier(self) -> None:
-        """Wait until every worker is here, with no exchange under way."""
-        self._parts.barriers.barrier()
+    def barrier(self, of_all: bool = True) -> None:
+        """Wait until every worker is here, or every living one, with no exchange under way."""
+        self._parts.barriers.barrier(of_all)
 
     def finish(self) -> None:
         """Announce that this worker has no more to push, and wait until no worker has."""
