@@ -42,11 +42,14 @@ def assert_agree(states: list[dict[str, torch.Tensor]]) -> None:
     assert all(bool(torch.isfinite(v).all()) for v in states[0].values())
 
 
-def check_table(directory: Path, workers: int) -> None:
-    """All ranks hold the same bits; reproducible recipes those of virtual workers; the traffic is the same."""
-    hosts = (workers - 1) * (
-        8 * WORDS + len(json.dumps(socket.gethostname()))
-    )  # processes tell each other where they are
+def meeting_bytes(workers: int) -> int:
+    """Processes tell each other where they are."""
+    return (workers - 1) * (8 * WORDS + len(json.dumps(socket.gethostname())))
+
+
+def check_table(directory: Path, workers: int, hosts: int) -> None:
+    """All ranks hold the same bits; reproducible recipes those of virtual workers; the traffic is the same, after
+    `hosts` bytes for the meeting."""
     for number in numbers_for(workers):
         rule = TABLE[number][0]
         states = models(directory, str(number), list(range(workers)))
@@ -70,7 +73,7 @@ def check_table(directory: Path, workers: int) -> None:
 def test_two_processes(tmp_path: Path) -> None:
     """Recipes times laws, stop and resume, two runs one after another, a program that ends without close()."""
     run("two", 2, tmp_path)
-    check_table(tmp_path, 2)
+    check_table(tmp_path, 2, meeting_bytes(2))
     for number in RESUMED:
         for rank in range(2):
             whole, second = (load_file(tmp_path / f"{n}.{number}.{rank}.safetensors") for n in ("whole", "second"))
@@ -82,7 +85,7 @@ def test_two_processes(tmp_path: Path) -> None:
 def test_four_processes(tmp_path: Path) -> None:
     """Recipes times laws, a sub-group of the user's, uneven data, nan, workers that do not agree."""
     ended = run("four", 4, tmp_path)
-    check_table(tmp_path, 4)
+    check_table(tmp_path, 4, meeting_bytes(4))
     states = models(tmp_path, "group", [1, 3])
     assert_agree(states)
     for name in ("bmuf", "sync", "warm", "inner_ddp"):

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from paceline.communication import virtual
 from paceline.communication.base import SoloTransport, Transport
 from paceline.communication.sockets.tls import TLS
 from paceline.communication.torch.transport import ProcessTransport, launched
+
+VARIABLE = "PACELINE_TRANSPORT"
+"""Has the kind that `paceline run --transport` names."""
 
 
 def connect(timeout_s: float, group: Any = None, kind: str = "auto", tls: TLS | None = None) -> Transport:
@@ -17,12 +21,19 @@ def connect(timeout_s: float, group: Any = None, kind: str = "auto", tls: TLS | 
     Args:
         timeout_s: deadline of every operation, seconds.
         group: the user's process group, or None.
-        kind: "auto" for torch.distributed, "channel" for a ring over our own sockets.
+        kind: "auto" for what `paceline run --transport` names, else torch.distributed; "channel" for a ring over our
+            own sockets; "mpi" for MPI.
         tls: certificates for a ring; None for unencrypted connections.
     """
     here = virtual.current()
     if here is not None:
         return here.clone()
+    if kind == "auto":
+        kind = os.environ.get(VARIABLE, kind)
+    if kind == "mpi":
+        from paceline.communication.mpi import meeting
+
+        return meeting.meet(timeout_s, group)
     if kind == "channel" and (group is not None or launched()):
         from paceline.communication.ring.meeting import meet
 

@@ -94,8 +94,10 @@ def attach(
         tls: certificates for the connections of asynchronous rules and of `transport="channel"`: a `paceline.TLS`, or
             the folder of `cert.pem`, `key.pem` and `ca.pem`; None takes the folder of `paceline run`, if any, else
             connections are not encrypted.
-        transport: how processes exchange: "auto" is torch.distributed; "channel" is rings over paceline's own sockets,
-            with `tls` for untrusted networks. Tensors then travel through host memory.
+        transport: how processes exchange: "auto" is what `paceline run --transport` names, else torch.distributed;
+            "channel" is rings over paceline's own sockets, with `tls` for untrusted networks; "mpi" is MPI, for
+            processes that `mpiexec` started. Over the last two tensors travel through host memory, unless MPI says
+            that it takes CUDA memory.
         guard: leave contributions far larger than usual out of the mean, like those with inf or nan: "auto" judges
             blocks, "outliers" gradients as well, a `paceline.Guard` sets the limits, and None accepts all.
         checkpoint: directory, or URL of an object store, in which the newest steps of the run are kept, so that

@@ -21,7 +21,7 @@ from paceline.cli.console.program_options import (
     RuleText,
     Timeout,
 )
-from paceline.cli.run import certificates, checks, dry_run, fixed, start, zero_lines
+from paceline.cli.run import certificates, checks, dry_run, fixed, start, under_mpi, zero_lines
 from paceline.cli.run.conclusion import conclude
 from paceline.cli.run.elastic import ElasticOptions, print_plan, resume_run, start_run
 from paceline.cli.run.hosts import HostOptions, job_log_directory, refuse_several_launchers, resolve_cluster
@@ -98,6 +98,13 @@ def run(
         bool, typer.Option("-m", help="The program is a Python module, as with python -m: -m package.module.")
     ] = False,
     force_zero_lines: ForceZeroLines = False,
+    transport: Annotated[
+        str,
+        typer.Option(
+            help="How the workers exchange: auto (torch.distributed), channel (rings over paceline's sockets) or mpi "
+            "(under mpiexec)."
+        ),
+    ] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="Only the workers' output: no status, no summary.")] = False,
     print_only: Annotated[
         bool, typer.Option("--print", help="Print the commands of this and other hosts, and start nothing.")
@@ -119,6 +126,9 @@ def run(
     options = zero_lines.ZeroLineOptions(as_is, force_zero_lines, random_data)
     security = certificates.Security(tls, job, in_the_clear)
     security.check()
+    asked_hosts = HostOptions(workers, hosts, host_index, master)
+    mpi_process = None if is_elastic else under_mpi.process(asked_hosts)
+    under_mpi.check_transport(transport, mpi_process, is_elastic)
     if is_elastic:
         zero_lines.refuse_elastic(program, options)
         if elastic is not None:
@@ -128,11 +138,14 @@ def run(
             return print_plan(asked, program, log, security)
         raise typer.Exit(start_run(asked, program, options, log, overwrite, security, quiet))
     assert program is not None
-    cluster, scheduler = resolve_cluster(HostOptions(workers, hosts, host_index, master), timeout)
+    if mpi_process is not None:
+        passed_on = under_mpi.RunOptions(rule, log, overwrite, timeout, transport, quiet, restarts, print_only)
+        raise typer.Exit(under_mpi.run(mpi_process, program, options, passed_on, security))
+    cluster, scheduler = resolve_cluster(asked_hosts, timeout)
     bare = zero_lines.serves(program, options, cluster.size)
     command = program.command(bare)
     log = log or job_log_directory(scheduler)
-    variables = zero_lines.environment(cluster, bare, random_data)
+    variables = zero_lines.environment(cluster, bare, random_data) | start.chosen_transport(transport)
     if print_only:
         directory = dry_run.log_directory(log)
         added = start.environment(cluster, rule, directory) | dry_run.environment(cluster, security, directory)

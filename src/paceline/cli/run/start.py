@@ -38,6 +38,11 @@ def environment(cluster: LaunchCluster, rule: str | None, directory: Path) -> di
     return added | ({} if rule is None else {"PACELINE_RULE": rule, "PACELINE_RULE_ASKED": "1"})
 
 
+def chosen_transport(transport: str) -> dict[str, str]:
+    """The variable by which the workers learn of `--transport`."""
+    return {} if transport == "auto" else {"PACELINE_TRANSPORT": transport}
+
+
 @contextlib.contextmanager
 def shown(directory: Path, workers: int, quiet: bool, rank_0_only: bool = False) -> Iterator[output.Show]:
     """A function that prints a worker's line; a terminal gets a status line below, unless `quiet`.

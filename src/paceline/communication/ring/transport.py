@@ -12,8 +12,9 @@ from paceline.communication.base import Pending, check_other, check_sizes
 from paceline.communication.ring.connections import Connections
 from paceline.communication.ring.listener import RingListener
 from paceline.communication.ring.plans import Chain, OperationPlan, Pairwise, Ring
-from paceline.communication.ring.wire import EAGER, RECEIVING, SENDING, flat
+from paceline.communication.ring.wire import EAGER, RECEIVING, SENDING
 from paceline.communication.sockets.channel import TLS
+from paceline.communication.staging import ordered_sum, put, staged
 from paceline.communication.subgroups import SubgroupTransport
 from paceline.core.world import World
 
@@ -78,7 +79,7 @@ class RingTransport(SubgroupTransport["RingTransport"]):
 
     def all_reduce(self, x: Tensor) -> Pending:
         self.count("all_reduce", x)
-        own, back = _staged(x)
+        own, back = staged(x)
         likeness = f"all_reduce {own.numel()} {own.dtype}"
         me, size = self.world.rank, self.world.size
         if own.nbytes <= EAGER or size == 1:
@@ -86,7 +87,7 @@ class RingTransport(SubgroupTransport["RingTransport"]):
             rows[me] = own
 
             def add() -> None:
-                own.copy_(_sum(rows))
+                own.copy_(ordered_sum(rows))
                 back()
 
             plan: OperationPlan = Pairwise(self._others(lambda _: rows[me]), self._others(lambda k: rows[k]))
@@ -96,14 +97,14 @@ class RingTransport(SubgroupTransport["RingTransport"]):
 
     def reduce_scatter(self, out: Tensor, x: Tensor) -> Pending:
         self.count("reduce_scatter", x)
-        own, _ = _staged(x)
+        own, _ = staged(x)
         me, size = self.world.rank, self.world.size
         rows = own.view(size, own.numel() // size)
         arrived = torch.empty_like(rows)
         arrived[me] = rows[me]
         plan = Pairwise(self._others(lambda k: rows[k]), self._others(lambda k: arrived[k]))
         likeness = f"reduce_scatter {own.numel()} {own.dtype}"
-        return self._start("reduce_scatter", likeness, plan, lambda: _put(out, _sum(arrived)))
+        return self._start("reduce_scatter", likeness, plan, lambda: put(out, ordered_sum(arrived)))
 
     def all_to_all(
         self, out: Tensor, x: Tensor, out_sizes: Sequence[int] | None = None, in_sizes: Sequence[int] | None = None
@@ -111,7 +112,7 @@ class RingTransport(SubgroupTransport["RingTransport"]):
         me, size = self.world.rank, self.world.size
         check_sizes(out, x, out_sizes, in_sizes, size)
         self.count("all_to_all", x, in_sizes[me] if in_sizes is not None else None)
-        (given, _), (taken, back) = _staged(x), _staged(out)
+        (given, _), (taken, back) = staged(x), staged(out)
         outs = torch.split(given, list(in_sizes)) if in_sizes is not None else given.tensor_split(size)
         ins = torch.split(taken, list(out_sizes)) if out_sizes is not None else taken.tensor_split(size)
         ins[me].copy_(outs[me])
@@ -120,7 +121,7 @@ class RingTransport(SubgroupTransport["RingTransport"]):
 
     def all_gather(self, out: Tensor, x: Tensor) -> Pending:
         self.count("all_gather", x)
-        (own, _), (taken, back) = _staged(x), _staged(out)
+        (own, _), (taken, back) = staged(x), staged(out)
         me, size = self.world.rank, self.world.size
         rows = taken.view(size, own.numel())
         rows[me] = own
@@ -134,7 +135,7 @@ class RingTransport(SubgroupTransport["RingTransport"]):
         me, size = self.world.rank, self.world.size
         if me == source:
             self.count("broadcast", x)
-        own, back = _staged(x)
+        own, back = staged(x)
         if own.nbytes > EAGER:
             chain = [self._ranks[(source + k) % size] for k in range(size)]
             plan: OperationPlan = Chain(chain, (me - source) % size, own)
@@ -147,14 +148,14 @@ class RingTransport(SubgroupTransport["RingTransport"]):
     def send(self, x: Tensor, to: int) -> Pending:
         check_other(self.world, to, "send to")
         self.count("send", x)
-        rank, own = self._ranks[to], _staged(x)[0]
+        rank, own = self._ranks[to], staged(x)[0]
         plan = Pairwise({rank: own}, {}, asked=True)
         name = f"send to {self._connections.world.name(rank)}"
         return self._connections.start(self._sequence, name, _message(own), plan, None, SENDING, rank)
 
     def receive(self, x: Tensor, source: int) -> Pending:
         check_other(self.world, source, "receive from")
-        rank, (own, back) = self._ranks[source], _staged(x)
+        rank, (own, back) = self._ranks[source], staged(x)
         plan = Pairwise({}, {rank: own}, asked=True)
         name = f"receive from {self._connections.world.name(rank)}"
         return self._connections.start(self._sequence, name, _message(own), plan, back, RECEIVING, rank)
@@ -187,26 +188,6 @@ class _RingSubgroup(RingTransport):
 
     def close(self) -> None:
         self._close_sequences()
-
-
-def _staged(x: Tensor) -> tuple[Tensor, Callable[[], None]]:
-    """The elements of `x`, one-dimensional in host memory, and a function that copies them back if that is a copy."""
-    if x.device.type == "cpu" and x.is_contiguous():
-        return flat(x), lambda: None
-    copy = flat(x.detach().cpu().contiguous().clone())
-    return copy, lambda: _put(x, copy)
-
-
-def _put(place: Tensor, elements: Tensor) -> None:
-    place.detach().copy_(elements.view(place.shape))
-
-
-def _sum(rows: Tensor) -> Tensor:
-    """The sum of the rows, in their order."""
-    total = rows[0].clone()
-    for row in rows[1:]:
-        total.add_(row)
-    return total
 
 
 def _message(x: Tensor) -> str:

@@ -61,13 +61,6 @@ def signature(text: str) -> int:
     return zlib.crc32(text.encode())
 
 
-def flat(x: Tensor) -> Tensor:
-    """A one-dimensional view of a contiguous host tensor: the same memory, without autograd."""
-    if not x.numel():
-        return torch.empty(0, dtype=x.dtype)
-    return torch.from_numpy(x.detach().reshape(-1).view(torch.uint8).numpy()).view(x.dtype)
-
-
 def raw(x: Tensor) -> Tensor:
     """The bytes of a one-dimensional tensor."""
     return x.view(torch.uint8)

@@ -12,7 +12,7 @@ from paceline.communication.schedulers import kubernetes, mpi, slurm
 from paceline.communication.schedulers.place import Environment, Hosts, Worker, number
 from paceline.errors import UnsupportedError
 
-__all__ = ["LAUNCHER_VARIABLES", "Environment", "Hosts", "Worker", "alone", "hosts", "several", "worker"]
+__all__ = ["LAUNCHER_VARIABLES", "Environment", "Hosts", "Worker", "alone", "hosts", "mpi_process", "several", "worker"]
 
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 OURS = (*LAUNCHER_VARIABLES, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PACELINE_CONTROL")
@@ -35,6 +35,16 @@ def worker(environment: Environment) -> Worker | None:
     if task is not None and number(environment, "PMI_SIZE", task.size) == task.size:  # srun sets hydra's variables, too
         return task
     return mpi.hydra(environment) or task or kubernetes.worker(environment)
+
+
+def mpi_process(environment: Environment) -> Worker | None:
+    """This process among those of `mpiexec` or `mpirun`, where that has started several and no other launcher has.
+
+    Raises:
+        UnsupportedError: the variables are invalid.
+    """
+    found = worker({**environment, "PACELINE_TRANSPORT": "mpi"})
+    return found if found is not None and found.says in (mpi.HYDRA, mpi.OPEN_MPI) else None
 
 
 def _launched(environment: Environment) -> Worker:

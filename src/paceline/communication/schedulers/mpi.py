@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MPI's launchers: hydra (`mpiexec` of MPICH and Intel MPI) and Open MPI's `mpirun`. MPI itself is not needed.
+"""MPI's launchers: hydra (`mpiexec` of MPICH and Intel MPI) and Open MPI's `mpirun`. MPI itself is not needed here.
 
 Both give a process its rank, but not rank 0's address. Hydra's processes can exchange it
 (:mod:`paceline.communication.torch.pmi`); those of Open MPI cannot without its libraries: on one host they use the
@@ -17,6 +17,8 @@ from paceline.errors import UnsupportedError
 JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 """One of them identifies an `mpirun` on its host."""
 LOOPBACK = "127.0.0.1"
+HYDRA, OPEN_MPI = "MPI", "Open MPI"
+"""What `Worker.says` of such a process."""
 
 
 def hydra(environment: Environment) -> Worker | None:
@@ -24,14 +26,14 @@ def hydra(environment: Environment) -> Worker | None:
     if "PMI_RANK" not in environment or number(environment, "PMI_SIZE", 1) == 1:
         return None
     found = Worker(
-        "MPI",
+        HYDRA,
         number(environment, "PMI_RANK"),
         number(environment, "PMI_SIZE"),
         number(environment, "MPI_LOCALRANKID", 0),
         number(environment, "MPI_LOCALNRANKS", 1),
         master(environment),
     )
-    if found.master is None and not environment.get("PMI_FD"):
+    if found.master is None and not environment.get("PMI_FD") and not _meets_over_mpi(environment):
         raise UnsupportedError(
             f"this is process {found.rank} of {found.size} of an MPI job that does not say where they meet: set "
             "MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port of it, for all (mpiexec -genv NAME VALUE)"
@@ -49,14 +51,14 @@ def open_mpi(environment: Environment, first: tuple[str, int] | None = None) -> 
     if "OMPI_COMM_WORLD_RANK" not in environment or number(environment, "OMPI_COMM_WORLD_SIZE", 1) == 1:
         return None
     found = Worker(
-        "Open MPI",
+        OPEN_MPI,
         number(environment, "OMPI_COMM_WORLD_RANK"),
         number(environment, "OMPI_COMM_WORLD_SIZE"),
         number(environment, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
         number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", 1),
         master(environment) or first,
     )
-    if found.master is not None:
+    if found.master is not None or _meets_over_mpi(environment):
         return found
     job = next((environment[name] for name in JOB if environment.get(name)), "")
     if found.local_size != found.size or not job:
@@ -66,3 +68,8 @@ def open_mpi(environment: Environment, first: tuple[str, int] | None = None) -> 
             "(mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500)"
         )
     return replace(found, master=(LOOPBACK, PORTS[zlib.crc32(job.encode()) % len(PORTS)]))
+
+
+def _meets_over_mpi(environment: Environment) -> bool:
+    """Whether the workers use MPI itself, which needs no address."""
+    return environment.get("PACELINE_TRANSPORT") == "mpi"

@@ -27,7 +27,8 @@ class Settings:
         scaler: the GradScaler, or None.
         group: the torch.distributed group to use, or None for all processes.
         tls: certificates for paceline's own connections, or None for unencrypted ones.
-        transport: "auto" (torch.distributed, among processes) or "channel" (rings over our own sockets).
+        transport: "auto" (as `paceline run --transport` says, else torch.distributed), "channel" (rings over our own
+            sockets) or "mpi".
         control: HOST:PORT of the control plane of an elastic run, or None.
         exchanged: file that an elastic worker creates when its first exchange is committed, or None; it exists as well
             while the worker waits to be needed.
@@ -68,8 +69,10 @@ class Settings:
             raise UnsupportedError(f'outer_state must be "device" or "host", got {self.outer_state!r}')
         if self.data not in ("shared", "own", "split"):
             raise UnsupportedError(f'data must be "shared" or "own", got {self.data!r}')
-        if self.transport not in ("auto", "channel"):
-            raise UnsupportedError(f'transport must be "auto" or "channel", got {self.transport!r}')
+        if self.transport not in ("auto", "channel", "mpi"):
+            raise UnsupportedError(f'transport must be "auto", "channel" or "mpi", got {self.transport!r}')
+        if self.control is not None and self.transport == "mpi":
+            raise UnsupportedError('transport="mpi" is not for elastic runs: an MPI job ends when it loses a process')
         if not isinstance(self.timeout_s, (int, float)) or not self.timeout_s > 0:
             raise UnsupportedError(f"timeout_s must be a number of seconds above 0, got {self.timeout_s!r}")
         if self.tls is not None and not isinstance(self.tls, TLS):
