@@ -20,6 +20,7 @@ import torch  # noqa: E402
 
 from paceline.communication import connect  # noqa: E402
 from paceline.errors import ClosedError, MismatchError, PeerLostError, UnsupportedError  # noqa: E402
+from paceline.update.engine.blocks import chunks  # noqa: E402
 from tests.processes import programs, route_programs  # noqa: E402
 
 
@@ -36,7 +37,7 @@ def laws(directory: Path) -> None:
         "dtypes": dtypes(transport),
         "orders": orders(transport),
         "refused": refused(transport),
-        "hosts": list(transport.world.hosts),
+        "forked": forked(),
     }
     left = transport.all_reduce(torch.ones(1))
     transport.close()
@@ -163,25 +164,27 @@ def levels(directory: Path) -> None:
     again = connect(60)
     again.all_reduce(x).wait()
     again.close()
-    said += [float(x), MPI.Is_finalized(), os.waitstatus_to_exitcode(os.waitpid(forked(), 0)[1])]
+    said += [float(x), MPI.Is_finalized()]
     (directory / f"said.{RANK}").write_text(json.dumps(said))
     world.Barrier()
     MPI.Finalize()
 
 
 def forked() -> int:
-    """A child that ends as a program ends."""
+    """The exit code of a child that ends as a program ends."""
+    faulthandler.cancel_dump_traceback_later()  # a child has not its thread, and would wait for it
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
         raise SystemExit(7)
-    return child
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("error")
+    chunks.SMALL_ELEMENTS = chunks.SMALL_CODED = programs.SMALL
     faulthandler.dump_traceback_later(170, exit=True)
     globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
     faulthandler.cancel_dump_traceback_later()

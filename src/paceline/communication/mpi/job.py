@@ -31,6 +31,10 @@ GRACE_S = 1.0
 """Seconds that a wait goes on after another worker's report: what is under way may still arrive."""
 LONGEST_CALL_S = 5.0
 """Most seconds for all reports; less if a quarter of the deadline is less."""
+LINGER_S = 2 * GRACE_S
+"""Most seconds that a worker which ends with an error waits for the others to hear of it, before the job ends."""
+LAST_WORDS_S = 0.3
+"""For them to write their errors."""
 ATTEND_EVERY_S = 0.25
 """How often the thread looks for a question."""
 REPORT, ASKS = 1, 2
@@ -298,15 +302,20 @@ class MpiJob:
         self._over.set()
         if self._thread is not None:
             self._thread.join()
-        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        if error is None or self._failing or self.mpi.Is_finalized():
+        if self._failing or self.mpi.Is_finalized():
             return
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        if error is None:
+            library.end(self.mpi)
+            return
+        library.abort_at_exit(self.mpi)
         at = f"its end, after {type(error).__name__}: {error}"[:LONGEST]
         self._tell(Doing("busy", "", self._operations, 0.0, at), REPORT)
-        until = time.monotonic() + GRACE_S
-        while time.monotonic() < until and not all(request.Test() for _, request in self._sent):
+        until = time.monotonic() + LINGER_S
+        while time.monotonic() < until and len(self._heard) < self.world.size - 1:
+            self._listen()
             time.sleep(0.01)
-        library.abort_at_exit(self.mpi)
+        time.sleep(LAST_WORDS_S)
 
 
 def _first_line(error: BaseException) -> str:

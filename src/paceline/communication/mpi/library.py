@@ -2,7 +2,7 @@
 """mpi4py and the MPI under it.
 
 MPI is started once in a process: here, by a program that imported mpi4py before, or by a tool in C that called
-`MPI_Init` itself. mpi4py notices the last two, and ends only what it has started.
+`MPI_Init` itself. It is ended here only in the first case.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from paceline.errors import UnsupportedError
 
 INSTALL = "pip install 'paceline[mpi]', and load the cluster's MPI (or, on one machine, pip install mpich)"
 
+_ours: list[bool] = []  # whether MPI was started here; empty if the program imported mpi4py before
+
 
 def load() -> Any:
     """The module `mpi4py.MPI`, with MPI started.
@@ -28,8 +30,11 @@ def load() -> Any:
     try:
         import mpi4py
 
-        if "mpi4py.MPI" not in sys.modules and _started_by_a_tool():
-            mpi4py.rc.errors = "default"  # the tool keeps its own error handler
+        if "mpi4py.MPI" not in sys.modules:
+            _ours.append(not _started_by_a_tool())
+            if not _ours[0]:
+                mpi4py.rc.errors = "default"  # the tool keeps its own error handler
+            mpi4py.rc.finalize = False  # mpi4py would, in forked children as well
         from mpi4py import MPI
     except ImportError as error:
         raise UnsupportedError(f'transport="mpi" needs mpi4py ({error}): {INSTALL}') from error
@@ -70,6 +75,12 @@ def takes_device_memory(mpi: Any) -> bool:
     with contextlib.suppress(OSError, AttributeError):  # a library without the question says no
         return int(ctypes.CDLL(mpi.__file__).MPIX_Query_cuda_support()) == 1
     return False
+
+
+def end(mpi: Any) -> None:
+    """End MPI if it was started here; it waits for the other processes of the job, which come to their ends, too."""
+    if _ours == [True] and not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 def abort_at_exit(mpi: Any) -> None:

@@ -68,22 +68,24 @@ class MpiTransport(SubgroupTransport["MpiTransport"]):
 
     def _opened(self, label: str, ranks: list[int]) -> Any:
         """A communicator of `ranks`; all workers of the present one have to open the same label, or another part."""
-        present, me = self._communicator, self._job.world.rank
+        present = self._communicator
         kind = label.rpartition("/")[2].partition(".")[0]
-        said = torch.tensor([zlib.crc32(kind.encode())])
-        rows = torch.empty(present.Get_size(), dtype=torch.int64)
+        said = torch.tensor([zlib.crc32(kind.encode()), zlib.crc32(repr(ranks).encode()), len(ranks)])
+        rows = torch.empty(present.Get_size(), len(said), dtype=torch.int64)
 
         def steps() -> Steps:
             yield [present.Iallgather(self._bytes(said), self._bytes(rows, len(rows)))]
 
         self._run(f"opening {label}", steps(), 0).wait()
-        if not bool((rows == said).all()):
-            raise MismatchError(self._job.world.sign(f"the workers open different channels or parts; here {label}"))
-        made = present.Split(min(ranks), ranks.index(me))
+        everybody = [tuple(row) for row in rows.tolist()]
+        if any(row[0] != said[0] or everybody.count(row) != row[2] for row in everybody):
+            raise MismatchError(
+                self._job.world.sign(
+                    f"the workers open different channels or parts: this one {label}, with ranks {ranks}"
+                )
+            )
+        made = present.Split(min(ranks), ranks.index(self._job.world.rank))
         made.Set_errhandler(self._mpi.ERRORS_RETURN)
-        members = made.Get_group().Translate_ranks(None, self._job.everyone.Get_group())
-        if list(members) != ranks:
-            raise MismatchError(self._job.world.sign(f"{label} has ranks {ranks} here, and {list(members)} elsewhere"))
         return made
 
     def _subgroup(self, label: str, ranks: list[int], world: World) -> MpiTransport:
