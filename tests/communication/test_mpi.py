@@ -101,11 +101,15 @@ def test_virtual_workers_need_no_mpi() -> None:
         {"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_FD": "7"},
     ],
 )
-def test_a_launcher_that_is_not_of_this_mpi(mpi: Mpi, launcher: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_that_is_not_of_this_mpi(
+    mpi: Mpi, launcher: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else each of four workers would train alone."""
     for name, value in {**launcher, "PACELINE_TRANSPORT": "mpi"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UnsupportedError, match=r"as rank 1 of 4, and MPI \(MPICH Version: 5.0\) counts it as rank 0 of 1"):
+    with pytest.raises(
+        UnsupportedError, match=r"as rank 1 of 4, and MPI \(MPICH Version: 5.0\) counts it as rank 0 of 1"
+    ):
         meeting.meet(SOON)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tool in C that has called `MPI_Init` before it attaches: one MPI, its messages apart from ours, ended by the tool."""
+"""A tool in C that has called `MPI_Init` before it attaches: one MPI, messages apart, ended by the tool."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class MpiJob:
 
     def __init__(self, mpi: Any, timeout_s: float) -> None:
         self.mpi = mpi
-        self.threads = mpi.Query_thread() == mpi.THREAD_MULTIPLE
+        self.threads: bool = mpi.Query_thread() == mpi.THREAD_MULTIPLE
         self.takes_device_memory = library.takes_device_memory(mpi)
         self.world = World(mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size())
         self.told: Callable[[list[dict[str, Any]]], None] | None = None
@@ -103,9 +103,7 @@ class MpiJob:
 
     # -- operations -------------------------------------------------------------------------------
 
-    def start(
-        self, operation: str, steps: Steps, nbytes: int, timeout_s: float, several: bool = False
-    ) -> MpiOperation:
+    def start(self, operation: str, steps: Steps, nbytes: int, timeout_s: float, several: bool = False) -> MpiOperation:
         """Begin an operation; its first requests are made here, those of further steps (`several`) during any wait.
 
         Raises:

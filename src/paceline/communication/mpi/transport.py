@@ -18,7 +18,7 @@ from paceline.communication.base import Pending, check_other, check_sizes
 from paceline.communication.calls import AGREEMENT
 from paceline.communication.mpi.job import MpiJob
 from paceline.communication.mpi.operation import MpiOperation, Steps
-from paceline.communication.staging import flat, ordered_sum, put, staged
+from paceline.communication.staging import ordered_sum, put, staged
 from paceline.communication.subgroups import SubgroupTransport
 from paceline.core.world import World
 from paceline.errors import MismatchError
@@ -59,16 +59,15 @@ class MpiTransport(SubgroupTransport["MpiTransport"]):
     ) -> None:
         super().__init__(world, parent)
         self._init_subgroups(label, ranks)
-        self._job, self._mpi, self.timeout_s = job, job.mpi, timeout_s
+        self._job: MpiJob = job
+        self._mpi, self.timeout_s = job.mpi, timeout_s
         self._begun: list[MpiOperation] = []
         self._slices, self._closed = 0, False
         self._limit = job.everyone.Get_attr(self._mpi.TAG_UB) or LEAST_TAG_LIMIT
-        self._communicator = job.everyone if parent is None else parent._communicator
-        self._communicator = self._opened(label, ranks)
+        self._communicator: Any = self._opened(job.everyone if parent is None else parent._communicator, label, ranks)
 
-    def _opened(self, label: str, ranks: list[int]) -> Any:
-        """A communicator of `ranks`; all workers of the present one have to open the same label, or another part."""
-        present = self._communicator
+    def _opened(self, present: Any, label: str, ranks: list[int]) -> Any:
+        """A communicator of `ranks`; all workers of the `present` one have to open the same label, or another part."""
         kind = label.rpartition("/")[2].partition(".")[0]
         said = torch.tensor([zlib.crc32(kind.encode()), zlib.crc32(repr(ranks).encode()), len(ranks)])
         rows = torch.empty(present.Get_size(), len(said), dtype=torch.int64)
