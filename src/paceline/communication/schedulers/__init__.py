@@ -43,6 +43,8 @@ def mpi_process(environment: Environment) -> Worker | None:
     Raises:
         UnsupportedError: the variables are invalid.
     """
+    if "PMI_RANK" not in environment and "OMPI_COMM_WORLD_RANK" not in environment:
+        return None
     found = worker({**environment, "PACELINE_TRANSPORT": "mpi"})
     return found if found is not None and found.says in (mpi.HYDRA, mpi.OPEN_MPI) else None
 
