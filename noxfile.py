@@ -6,6 +6,7 @@
     make matrix                                      all of them, one after another; several gigabytes of torch
     nox --session "core(python='3.12', torch='2.6.0')"
     nox --session core-3.13 -- tests/run/test_run.py
+    nox --session tensorflow                         the doors that need TensorFlow, which `make test-all` skips
 
 A Python that is not installed, and a pair that does not install, are skipped by name.
 """
@@ -37,6 +38,12 @@ CORE = (
     "tests/rules/topology",
     "tests/communication",
     "tests/doors/zero",
+)
+WITH_TENSORFLOW = (
+    "tests/doors/adapters/test_tensorflow.py",
+    "tests/doors/adapters/test_arrays.py",
+    "tests/doors/adapters/test_keras.py",
+    "tests/doors/adapters/test_array_examples.py",
 )
 TOOLS = ("pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.100")
 
@@ -85,3 +92,12 @@ def core(session: nox.Session, torch: str) -> None:
     )  # fmt: skip
     program = str(place / "tests" / "install" / "program.py")
     session.run("paceline", "run", "--workers", "2", "--overwrite", "--log", str(place / "log"), program)
+
+
+@nox.session(python="3.11")
+def tensorflow(session: nox.Session) -> None:
+    """Arrays, and Keras on all its back ends, with TensorFlow installed; 2 gigabytes."""
+    session.install("--constraint", str(ROOT / "constraints.txt"), f"{ROOT}[jax,keras,sklearn,tensorflow,test]")
+    session.chdir(ROOT)
+    chosen = session.posargs or WITH_TENSORFLOW
+    session.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *chosen)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small Keras 3 model on scikit-learn's digits, on JAX or torch.
+"""A small Keras 3 model on scikit-learn's digits, on JAX, torch or TensorFlow.
 
 $ KERAS_BACKEND=jax python examples/frameworks/with_keras.py
 $ KERAS_BACKEND=torch paceline sim --workers 2 examples/frameworks/with_keras.py

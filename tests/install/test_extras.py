@@ -34,6 +34,7 @@ EXTRAS = {
     "optuna": "search",
     "pyarrow": "parquet",
     "sklearn": "sklearn",
+    "tensorflow": "tensorflow",
     "transformers": "transformers",
     "webdataset": "webdataset",
     "zstandard": "zstd",
@@ -45,6 +46,8 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
 }
 FOR_DEVELOPERS = {"dev", "dist", "docs", "test"}
+ALONE = {"tensorflow"}
+"""Too large to come with all others."""
 DOORS = {
     "accelerate": ("accelerate", "accelerate"),
     "fabric": ("lightning", "lightning"),
@@ -53,6 +56,7 @@ DOORS = {
     "keras": ("keras", "keras"),
     "lightning": ("lightning", "lightning"),
     "sklearn": ("sklearn", "sklearn"),
+    "tensorflow": ("tensorflow", "tensorflow"),
 }
 """Adapter -> the package that it is for, and its extra."""
 
@@ -105,7 +109,7 @@ def test_an_extra_brings_its_package(module: str, extra: str) -> None:
 
 def test_all_is_every_extra_of_a_user() -> None:
     known = extras()
-    of_users = set().union(*(names for extra, names in known.items() if extra not in FOR_DEVELOPERS | {"all"}))
+    of_users = set().union(*(names for extra, names in known.items() if extra not in FOR_DEVELOPERS | ALONE | {"all"}))
     assert known["all"] == of_users
 
 

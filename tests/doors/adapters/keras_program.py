@@ -44,6 +44,16 @@ def train(rule: str | None, resume: Path | None = None, save: Path | None = None
     return [np.array(value).tobytes() for value in made.get_weights()]
 
 
+def mean_of_two() -> list[float]:
+    """One weight, pulled half of the way to 0 on one worker and to 4 on the other, in each of two steps."""
+    made = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    made.compile(keras.optimizers.SGD(0.25), "mse")
+    callback = Paceline(made, "averaging(period=2)")
+    target = np.full((2, 1), 4.0 * callback.run.world.rank, "float32")
+    made.fit(np.ones((2, 1), "float32"), target, 1, 1, 0, [callback])
+    return [float(value) for value in made.get_weights()[0].ravel()]
+
+
 def refusal(rule: str = "bmuf", **compiled: Any) -> str:
     try:
         Paceline(model(**compiled), rule)
@@ -62,6 +72,7 @@ def main(folder: Path) -> None:
         "one is plain": train(rule) == plain,
         "two agree": pair[0] == pair[1] and pair[0] != plain,
         "resumed": resumed[0] == pair[0],
+        "mean of 0 and 3": simulate(mean_of_two, 2),
         "gradients": refusal("sync"),
         "several steps": refusal(steps_per_execution=2),
     }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -13,13 +14,22 @@ import pytest
 
 from tests.paths import python_path
 
+ELSEWHERE = {
+    "tensorflow": "nox --session tensorflow runs this",
+    "chainer": "pip install chainer 'numpy<2' runs this",
+}
+"""Packages that the extra `dev` does not bring along."""
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("name", "workers"), [("numpy", 4), ("sklearn", 2), ("jax", 2), ("keras", 1)])
+@pytest.mark.parametrize(
+    ("name", "workers"), [("numpy", 4), ("sklearn", 2), ("jax", 2), ("keras", 1), ("tensorflow", 2), ("chainer", 2)]
+)
 def test_the_example_learns_digits(name: str, workers: int, tmp_path: Path) -> None:
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed; {ELSEWHERE.get(name, 'the extra dev brings it')}")
     script = str(ROOT / f"examples/frameworks/with_{name}.py")
     around = {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"}
     how = ["-m", "paceline", "sim", "--workers", str(workers)] if workers > 1 else []

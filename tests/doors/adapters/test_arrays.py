@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.doors.adapters.arrays import UNCHANGED_STEPS
+from paceline.doors.adapters.array_run import UNCHANGED_STEPS
 from tests.helpers import same_bits, simulate
 
 RATE = 0.125  # a power of two: a product with it is exact, however it is computed
@@ -186,6 +186,13 @@ def test_what_cannot_be_an_array_is_refused_and_nothing_changes(wrong: Any, says
     with pytest.raises(paceline.UnsupportedError, match=says):
         paceline.attach_arrays({"good": good, "wrong": wrong})
     assert (good == 1).all()
+
+
+def test_an_array_may_have_any_name() -> None:
+    held = {"type": np.zeros(1), "train": np.zeros(1), "layer.0": np.zeros(1), "training": np.zeros(1)}
+    for name in list(held):
+        with paceline.attach_arrays({name: held[name]}, buffers={"float": np.ones(1)}) as run:
+            assert set(run.global_state()) == {name.replace(".", "/"), "float"}
 
 
 def test_arrays_that_overlap_are_refused() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keras 3 on both backends that are served, each in a process of its own."""
+"""Keras 3 on the backends that are served, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from tests.paths import python_path
 
 if importlib.util.find_spec("keras") is None:  # an import would ask for a backend
     pytest.skip("keras is not installed", allow_module_level=True)
+WITH_TENSORFLOW = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed: nox --session tensorflow"
+)
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("backend", ["jax", "torch"])
+@pytest.mark.parametrize("backend", ["jax", "torch", pytest.param("tensorflow", marks=WITH_TENSORFLOW)])
 def test_fit_under_a_rule(backend: str, tmp_path: Path) -> None:
     around = {
         **os.environ,
@@ -37,4 +40,5 @@ def test_fit_under_a_rule(backend: str, tmp_path: Path) -> None:
     assert seen["one is plain"], "one worker's weights are not those of the plain program"
     assert seen["two agree"], "two workers end with different weights, or trained nothing together"
     assert seen["resumed"], "a resumed run ends with other weights than one that never stopped"
+    assert seen["mean of 0 and 3"] == [[1.5], [1.5]]
     assert "exchanges gradients" in seen["gradients"] and "steps_per_execution=1" in seen["several steps"]

@@ -48,7 +48,8 @@ def refused(folder: Path, source: str, *options: str, command: str = "run") -> s
         ("import torch, keras", "trains with keras", "paceline.doors.adapters.keras"),
         ("from sklearn.linear_model import SGDClassifier", "trains with sklearn", "paceline.doors.adapters.sklearn"),
         ("import jax", "trains with jax", "paceline.doors.adapters.jax"),
-        ("import tensorflow as tf", "trains with tensorflow", "no door for TensorFlow"),
+        ("import tensorflow as tf", "trains with tensorflow", "attach_arrays(variables)"),
+        ("import chainer", "trains with chainer", "attach_arrays(arrays)"),
         ("import xgboost", "trains with xgboost", "no door for it"),
     ],
 )

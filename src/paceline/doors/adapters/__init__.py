@@ -8,9 +8,10 @@ Each framework is imported by its own adapter only.
 :mod:`.fabric`                 the same for Lightning's Fabric
 :mod:`.hugging_face`           a callback for the Trainer of transformers
 :mod:`.accelerate`             an `Accelerator`
-:mod:`.arrays`                 writable arrays: NumPy, CuPy, and other libraries with DLPack
+:mod:`.arrays`                 writable arrays: NumPy, CuPy, Chainer, and other libraries with DLPack
 :mod:`.jax`                    JAX, with or without optax
 :mod:`.sklearn`                scikit-learn's models with `partial_fit`
-:mod:`.keras`                  Keras 3 on JAX and torch
+:mod:`.tensorflow`             variables of TensorFlow; through `paceline.attach_arrays`
+:mod:`.keras`                  Keras 3 on JAX, torch and TensorFlow
 =============================  =============================================================================
 """

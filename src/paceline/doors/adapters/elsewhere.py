@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from paceline.errors import UnsupportedError
+from paceline.errors import CheckpointError, UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.tuning.names import checked
 from paceline.tuning.rates import Rates
@@ -60,6 +60,31 @@ class ElsewhereMomentum(SGD):
             tensor.copy_(self.state[parameter]["momentum_buffer"])
             self.state[parameter]["momentum_buffer"] = tensor
         _forget(self)
+
+
+class VariablesState:
+    """The variables of an optimizer of Keras, for checkpoints.
+
+    Args:
+        name: of the optimizer, for messages.
+        owner: has `variables`, each with `assign`.
+    """
+
+    def __init__(self, name: str, owner: Any) -> None:
+        self._name, self._owner = name, owner
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(k): variable.numpy() for k, variable in enumerate(self._owner.variables)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        variables = list(self._owner.variables)
+        if len(variables) != len(state):
+            raise CheckpointError(
+                f"the {self._name} saved had {len(state)} variables, and this one has {len(variables)}; make the same, "
+                "and build it (optimizer.build(variables)), before run.resume()"
+            )
+        for k, variable in enumerate(variables):
+            variable.assign(state[str(k)])
 
 
 def _forget(optimizer: Optimizer) -> None:

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from paceline.core.extras import needed
-from paceline.doors.adapters.immutable import ImmutableRun, Leaves, copies, tensor_of
+from paceline.doors.adapters.copied import copies
+from paceline.doors.adapters.immutable import ImmutableRun, Leaves, tensor_of, tensors_of
 from paceline.doors.adapters.views import named
 from paceline.rules.rule import Rule
 from paceline.run.attach import prepare
@@ -71,7 +72,7 @@ class JaxRun(ImmutableRun):
         """The mean of a tree of gradients over the workers, as new arrays; the tree itself if none is exchanged."""
         if not self._gradients_due:
             return gradients
-        for name, tensor in copies(self._leaves_like("gradient", gradients)).items():
+        for name, tensor in copies(tensors_of(self._leaves_like("gradient", gradients))).items():
             self._parameters[name].grad = tensor
         found = self._exchange_gradients()
         arrays = [jax.dlpack.from_dlpack(found[name]) for name in self._parameters]
@@ -88,7 +89,7 @@ class JaxRun(ImmutableRun):
         found, shape = _named_leaves(tree)
         if shape != self._tree:
             raise self._unsupported(f"the tree of {what}s is {shape}, and was attached as {self._tree}")
-        self._check_like(what, {name: tensor_of(name, leaf) for name, leaf in found.items()})
+        self._check_like(what, tensors_of(found))
         return found
 
     def merge(self) -> None:

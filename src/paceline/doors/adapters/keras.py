@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keras 3 on the JAX and torch backends: one callback.
+"""Keras 3 on the JAX, torch and TensorFlow backends: one callback.
 
     model.compile(...)
     paceline = Paceline(model, rule="bmuf", period=16)
     x, y = paceline.part(x, y)                       # this worker's samples
     model.fit(x, y, epochs=5, callbacks=[paceline])  # the global model is in `model` afterwards
 
-Block rules only, since `fit` keeps its gradients to itself. On torch the variables are exchanged in place; on JAX
-only the steps in which an exchange starts or ends read and write the trainer's state.
+Block rules only, since `fit` keeps its gradients to itself. On torch the variables are exchanged in place; on JAX and
+TensorFlow only the steps in which an exchange starts or ends read and write them.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
+from torch import Tensor
 
 from paceline.core.extras import needed
-from paceline.doors.adapters.arrays import WritableRun
-from paceline.doors.adapters.elsewhere import refuse_gradients
-from paceline.errors import CheckpointError, UnsupportedError
+from paceline.doors.adapters.arrays import run_over
+from paceline.doors.adapters.elsewhere import VariablesState, refuse_gradients
+from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.run.attach import prepare
 from paceline.run.run import Run
@@ -56,11 +56,11 @@ class Paceline(keras.callbacks.Callback):  # type: ignore[misc]
         floats = [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
         parameters, buffers = _named("trained", model.trainable_variables), _named("along", floats)
         if keras.backend.backend() == "jax":
-            self._adapter: _OnTorch | _OnJax = _OnJax(parameters, buffers, chosen, how)
+            self._adapter: _OnVariables | _OnJax = _OnJax(parameters, buffers, chosen, how)
         else:
-            self._adapter = _OnTorch(parameters, buffers, chosen, how)
+            self._adapter = _OnVariables(parameters, buffers, chosen, how)
         self.run: Run = self._adapter.run
-        self.run.include(optimizer=_OptimizerState(model))
+        self.run.include(optimizer=VariablesState("optimizer", model.optimizer))
 
     def part(self, *arrays: Any) -> Any:
         """This worker's samples of arrays that every worker has; a tuple for several arrays."""
@@ -77,13 +77,11 @@ class Paceline(keras.callbacks.Callback):  # type: ignore[misc]
         self._adapter.close()
 
 
-class _OnTorch:
-    """Adapts variables that are torch parameters, which the trainer changes in place."""
+class _OnVariables:
+    """Adapts the variables of torch and TensorFlow, which the trainer changes in place."""
 
     def __init__(self, parameters: dict[str, Any], buffers: dict[str, Any], rule: Rule, settings: Any) -> None:
-        tensors = {name: v.value for name, v in parameters.items()}
-        self._run = WritableRun(tensors, {n: v.value for n, v in buffers.items()} or None, None, None, rule, settings)
-        self.run = self._run
+        self.run = self._run = run_over(parameters, buffers or None, None, None, rule, settings)
 
     def stepped(self, model: Any) -> None:
         self._run.step()
@@ -103,12 +101,12 @@ class _OnJax:
         class VariablesRun(ImmutableRun):
             """Reads the newest arrays from the variables, and writes new ones back."""
 
-            def _copy_in(self) -> None:
+            def _newest(self) -> dict[str, Tensor]:
                 self.leaves = adapter.read()
-                super()._copy_in()
+                return super()._newest()
 
-            def _hand_out(self) -> None:
-                super()._hand_out()
+            def _replace(self, memory: dict[str, Tensor]) -> None:
+                super()._replace(memory)
                 adapter.write(self.leaves)
 
         self._variables = {**parameters, **buffers}
@@ -131,25 +129,6 @@ class _OnJax:
         self.run.close()
 
 
-class _OptimizerState:
-    """The variables of a model's optimizer, for checkpoints."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def state_dict(self) -> dict[str, Any]:
-        return {str(k): np.array(v) for k, v in enumerate(self._model.optimizer.variables)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        variables = self._model.optimizer.variables
-        if len(variables) != len(state):
-            raise CheckpointError(
-                f"the optimizer saved had {len(state)} variables, and this one has {len(variables)}; compile the same"
-            )
-        for k, variable in enumerate(variables):
-            variable.assign(state[str(k)])
-
-
 def _named(kind: str, variables: list[Any]) -> dict[str, Any]:
     """By number and name, since paths may differ between workers."""
     return {f"{kind}/{k}/{v.name.replace('.', '/')}": v for k, v in enumerate(variables)}
@@ -157,9 +136,10 @@ def _named(kind: str, variables: list[Any]) -> dict[str, Any]:
 
 def _check(model: Any) -> None:
     backend = keras.backend.backend()
-    if backend not in ("jax", "torch"):
+    if backend not in ("jax", "torch", "tensorflow"):
         raise UnsupportedError(
-            f"Keras runs on {backend}, and paceline supports jax and torch; set KERAS_BACKEND before keras is imported"
+            f"Keras runs on {backend}, and paceline supports jax, torch and tensorflow; set KERAS_BACKEND before keras "
+            "is imported"
         )
     if not model.built or not getattr(model, "compiled", False):
         raise UnsupportedError(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from paceline.errors import UnsupportedError
 IMMUTABLE = {
     "jax": "attach it through paceline.doors.adapters.jax",
     "jaxlib": "attach it through paceline.doors.adapters.jax",
-    "tensorflow": "copy its values with numpy(), and write them back after each step",
+    "tensorflow": "attach tf.Variables, and nothing else beside them",
 }
 """Libraries with DLPack whose arrays are immutable, and the alternative."""
 
@@ -26,7 +26,7 @@ Arrays = Mapping[str, Any] | Sequence[Any]
 
 
 def named(arrays: Arrays) -> dict[str, Any]:
-    """Name -> array; arrays of a sequence are numbered."""
+    """Name -> array; arrays of a sequence are numbered, and variables of Keras stand for those of its back end."""
     pairs: Iterable[tuple[str, Any]]
     if isinstance(arrays, Mapping):
         pairs = ((str(name), array) for name, array in arrays.items())
@@ -41,10 +41,15 @@ def named(arrays: Arrays) -> dict[str, Any]:
         plain = name.replace(".", "/")  # torch keeps the dot for modules inside modules
         if not plain or plain in found:
             raise UnsupportedError(f"{name!r} is empty or names two arrays; give each array its own name")
-        found[plain] = array
+        found[plain] = array.value if library(array) == "keras" and hasattr(array, "value") else array
     if not found:
         raise UnsupportedError("there is no array to attach")
     return found
+
+
+def library(array: Any) -> str:
+    """The package that the array's type comes from."""
+    return type(array).__module__.partition(".")[0]
 
 
 def view(name: str, array: Any) -> Tensor:
@@ -91,33 +96,54 @@ def _plain(tensor: Tensor) -> str:
 
 
 def _shared(name: str, array: Any) -> Tensor:
-    library = type(array).__module__.partition(".")[0]
-    if library in IMMUTABLE:
-        raise UnsupportedError(f"{name} is an array of {library}, which is immutable; {IMMUTABLE[library]}")
+    if library(array) in IMMUTABLE:
+        raise UnsupportedError(
+            f"{name} is an array of {library(array)}, which is immutable; {IMMUTABLE[library(array)]}"
+        )
     if isinstance(array, Tensor):
         return array.detach()
     if isinstance(array, np.ndarray):
         return _of_numpy(name, array)
     if hasattr(array, "__dlpack__"):
-        try:
-            return from_dlpack(array)
-        except (BufferError, RuntimeError, TypeError, ValueError, AssertionError) as error:
-            raise UnsupportedError(f"{name} ({type(array).__name__}) cannot be shared with torch: {error}") from error
+        return _by(from_dlpack, name, array)
+    if hasattr(array, "__cuda_array_interface__"):
+        if array.__cuda_array_interface__["data"][1]:
+            raise UnsupportedError(_read_only(name))
+        return _by(torch.as_tensor, name, array)
+    if hasattr(array, "__array_interface__"):
+        return _of_numpy(name, np.asarray(array))
     try:
         memory = memoryview(array)
     except TypeError:
         raise UnsupportedError(
-            f"{name} is a {type(array).__name__}, which has neither DLPack nor the buffer protocol; "
-            "attach arrays, e.g. of NumPy"
+            f"{name} is a {type(array).__name__}, which has neither DLPack nor the buffer protocol; {_instead(array)}"
         ) from None
     return _of_numpy(name, np.asarray(memory))
 
 
+def _by(share: Callable[[Any], Tensor], name: str, array: Any) -> Tensor:
+    try:
+        return share(array)
+    except (BufferError, RuntimeError, TypeError, ValueError, AssertionError) as error:
+        raise UnsupportedError(f"{name} ({type(array).__name__}) cannot be shared with torch: {error}") from error
+
+
+def _instead(array: Any) -> str:
+    """What to attach: the array inside of a blob of Caffe, a parameter of Chainer and their like, if it is one."""
+    for attribute in ("array", "data"):
+        inside = getattr(array, attribute, None)
+        if hasattr(inside, "shape") and hasattr(inside, "dtype"):
+            return f"attach the {type(inside).__name__} inside of it, .{attribute}"
+    return "attach arrays, e.g. of NumPy"
+
+
+def _read_only(name: str) -> str:
+    return f"{name} is read-only, and training writes to it; attach a copy and train that: array.copy()"
+
+
 def _of_numpy(name: str, array: np.ndarray[Any, Any]) -> Tensor:
     if not array.flags.writeable:
-        raise UnsupportedError(
-            f"{name} is read-only, and training writes to it; attach a copy and train that: array.copy()"
-        )
+        raise UnsupportedError(_read_only(name))
     if array.dtype.name == "bfloat16":  # of ml_dtypes, which torch does not accept
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     try:

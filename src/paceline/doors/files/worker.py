@@ -6,11 +6,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from paceline.doors.adapters.arrays import attach_arrays
+from paceline.doors.adapters.arrays import WritableRun
 from paceline.doors.files import formats
 from paceline.doors.files.plan import Plan, checked_rule
 from paceline.doors.files.training import Training, untrained
 from paceline.errors import PacelineError
+from paceline.run.attach import prepare
 
 
 def main(arguments: list[str]) -> int:
@@ -34,7 +35,8 @@ def train(plan: Plan) -> None:
     keep = untrained(dict(form.read(data).tensors))
     model = form.read(data, keep)
     rule = checked_rule(plan.rule)
-    run = attach_arrays(dict(model.tensors), rule, seed=plan.seed, timeout_s=plan.timeout_s, data="own")
+    how = prepare(rule, seed=plan.seed, timeout_s=plan.timeout_s, data="own")
+    run = WritableRun(dict(model.tensors), None, None, None, *how)
     with run:
         Training(plan, run, form, model, keep).train()
 

@@ -27,11 +27,25 @@ DOORS = (
     (("sklearn",), "use attach(model) and run.step() of paceline.doors.adapters.sklearn around partial_fit"),
     (
         ("tensorflow",),
-        "paceline has no door for TensorFlow; Keras on JAX or torch has one (paceline.doors.adapters.keras)",
+        "use run = paceline.attach_arrays(variables) and run.step() after each step, or for Keras's fit the callback "
+        "Paceline(..) of paceline.doors.adapters.keras",
     ),
+    (("chainer", "cupy"), "use run = paceline.attach_arrays(arrays) and run.step() after each step"),
     (("xgboost", "lightgbm", "catboost"), "paceline has no door for it"),
 )
-OWN_LOOPS = ("keras", "jax", "flax", "optax", "sklearn", "tensorflow", "xgboost", "lightgbm", "catboost")
+OWN_LOOPS = (
+    "keras",
+    "jax",
+    "flax",
+    "optax",
+    "sklearn",
+    "tensorflow",
+    "chainer",
+    "cupy",
+    "xgboost",
+    "lightgbm",
+    "catboost",
+)
 """Frameworks that train without torch, or with its arrays alone."""
 
 
