@@ -11,7 +11,7 @@ LAYERS = [
     ("relu1", "ReLU", {}),
     ("ip2", "InnerProduct", {"num_output": 10}),
 ]
-SOLVER = {"base_lr": 0.05, "lr_policy": "step", "gamma": 0.5, "stepsize": 350, "momentum": 0.9, "weight_decay": 5e-4}
+SOLVER = {"base_lr": 0.1, "lr_policy": "step", "gamma": 0.5, "stepsize": 700, "momentum": 0.9, "weight_decay": 5e-4}
 
 x, digit = load_digits(return_X_y=True)
 x = (x / 16).astype("float32")
@@ -19,7 +19,7 @@ batches = [(x[k : k + 20], digit[k : k + 20]) for k in range(0, 1400, 20)]
 
 net = Net(64, LAYERS, seed=1)
 solver = SGDSolver(net, **SOLVER)
-for _ in range(10):
+for _ in range(20):
     for images, labels in batches:
         net.set_input_arrays(images, labels)
         solver.step(1)

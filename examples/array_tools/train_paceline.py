@@ -13,7 +13,7 @@ LAYERS = [
     ("relu1", "ReLU", {}),
     ("ip2", "InnerProduct", {"num_output": 10}),
 ]
-SOLVER = {"base_lr": 0.05, "lr_policy": "step", "gamma": 0.5, "stepsize": 350, "momentum": 0.9, "weight_decay": 5e-4}
+SOLVER = {"base_lr": 0.1, "lr_policy": "step", "gamma": 0.5, "stepsize": 700, "momentum": 0.9, "weight_decay": 5e-4}
 
 x, digit = load_digits(return_X_y=True)
 x = (x / 16).astype("float32")
@@ -24,7 +24,7 @@ solver = SGDSolver(net, **SOLVER)
 weights, history = ([blob.data for blob in blobs] for blobs in (solver.params, solver.history))
 run = paceline.attach_arrays(weights, "bmuf", period=4, momentum=history, decay=solver.momentum)
 solver.stepsize //= run.world.size
-for _ in range(10):
+for _ in range(20):
     for images, labels in run.share(batches):
         solver.base_lr = run.tuned("lr", SOLVER["base_lr"])
         net.set_input_arrays(images, labels)

@@ -45,11 +45,11 @@ def train(rule: str | None, resume: Path | None = None, save: Path | None = None
 
 
 def mean_of_two() -> list[float]:
-    """One weight, pulled half of the way to 0 on one worker and to 4 on the other, in each of two steps."""
+    """One weight, pulled half of the way to 4 on one worker and to 8 on the other, in each of two steps."""
     made = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
     made.compile(keras.optimizers.SGD(0.25), "mse")
     callback = Paceline(made, "averaging(period=2)")
-    target = np.full((2, 1), 4.0 * callback.run.world.rank, "float32")
+    target = np.full((2, 1), 4.0 + 4.0 * callback.run.world.rank, "float32")
     made.fit(np.ones((2, 1), "float32"), target, 1, 1, 0, [callback])
     return [float(value) for value in made.get_weights()[0].ravel()]
 
@@ -72,7 +72,7 @@ def main(folder: Path) -> None:
         "one is plain": train(rule) == plain,
         "two agree": pair[0] == pair[1] and pair[0] != plain,
         "resumed": resumed[0] == pair[0],
-        "mean of 0 and 3": simulate(mean_of_two, 2),
+        "mean of 3 and 6": simulate(mean_of_two, 2),
         "gradients": refusal("sync"),
         "several steps": refusal(steps_per_execution=2),
     }

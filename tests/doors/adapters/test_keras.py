@@ -40,5 +40,5 @@ def test_fit_under_a_rule(backend: str, tmp_path: Path) -> None:
     assert seen["one is plain"], "one worker's weights are not those of the plain program"
     assert seen["two agree"], "two workers end with different weights, or trained nothing together"
     assert seen["resumed"], "a resumed run ends with other weights than one that never stopped"
-    assert seen["mean of 0 and 3"] == [[1.5], [1.5]]
+    assert seen["mean of 3 and 6"] == [[4.5], [4.5]]
     assert "exchanges gradients" in seen["gradients"] and "steps_per_execution=1" in seen["several steps"]
