@@ -202,8 +202,8 @@ class Run:
 
         Under block rules the current block ends here, at any number of minibatches; the call waits for its result, and
         the next block begins. Under asynchronous rules it waits for pending pushes, and all workers that live take the
-        same values. Under gradient rules every step is merged already, and it does nothing. Call it at the end of an epoch,
-        before the global model is evaluated or saved.
+        same values. Under gradient rules every step is merged already, and it does nothing. Call it at the end of an
+        epoch, before the global model is evaluated or saved.
         """
         self._check_open()
         if self._engine is not None:
