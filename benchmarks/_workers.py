@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -59,11 +60,40 @@ def launch(
     finally:
         for process in processes:
             process.kill()
+    return _answer_in(text, script, arguments)
+
+
+def _answer_in(text: str, script: str, arguments: list[str]) -> dict[str, Any]:
     for line in text.splitlines():
         if line.startswith("ANSWER "):
             found: dict[str, Any] = json.loads(line.removeprefix("ANSWER "))
             return found
     raise SystemExit(f"{script} {' '.join(arguments)}: rank 0 gave no answer; it printed:\n{text}")
+
+
+def mpiexec() -> str:
+    """The launcher of the MPI that is installed beside this Python, with mpi4py; empty if there is none."""
+    found = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
+    return found if found is not None and importlib.util.find_spec("mpi4py") is not None else ""
+
+
+def launch_under_mpi(script: str, arguments: list[str], workers: int, timeout_s: float) -> dict[str, Any]:
+    """As `launch`, by MPI's own launcher, so that workers may exchange over MPI as well."""
+    environment = {"WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [mpiexec()]
+    for rank in range(workers):
+        command += [":"] if rank else []
+        command += ["-n", "1", "-env", "RANK", str(rank), "-env", "LOCAL_RANK", str(rank), sys.executable, script]
+        command += arguments
+    done = subprocess.run(
+        command,
+        env={**os.environ, **environment, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=timeout_s,
+    )
+    return _answer_in(done.stdout, script, arguments)
 
 
 class Hosts:

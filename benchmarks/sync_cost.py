@@ -4,16 +4,20 @@
 Two processes hold a 100 MB fp32 model (25 tensors of 4 MB). In turn, ten times each, they make one `bmuf`
 synchronisation of it and one gloo all-reduce of a flat 100 MB buffer; the figure is the ratio of the medians. On
 loopback the passes over memory are the cost; between two network namespaces joined at 1 Gbit/s the network is.
+On loopback mpiexec starts the processes, if mpi4py and an MPI are installed: then a row has the all-reduce of the same
+buffer over `transport="mpi"`.
 
     python benchmarks/sync_cost.py [--repeats 10] [--rate 1000]
 
-The last line is a JSON object: `ratio` and `ratio_1gbit` (null where namespaces cannot be made, with the reason).
+The last line is a JSON object: `ratio`, `ratio_1gbit` (null where namespaces cannot be made, with the reason) and
+`mpi_ratio`, the all-reduce over MPI over gloo's (null without MPI).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -22,10 +26,11 @@ from typing import Any
 import _quick
 import torch
 import torch.distributed as dist
-from _workers import Hosts, answer, is_worker, launch
+from _workers import Hosts, answer, is_worker, launch, launch_under_mpi, mpiexec
 from torch import nn
 
 import paceline
+from paceline.communication import connect
 
 TENSORS, ELEMENTS = 25, 1_000_000
 
@@ -94,6 +99,7 @@ def worker(repeats: int) -> None:
     model, optimizer, run = attached()
     flat = torch.randn(TENSORS * ELEMENTS)
     rows: dict[str, list[float]] = {"bmuf": [], "all_reduce": []}
+    over_mpi = connect(600, None, "mpi") if "PMI_RANK" in os.environ else None
     for repeat in range(repeats + 2):
         with torch.no_grad():
             for weight in model.weights:
@@ -101,6 +107,10 @@ def worker(repeats: int) -> None:
         sync_s = timed(optimizer.step)  # no gradients: the step is the synchronisation
         bare_s = timed(lambda: dist.all_reduce(flat))
         flat.mul_(0.5)
+        if over_mpi is not None:
+            mpi_s = timed(lambda: over_mpi.all_reduce(flat).wait())
+            flat.mul_(0.5)
+            rows.setdefault("mpi", []).extend([mpi_s] if repeat >= 2 else [])
         if repeat >= 2:  # the first touch of memory is not what is measured
             rows["bmuf"].append(sync_s)
             rows["all_reduce"].append(bare_s)
@@ -121,7 +131,8 @@ def main() -> None:
         worker(options.repeats)
         return
     arguments = ["--repeats", str(options.repeats)]
-    results = {"loopback": launch(__file__, arguments, 2, 600)}
+    start = launch_under_mpi if mpiexec() else launch
+    results = {"loopback": start(__file__, arguments, 2, 600)}
     reason = Hosts.possible()
     if not reason:
         with Hosts(options.rate) as hosts:
@@ -132,6 +143,8 @@ def main() -> None:
             print(f"{network:14} {name:12} {1e3 * seconds:7.1f} ms {seconds / medians['all_reduce']:16.3f}")
     ratios = [medians["bmuf"] / medians["all_reduce"] for medians in results.values()]
     found = {"ratio": round(ratios[0], 3), "ratio_1gbit": round(ratios[1], 3) if len(ratios) > 1 else None}
+    over_mpi = results["loopback"].get("mpi")
+    found["mpi_ratio"] = round(over_mpi / results["loopback"]["all_reduce"], 3) if over_mpi is not None else None
     if reason:
         found["no_1gbit_because"] = reason
     print(json.dumps(found))
