@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import paceline
+from paceline.cli import app
 from paceline.communication import connect, schedulers, virtual
 from paceline.communication.mpi import library, meeting
 from paceline.errors import UnsupportedError
 
 SOON = 10.0
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_FD": "7", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
 
 
 class Communicator:
@@ -122,8 +126,43 @@ def test_settings_that_exclude_mpi(mpi: Mpi, monkeypatch: pytest.MonkeyPatch) ->
         paceline.attach(model, torch.optim.SGD(model.parameters()), transport="mpi")
 
 
+def test_hosts_with_different_mpis(mpi: Mpi, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = ["a\nMPICH Version: 5.0", "b\nMPICH Version: 4.1", "a\nMPICH Version: 5.0"]
+    monkeypatch.setattr(meeting, "gathered", lambda *_: said)
+    job: Any = types.SimpleNamespace(mpi=mpi, world=paceline.World(2, 3))
+    with pytest.raises(UnsupportedError, match=r"rank 0 on a has 'MPICH Version: 5.0' and rank 1 on b has .*4.1"):
+        meeting._world(job, SOON)
+    said[1] = "b\nMPICH Version: 5.0"
+    world = meeting._world(job, SOON)
+    assert (world.hosts, world.local_rank, world.local_size) == (("a", "b", "a"), 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "says"),
+    [
+        ("--transport mpi", {}, "needs workers that MPI started: mpiexec"),
+        ("--transport mpi --workers 2", HYDRA, "without --workers"),
+        ("--transport pigeon", {}, "auto, channel or mpi, got 'pigeon'"),
+        ("--transport mpi --elastic 1:2", {}, "elastic runs have connections of their own"),
+        ("--restarts 2", HYDRA, "--restarts is for commands that start the workers"),
+        ("--rule asgd", HYDRA, "opens connections of its own"),
+        ("--job file", HYDRA, "--job is for launchers that make certificates"),
+    ],
+)
+def test_options_that_do_not_go_with_mpi(
+    options: str, environment: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.chdir(tmp_path)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    Path("train.py").write_text("import paceline")
+    found = CliRunner().invoke(app, ["run", *options.split(), "train.py"])
+    assert found.exit_code == 2 and says in found.stderr, found.output
+
+
 def test_which_processes_mpi_started() -> None:
-    hydra = {"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_FD": "7", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+    hydra = HYDRA
     found = schedulers.mpi_process(hydra)
     assert found is not None and (found.rank, found.size, found.local_size) == (1, 4, 4)
     apart = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}

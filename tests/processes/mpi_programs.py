@@ -6,6 +6,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -130,6 +131,15 @@ def raises(directory: Path) -> None:
         transport.all_reduce(torch.ones(3)).wait()
     except PeerLostError as error:
         (directory / f"error.{RANK}").write_text(str(error))
+
+
+def killed(directory: Path) -> None:
+    """Rank 1 is killed while the others wait for it."""
+    transport = connect(60)
+    transport.barrier()
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    transport.barrier()
 
 
 def levels(directory: Path) -> None:

@@ -108,6 +108,25 @@ def test_a_worker_that_raises_ends_the_job(tmp_path: Path) -> None:
         assert "at its end, after KeyError" in said
 
 
+def test_a_killed_worker_ends_the_job(tmp_path: Path) -> None:
+    """By mpiexec, long before the deadline of a minute; `paceline run` says which worker it was."""
+    code, out = program("killed", 3, tmp_path)
+    assert code == 9 and "Killed (signal 9)" in out, (code, out)
+    (tmp_path / "train.py").write_text(KILLED)
+    code, out = mpiexec(2, [sys.executable, "-m", "paceline", "run", "--transport", "mpi", "train.py"], tmp_path)
+    assert code == 137 and re.search(r"worker 1 on \S+: killed by SIGKILL", out), (code, out)
+
+
+KILLED = """
+import os, signal, torch, paceline
+model = torch.nn.Linear(1, 1)
+run = paceline.attach(model, torch.optim.SGD(model.parameters()), timeout_s=60)
+if run.world.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+run.messages.barrier()
+"""
+
+
 def test_a_program_with_an_mpi_of_its_own(tmp_path: Path) -> None:
     code, out = program("levels", 2, tmp_path)
     assert code == 0, out

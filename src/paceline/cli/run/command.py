@@ -128,7 +128,7 @@ def run(
     security.check()
     asked_hosts = HostOptions(workers, hosts, host_index, master)
     mpi_process = None if is_elastic else under_mpi.process(asked_hosts)
-    under_mpi.check_transport(transport, mpi_process, is_elastic)
+    transport = under_mpi.check_transport(transport, mpi_process, is_elastic)
     if is_elastic:
         zero_lines.refuse_elastic(program, options)
         if elastic is not None:

@@ -19,12 +19,17 @@ from paceline.cli.launch import parent_death
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks, failure, start, zero_lines
 from paceline.cli.run.certificates import Security
+from paceline.cli.run.conclusion import point_at_logs
 from paceline.cli.run.hosts import HostOptions
 from paceline.cli.run.program import Program
 from paceline.cli.run.zero_lines import ZeroLineOptions
 from paceline.communication import schedulers
 from paceline.communication.schedulers import Worker
+from paceline.core.world import host_name
 from paceline.errors import PacelineError
+
+SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+"""Have the number of processes of mpiexec."""
 
 
 @dataclass(frozen=True)
@@ -61,17 +66,23 @@ def process(asked: HostOptions) -> Worker | None:
     return found if asked == HostOptions(None, None, None, None) else None
 
 
-def check_transport(transport: str, own: Worker | None, elastic: bool) -> None:
-    """Refuse an unknown transport, one for elastic runs, and MPI where MPI has not started the workers."""
+def check_transport(transport: str, own: Worker | None, elastic: bool) -> str:
+    """Refuse an unknown transport, one for elastic runs, and MPI where MPI has not started the workers.
+
+    Returns the transport to use: a worker that mpiexec started alone needs none.
+    """
     if transport not in ("auto", "channel", "mpi"):
         refuse(f"--transport must be auto, channel or mpi, got {transport!r}")
     if elastic and transport != "auto":
         refuse(f"--transport {transport} is for runs of a fixed size: elastic runs have connections of their own")
+    if transport == "mpi" and own is None and "1" in (os.environ.get(name) for name in SIZES):
+        return "auto"
     if transport == "mpi" and own is None:
         refuse(
             "--transport mpi needs workers that MPI started: mpiexec -n 4 paceline run --transport mpi train.py, "
             "without --workers, --hosts, --host-index and --master"
         )
+    return transport
 
 
 def run(own: Worker, program: Program, zero: ZeroLineOptions, options: RunOptions, security: Security) -> int:
@@ -84,11 +95,15 @@ def run(own: Worker, program: Program, zero: ZeroLineOptions, options: RunOption
     directory = _log_directory(own, cluster, options)
     environment = {**os.environ, **_variables(own, cluster, directory, options), **certificates}
     environment |= zero_lines.environment(cluster, bare, zero.random_data)
-    code = _run(program.command(bare), environment, directory, own.rank if bare else 0)
-    if own.rank or options.quiet:
-        return code
-    if code == 0 and directory is not None:
-        code = int(zero_lines.work_not_shared(directory, zero, program, own.size, options.rule))
+    ended = _run(program.command(bare), environment, directory, own.rank if bare else 0)
+    if ended < 0:  # mpiexec names the process, and not its rank
+        err().print(f"worker {own.rank} on {host_name()}: {failure.exit_text(ended)}", markup=False, soft_wrap=True)
+    code = failure.exit_code(ended)
+    if own.rank == 0 and directory is not None:
+        if not options.quiet:
+            point_at_logs(directory)
+        if code == 0:
+            code = int(zero_lines.work_not_shared(directory, zero, program, own.size, options.rule))
     return code
 
 
@@ -133,7 +148,7 @@ def _name_of_job() -> str:
 
 
 def _run(command: list[str], environment: dict[str, str], directory: Path | None, hidden: int) -> int:
-    """Run the worker; a `hidden` rank other than 0 writes what it prints into a file, and its errors here."""
+    """Run the worker to its exit code, minus a signal's number; a `hidden` rank other than 0 prints into a file."""
     with ExitStack() as stack:
         out = None
         if hidden:
@@ -150,7 +165,7 @@ def _run(command: list[str], environment: dict[str, str], directory: Path | None
             close_fds=False,  # one of them leads to mpiexec
         )
         try:
-            return failure.exit_code(worker.wait())
+            return worker.wait()
         except BaseException:
             worker.kill()
             worker.wait()
