@@ -2,13 +2,14 @@
 """A training tool in C++ on four workers: what changes in it, what it costs, and whether it learns as well.
 
 `examples/c_tool` before and after is compiled and trained: by itself, and on 4 workers under `bmuf` and `averaging`, of
-which `bmuf` twice. A small tool in C makes steps of about 5 ms, with and without `pl_step` in turn, and inside a block.
+which `bmuf` twice. A small tool in C makes steps of about 5 ms inside a block, 8 with `pl_step` and 8 without.
 Two processes exchange an array through the C library and one as large through `attach_arrays` in turn.
 
-    python benchmarks/c_tool.py [--steps 500] [--megabytes 100] [--exchanges 9] [--frames 60000] [--epochs 6]
+    python benchmarks/c_tool.py [--pairs 60] [--megabytes 100] [--exchanges 9] [--frames 60000] [--epochs 6]
 
-The last line is a JSON object: `changed_lines` of the tool, `step_overhead` (ratio of the medians), `sync_ratio` (the
-same, of an exchange), `error` (held-out, percent, by rule; `alone` is the tool before) and `same_bits` of two runs.
+The last line is a JSON object: `changed_lines` of the tool, `step_overhead` (median, over all pairs of runs, of the
+ratio of the thread's processor seconds), `sync_ratio` (ratio of the medians of an exchange), `error` (held-out,
+percent, by rule; `alone` is the tool before) and `same_bits` of two runs.
 """
 
 from __future__ import annotations
@@ -20,37 +21,19 @@ import json
 import os
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import _quick
 import numpy as np
+from _c_tools import EXAMPLE, HERE, compile_example, frames, on_workers, told
 from _workers import answer, is_worker, launch
 
 import paceline
-from paceline_c.build import Place, build
+from paceline_c.build import Place
 
-HERE = Path(__file__).resolve().parent
-EXAMPLE = HERE.parent / "examples" / "c_tool"
 WARM = 2
-
-
-def told(command: list[str]) -> str:
-    """What a command prints; it must succeed."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
-    return done.stdout
-
-
-def on_workers(count: int, command: list[str], folder: Path, rule: str | None = None) -> str:
-    """What the workers of `paceline run` print."""
-    asked = ["--rule", rule] if rule else []
-    start = [sys.executable, "-m", "paceline", "run", "--workers", str(count), "--overwrite", "--log"]
-    return told([*start, str(folder / "log"), *asked, *command])
 
 
 def changed_lines() -> int:
@@ -60,13 +43,11 @@ def changed_lines() -> int:
     return sum(max(b - a, d - c) for kind, a, b, c, d in changes if kind != "equal")
 
 
-def compile_tools(place: Place, folder: Path, frames: int) -> None:
+def compile_tools(place: Place, folder: Path, count: int) -> None:
     """The library, the example with its data, and the tool of 5 ms."""
-    build(place)
-    flags = " ".join([*place.cflags(), *place.libs()])
-    told(["make", "-s", "-C", str(EXAMPLE), f"OUT={folder}", f"CONFIG=echo {flags}; true", "all"])
-    for name, seed, count in (("training", "1", frames), ("heldout", "2", 10_000)):
-        told([str(folder / "frames"), str(folder / name), str(count), seed])
+    compile_example(place, folder)
+    for name, seed, size in (("training", 1, count), ("heldout", 2, 10_000)):
+        frames(folder, name, size, seed)
     steps = [str(HERE / "_c_tool" / "steps.c"), *place.cflags(), *place.libs(), "-o", str(folder / "steps")]
     told(["cc", "-O2", *steps])
 
@@ -88,11 +69,10 @@ def errors(folder: Path, rules: list[str], workers: int, epochs: int) -> tuple[d
     return last, models[0] == models[1]
 
 
-def step_overhead(folder: Path, steps: int) -> tuple[float, float]:
-    """Seconds of a step without and with `pl_step`."""
-    found = re.search(r"ANSWER ([\d.]+) ([\d.]+)", on_workers(2, [str(folder / "steps"), str(steps)], folder))
-    assert found is not None
-    return float(found[1]), float(found[2])
+def step_overhead(folder: Path, pairs: int) -> list[float]:
+    """Processor seconds of a step, and over it those of a step with `pl_step`: the median and the quartiles."""
+    said = on_workers(2, [str(folder / "steps"), str(pairs)], folder)
+    return [float(word) for word in said.partition("ANSWER ")[2].split()]
 
 
 def worker(prefix: Path, megabytes: float, exchanges: int) -> None:
@@ -122,7 +102,7 @@ def worker(prefix: Path, megabytes: float, exchanges: int) -> None:
 def main() -> None:
     """Run and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=500, help="without, and as many with pl_step")
+    parser.add_argument("--pairs", type=int, default=60, help="of 8 steps without, and as many with pl_step")
     parser.add_argument("--megabytes", type=float, default=100.0, help="of an exchange")
     parser.add_argument("--exchanges", type=int, default=9, help="through C, and as many through Python")
     parser.add_argument("--frames", type=int, default=60_000, help="to train on")
@@ -131,7 +111,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4, help="of the training")
     parser.add_argument("--prefix", type=Path, help=argparse.SUPPRESS)
     quick = {
-        "steps": 20,
+        "pairs": 5,
         "megabytes": 1.0,
         "exchanges": 5,
         "frames": 4000,
@@ -148,14 +128,14 @@ def main() -> None:
         folder = Path(scratch)
         compile_tools(Place(folder / "prefix"), folder, options.frames)
         error, same = errors(folder, options.rules, options.workers, options.epochs)
-        plain_s, attached_s = step_overhead(folder, options.steps)
+        step_s, overhead, *between = step_overhead(folder, options.pairs)
         sizes = ["--megabytes", str(options.megabytes), "--exchanges", str(options.exchanges)]
         sync = launch(__file__, [*sizes, "--prefix", str(folder / "prefix")], 2, 600)
-    lines, overhead, ratio = changed_lines(), attached_s / plain_s, sync["c_s"] / sync["python_s"]
+    lines, ratio = changed_lines(), sync["c_s"] / sync["python_s"]
     for name, value in error.items():
         print(f"held-out error, {name:10} {value:6.2f} %")
     print(f"lines of the tool that changed {lines}; two runs wrote {'the same' if same else 'different'} bits")
-    print(f"a step {1e3 * plain_s:.3f} ms, with pl_step {1e3 * attached_s:.3f} ms  ({overhead:.4f} times)")
+    print(f"a step {1e3 * step_s:.3f} ms, with pl_step {overhead:.4f} times ({between[0]:.4f} to {between[1]:.4f})")
     print(f"an exchange through Python {sync['python_s']:.3f} s, through C {sync['c_s']:.3f} s  ({ratio:.3f} times)")
     figures = {"changed_lines": lines, "step_overhead": round(overhead, 4), "sync_ratio": round(ratio, 4)}
     print(json.dumps({**figures, "error": error, "same_bits": same}))

@@ -36,7 +36,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS, RECORDS = ROOT / "benchmarks", ROOT / "records"
-TOOLS = {"speech": "espeak-ng", "c_tool": "c++", "file_blocks": "c++"}
+TOOLS = {"speech": "espeak-ng", "c_tool": "c++", "c_tool_workers": "c++", "file_blocks": "c++"}
 """What a benchmark needs beside Python, by its name."""
 ROOTED = ("auto", "faults", "forecast", "network")
 """Benchmarks of network namespaces alone."""

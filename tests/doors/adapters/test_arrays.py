@@ -207,6 +207,30 @@ def test_rules_that_need_the_optimizer_are_refused_by_name(rule: str) -> None:
         paceline.attach_arrays(start(), rule)
 
 
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("bmuf(period=4)", [2, 1, 0, 3, 2, 1]),
+        ("averaging(period=4, overlap=2)", [2, 1, 0, 1, 0, 1]),
+        ("sync", [0] * 6),
+        ("asgd(period=4)", [0] * 6),
+    ],
+)
+def test_steps_before_the_run_has_anything_to_do_are_foretold(rule: str, expected: list[int]) -> None:
+    def program() -> list[int]:
+        weights, found = np.ones(3), []
+        with paceline.attach_arrays([weights], rule) as run:
+            assert run.idle_steps == 0, "do the arrays change at all?"
+            for _ in range(6):
+                run.mean([np.ones(3)])
+                weights[:] += 1
+                run.step()
+                found.append(run.idle_steps)
+        return found
+
+    assert simulate(program, 2) == [expected] * 2
+
+
 def test_another_shape_is_refused_and_the_run_goes_on() -> None:
     def program() -> Any:
         held = start()

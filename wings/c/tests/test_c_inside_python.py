@@ -40,6 +40,26 @@ def test_a_run_from_attach_to_close(library: Any) -> None:
     assert (library.pl_rank(), library.pl_size()) == (0, 1)
 
 
+def test_steps_in_the_middle_of_a_block_are_counted_without_python(
+    library: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from paceline_c import bridge
+
+    made, step = [], bridge.step
+    monkeypatch.setattr(bridge, "step", lambda: (made.append(1), step())[1])
+    weights = np.ones(3)
+    assert attach(library, [weights]) == 0
+    assert [library.pl_step() for _ in range(1000)] == [0] * 1000
+    assert len(made) < 500 and library.pl_minibatches() == 1000
+    assert library.pl_step() == 0 and library.pl_step() == 0
+    assert library.pl_save(str(tmp_path / "saved").encode()) == 0, said(library)
+    assert library.pl_step() == 0 and library.pl_step() == 0
+    assert library.pl_resume(str(tmp_path / "saved").encode()) == 1 and library.pl_minibatches() == 1002
+    assert library.pl_global_model(1) == 0 and library.pl_step() == STATE
+    assert library.pl_global_model(0) == 0 and library.pl_step() == 0 and library.pl_step() == 0
+    assert library.pl_close() == 0 and library.pl_step() == STATE
+
+
 def test_a_setting_that_is_tuned_reaches_the_tool(library: Any) -> None:
     assert attach(library, [np.ones(3)]) == 0
     assert library.pl_tune(b"lr", 0.25) == REFUSED and "has not asked for lr" in said(library)

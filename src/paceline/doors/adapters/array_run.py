@@ -25,6 +25,7 @@ from paceline.run.run import Run
 from paceline.update.engine.collective.engine import Engine
 from paceline.update.engine.settings import Settings
 
+MANY = 1 << 30
 UNCHANGED_STEPS = 10
 """After so many steps without a change the arrays are taken for the wrong ones."""
 
@@ -124,7 +125,20 @@ class ArrayRun(Run):
     @property
     def quiet(self) -> bool:
         """Whether the next step neither reads nor writes the parameters."""
-        return self._engine is None or (isinstance(self._engine, Engine) and self._engine.quiet)
+        return self._engine is None or (isinstance(self._engine, Engine) and self._engine.quiet_steps > 0)
+
+    @property
+    def idle_steps(self) -> int:
+        """How many of the next steps the run only counts: it measures no time, and looks at no parameter.
+
+        A caller may then make up for several of them at once, before any other call.
+        """
+        measured = self._context.tuner.measured
+        if measured.chooser is not None or measured.period_controller is not None or self._unmoved:
+            return 0
+        if self._engine is None:
+            return MANY
+        return self._engine.idle_steps if isinstance(self._engine, Engine) else 0
 
     def _unsupported(self, message: str) -> UnsupportedError:
         return UnsupportedError(self.world.sign(message))
@@ -156,7 +170,7 @@ class ArrayRun(Run):
                 "before your own step, or use a block rule without warmup"
             )
         self._averaged = False
-        self._stepper.step()
+        self._parts.hooks.made_elsewhere(self._stepper)
 
     def _watch(self, now: Mapping[str, Tensor]) -> None:
         """Remember the values at attach, to notice a program that trains other arrays than these."""

@@ -37,6 +37,7 @@ class WritableRun(ArrayRun):
         settings: Settings,
     ) -> None:
         self._arrays = named(arrays)
+        self._shaped = _with_shapes(self._arrays)
         tensors = {name: view(name, array) for name, array in self._arrays.items()}
         others = {} if buffers is None else {name: view(name, array) for name, array in named(buffers).items()}
         if others.keys() & tensors.keys():
@@ -69,7 +70,7 @@ class WritableRun(ArrayRun):
             self._check_strides(found)
             for name, tensor in found.items():
                 self._parameters[name].data = tensor
-            self._arrays, self._unmoved = given, {}
+            self._arrays, self._shaped, self._unmoved = given, _with_shapes(given), {}
         if momentum is not None:
             for name, tensor in self._like("momentum", momentum).items():
                 self._stepper.state[self._parameters[name]]["momentum_buffer"] = tensor
@@ -87,9 +88,9 @@ class WritableRun(ArrayRun):
 
     def _check_place(self) -> None:
         """Refuse arrays that changed their shape, or that are never trained."""
-        for name, array in self._arrays.items():
+        for name, array in self._shaped.items():
             known = self._parameters[name]
-            if tuple(array.shape if hasattr(array, "shape") else known.shape) != tuple(known.shape):
+            if tuple(array.shape) != tuple(known.shape):
                 raise self._unsupported(
                     f"the array {name} had shape {tuple(known.shape)} at attach and has {tuple(array.shape)} now; "
                     "keep its shape while it is attached"
@@ -101,6 +102,11 @@ class WritableRun(ArrayRun):
         """Inside, the arrays hold the global parameters (for evaluation); afterwards the worker's own."""
         with super().global_model():
             yield self._arrays
+
+
+def _with_shapes(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Those whose shape could change."""
+    return {name: array for name, array in arrays.items() if hasattr(array, "shape")}
 
 
 def attach_arrays(

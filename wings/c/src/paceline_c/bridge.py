@@ -178,15 +178,25 @@ def mean(gradients: int) -> None:
 
 
 @answering
-def step() -> None:
-    """After a step of the tool."""
+def step() -> Answer:
+    """After a step of the tool; how many of the next ones the C half may count by itself."""
     run = tool.training()
-    quiet = run.quiet
-    if not quiet or run.minibatches < FIRST_STEPS:
+    on_device = tool.device[0] == CUDA
+    quiet = on_device and run.quiet
+    if on_device and (not quiet or run.minibatches < FIRST_STEPS):
         tool.wait_for_device()
     run.step()
-    if not quiet:
+    if on_device and not quiet:
         tool.wait_for_device()
+    return Answer(first=run.idle_steps)
+
+
+@answering
+def make_up(steps: int) -> None:
+    """So many steps have been made since the last call, and the C half has counted them."""
+    run = tool.open()
+    for _ in range(steps):
+        run.step()
 
 
 @answering

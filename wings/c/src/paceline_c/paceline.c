@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 #include <fcntl.h>
 
@@ -58,6 +59,7 @@ struct answer {
   const char *text;
   long long first, second;
   double value;
+  long long call; /* its number among all */
 };
 
 static _Thread_local char sentence[4096];
@@ -156,6 +158,53 @@ static int ensure_python(void) {
   return status;
 }
 
+/* -- steps in the middle of a block --------------------------------------------------------------------------------- */
+
+/* Python says after a step how many follow in which it has nothing to do. They are counted here, since code of Python's
+   that is no longer in the processor's caches takes tenths of a millisecond, and Python makes them up in its next call. */
+enum { LONGEST_NS = 100000000 }; /* requests to tune and the log wait no longer than that */
+static pthread_mutex_t counting = PTHREAD_MUTEX_INITIALIZER;
+static int64_t quiet = 0, until_ns = 0; /* steps that may be counted here, and until when */
+static long long counted = 0, calls = 0;
+
+static int64_t now_ns(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+/* Whether this step was counted. */
+static int count_step(void) {
+  int fits;
+  pthread_mutex_lock(&counting);
+  fits = quiet > 0 && now_ns() < until_ns;
+  quiet -= fits;
+  counted += fits;
+  pthread_mutex_unlock(&counting);
+  return fits;
+}
+
+/* After call number `call`; if another thread has made one since, that may have ended the block. */
+static void allow_steps(int64_t many, long long call) {
+  pthread_mutex_lock(&counting);
+  if (call == calls) {
+    quiet = many;
+    until_ns = now_ns() + LONGEST_NS;
+  }
+  pthread_mutex_unlock(&counting);
+}
+
+/* The steps that Python does not know yet, before a call; none is counted here until a step returns. */
+static long long take_steps(long long *call) {
+  long long taken;
+  pthread_mutex_lock(&counting);
+  taken = counted;
+  counted = quiet = 0;
+  *call = ++calls;
+  pthread_mutex_unlock(&counting);
+  return taken;
+}
+
 /* -- calling it ---------------------------------------------------------------------------------------------------- */
 
 /* Keep the sentence of a Python exception that the Python half did not catch; mostly it could not be imported. */
@@ -196,14 +245,29 @@ static int call_locked(struct answer *answer, const char *function, const char *
   return status;
 }
 
+static int make_up(long long steps, ...) {
+  struct answer answer;
+  va_list arguments;
+  int status;
+  va_start(arguments, steps);
+  status = call_locked(&answer, "make_up", "(L)", arguments);
+  va_end(arguments);
+  return status;
+}
+
 static int call(struct answer *answer, const char *function, const char *format, ...) {
   va_list arguments;
   int status = ensure_python(), lock;
+  long long steps;
   if (status < 0) return status;
+  steps = take_steps(&answer->call);
   lock = py.PyGILState_Ensure();
-  va_start(arguments, format);
-  status = call_locked(answer, function, format, arguments);
-  va_end(arguments);
+  if (steps > 0) status = make_up(steps, steps);
+  if (status >= 0 || strcmp(function, "abandon") == 0 || strcmp(function, "leave") == 0) {
+    va_start(arguments, format);
+    status = call_locked(answer, function, format, arguments);
+    va_end(arguments);
+  }
   py.PyGILState_Release(lock);
   return status;
 }
@@ -258,7 +322,14 @@ int pl_mean(void *const *gradients) {
   return call(&answer, "mean", "(K)", address(gradients));
 }
 
-int pl_step(void) { return simply("step"); }
+int pl_step(void) {
+  struct answer answer;
+  int status;
+  if (count_step()) return PL_OK;
+  status = call(&answer, "step", "()");
+  if (status == PL_OK && answer.first > 0) allow_steps((int64_t)answer.first, answer.call);
+  return status;
+}
 
 int pl_next_range(int64_t total, int64_t batch, int64_t *begin, int64_t *end) {
   struct answer answer;

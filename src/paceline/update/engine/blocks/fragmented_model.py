@@ -95,11 +95,16 @@ class FragmentedModel:
         return bool(self.schedule.made) and self.schedule.steps + 1 < self._rule_schedule.ends(self.schedule.begun)
 
     @property
-    def quiet(self) -> bool:
-        """Whether the next step neither begins nor lands an exchange, so that nothing reads the parameters."""
+    def quiet_steps(self) -> int:
+        """How many of the next steps neither begin nor land an exchange, so that nothing reads the parameters."""
         schedule = self.schedule
-        lands = any(made + 1 >= self._rule_schedule.overlap for made in schedule.made.values())
-        return not lands and schedule.steps + 1 < schedule.ends(self._rule_schedule)
+        lands = [self._rule_schedule.overlap - made for made in schedule.made.values()]
+        return max(0, min([schedule.ends(self._rule_schedule) - schedule.steps, *lands]) - 1)
+
+    @property
+    def requests_wait(self) -> bool:
+        """Whether workers gather tuning requests after one of the next steps."""
+        return bool(self.schedule.requests)
 
     def begin(self, total: int, leaving: bool, idle: bool = False, waits: bool = False) -> None:
         """End the next fragment's block, and start its exchange.

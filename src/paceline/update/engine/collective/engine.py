@@ -72,9 +72,14 @@ class Engine:
         return self._parts.gradients.context.each_step
 
     @property
-    def quiet(self) -> bool:
-        """Whether the engine neither reads nor writes the parameters at the next step."""
-        return self.blocks is not None and not self.gradients_due and self.blocks.quiet
+    def quiet_steps(self) -> int:
+        """At how many of the next steps the engine neither reads nor writes the parameters."""
+        return self.blocks.quiet_steps if self.blocks is not None and not self.gradients_due else 0
+
+    @property
+    def idle_steps(self) -> int:
+        """At how many of the next steps the engine does nothing but count them."""
+        return self.quiet_steps if self.blocks is not None and not self.blocks.requests_wait else 0
 
     @property
     def exchanged(self) -> int:

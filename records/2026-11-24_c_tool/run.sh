@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The tool in C++ by itself and on 2, 4 and 8 workers, three seeds, and what a step of a C tool costs (some fifteen minutes on two shared cores).
+. "$(dirname "$0")/../common.sh"
+bench c_tool_workers workers --long 0 --plot "$results/plot.png"
+bench c_tool_workers two --workers
+[ -n "$quick" ] || bench c_tool cost
