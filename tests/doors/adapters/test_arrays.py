@@ -161,6 +161,53 @@ def test_resume_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     assert same_bits(simulate(program(STEPS, True), 2)[0], whole[0])
 
 
+class OfDevice:
+    """An array as CuPy has it, with DLPack: of 1.0, or of before."""
+
+    def __init__(self, held: Any, old: bool = False) -> None:
+        self.held, self.old, self.shape = held, old, held.shape
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        if self.old and "max_version" in asked:
+            raise TypeError("unexpected keyword argument 'max_version'")
+        return self.held.__dlpack__() if self.old else self.held.__dlpack__(**asked)
+
+    def __dlpack_device__(self) -> Any:
+        return self.held.__dlpack_device__()
+
+
+class Described:
+    """An array that only describes its memory, by the interface of NumPy or CUDA."""
+
+    def __init__(self, held: Any, by: str = "__array_interface__") -> None:
+        self.held, self.shape = held, held.shape
+        setattr(self, by, held.__array_interface__)
+
+
+class Blob:
+    """A parameter with its array inside."""
+
+    def __init__(self, **inside: Any) -> None:
+        vars(self).update(inside)
+
+
+@pytest.mark.parametrize("kind", [OfDevice, lambda held: OfDevice(held, old=True), Described])
+def test_arrays_of_other_libraries_are_exchanged_where_they_lie(kind: Any) -> None:
+    def program() -> list[float]:
+        numbers = np.zeros(2)
+        with paceline.attach_arrays([kind(numbers)], "averaging(period=2)") as run:
+            for _ in range(2):
+                numbers += 1 + rank()
+                run.step()
+            assert numbers.tolist() == [3.0, 3.0]
+            for _ in range(3):
+                numbers += rank()
+                run.step()
+        return numbers.tolist()
+
+    assert simulate(program, 2) == [[4.5, 4.5]] * 2
+
+
 def readonly() -> Any:
     held = np.ones(3)
     held.flags.writeable = False
@@ -177,6 +224,15 @@ WRONG = [
     (np.ones(3)[::-1], "cannot be shared with torch"),
     (memoryview(b"1234"), "read-only"),
     ([1.0, 2.0], "neither DLPack nor the buffer protocol"),
+    (OfDevice(readonly()), "read-only"),
+    (Described(readonly()), "read-only"),
+    (Described(readonly(), "__cuda_array_interface__"), "read-only"),
+    (OfDevice(np.ones((4, 4))[:, ::2]), "gaps"),
+    (OfDevice(np.ones(3, np.int32)), "holds int32"),
+    (OfDevice(np.array(["a"])), "cannot be shared with torch"),
+    (Blob(data=np.ones(3)), r"attach the ndarray inside of it, \.data"),
+    (Blob(array=np.ones(3), data=None), r"attach the ndarray inside of it, \.array"),
+    (Blob(data=None), "attach arrays, e.g. of NumPy"),
 ]
 
 

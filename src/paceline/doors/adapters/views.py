@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -105,6 +106,8 @@ def _shared(name: str, array: Any) -> Tensor:
     if isinstance(array, np.ndarray):
         return _of_numpy(name, array)
     if hasattr(array, "__dlpack__"):
+        if _exports_read_only(array):
+            raise UnsupportedError(_read_only(name))
         return _by(from_dlpack, name, array)
     if hasattr(array, "__cuda_array_interface__"):
         if array.__cuda_array_interface__["data"][1]:
@@ -126,6 +129,25 @@ def _by(share: Callable[[Any], Tensor], name: str, array: Any) -> Tensor:
         return share(array)
     except (BufferError, RuntimeError, TypeError, ValueError, AssertionError) as error:
         raise UnsupportedError(f"{name} ({type(array).__name__}) cannot be shared with torch: {error}") from error
+
+
+def _exports_read_only(array: Any) -> bool:
+    """Whether the library says so by DLPack 1.0, of which torch does not ask that.
+
+    The struct DLManagedTensorVersioned begins with two numbers of 32 bits and two pointers; then come 64 flags, the
+    first of which is DLPACK_FLAG_BITMASK_READ_ONLY (dlpack.h).
+    """
+    try:
+        capsule = array.__dlpack__(max_version=(1, 0))
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        return False  # it knows earlier versions only, or `from_dlpack` will say what is wrong
+    python = ctypes.pythonapi
+    python.PyCapsule_IsValid.argtypes = python.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    python.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    if not python.PyCapsule_IsValid(capsule, b"dltensor_versioned"):
+        return False
+    flags = python.PyCapsule_GetPointer(capsule, b"dltensor_versioned") + 2 * 4 + 2 * ctypes.sizeof(ctypes.c_void_p)
+    return bool(ctypes.c_uint64.from_address(flags).value & 1)
 
 
 def _instead(array: Any) -> str:
