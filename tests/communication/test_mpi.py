@@ -83,7 +83,7 @@ def test_an_mpi_that_cannot_be_called(mpi: Mpi, state: dict[str, Any], says: str
     for name, value in state.items():
         setattr(mpi, name, value)
     with pytest.raises(UnsupportedError, match=says):
-        library.load()
+        library.load(SOON)
 
 
 def test_alone_without_mpiexec(mpi: Mpi, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,13 @@ def hang(directory: Path) -> None:
     print("ends", flush=True)
 
 
+def late(directory: Path) -> None:
+    """Rank 1 does not come to attach; MPI itself would wait for it without an end."""
+    if RANK == 1:
+        time.sleep(100)
+    connect(2)
+
+
 def raises(directory: Path) -> None:
     """Rank 1 ends with an error in its own program."""
     transport = connect(60)

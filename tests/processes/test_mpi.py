@@ -98,6 +98,11 @@ def test_a_worker_that_hangs_is_named(tmp_path: Path) -> None:
         assert "failed before" in (tmp_path / f"again.{rank}").read_text()
 
 
+def test_a_worker_that_does_not_come_to_attach(tmp_path: Path) -> None:
+    code, out = program("late", 2, tmp_path)
+    assert code == 1 and re.search(r"MPI_Init did not return within 2 s \[rank 0 on \S+\]: not all processes", out), out
+
+
 def test_a_worker_that_raises_ends_the_job(tmp_path: Path) -> None:
     """Long before the deadline of a minute, and the others say who."""
     code, out = program("raises", 3, tmp_path)

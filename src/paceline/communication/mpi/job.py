@@ -51,7 +51,7 @@ def job(timeout_s: float) -> MpiJob:
         PeerLostError: some process did not make the call within the deadline.
     """
     if not _here:
-        _here.append(MpiJob(library.load(), timeout_s))
+        _here.append(MpiJob(library.load(timeout_s), timeout_s))
     return _here[0]
 
 

@@ -9,20 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import sys
+import threading
 from typing import Any
 
 import torch
 
+from paceline.core.world import host_name
 from paceline.errors import UnsupportedError
 
 INSTALL = "pip install 'paceline[mpi]', and load the cluster's MPI (or, on one machine, pip install mpich)"
 
-_ours: list[bool] = []  # whether MPI was started here; empty if the program imported mpi4py before
+_ours: list[Any] = []  # the MPI that was started here, if it was
 
 
-def load() -> Any:
+def load(timeout_s: float) -> Any:
     """The module `mpi4py.MPI`, with MPI started.
+
+    Args:
+        timeout_s: for all processes of the job to start MPI, which waits for them: afterwards this process ends.
 
     Raises:
         UnsupportedError: mpi4py or MPI is missing, MPI has ended, or this thread may not call it.
@@ -30,12 +36,16 @@ def load() -> Any:
     try:
         import mpi4py
 
-        if "mpi4py.MPI" not in sys.modules:
-            _ours.append(not _started_by_a_tool())
-            if not _ours[0]:
+        starts = "mpi4py.MPI" not in sys.modules and mpi4py.rc.initialize
+        if starts:
+            if _started_by_a_tool():
                 mpi4py.rc.errors = "default"  # the tool keeps its own error handler
-            mpi4py.rc.finalize = False  # mpi4py would, in forked children as well
+            mpi4py.rc.initialize = False  # mpi4py would without a deadline
+            mpi4py.rc.finalize = False  # and in forked children as well
         from mpi4py import MPI
+
+        if starts and not MPI.Is_initialized():
+            _start(MPI, timeout_s)
     except ImportError as error:
         raise UnsupportedError(f'transport="mpi" needs mpi4py ({error}): {INSTALL}') from error
     except RuntimeError as error:  # mpi4py found no library, or it does not start
@@ -79,7 +89,7 @@ def takes_device_memory(mpi: Any) -> bool:
 
 def end(mpi: Any) -> None:
     """End MPI if it was started here; it waits for the other processes of the job, which come to their ends, too."""
-    if _ours == [True] and not mpi.Is_finalized():
+    if _ours and not mpi.Is_finalized():
         mpi.Finalize()
 
 
@@ -87,6 +97,35 @@ def abort_at_exit(mpi: Any) -> None:
     """Let the process end by MPI_Abort, which ends all workers, instead of MPI_Finalize, which would wait for them."""
     with contextlib.suppress(AttributeError):
         mpi._set_abort_status(1)  # as mpi4py.run does after an error
+
+
+def _start(mpi: Any, timeout_s: float) -> None:
+    """Start MPI by a call that lets other threads run, so that one of them can end it."""
+    late = threading.Timer(timeout_s, _give_up, (timeout_s,))
+    late.daemon = True
+    late.start()
+    provided = ctypes.c_int(0)
+    try:
+        code = ctypes.CDLL(mpi.__file__).MPI_Init_thread(None, None, mpi.THREAD_MULTIPLE, ctypes.byref(provided))
+    finally:
+        late.cancel()
+    if code != 0:
+        raise UnsupportedError(f'transport="mpi": MPI_Init_thread failed with code {code}: {INSTALL}')
+    for communicator in (mpi.COMM_WORLD, mpi.COMM_SELF):
+        communicator.Set_errhandler(mpi.ERRORS_RETURN)
+    _ours.append(mpi)
+
+
+def _give_up(timeout_s: float) -> None:
+    """End the process: nothing else ends a call of `MPI_Init`."""
+    rank = os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK", "?")
+    print(
+        f"paceline: MPI_Init did not return within {timeout_s:g} s [rank {rank} on {host_name()}]: not all processes "
+        "of mpiexec called attach; look at the last lines of the others",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
 
 
 def _started_by_a_tool() -> bool:

@@ -30,7 +30,7 @@ def meet(timeout_s: float, group: Any = None) -> Transport:
     """
     if group is not None:
         raise UnsupportedError('transport="mpi" joins all processes of mpiexec: leave group away')
-    mpi = library.load()
+    mpi = library.load(timeout_s)
     _check_launcher(mpi)
     if mpi.COMM_WORLD.Get_size() == 1:
         return SoloTransport(World())
