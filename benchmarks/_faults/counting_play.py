@@ -16,8 +16,8 @@ from typing import Any
 from safetensors.torch import load_file
 
 from _faults.counting_job import Job, Kill
-from _faults.counting_model import Count, times
 from _faults.counting_points import living
+from paceline.testing.storm.counting import Count, times
 
 HERE = Path(__file__).resolve().parent
 PROGRAM, LAUNCHER = HERE / "counting_program.py", HERE / "counting_launcher.py"

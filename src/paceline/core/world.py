@@ -9,10 +9,13 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass, field
 
+from paceline.core import runtime
+
 
 def host_name() -> str:
     """The name of this host, for messages (never used to connect to anything)."""
-    return socket.gethostname()
+    simulated = runtime.host()
+    return socket.gethostname() if simulated is None else simulated[0]
 
 
 @dataclass(frozen=True)

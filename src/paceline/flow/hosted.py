@@ -8,12 +8,12 @@ with rank 0.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from paceline.communication import Transport
 from paceline.communication.sockets.address import find_address
+from paceline.core import runtime
 from paceline.errors import PacelineError
 from paceline.flow.control import ControlServer, Terms
 from paceline.flow.membership import ElasticMembership
@@ -45,11 +45,11 @@ class HostedControl:
 
     def close(self) -> None:
         """Wait until all workers have left if the run is over; dismiss them if it is not."""
-        until = time.monotonic() + LEAVE_S
-        while (status := self._server.status())["finished"] and time.monotonic() < until:
+        until = runtime.monotonic() + LEAVE_S
+        while (status := self._server.status())["finished"] and runtime.monotonic() < until:
             if not (status["members"] or status["waiting"]):
                 break
-            time.sleep(LOOK_AGAIN_S)
+            runtime.sleep(LOOK_AGAIN_S)
         self._server.dismiss("rank 0, which hosts the control plane of this run, has left it")
         self._server.close()
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from paceline.communication.base import SoloTransport, Transport
 from paceline.communication.ring import RingListener, RingTransport
 from paceline.communication.torch.store import own_address
+from paceline.core import runtime
 from paceline.core.world import World, host_name
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import GivenUpError, PeerLostError
@@ -103,7 +103,7 @@ class ElasticMembership:
         self.follows: Generation | None = None
         self.applied = 0
         self._proof = settings.exchanged
-        self.applying = threading.Lock()
+        self.applying = runtime.Lock()
         self.on_connect: list[Callable[[], None]] = []
         self.on_close: list[Callable[[], None]] = []
         control.on_change(self._break_off)

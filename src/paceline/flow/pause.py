@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable
 
+from paceline.core import runtime
 from paceline.errors import PacelineError
 from paceline.flow.membership import ElasticMembership
 from paceline.update.monitor import Monitor
@@ -28,7 +27,7 @@ def save_while_paused(membership: ElasticMembership, monitor: Monitor, save: Cal
                 if done and membership.control.paused:
                     save()
             if not done:
-                time.sleep(LOOK_AGAIN_S)
+                runtime.sleep(LOOK_AGAIN_S)
 
     def keep_or_warn() -> None:
         try:
@@ -39,6 +38,6 @@ def save_while_paused(membership: ElasticMembership, monitor: Monitor, save: Cal
     def paused(why: str) -> None:
         monitor.note("paused", reason=why)
         if why and membership.control.saves:
-            threading.Thread(target=keep_or_warn, name="paceline-pause", daemon=True).start()
+            runtime.thread(keep_or_warn, "paceline-pause").start()
 
     membership.control.on_pause(paused)

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import atexit
-import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 
@@ -18,6 +16,7 @@ from paceline.communication.ring.plans import OperationPlan
 from paceline.communication.ring.wire import BREAK, BYE, COLLECTIVE, DATA, GRANT, HELLO, RECEIVING, SENDING, Key
 from paceline.communication.sockets.channel import TLS, Channel, Late, connect
 from paceline.communication.sockets.frames import Frame
+from paceline.core import runtime
 from paceline.core.world import World
 from paceline.errors import ClosedError, MismatchError, PacelineError, PeerLostError, UnsupportedError
 
@@ -62,8 +61,8 @@ class Connections:
         self.world, self.timeout_s = world, timeout_s
         self.lost: frozenset[int] = frozenset()
         self._listener, self._label, self._tls = listener, label, tls
-        self._changed = threading.Condition()
-        self._over = threading.Event()  # closed: stop dialling
+        self._changed = runtime.Condition()
+        self._over = runtime.Event()  # closed: stop dialling
         self._operations: dict[Key, Operation] = {}
         self._sequences: dict[int, OpSequence[Operation]] = {}
         self._unmatched = UnmatchedReceives()
@@ -75,7 +74,7 @@ class Connections:
         listener.register(label, self._take)
         for rank in range(world.rank):
             arguments = (self._links[rank], *addresses[rank])
-            threading.Thread(target=self._dial, args=arguments, name=f"from-{rank}", daemon=True).start()
+            runtime.thread(self._dial, f"from-{rank}", arguments).start()
 
     # -- connections ------------------------------------------------------------------------------
 
@@ -107,7 +106,7 @@ class Connections:
         link = self._links[rank]
         if not link.attach(channel):
             return False
-        threading.Thread(target=link.read, name=f"from-{rank}", daemon=True).start()
+        runtime.thread(link.read, f"from-{rank}").start()
         return True
 
     def post(self, rank: int, out: OutFrame, key: Key | None, here: bool) -> None:
@@ -263,7 +262,7 @@ class Connections:
             first = self._broken is None
             if self._broken is None:
                 patience = min(5.0, max(1.0, self.timeout_s / 4))
-                self._broken = Breakdown(why, case, definite, time.monotonic() + patience)
+                self._broken = Breakdown(why, case, definite, runtime.monotonic() + patience)
             elif definite:
                 self._broken.definite = True
             ended = self._drop() if first else []
@@ -355,9 +354,9 @@ class Connections:
             operation.kill()
         for link in self._links.values():
             link.close()
-        until = time.monotonic() + FLUSH_S
+        until = runtime.monotonic() + FLUSH_S
         for link in self._links.values():
-            if not link.flushed(max(0.0, until - time.monotonic())) and broken:
+            if not link.flushed(max(0.0, until - runtime.monotonic())) and broken:
                 link.end("it was closed here")
         self._listener.unregister(self._label)
 
@@ -366,6 +365,6 @@ class Connections:
 def _end_all() -> None:
     """Before Python takes the threads away."""
     links = [link for one in list(_all) for link in one.cut()]
-    until = time.monotonic() + FLUSH_S
+    until = runtime.monotonic() + FLUSH_S
     for link in links:
-        link.join(max(0.0, until - time.monotonic()))
+        link.join(max(0.0, until - runtime.monotonic()))

@@ -8,13 +8,13 @@ worker that sends no notice did not answer; a worker that has not begun the exch
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from paceline.communication.ring.wire import COLLECTIVE, RECEIVING
+from paceline.core import runtime
 from paceline.core.world import World
 from paceline.errors import MismatchError
 
@@ -183,7 +183,7 @@ def find_cause(broken: Breakdown, evidence: Evidence, lost: AbstractSet[int]) ->
     silent, behind = [], []  # type: tuple[list[int], list[int]]
     if not lost and not broken.definite:
         silent, behind = missing_members(case, world.rank, evidence.notices)
-        left = broken.until - time.monotonic()
+        left = broken.until - runtime.monotonic()
         if silent and left > 0:
             return FailureCause("", wait_s=left)
     blamed = {*silent, *behind}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch import Tensor
 from paceline.communication.ring.wire import BYE, EAGER, PIECE, Key, raw
 from paceline.communication.sockets.frames import Frame
 from paceline.communication.sockets.framing import Channel
+from paceline.core import runtime
 from paceline.errors import MismatchError, PeerLostError
 
 LINGER_S = 5.0
@@ -75,7 +75,7 @@ class Link:
     ) -> None:
         self.rank, self._timeout_s, self._deliver, self._gone = rank, timeout_s, deliver, gone
         self.left, self.lost = False, ""
-        self._changed = threading.Condition()
+        self._changed = runtime.Condition()
         self._channel: Channel | None = None
         self._urgent: deque[OutFrame] = deque()  # all frames but data
         self._data: OrderedDict[Key, deque[OutFrame]] = OrderedDict()  # by operation: they send a piece in turn
@@ -89,7 +89,7 @@ class Link:
                 return False
             channel.limit, channel.stall_s = PIECE, self._timeout_s
             self._channel = channel
-        sender = threading.Thread(target=self._send, args=(channel,), name=f"to-{self.rank}", daemon=True)
+        sender = runtime.thread(self._send, f"to-{self.rank}", (channel,))
         sender.start()
         self._threads.append(sender)
         return True
@@ -98,7 +98,7 @@ class Link:
         """Deliver frames until the connection ends."""
         channel = self._channel
         assert channel is not None
-        self._threads.append(threading.current_thread())
+        self._threads.append(runtime.current_thread())
         room = torch.empty(PIECE, dtype=torch.uint8)
         try:
             while True:
@@ -175,9 +175,9 @@ class Link:
 
     def join(self, seconds: float) -> None:
         """Wait for the threads, after `end`: one that is inside torch when Python ends would abort the process."""
-        until = time.monotonic() + seconds
+        until = runtime.monotonic() + seconds
         for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            thread.join(max(0.0, until - runtime.monotonic()))
 
     def _send(self, channel: Channel) -> None:
         while (out := self._next()) is not None:

@@ -9,16 +9,15 @@ is closed and delays no other.
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.communication.ring.link import abandon
 from paceline.communication.ring.wire import HELLO
-from paceline.communication.sockets.channel import TLS, Channel, Closed, Late, Listener
+from paceline.communication.sockets.channel import TLS, Channel, Closed, Late, listen
 from paceline.communication.sockets.rejected import turned_away
+from paceline.core import runtime
 from paceline.errors import PacelineError
 
 LOG = logging.getLogger("paceline")
@@ -65,15 +64,15 @@ class RingListener:
     """
 
     def __init__(self, address: str, tls: TLS | None = None, port: int = 0) -> None:
-        self._listener = Listener(address, tls, port)
+        self._listener = listen(address, tls, port)
         self.address, self.port, self.tls = address, self._listener.port, tls
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
         self._closed = False
         self._without_hello: deque[Channel] = deque()
         self._takers: dict[str, Take] = {}
         self._waiting: OrderedDict[tuple[str, int], _Waiting] = OrderedDict()
         self._closed_labels: OrderedDict[str, None] = OrderedDict()
-        self._thread = threading.Thread(target=self._run, name="ring-listener", daemon=True)
+        self._thread = runtime.thread(self._run, "ring-listener")
         self._thread.start()
 
     def register(self, label: str, take: Take) -> None:
@@ -103,15 +102,15 @@ class RingListener:
         self._listener.close()
         for channel in left:
             abandon(channel)
-        if threading.current_thread() is not self._thread:
+        if runtime.current_thread() is not self._thread:
             self._thread.join(HELLO_S)
 
     def _run(self) -> None:
-        swept = time.monotonic()
+        swept = runtime.monotonic()
         while not self._closed:
-            if time.monotonic() >= swept + SWEEP_S:
+            if runtime.monotonic() >= swept + SWEEP_S:
                 self._sweep()
-                swept = time.monotonic()
+                swept = runtime.monotonic()
             try:
                 channel = self._listener.accept(SWEEP_S)
             except Late:
@@ -122,7 +121,7 @@ class RingListener:
                 LOG.warning(
                     "the listener at %s, port %d, could not accept a connection: %s", self.address, self.port, error
                 )
-                time.sleep(0.1)
+                runtime.sleep(0.1)
             else:
                 self._accept(channel)
 
@@ -132,7 +131,7 @@ class RingListener:
             self._without_hello.append(channel)
         if oldest is not None:
             abandon(oldest)
-        threading.Thread(target=self._receive_hello, args=(channel,), name="ring-hello", daemon=True).start()
+        runtime.thread(self._receive_hello, "ring-hello", (channel,)).start()
 
     def _receive_hello(self, channel: Channel) -> None:
         channel.limit = 0
@@ -146,7 +145,7 @@ class RingListener:
             self._reject(channel, str(error))
             return
         self._drop_without_hello(channel)  # before it is given away: `_accept` may close those that are listed
-        until = time.monotonic() + min(max(frame.numbers[1] / 1000, SWEEP_S), PATIENCE_S)
+        until = runtime.monotonic() + min(max(frame.numbers[1] / 1000, SWEEP_S), PATIENCE_S)
         self._place(label, _Waiting(rank, channel, until))
 
     def _drop_without_hello(self, channel: Channel) -> None:
@@ -182,7 +181,7 @@ class RingListener:
 
     def _sweep(self) -> None:
         """Reject connections that have waited too long."""
-        now = time.monotonic()
+        now = runtime.monotonic()
         with self._lock:
             late = [key for key, one in self._waiting.items() if one.until < now]
             channels = [self._waiting.pop(key).channel for key in late]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +22,7 @@ from paceline.communication.sockets.channel import TLS
 from paceline.communication.torch import rendezvous
 from paceline.communication.torch.groups import first_line
 from paceline.communication.torch.transport import fresh_name
+from paceline.core import runtime
 from paceline.core.world import World, host_name
 from paceline.errors import PeerLostError, UnsupportedError
 
@@ -87,13 +87,13 @@ def _place(timeout_s: float, group: dist.ProcessGroup | None) -> tuple[Any, int,
 
 def _share(store: Any, place: str, world: World, value: Any, timeout_s: float) -> list[Any]:
     """Publish `value` in the store; returns every worker's, in rank order."""
-    until = time.monotonic() + timeout_s
+    until = runtime.monotonic() + timeout_s
     store.set(f"{place}/{world.rank}", json.dumps(value))
     found = []
     for rank in range(world.size):
         key = f"{place}/{rank}"
         try:
-            store.wait([key], timedelta(seconds=max(0.001, until - time.monotonic())))
+            store.wait([key], timedelta(seconds=max(0.001, until - runtime.monotonic())))
             text = store.get(key)
         except RuntimeError as error:
             others = (other for other in range(rank, world.size) if other != world.rank)

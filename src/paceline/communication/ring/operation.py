@@ -11,8 +11,6 @@ with an error, nothing is written there any more.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -22,6 +20,7 @@ from paceline.communication.ring.link import OutFrame
 from paceline.communication.ring.op_sequence import OpSequence
 from paceline.communication.ring.plans import OperationPlan, Piece
 from paceline.communication.ring.wire import DATA, GRANT, RECEIVING, SENDING, Key, add, raw, signature
+from paceline.core import runtime
 from paceline.errors import MismatchError, PacelineError
 
 OTHER_END = {RECEIVING: SENDING, SENDING: RECEIVING}
@@ -78,15 +77,15 @@ class Operation:
         self.sequence, self.key, self.name = sequence, key, name
         self._carrier, self._plan, self._finish = carrier, plan, finish
         self._signature = signature(likeness)
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
         self._live = True
         self._incoming, self._outgoing = dict(plan.incoming), dict(plan.outgoing)
         self._held: dict[int, list[Piece]] = {rank: [] for rank in plan.gated}
         self._seen: set[tuple[int, int, int]] = set()
         self._writing = 0
         self._begun = False  # the first pieces are queued
-        self._over = threading.Event()
-        self.progress = time.monotonic()
+        self._over = runtime.Event()
+        self.progress = runtime.monotonic()
 
     def begin(self, here: bool) -> None:
         """Send the grants and the first pieces.
@@ -94,7 +93,7 @@ class Operation:
         Args:
             here: send small frames in this thread, which may then have to wait for the network.
         """
-        self.progress = time.monotonic()
+        self.progress = runtime.monotonic()
         for rank in self._plan.grants:
             self._carrier.post(rank, OutFrame(GRANT, self._numbers), None, here)
         for piece in self._plan.first():
@@ -110,7 +109,7 @@ class Operation:
         self._compare(rank, said)
         with self._lock:
             pieces = self._held.pop(rank, [])
-            self.progress = time.monotonic()
+            self.progress = runtime.monotonic()
         for piece in pieces:
             self._send(piece, False)
 
@@ -131,7 +130,7 @@ class Operation:
                 add(place.view, body.view(place.view.dtype))
             else:
                 raw(place.view).copy_(body)
-            self.progress = time.monotonic()
+            self.progress = runtime.monotonic()
         further = self._plan.then(rank, step, index)
         if further is not None:
             self._send(further, False)
@@ -153,9 +152,9 @@ class Operation:
 
     def wait(self) -> None:
         """Return once the result is there; `PeerLostError` after the deadline without progress, or for a lost peer."""
-        begun = time.monotonic()
+        begun = runtime.monotonic()
         while not self._over.is_set():
-            left = max(begun, self.sequence.moved(self)) + self._carrier.timeout_s - time.monotonic()
+            left = max(begun, self.sequence.moved(self)) + self._carrier.timeout_s - runtime.monotonic()
             if left <= 0:
                 self._carrier.late(self)
             else:
@@ -204,7 +203,7 @@ class Operation:
         """It is written."""
         with self._lock:
             self._writing -= 1
-            self.progress = time.monotonic()
+            self.progress = runtime.monotonic()
             over = self._all_done()
         if over:
             self._end()

@@ -27,9 +27,10 @@ from paceline.communication.sockets.frames import HEADER_BYTES, Closed, Frame, F
 from paceline.communication.sockets.framing import AGAIN, Channel, milliseconds
 from paceline.communication.sockets.rejected import neighbourhood, turned_away
 from paceline.communication.sockets.tls import TLS
+from paceline.core import runtime
 from paceline.errors import MismatchError, UnsupportedError
 
-__all__ = ["HEADER_BYTES", "TLS", "Channel", "Closed", "Frame", "FrameHeader", "Late", "Listener", "connect"]
+__all__ = ["HEADER_BYTES", "TLS", "Channel", "Closed", "Frame", "FrameHeader", "Late", "Listener", "connect", "listen"]
 
 HANDSHAKE_S = 5.0
 """Seconds that a TLS handshake may take at the listener."""
@@ -172,6 +173,15 @@ class Listener:
         poll.poll(milliseconds(until))
 
 
+def listen(address: str, tls: TLS | None = None, port: int = 0) -> Listener:
+    """A listener at `address`, of this process or of its simulated machine."""
+    simulated = runtime.network()
+    if simulated is None:
+        return Listener(address, tls, port)
+    made: Listener = simulated.listen(address, port)
+    return made
+
+
 def connect(address: str, port: int, peer: str, timeout_s: float, tls: TLS | None = None) -> Channel:
     """A channel to the listener at `address`, `port`; retries until the deadline.
 
@@ -187,6 +197,10 @@ def connect(address: str, port: int, peer: str, timeout_s: float, tls: TLS | Non
         Closed: the other end closed the connection in the TLS handshake.
         MismatchError: the other end rejects this worker's certificate, has a wrong one, or does not use TLS.
     """
+    simulated = runtime.network()
+    if simulated is not None:
+        made: Channel = simulated.connect(address, port, peer, timeout_s)
+        return made
     deadline = time.monotonic() + timeout_s
     context = tls.client() if tls else None
     pause = 0.01

@@ -12,6 +12,7 @@ import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from paceline.core import runtime
 from paceline.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ def own_address(towards: str) -> str:
 
     Nothing is sent: connecting a datagram socket only looks up the route.
     """
+    simulated = runtime.host()
+    if simulated is not None:
+        return simulated[1]
     try:
         found = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, where = min(found, key=lambda entry: entry[0] != socket.AF_INET)

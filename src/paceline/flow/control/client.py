@@ -8,11 +8,11 @@ missing. A restart of the launcher costs time and is otherwise transparent.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline.communication.sockets.channel import TLS, Frame
+from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark, Question
 from paceline.errors import ClosedError, MismatchError, PacelineError, PeerLostError
 from paceline.flow.control import validation, wire
@@ -20,7 +20,7 @@ from paceline.flow.control.client_state import ClientState
 from paceline.flow.control.ledger import NOTHING, OVER, WORK
 from paceline.flow.control.messages import About, CommitOutcome, Generation
 
-GOODBYE_S = 5.0
+GOODBYE_S = 30.0
 """Seconds to wait for the answer to a goodbye."""
 _ANSWERS = {NOTHING: "nothing", WORK: "work", OVER: "over"}
 
@@ -241,12 +241,12 @@ class ControlClient(ClientState):
         error: type[Exception] = PeerLostError,
     ) -> None:
         """Wait; time below the quorum has a limit of its own."""
-        began = time.monotonic()
+        began = runtime.monotonic()
         with self._changed:
             while not ready():
                 self.check()
                 most = self._terms["quorum_s"] + self._timeout_s if self.paused else limit_s
-                left = max(began, self._moved) + most - time.monotonic()
+                left = max(began, self._moved) + most - runtime.monotonic()
                 if left <= 0:
                     doing = f"; the run waits for workers: {self.paused}" if self.paused else ""
                     raise error(f"worker {self.worker} waited {most:g} s {what} at {self._connection.name}{doing}")

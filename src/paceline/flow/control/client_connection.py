@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from paceline.communication.sockets.channel import TLS, Channel, Closed, Frame, connect
+from paceline.core import runtime
 from paceline.errors import GivenUpError, MismatchError, OverError, PacelineError, PeerLostError, RefusedError
 from paceline.flow.control import validation, wire
 
@@ -58,11 +57,11 @@ class ClientConnection:
 
     def __init__(self, where: tuple[str, int], tls: TLS | None, timeout_s: float, owner: ConnectionOwner) -> None:
         self._where, self._tls, self._timeout_s, self._owner = where, tls, timeout_s, owner
-        self._sending = threading.Lock()
+        self._sending = runtime.Lock()
         self._pending: dict[int, FrameParts] = {}  # unanswered requests, in order
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="paceline-member", daemon=True)
-        self._channel = self._connect(time.monotonic() + timeout_s)
+        self._closing = runtime.Event()
+        self._thread = runtime.thread(self._run, "paceline-member")
+        self._channel = self._connect(runtime.monotonic() + timeout_s)
         _CONNECTIONS.add(self)
 
     def start(self) -> None:
@@ -100,11 +99,15 @@ class ClientConnection:
         """The server will close the connection: do not reconnect."""
         self._closing.set()
 
+    def renew(self) -> None:
+        """The server is another one than that to which this connects: connect anew."""
+        self._channel.close()
+
     def close(self) -> None:
         """Close it."""
         self._closing.set()
         self._channel.close()
-        if threading.current_thread() is not self._thread:
+        if runtime.current_thread() is not self._thread:
             self._thread.join(5.0)
 
     def forget(self) -> None:
@@ -141,7 +144,7 @@ class ClientConnection:
 
     def _pause_before_another(self, silent_since: float | None) -> float:
         """A connection ended before it brought a frame; returns since when that is so."""
-        now = time.monotonic()
+        now = runtime.monotonic()
         since = now if silent_since is None else silent_since
         if now - since >= self._timeout_s:
             raise PeerLostError(
@@ -152,10 +155,10 @@ class ClientConnection:
         return since
 
     def _reconnect(self) -> None:
-        until = time.monotonic() + self._timeout_s
+        until = runtime.monotonic() + self._timeout_s
         while True:
             try:
-                channel = self._connect(min(until, time.monotonic() + ATTEMPT_S))
+                channel = self._connect(min(until, runtime.monotonic() + ATTEMPT_S))
                 break
             except OverError:
                 raise
@@ -163,7 +166,7 @@ class ClientConnection:
                 if not self._owner.may_rejoin():
                     raise
             except PeerLostError as error:
-                if time.monotonic() >= until or self._closing.wait(PAUSE_S):
+                if runtime.monotonic() >= until or self._closing.wait(PAUSE_S):
                     raise PeerLostError(
                         f"{self.name}, was lost and did not come back within {self._timeout_s:g} s ({error}); start it "
                         "again with its record, and then the workers"
@@ -178,12 +181,12 @@ class ClientConnection:
 
     def _connect(self, until: float) -> Channel:
         """Connect, and exchange hello and welcome."""
-        channel = connect(*self._where, "the control plane", max(0.1, until - time.monotonic()), self._tls)
+        channel = connect(*self._where, "the control plane", max(0.1, until - runtime.monotonic()), self._tls)
         try:
             channel.limit = 0
             kind, numbers, note = self._owner.hello()
             channel.send(kind, numbers, note=note, deadline_s=self._timeout_s)
-            answer = channel.receive(deadline_s=max(0.1, until - time.monotonic()))
+            answer = channel.receive(deadline_s=max(0.1, until - runtime.monotonic()))
             if answer.kind == wire.MESSAGE_KINDS["given_up"]:
                 raise given_up(answer)
             if answer.kind == wire.REFUSED:
@@ -211,6 +214,7 @@ class Heartbeats:
         where: address and port.
         tls: None for unencrypted connections.
         hello: gives the worker's number and its secret.
+        welcome: gets the answer to it.
         beat: gives its steps and its activity.
         beaten: called when one was answered.
         seconds: between two, and in which one must be answered.
@@ -221,16 +225,18 @@ class Heartbeats:
         where: tuple[str, int],
         tls: TLS | None,
         hello: Callable[[], tuple[int, str]],
+        welcome: Callable[[Frame], None],
         beat: Callable[[], tuple[int, str]],
         beaten: Callable[[], None],
         seconds: tuple[float, float],
     ) -> None:
-        self._where, self._tls, self._hello, self._beat, self._beaten = where, tls, hello, beat, beaten
+        self._where, self._tls, self._beat, self._beaten = where, tls, beat, beaten
+        self._hello, self._welcome = hello, welcome
         self._beat_s, self._silence_s = seconds
-        self._closing = threading.Event()
-        self._now = threading.Event()
+        self._closing = runtime.Event()
+        self._now = runtime.Event()
         self._channel: Channel | None = None
-        self._thread = threading.Thread(target=self._run, name="paceline-heartbeat", daemon=True)
+        self._thread = runtime.thread(self._run, "paceline-heartbeat")
         self._thread.start()
         _HEARTBEATS.add(self)
 
@@ -263,7 +269,7 @@ class Heartbeats:
         worker, secret = self._hello()
         channel.limit = 0
         channel.send(wire.PULSE, (worker,), note=secret, deadline_s=self._silence_s)
-        self._take(channel, wire.WELCOME)
+        self._welcome(self._take(channel, wire.WELCOME))
         while not self._closing.is_set():
             step, doing = self._beat()
             channel.send(wire.BEAT, (step,), note=doing[:500], deadline_s=self._silence_s)
@@ -272,10 +278,11 @@ class Heartbeats:
             self._now.wait(self._beat_s)
             self._now.clear()
 
-    def _take(self, channel: Channel, kind: int) -> None:
+    def _take(self, channel: Channel, kind: int) -> Frame:
         frame = channel.receive(deadline_s=self._silence_s)
         if frame.kind != kind:
             raise Closed(f"a heartbeat was answered with a frame of kind {frame.kind}")
+        return frame
 
 
 _HEARTBEATS: weakref.WeakSet[Heartbeats] = weakref.WeakSet()

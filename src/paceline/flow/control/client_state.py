@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 from paceline.communication.sockets.channel import TLS, Frame
+from paceline.core import runtime
 from paceline.errors import MismatchError, PacelineError
 from paceline.flow.control import validation, wire
 from paceline.flow.control.client_connection import ClientConnection, FrameParts, Heartbeats, given_up
@@ -43,19 +42,22 @@ class ClientState:
         self._checkpoint = (0, 0)  # exchanges and wanted members of the checkpoint from which it has that state
         self._news = 0
         self._seen_news = 0
-        self._moved = time.monotonic()  # when a wait's deadline last started anew
+        self._moved = runtime.monotonic()  # when a wait's deadline last started anew
         self._doing, self._step = "", 0
         self._serial = 0
+        self._start = ""  # of the server
         self._answers: dict[int, Frame] = {}
         self._held_leases = HeldLeases()
         self._error: PacelineError | None = None
         self._leaving = self._gone = False
-        self._changed = threading.Condition(threading.RLock())
+        self._changed = runtime.Condition(runtime.RLock())
         self._calls: dict[str, Callable[[Any], None]] = {}
         self._terms: dict[str, float] = {}
         self._connection = ClientConnection(where, tls, timeout_s, self)
         beat_s, silence_s = self._terms["beat_s"], self._terms["silence_s"]
-        self._heartbeats = Heartbeats(where, tls, self._identity, self._beat, self._beaten, (beat_s, silence_s))
+        self._heartbeats = Heartbeats(
+            where, tls, self._identity, self._known, self._beat, self._beaten, (beat_s, silence_s)
+        )
 
     def _identity(self) -> tuple[int, str]:
         return self.worker, self._secret
@@ -63,11 +65,19 @@ class ClientState:
     def _beat(self) -> tuple[int, str]:
         return max(0, self._step), self._doing
 
+    def _known(self, frame: Frame) -> None:
+        """Heartbeats are welcome: to another server, if its machine lost power and nothing has told the connection."""
+        start = validation.table(frame.note or {}, "a welcome").get("start", self._start)
+        with self._changed:
+            gone = start != self._start
+        if gone:
+            self._connection.renew()
+
     def _beaten(self) -> None:
         """The control plane has answered a heartbeat: a worker that is held waits on."""
         with self._changed:
             if self.held:
-                self._moved = time.monotonic()
+                self._moved = runtime.monotonic()
 
     def hello(self) -> FrameParts:
         """The first frame of a connection."""
@@ -98,10 +108,11 @@ class ClientState:
         with self._changed:
             self.worker = frame.numbers[0]
             self._secret, self.run = str(said["secret"]), validation.text(said.get("run", ""), 64, "the name of a run")
+            self._start = str(said.get("start", ""))
             self._terms = {name: float(said[name]) for name in ("beat_s", "silence_s", "quorum_s")}
             self.most = validation.whole(said.get("most", 0), 0, validation.WORKERS, "the most workers")
             self.held = ""
-            self._moved = time.monotonic()
+            self._moved = runtime.monotonic()
 
     def received(self, frame: Frame) -> None:
         """A frame from the control plane."""
@@ -162,7 +173,7 @@ class ClientState:
                     self._state = -1
                     if theirs.restored:
                         self._held_leases.clear()
-                self._moved = time.monotonic()
+                self._moved = runtime.monotonic()
                 self._news += 1
                 self._changed.notify_all()
         if newer:
@@ -171,13 +182,13 @@ class ClientState:
     def _pause(self, why: str, saves: bool) -> None:
         with self._changed:
             self.paused, self.saves = why, saves
-            self._moved = time.monotonic()
+            self._moved = runtime.monotonic()
             self._changed.notify_all()
         self._call("paused", why)
 
     def _hold(self, why: str) -> None:
         with self._changed:
-            self.held, self._moved = why, time.monotonic()
+            self.held, self._moved = why, runtime.monotonic()
             self._changed.notify_all()
         if why:
             self._doing = f"waits to join: {why}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
+
+from paceline.core import runtime
 
 OFTEN = 20
 """Events of unauthenticated connections within a minute, at most; the rest are counted."""
@@ -20,10 +20,10 @@ class EventSender:
 
     def __init__(self, told: Callable[[str, dict[str, Any]], None]) -> None:
         self._told = told
-        self._queue: queue.SimpleQueue[tuple[str, dict[str, Any]] | None] = queue.SimpleQueue()
-        self._guard = threading.Lock()
-        self._count, self._since, self._left_out = 0, time.monotonic(), 0
-        self._thread = threading.Thread(target=self._run, name="paceline-control-log", daemon=True)
+        self._queue: queue.SimpleQueue[tuple[str, dict[str, Any]] | None] = runtime.SimpleQueue()
+        self._guard = runtime.Lock()
+        self._count, self._since, self._left_out = 0, runtime.monotonic(), 0
+        self._thread = runtime.thread(self._run, "paceline-control-log")
         self._thread.start()
 
     def tell(self, kind: str, about: dict[str, Any]) -> None:
@@ -33,7 +33,7 @@ class EventSender:
     def limited(self, kind: str, about: dict[str, Any]) -> None:
         """Queue an event that an unauthenticated connection could cause without limit."""
         with self._guard:
-            now = time.monotonic()
+            now = runtime.monotonic()
             if now - self._since > 60:
                 self._since, self._count = now, 0
             self._count += 1

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from paceline.core import runtime
 from paceline.errors import CheckpointError
 
 FORMAT = "paceline control 1"
@@ -21,15 +21,11 @@ def write(path: Path, state: dict[str, Any]) -> None:
         OSError: it cannot be written; the previous record is kept.
     """
     text = json.dumps({"format": FORMAT, **state}, separators=(",", ":")).encode()
-    beside = path.with_name(f"{path.name}.tmp")
-    file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        with open(file, "wb", closefd=False) as out:
-            out.write(text)
-        os.fsync(file)
-    finally:
-        os.close(file)
-    os.replace(beside, path)
+    beside, disk = path.with_name(f"{path.name}.tmp"), runtime.disk()
+    disk.write(beside, text)
+    disk.sync(beside)
+    disk.replace(beside, path)
+    disk.sync_folder(path.parent)
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -39,7 +35,7 @@ def read(path: Path) -> dict[str, Any] | None:
         CheckpointError: the file is damaged, or of another kind.
     """
     try:
-        said = json.loads(path.read_bytes())
+        said = json.loads(runtime.disk().read(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:

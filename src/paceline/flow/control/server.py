@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import secrets
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.communication.sockets.channel import TLS, Channel, Closed, Frame, Listener
+from paceline.communication.sockets.channel import TLS, Channel, Closed, Frame, listen
 from paceline.communication.sockets.rejected import turned_away
+from paceline.core import runtime
 from paceline.errors import GivenUpError, MismatchError, OverError, PacelineError, RefusedError
 from paceline.flow.control import log_file, recovery, validation, wire
 from paceline.flow.control.dispatch import dispatch
@@ -73,16 +74,17 @@ class ControlServer:
     ) -> None:
         self._machine = StateMachine(terms)
         self._record = record
-        self._lock = threading.RLock()
+        self._lock = runtime.RLock()
         self._connections: dict[int, ServerConnection] = {}
         self._ending: collections.deque[ServerConnection] = collections.deque(maxlen=MOST_ENDING)
         self._heartbeats: dict[int, Channel] = {}
         self._unidentified: dict[Channel, None] = {}
-        self._closing = threading.Event()
-        self._ticked = time.monotonic()
+        self._closing = runtime.Event()
+        self._start = secrets.token_hex(8)  # a restarted server has another one
+        self._ticked = runtime.monotonic()
         self._events = EventSender(told)
         self._load()
-        self._listener = Listener(address, tls, port)
+        self._listener = listen(address, tls, port)
         self.port = self._listener.port
         self._threads: list[threading.Thread] = []
 
@@ -90,14 +92,14 @@ class ControlServer:
         state = None if self._record is None else log_file.read(self._record)
         if state is not None:
             try:
-                recovery.load(self._machine, state, time.monotonic())
+                recovery.load(self._machine, state, runtime.monotonic())
             except (LookupError, TypeError, ValueError, AttributeError) as error:
                 raise log_file.damaged(self._record, f"{type(error).__name__}: {error}") from error
 
     def start(self) -> None:
         """Accept workers."""
         for call in (self._accept, self._watch_clock):
-            self._threads.append(threading.Thread(target=call, name=f"paceline-control{call.__name__}", daemon=True))
+            self._threads.append(runtime.thread(call, f"paceline-control{call.__name__}"))
             self._threads[-1].start()
 
     def close(self) -> None:
@@ -106,9 +108,9 @@ class ControlServer:
         self._listener.close()
         with self._lock:
             ending = list(self._ending)
-        until = time.monotonic() + STALL_S
+        until = runtime.monotonic() + STALL_S
         for connection in ending:
-            connection.wait_sent(max(0.0, until - time.monotonic()))
+            connection.wait_sent(max(0.0, until - runtime.monotonic()))
         with self._lock:
             connections = list(self._connections.values())
             channels = [*(one.channel for one in connections), *self._heartbeats.values(), *self._unidentified]
@@ -128,7 +130,7 @@ class ControlServer:
     def status(self) -> dict[str, Any]:
         """The run's status as JSON: generation, exchange, members, waiting, paused, finished, ended."""
         with self._lock:
-            return self._machine.status(time.monotonic())
+            return self._machine.status(runtime.monotonic())
 
     # -- the listener -----------------------------------------------------------------------------
 
@@ -140,7 +142,7 @@ class ControlServer:
                     del self._unidentified[oldest]
                     oldest.close()  # its thread reports it
                 self._unidentified[channel] = None
-            threading.Thread(target=self._serve, args=(channel,), name="paceline-control-line", daemon=True).start()
+            runtime.thread(self._serve, "paceline-control-line", (channel,)).start()
 
     def _serve(self, channel: Channel) -> None:
         """Serve one connection until it ends."""
@@ -229,6 +231,7 @@ class ControlServer:
             terms = self._machine.terms
             note = {"secret": record.secret, "beat_s": terms.beat_s, "silence_s": terms.silence_s}
             note |= {"quorum_s": terms.quorum_s, "run": self._machine.run, "most": terms.max_workers}
+            note["start"] = self._start
             connection.send(wire.WELCOME, (record.worker,), note)
             return record.worker, connection
 
@@ -239,7 +242,7 @@ class ControlServer:
         if before is not None:
             before.close()
         try:
-            channel.send(wire.WELCOME)
+            channel.send(wire.WELCOME, note={"start": self._start})
             while True:
                 frame = channel.receive()
                 if frame.kind != wire.BEAT:
@@ -261,7 +264,7 @@ class ControlServer:
         """Context with the state machine locked; sends the resulting messages at its end."""
         with self._lock:
             try:
-                yield time.monotonic()
+                yield runtime.monotonic()
             finally:
                 self._deliver()
 
@@ -287,7 +290,7 @@ class ControlServer:
         if self._record is None:
             return
         try:
-            log_file.write(self._record, recovery.state(self._machine, time.monotonic()))
+            log_file.write(self._record, recovery.state(self._machine, runtime.monotonic()))
         except OSError as error:  # a full disk must not end the run; a restart from the older one is refused then
             self._machine.dirty = True
             self._events.limited("record", {"path": str(self._record), "why": str(error)})

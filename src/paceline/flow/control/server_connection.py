@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import queue
-import threading
 from typing import Any
 
 from paceline.communication.sockets.channel import Channel
+from paceline.core import runtime
 from paceline.errors import PacelineError
 from paceline.flow.control.wire import MESSAGE_KINDS
 
@@ -30,10 +30,10 @@ class ServerConnection:
 
     def __init__(self, channel: Channel, name: str) -> None:
         self.channel = channel
-        self._outbox: queue.SimpleQueue[tuple[int, tuple[int, ...], Any] | None] = queue.SimpleQueue()
-        self._read, self._sent = threading.Event(), threading.Event()
+        self._outbox: queue.SimpleQueue[tuple[int, tuple[int, ...], Any] | None] = runtime.SimpleQueue()
+        self._read, self._sent = runtime.Event(), runtime.Event()
         self._ended = False
-        threading.Thread(target=self._send, name=f"paceline-say-{name}", daemon=True).start()
+        runtime.thread(self._send, f"paceline-say-{name}").start()
 
     def send(self, kind: int, numbers: tuple[int, ...] = (), note: Any = None) -> None:
         """Queue a frame; never waits."""

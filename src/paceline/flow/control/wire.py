@@ -17,7 +17,7 @@ exchanges in it, wanted members); (serial, loader, epoch, total, unit, most, dry
 nothing."""
 
 WELCOME = 64
-"""To HELLO and BACK: (worker), its secret and the terms. To PULSE: nothing."""
+"""To HELLO and BACK: (worker), its secret and the terms. To PULSE: nothing. All say which start of the server it is."""
 REFUSED = 65
 """Why this worker cannot be accepted."""
 BEATEN = 66

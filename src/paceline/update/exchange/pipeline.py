@@ -19,13 +19,13 @@ from __future__ import annotations
 import atexit
 import queue
 import threading
-import time
 import weakref
 from typing import Any, TypeVar
 
 import torch
 
 from paceline.communication.base import Pending
+from paceline.core import runtime
 from paceline.rules.codec.base import Steps
 
 Result = TypeVar("Result")
@@ -37,9 +37,9 @@ _at_work: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 @atexit.register
 def _await_stages() -> None:
     """Wait for the threads: one in native code at the interpreter's exit would end the process with SIGABRT."""
-    until = time.monotonic() + LEAVE_S
+    until = runtime.monotonic() + LEAVE_S
     for thread in list(_at_work):
-        thread.join(max(0.0, until - time.monotonic()))
+        thread.join(max(0.0, until - runtime.monotonic()))
 
 
 class Running:
@@ -50,7 +50,7 @@ class Running:
         self._pending: Pending | None = None
         self._result: Any = None
         self._error: BaseException | None = None
-        self.over = threading.Event()
+        self.over = runtime.Event()
 
     def advance(self) -> bool:
         """Wait for the operation under way, compute, and start the next one; whether there is one."""
@@ -146,8 +146,8 @@ class Pipeline:
 def _stage(stages: list[Stage], number: int) -> Stage:
     """A stage; its thread starts with its first exchange."""
     if number == len(stages):
-        stages.append(queue.SimpleQueue())
-        thread = threading.Thread(target=_work, args=(stages, number), name=f"paceline-stage-{number}", daemon=True)
+        stages.append(runtime.SimpleQueue())
+        thread = runtime.thread(_work, f"paceline-stage-{number}", (stages, number))
         _at_work.add(thread)
         thread.start()
     return stages[number]

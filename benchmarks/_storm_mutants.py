@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bugs that are planted into the control plane, its record and its clients: a storm has to find each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from paceline.flow.control import recovery
+from paceline.flow.control.client_connection import ClientConnection
+from paceline.flow.control.ledger import ControlLedger
+from paceline.flow.control.membership import MembershipState
+from paceline.flow.control.server import ControlServer
+from paceline.flow.control.state_machine import StateMachine
+from paceline.testing.world.process import _ProcessDisk
+
+Plant = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+@contextlib.contextmanager
+def _instead(owner: Any, name: str, call: Any) -> Iterator[None]:
+    before = owner.__dict__[name]
+    setattr(owner, name, call)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def _speaks_before_it_writes() -> Any:
+    deliver = ControlServer._deliver
+
+    def first(self: Any) -> None:
+        dirty, self._machine.dirty = self._machine.dirty, False
+        deliver(self)
+        self._machine.dirty = dirty
+        deliver(self)
+
+    return _instead(ControlServer, "_deliver", first)
+
+
+def _stale_generation() -> Any:
+    commit = StateMachine.commit
+
+    def accepts(self: Any, worker: int, generation: int, *rest: Any) -> None:
+        commit(self, worker, max(generation, self.generation.number), *rest)
+
+    return _instead(StateMachine, "commit", accepts)
+
+
+def _commits_with_the_first() -> Any:
+    conclude = StateMachine.conclude
+
+    def early(self: Any, now: float) -> None:
+        living = self.members
+        said = [one for one in living if one.commit is not None]
+        if said and not self.broken:
+            for one in living:
+                one.commit = one.commit or replace(said[0].commit, marks=[], returned=[])
+        conclude(self, now)
+
+    return _instead(StateMachine, "conclude", early)
+
+
+def _forgets_who_died_after_its_commit() -> Any:
+    conclude = StateMachine.conclude
+
+    def forgets(self: Any, now: float) -> None:
+        for one in self.departed.values():
+            one.commit = replace(one.commit, marks=[])
+        conclude(self, now)
+
+    return _instead(StateMachine, "conclude", forgets)
+
+
+def _leases_before_all_are_back() -> Any:
+    ask = StateMachine.ask
+
+    def early(self: Any, *given: Any) -> None:
+        absent = {one.worker: one.absent for one in self.workers.values()}
+        for one in self.workers.values():
+            one.absent = None
+        try:
+            ask(self, *given)
+        finally:
+            for worker, since in absent.items():
+                if worker in self.workers:
+                    self.workers[worker].absent = since
+
+    return _instead(StateMachine, "ask", early)
+
+
+def _everybody_holds_the_state() -> Any:
+    make = MembershipState.make
+
+    def holds(self: Any, chosen: Any, *rest: Any) -> None:
+        if any(one.holds for one in chosen):
+            for one in chosen:
+                one.holds = True
+        make(self, chosen, *rest)
+
+    return _instead(MembershipState, "make", holds)
+
+
+def _resends_nothing() -> Any:
+    reconnect = ClientConnection._reconnect
+
+    def drops(self: Any) -> None:
+        self._pending.clear()
+        reconnect(self)
+
+    return _instead(ClientConnection, "_reconnect", drops)
+
+
+def _comes_back_without_its_leases() -> Any:
+    back = recovery.back
+
+    def without(machine: Any, record: Any, holding: int, started: int, marks: Any, now: float) -> None:
+        back(machine, record, holding, started, [], now)
+
+    return _instead(recovery, "back", without)
+
+
+def _denies_a_commit() -> Any:
+    commit = StateMachine.commit
+
+    def denies(self: Any, worker: int, generation: int, exchange: int, said: Any, now: float) -> None:
+        if exchange == self.exchange and generation == self.committed_in:
+            self.outbox.send(worker, "verdict", said.serial, (0,), self.generation.note())
+        else:
+            commit(self, worker, generation, exchange, said, now)
+
+    return _instead(StateMachine, "commit", denies)
+
+
+def _restart_forgets_the_last_exchange() -> Any:
+    load = recovery.load
+
+    def older(machine: Any, said: Any, now: float) -> None:
+        load(machine, {**said, "exchange": max(0, said["exchange"] - 1)}, now)
+
+    return _instead(recovery, "load", older)
+
+
+MUTANTS: dict[str, Plant] = {
+    "the record is not synced": lambda: _instead(_ProcessDisk, "sync", _nothing),
+    "the record's folder is not synced": lambda: _instead(_ProcessDisk, "sync_folder", _nothing),
+    "messages are sent before the record is written": _speaks_before_it_writes,
+    "leases of lost workers are not freed": lambda: _instead(ControlLedger, "lost", _nothing),
+    "a commit of a stale generation counts": _stale_generation,
+    "an exchange is committed with the first commit": _commits_with_the_first,
+    "who died after its commit is forgotten": _forgets_who_died_after_its_commit,
+    "a restarted server leases before all are back": _leases_before_all_are_back,
+    "a newcomer is taken for one that holds the state": _everybody_holds_the_state,
+    "a client that reconnects resends nothing": _resends_nothing,
+    "a worker comes back without its leases": _comes_back_without_its_leases,
+    "a commit that was sent again is denied": _denies_a_commit,
+    "a restart forgets the last exchange": _restart_forgets_the_last_exchange,
+}
+"""By what is wrong."""

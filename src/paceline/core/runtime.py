@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads, locks, clock, connections and files of this process, or of a simulated machine.
+
+Code that decides (membership, commits, rings) takes them from here instead of from `threading`, `time`, `os` and
+`socket`. In a process they are Python's own. In a thread of `paceline.testing.world` they belong to the simulated
+machine that runs the thread, so that one seed decides what happens when.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Disk(Protocol):
+    """The operations on files whose order matters if power fails."""
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Create or replace a file that only its owner can read; a power failure may lose it before `sync`."""
+
+    def sync(self, path: Path) -> None:
+        """Return once the file's contents are on the disk."""
+
+    def sync_folder(self, path: Path) -> None:
+        """Return once the folder's names are on the disk."""
+
+    def replace(self, path: Path, target: Path) -> None:
+        """Rename a file over another, at once for all readers."""
+
+    def read(self, path: Path) -> bytes:
+        """The contents; FileNotFoundError if there is none."""
+
+
+class Network(Protocol):
+    """Makes connections: :mod:`paceline.communication.sockets.channel` asks it if there is one."""
+
+    def connect(self, address: str, port: int, peer: str, timeout_s: float) -> Any:
+        """A channel to the listener at `address`, `port`."""
+
+    def listen(self, address: str, port: int) -> Any:
+        """A listener."""
+
+
+class Machine(Protocol):
+    """A simulated machine, as its threads see it."""
+
+    disk: Disk
+    network: Network
+    host: str
+    address: str
+
+    def monotonic(self) -> float: ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+    def thread(self, target: Callable[..., object], args: tuple[Any, ...], name: str) -> Any: ...
+
+    def current_thread(self) -> Any: ...
+
+    def lock(self) -> Any: ...
+
+    def rlock(self) -> Any: ...
+
+    def condition(self, lock: Any) -> Any: ...
+
+    def event(self) -> Any: ...
+
+    def queue(self) -> Any: ...
+
+
+class _Local(threading.local):
+    machine: Machine | None = None
+
+
+_here = _Local()
+
+
+def enter(machine: Machine | None) -> None:
+    """From now on this thread belongs to a simulated machine; None: to this process."""
+    _here.machine = machine
+
+
+def network() -> Network | None:
+    """The simulated network of this thread, if any."""
+    return None if _here.machine is None else _here.machine.network
+
+
+def host() -> tuple[str, str] | None:
+    """Name and address of the simulated machine of this thread, if any."""
+    here = _here.machine
+    return None if here is None else (here.host, here.address)
+
+
+def monotonic() -> float:
+    """`time.monotonic`."""
+    return time.monotonic() if _here.machine is None else _here.machine.monotonic()
+
+
+def sleep(seconds: float) -> None:
+    """`time.sleep`."""
+    if _here.machine is None:
+        time.sleep(seconds)
+    else:
+        _here.machine.sleep(seconds)
+
+
+def thread(target: Callable[..., object], name: str, args: tuple[Any, ...] = ()) -> threading.Thread:
+    """A daemon thread that is not started yet."""
+    if _here.machine is None:
+        return threading.Thread(target=target, name=name, args=args, daemon=True)
+    made: threading.Thread = _here.machine.thread(target, args, name)
+    return made
+
+
+def current_thread() -> threading.Thread:
+    """`threading.current_thread`."""
+    if _here.machine is None:
+        return threading.current_thread()
+    found: threading.Thread = _here.machine.current_thread()
+    return found
+
+
+def Lock() -> threading.Lock:
+    """`threading.Lock`."""
+    made: threading.Lock = threading.Lock() if _here.machine is None else _here.machine.lock()
+    return made
+
+
+def RLock() -> threading.RLock:
+    """`threading.RLock`."""
+    made: threading.RLock = threading.RLock() if _here.machine is None else _here.machine.rlock()
+    return made
+
+
+def Condition(lock: Any = None) -> threading.Condition:
+    """`threading.Condition`."""
+    made: threading.Condition = (
+        threading.Condition(lock) if _here.machine is None else _here.machine.condition(lock or _here.machine.rlock())
+    )
+    return made
+
+
+def Event() -> threading.Event:
+    """`threading.Event`."""
+    made: threading.Event = threading.Event() if _here.machine is None else _here.machine.event()
+    return made
+
+
+def SimpleQueue() -> queue.SimpleQueue[Any]:
+    """`queue.SimpleQueue`."""
+    made: queue.SimpleQueue[Any] = queue.SimpleQueue() if _here.machine is None else _here.machine.queue()
+    return made
+
+
+class _LocalDisk:
+    """This machine's."""
+
+    def write(self, path: Path, data: bytes) -> None:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(file, "wb") as out:
+            out.write(data)
+
+    def sync(self, path: Path) -> None:
+        _sync(path, os.O_RDWR)
+
+    def sync_folder(self, path: Path) -> None:
+        _sync(path, os.O_RDONLY)
+
+    def replace(self, path: Path, target: Path) -> None:
+        os.replace(path, target)
+
+    def read(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+
+def _sync(path: Path, flags: int) -> None:
+    file = os.open(path, flags)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+_LOCAL_DISK = _LocalDisk()
+
+
+def disk() -> Disk:
+    """The disk of this process, or of its simulated machine."""
+    return _LOCAL_DISK if _here.machine is None else _here.machine.disk

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A storm over an elastic run: first faults, then none, and all must come to the end.
+
+The control plane, its record and its clients are those of real runs. A launcher starts again what has died.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.core import runtime
+from paceline.errors import CheckpointError, OverError, PacelineError
+from paceline.flow.control import ControlServer, Terms
+from paceline.testing.storm.faults import Faults
+from paceline.testing.world.process import Process, World
+from paceline.testing.world.scheduler import Broken
+
+PORT = 4000
+TIMEOUT_S = 8.0
+STORM_S = 6.0
+"""Seconds in which faults happen."""
+CALM_S = 600.0
+"""Seconds after them in which all must come to an end."""
+RECORD = Path("/record.json")
+
+
+@dataclass
+class Outcome:
+    """What a seed came to.
+
+    Attributes:
+        seed: of the world.
+        problems: what was wrong; empty if nothing was.
+        faults: how many of each kind happened.
+        drawn: faults that were to happen.
+        tape: when and to whom.
+        exchanges: that were committed.
+        seconds: of the world's time.
+        turns: of its threads.
+    """
+
+    seed: int
+    problems: list[str]
+    faults: Counter[str]
+    drawn: int
+    tape: list[tuple[float, str]]
+    exchanges: int
+    seconds: float
+    turns: int
+
+
+class ElasticStorm(ABC):
+    """One world with one elastic run.
+
+    Args:
+        seed: decides everything.
+        faults: names of those that may happen; all by default.
+        without: numbers of faults that are left out.
+    """
+
+    def __init__(self, seed: int, faults: Sequence[str] = (), without: Collection[int] = ()) -> None:
+        self.seed, self.world = seed, World(seed)
+        rng = self.world.rng
+        self.control_machine = self.world.machine("control")
+        least, first = rng.choice([1, 1, 2]), rng.randint(2, 4)
+        grace = rng.choice([None, 0.2])
+        self.terms = Terms(least, 8, TIMEOUT_S, grace, 1.0, first, quorum_s=1e6)
+        self.problems: list[str] = []
+        self.place = (self.control_machine.address, PORT)
+        self.prepare()
+        self.control: Process | None = None
+        self.workers: dict[int, Process] = {}
+        self.server: ControlServer | None = None
+        self.tape: list[tuple[float, str]] = []
+        self.exchanges = 0
+        self._over = False
+        self._wanted, self._started = 0, 0
+        self._start_control()
+        for _ in range(first):
+            self.join()
+        self.faults = Faults(self, faults, without)
+        self.faults.begin(rng.randint(1, 8), STORM_S)
+
+    def join(self) -> None:
+        if self._wanted < self.terms.max_workers:
+            self._wanted += 1
+            self._start_worker(self.world.machine(f"host{self._wanted}"))
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Draw the job."""
+
+    @abstractmethod
+    def program(self, done: Callable[[BaseException | None], None]) -> Callable[[], None]:
+        """What a worker's process runs; `done` gets why it ended."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Add to the problems what is wrong at the end."""
+
+    # -- the launcher -----------------------------------------------------------------------------
+
+    def _start_control(self) -> None:
+        if not self._over:
+            self.control = self.control_machine.start(self._serve, "control")
+            self.control.on_end.append(self._control_ended)
+
+    def _serve(self) -> None:
+        address = self.control_machine.address
+        self.server = ControlServer(address, PORT, None, self.terms, RECORD, self._told)
+        self.server.start()
+        while True:
+            runtime.sleep(1e6)
+
+    def _told(self, kind: str, about: dict[str, Any]) -> None:
+        self.tape.append((self.world.now, f"{kind} {about}"))
+
+    def _control_ended(self) -> None:
+        error = self.control.error if self.control is not None else None
+        self.control = None
+        if error is not None:
+            self.problems.append(f"the control plane ended: {type(error).__name__}: {error}")
+            self._over = isinstance(error, CheckpointError)
+        self.world.after(0.05 + self.world.rng.random(), self._start_control)
+
+    def _start_worker(self, machine: Any) -> None:
+        if self._over:
+            return
+        number = self._started
+        self._started += 1
+
+        def ended(error: BaseException | None) -> None:
+            self._over = self._over or error is None or isinstance(error, OverError)
+            self.tape.append((self.world.now, f"worker process {number} ends: {error!r}"))
+
+        process = self.workers[number] = machine.start(self.program(ended), f"process {number} on {machine.name}")
+        process.on_end.append(lambda: self._worker_ended(number, machine))
+
+    def _worker_ended(self, number: int, machine: Any) -> None:
+        process = self.workers.pop(number)
+        if process.error is not None and not isinstance(process.error, PacelineError):
+            self.problems.append(f"{process.name} ended: {process.error!r}")
+        if not self._over:
+            self.world.after(0.05 + 0.5 * self.world.rng.random(), lambda: self._start_worker(machine))
+
+    # -- the run ----------------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """Let it go to its end."""
+        problems = self.problems
+        try:
+            ended = self.world.run(lambda: self._over and not self.workers, STORM_S + CALM_S)
+            if not ended:
+                problems.append(f"stuck: {self._situation()}")
+        except Broken as error:
+            problems.append(f"{error}: {self._situation()}")
+        self.check()
+        problems += [f"{who}, thread {thread}: {error!r}" for who, thread, error in self.world.unexpected]
+        seconds, turns = self.world.now, self.world.turns
+        self.world.close()
+        tape = sorted([*self.faults.tape, *self.tape])
+        faults = self.faults
+        return Outcome(self.seed, problems, faults.counts, faults.drawn, tape, self.exchanges, seconds, turns)
+
+    def _situation(self) -> str:
+        status = self.server._machine.status(self.world.now) if self.server is not None else {}
+        return f"{status}; processes {[process.name for process in self.workers.values()]}"

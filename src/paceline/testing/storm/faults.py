@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of a simulated run: what may happen, and how often it did."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Protocol
+
+from paceline.testing.world.process import Process, SimMachine, World
+
+
+class Run(Protocol):
+    """What faults happen to."""
+
+    world: World
+    control_machine: SimMachine
+    control: Process | None
+    workers: dict[int, Process]
+
+    def join(self) -> None:
+        """Start a further worker."""
+
+
+class Faults:
+    """Draws faults until it is told to heal.
+
+    Args:
+        run: that they happen to.
+        kinds: names of the faults to draw from; all by default.
+        without: numbers of faults that are drawn, and left out: the others stay as they are.
+
+    Attributes:
+        drawn: how many were drawn.
+        counts: how often each kind has happened.
+        tape: when and to whom.
+    """
+
+    def __init__(self, run: Run, kinds: Sequence[str] = (), without: Collection[int] = ()) -> None:
+        self.run, self.world = run, run.world
+        self._rng = random.Random(0)
+        self._healing: list[Callable[[], None]] = []
+        self.drawn, self._without = 0, without
+        self.counts: Counter[str] = Counter()
+        self.tape: list[tuple[float, str]] = []
+        self._kinds = list(kinds) or list(KINDS)
+
+    def begin(self, count: int, seconds: float) -> None:
+        """Let `count` faults happen within so many seconds, and then none."""
+        rng, self.drawn = self.world.rng, count
+        for number in range(count):
+            kind, when, seed = rng.choice(self._kinds), seconds * rng.random(), rng.getrandbits(32)
+            if number not in self._without:
+                self.world.after(when, partial(self._happen, kind, seed))
+        self.world.after(seconds, self._heal)
+
+    def _happen(self, kind: str, seed: int) -> None:
+        self._rng = random.Random(seed)
+        what = KINDS[kind](self)
+        if what:
+            self.counts[kind] += 1
+            self.tape.append((self.world.now, f"{kind}: {what}"))
+
+    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Undo a fault then, or when all is healed."""
+        done = [False]
+
+        def once() -> None:
+            if not done[0]:
+                done[0] = True
+                call()
+
+        self._healing.append(once)
+        self.world.after(seconds, once)
+
+    def _heal(self) -> None:
+        for call in self._healing:
+            call()
+
+    def _span(self, low: float, high: float) -> float:
+        return float(low * (high / low) ** self._rng.random())
+
+    # -- kinds ------------------------------------------------------------------------------------
+
+    def _worker(self) -> Process | None:
+        living = [one for one in self.run.workers.values() if not one.dead]
+        return self._rng.choice(living) if living else None
+
+    def kill_worker(self) -> str:
+        one = self._worker()
+        if one is not None:
+            one.kill()
+        return one.name if one is not None else ""
+
+    def kill_control(self) -> str:
+        if self.run.control is not None:
+            self.run.control.kill()
+            return "control"
+        return ""
+
+    def power_control(self) -> str:
+        self.run.control_machine.fail()
+        return "control"
+
+    def kill_at_write(self) -> str:
+        """The control plane is killed at one of its next operations on the disk."""
+        left = self._rng.randint(1, 8)
+        self.run.control_machine.disk.armed = (left, lambda: self.run.control and self.run.control.kill())
+        return f"at operation {left}"
+
+    def power_at_write(self) -> str:
+        """The same with its power."""
+        left = self._rng.randint(1, 8)
+        self.run.control_machine.disk.armed = (left, self.run.control_machine.fail)
+        return f"at operation {left}"
+
+    def power_worker(self) -> str:
+        one = self._worker()
+        if one is not None:
+            one.machine.fail()
+        return one.name if one is not None else ""
+
+    def stop_worker(self) -> str:
+        one = self._worker()
+        if one is None:
+            return ""
+        seconds = self._span(0.01, 6.0)
+        one.stop()
+        self._later(seconds, one.go_on)
+        return f"{one.name} for {seconds:.2f} s"
+
+    def stop_control(self) -> str:
+        one, seconds = self.run.control, self._span(0.01, 6.0)
+        if one is None:
+            return ""
+        one.stop()
+        self._later(seconds, one.go_on)
+        return f"for {seconds:.2f} s"
+
+    def partition(self) -> str:
+        """Between two hosts, one way or both."""
+        network, hosts = self.world.network, sorted(self.world.machines)
+        one, other = self._rng.sample(hosts, 2)
+        seconds, both = self._span(0.01, 6.0), self._rng.random() < 0.6
+        for sender, receiver in [(one, other), (other, one)][: 2 if both else 1]:
+            network.cut(sender, receiver)
+            self._later(seconds, partial(network.heal, sender, receiver))
+        return f"{one} {'<->' if both else '->'} {other} for {seconds:.2f} s"
+
+    def isolate(self) -> str:
+        """One host from all others."""
+        network, hosts = self.world.network, sorted(self.world.machines)
+        one, seconds = self._rng.choice(hosts), self._span(0.01, 6.0)
+        for other in hosts:
+            for sender, receiver in ((one, other), (other, one)):
+                if one != other:
+                    network.cut(sender, receiver)
+                    self._later(seconds, partial(network.heal, sender, receiver))
+        return f"{one} for {seconds:.2f} s"
+
+    def reset(self) -> str:
+        channels = list(self.world.network.channels)
+        if not channels:
+            return ""
+        one = self._rng.choice(channels)
+        self.world.network.reset(one)
+        return f"{one.host} and {one.other.host}"
+
+    def slow_network(self) -> str:
+        network, before = self.world.network, self.world.network.slow_s
+        network.slow_s = self._span(0.01, 0.5)
+        self._later(self._span(0.05, 2.0), lambda: setattr(network, "slow_s", before))
+        return f"{network.slow_s:.3f} s"
+
+    def slow_disk(self) -> str:
+        disk = self.run.control_machine.disk
+        disk.slow_s = self._span(0.01, 2.0)
+        seconds = disk.slow_s
+        self._later(self._span(0.05, 3.0), lambda: setattr(disk, "slow_s", 0.0))
+        return f"{seconds:.3f} s"
+
+    def full_disk(self) -> str:
+        disk = self.run.control_machine.disk
+        disk.full = True
+        self._later(self._span(0.05, 3.0), lambda: setattr(disk, "full", False))
+        return "of the control plane"
+
+    def join(self) -> str:
+        self.run.join()
+        return "a further worker"
+
+
+KINDS: dict[str, Callable[[Faults], str]] = {
+    call.__name__: call
+    for call in (
+        Faults.kill_worker,
+        Faults.kill_control,
+        Faults.power_control,
+        Faults.kill_at_write,
+        Faults.power_at_write,
+        Faults.power_worker,
+        Faults.stop_worker,
+        Faults.stop_control,
+        Faults.partition,
+        Faults.isolate,
+        Faults.reset,
+        Faults.slow_network,
+        Faults.slow_disk,
+        Faults.full_disk,
+        Faults.join,
+    )
+}
+"""By name."""

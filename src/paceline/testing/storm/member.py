@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker of a simulated elastic run: the real client of the control plane, and a model that counts samples.
+
+The model has, for each sample, how often it is in it: training on a sample adds one. So it says itself, and not the
+ledger, what was lost or repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from paceline.core import runtime
+from paceline.data.ledger.epoch_ledger import Mark, Question
+from paceline.errors import PacelineError, PeerLostError
+from paceline.flow.control import About, ControlClient, Generation
+from paceline.testing.storm.meeting import Meetings, Model
+from paceline.testing.world.process import Process, World
+
+STEP_S = (0.01, 0.6)
+"""Seconds of training on a lease."""
+
+
+@dataclass
+class Truth:
+    """What has really happened.
+
+    Attributes:
+        models: by lineage (the generation that began from nothing) and exchange, the model of the first member that
+            applied it.
+        forgotten: beginnings from nothing after a commit, of which the control plane does not know.
+        ended: workers that came to the end of their program, with their models.
+        problems: what must not happen.
+    """
+
+    models: dict[tuple[int, int], tuple[int, Model]] = field(default_factory=dict)
+    forgotten: list[str] = field(default_factory=list)
+    ended: dict[int, Model] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def begun(self, generation: Generation) -> None:
+        """A member begins from nothing."""
+        before = {lineage for lineage, _ in self.models if lineage != generation.number}
+        if before and not generation.restored:
+            self.forgotten.append(f"generation {generation.number} begins anew after commits in {sorted(before)}")
+
+    def applied(self, lineage: int, exchange: int, worker: int, model: Model) -> None:
+        """A member has applied a committed exchange."""
+        first, known = self.models.setdefault((lineage, exchange), (worker, Model(model)))
+        if known != model:
+            differ = {one: (known[one], model[one]) for one in known | model if known[one] != model[one]}
+            self.problems.append(f"workers {first} and {worker} differ after exchange {exchange}: {differ}")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all workers of a run are given.
+
+    Attributes:
+        world: of the run.
+        address, port: of the control plane.
+        samples: of the data.
+        epochs: passes over the data.
+        timeout_s: of every wait.
+        meetings: the exchanges.
+        truth: what the checks read.
+    """
+
+    world: World
+    place: tuple[str, int]
+    samples: int
+    epochs: int
+    timeout_s: float
+    meetings: Meetings
+    truth: Truth
+
+
+class Member:
+    """One worker's program."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        process = job.world.current.owner
+        assert isinstance(process, Process)
+        machine = process.machine
+        about = About(machine.name, machine.address, 1, {"rule": "storm"})
+        self.client = ControlClient(*job.place, about, None, job.timeout_s)
+        self.process = process
+        self.model, self.lineage = Model(), 0
+        self.held: list[Mark] = []
+        self.generation = Generation()
+
+    def run(self) -> None:
+        """Train all epochs, and say goodbye."""
+        job, client = self.job, self.client
+        client.on_change(lambda new: job.meetings.cancel(new.number - 1, client.worker, "the members have changed"))
+        client.on_end(lambda why: job.meetings.cancel(1 << 60, client.worker, why))
+        self._adopt(client.enter())
+        for epoch in range(job.epochs):
+            while not self._over(epoch):
+                self._exchange()
+        job.truth.ended[client.worker] = self.model
+        client.leave()
+
+    def _over(self, epoch: int) -> bool:
+        """Train on a lease if there is one; whether the epoch is over for all."""
+        client = self.client
+        if self.held or client.called > self.generation.exchange:
+            return False
+        kind, mark = client.ask(Question(0, epoch, self.job.samples, 1, 3, dry=True))
+        if kind == "over":
+            return True
+        if mark is not None:
+            low, high = STEP_S
+            runtime.sleep(low + (high - low) * self.job.world.rng.random())
+            self.held.append(mark)
+        elif client.called <= self.generation.exchange:
+            client.wait_news(self.job.timeout_s)
+            return self._over(epoch)
+        return False
+
+    def _exchange(self) -> None:
+        """Make the next exchange, among whatever members there are, until it is committed."""
+        client, job = self.client, self.job
+        while True:
+            generation = self.generation
+            number = generation.exchange + 1
+            try:
+                client.starts(number)
+                own = Model((epoch, place) for _, epoch, begin, end in self.held for place in range(begin, end))
+                members = tuple(generation.workers)
+                total = job.meetings.exchange(generation.number, members, number, client.worker, own, job.timeout_s)
+            except PeerLostError as error:
+                client.check()
+                blamed = job.meetings.suspects(generation.number, number, client.worker)
+                self._adopt(client.failed(generation.number, str(error), blamed))
+                continue
+            verdict = client.commit(generation.number, number, list(self.held), {})
+            if verdict.committed:
+                self.model = self.model + total
+                self.held = []
+                job.truth.applied(self.lineage, number, client.worker, self.model)
+                self._share()
+            self._adopt(verdict.generation)
+            if verdict.committed:
+                return
+
+    def _adopt(self, generation: Generation) -> None:
+        """Take over a generation, and its state if this worker has not got it."""
+        client, job = self.client, self.job
+        while True:
+            if client.worker not in generation.workers:
+                client.check()
+                raise PeerLostError(f"worker {client.worker} is no member of generation {generation.number}")
+            self.generation = generation
+            if generation.donor is None:
+                if generation.restored or client.worker in generation.newcomers:
+                    self.model, self.held, self.lineage = Model(), [], generation.number
+                    job.truth.begun(generation)
+                    client.holds_state(generation.number)
+            elif client.worker in generation.newcomers:
+                newer = self._fetch(generation)
+                if newer is not None:
+                    generation = newer
+                    continue
+                client.holds_state(generation.number)
+            self._share()
+            return
+
+    def _share(self) -> None:
+        state = Model(self.model), self.lineage
+        self.job.meetings.states[self.client.worker] = (self.process, self.generation.number, state)
+
+    def _fetch(self, generation: Generation) -> Generation | None:
+        """Get the donor's state; a newer generation if that is not possible."""
+        client, job = self.client, self.job
+        assert generation.donor is not None
+        until = runtime.monotonic() + job.timeout_s
+        while runtime.monotonic() < until:
+            donor, number, state = job.meetings.states.get(generation.donor, (None, -1, None))
+            if donor is None or donor.dead:
+                break
+            if number == generation.number:
+                assert state is not None
+                self.model, self.lineage, self.held = Model(state[0]), state[1], []
+                return None
+            if client.generation.number > generation.number:
+                return client.generation
+            client.check()
+            runtime.sleep(0.01)
+        return client.failed(generation.number, "the donor sends no state", [generation.donor])
+
+
+def program(job: Job, done: Callable[[BaseException | None], None]) -> Callable[[], None]:
+    """The program of a worker's process; `done` gets why it ended."""
+
+    def main() -> None:
+        try:
+            Member(job).run()
+        except PacelineError as error:
+            done(error)
+            raise
+        done(None)
+
+    return main

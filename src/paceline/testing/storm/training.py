@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A storm over whole elastic runs: `attach`, shared data, exchanges over rings, and a model that counts its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.utils.data import DataLoader
+
+from paceline.core import runtime
+from paceline.errors import PacelineError
+from paceline.rules.recipes import rule_from_text
+from paceline.run.run import Run
+from paceline.testing.storm.counting import Count, Counting, times
+from paceline.testing.storm.elastic import TIMEOUT_S, ElasticStorm
+from paceline.update.engine.settings import Settings
+
+EXCHANGES = 200
+"""Columns of the model."""
+RULES = ("averaging(period=2)", "averaging(period=3, overlap=1)", "averaging(period=2, fragments=2)")
+STEP_S = (0.01, 0.4)
+"""Seconds of a minibatch."""
+
+
+class TrainingStorm(ElasticStorm):
+    """Members with models of torch."""
+
+    def prepare(self) -> None:
+        rng = self.world.rng
+        self.samples, self.epochs, self.rule = rng.randint(12, 40), rng.choice([1, 1, 2]), rng.choice(RULES)
+        self.ended: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def program(self, done: Callable[[BaseException | None], None]) -> Callable[[], None]:
+        def main() -> None:
+            try:
+                self._train()
+            except PacelineError as error:
+                done(error)
+                raise
+            done(None)
+
+        return main
+
+    def _train(self) -> None:
+        low, high = STEP_S
+        rng = self.world.rng
+        model = Counting(self.samples, self.epochs, EXCHANGES)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        address, port = self.place
+        settings = Settings(control=f"{address}:{port}", timeout_s=TIMEOUT_S)
+        with Run(model, optimizer, rule_from_text(self.rule), settings) as run:
+            members = run._parts.membership
+            assert members is not None
+            worker = members.control.worker
+            share = run.share(DataLoader(list(range(self.samples)), 1, shuffle=True))  # type: ignore[arg-type]
+            for epoch in range(run.epoch, self.epochs):
+                for ids in share:
+                    runtime.sleep(low + (high - low) * rng.random())
+                    model.count(ids, epoch, worker, run.blocks)
+                    optimizer.step()
+            self.exchanges = max(self.exchanges, run.blocks)
+        self.ended[worker] = (model.entered.detach().clone(), model.shares.detach().clone())
+
+    def check(self) -> None:
+        states = list(self.ended.items())
+        for worker, (entered, shares) in states:
+            try:
+                count = Count.of(times(entered, shares))
+            except ValueError as error:
+                self.problems.append(f"worker {worker}: {error}")
+                continue
+            if count.lost or count.repeated:
+                self.problems.append(f"worker {worker} ends with {count.lost} lost and {count.repeated} repeated")
+        for worker, state in states[1:]:
+            if any(not torch.equal(a, b) for a, b in zip(state, states[0][1], strict=True)):
+                self.problems.append(f"workers {states[0][0]} and {worker} end with different models")

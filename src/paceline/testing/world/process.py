@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated machines and their processes, which can be killed between any two events, stopped and continued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paceline.testing.world.disk import SimDisk
+from paceline.testing.world.locks import SimCondition, SimEvent, SimLock, SimQueue
+from paceline.testing.world.network import ProcessNetwork, SimChannel, SimListener, SimNetwork
+from paceline.testing.world.scheduler import Killed, Owner, Scheduler, SimThread
+
+
+class World(Scheduler):
+    """Machines on a network, under one seed.
+
+    Attributes:
+        network: of all machines.
+        machines: by address.
+        unexpected: errors that ended a thread which no program foresaw: process, thread, error.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.network = SimNetwork(self)
+        self.machines: dict[str, SimMachine] = {}
+        self.unexpected: list[tuple[str, str, BaseException]] = []
+
+    def machine(self, name: str) -> SimMachine:
+        """A further machine."""
+        address = f"10.0.{len(self.machines) // 250}.{len(self.machines) % 250 + 1}"
+        made = self.machines[address] = SimMachine(self, name, address)
+        return made
+
+    def close(self) -> None:
+        """End all threads."""
+        living = [process for machine in self.machines.values() for process in machine.processes]
+        for process in living:
+            process.kill()
+        self.error = None
+        self.run(lambda: not any(process.threads for process in living), 1.0)
+
+
+class SimMachine:
+    """A machine.
+
+    Attributes:
+        name: for messages.
+        address: on the network.
+        disk: its files, which outlast its processes.
+        processes: that live.
+    """
+
+    def __init__(self, world: World, name: str, address: str) -> None:
+        self.world, self.name, self.address = world, name, address
+        self.disk = SimDisk(world)
+        self.processes: dict[Process, None] = {}
+
+    def start(self, program: Callable[[], object], name: str) -> Process:
+        """A process that runs `program`."""
+        process = Process(self, name)
+        self.processes[process] = None
+        process.main = process.thread(program, (), "main")
+        process.threads[process.main] = None
+        process.main.launch()
+        return process
+
+    def fail(self) -> None:
+        """Power fails: all processes are dead, the disk has what was synced, and no peer is told."""
+        self.world.network.vanish(self.address)
+        for process in list(self.processes):
+            process.kill()
+        self.disk.fail()
+
+
+class _ProcessDisk:
+    """The disk as a process has it: a killed one writes no more."""
+
+    def __init__(self, process: Process, disk: SimDisk) -> None:
+        self._process, self._disk = process, disk
+
+    def write(self, path: Path, data: bytes) -> None:
+        self._process.check()
+        self._disk.write(path, data)
+
+    def sync(self, path: Path) -> None:
+        self._process.check()
+        self._disk.sync(path)
+
+    def sync_folder(self, path: Path) -> None:
+        self._process.check()
+        self._disk.sync_folder(path)
+
+    def replace(self, path: Path, target: Path) -> None:
+        self._process.check()
+        self._disk.replace(path, target)
+
+    def read(self, path: Path) -> bytes:
+        self._process.check()
+        return self._disk.read(path)
+
+
+class Process(Owner):
+    """A process; for its threads it is what `paceline.core.runtime` asks.
+
+    Attributes:
+        error: that ended its main thread; None if that ended well.
+        dead: whether it has ended, for whatever reason.
+        stopped: whether it gets no processor at present.
+    """
+
+    main: SimThread
+
+    def __init__(self, machine: SimMachine, name: str) -> None:
+        self.machine, self.name = machine, name
+        self.host, self.address = machine.name, machine.address
+        self.world: World = machine.world
+        self.dead = self.stopped = self.killed = False
+        self.error: BaseException | None = None
+        self.threads: dict[SimThread, None] = {}
+        self.channels: dict[SimChannel, None] = {}
+        self.listeners: dict[SimListener, None] = {}
+        self.on_end: list[Callable[[], None]] = []
+        self.disk = _ProcessDisk(self, machine.disk)
+        self.network = ProcessNetwork(machine.world.network, self)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.killed = not self.dead
+        self._end()
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        self.stopped = True
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self.stopped = False
+        self.world.release_held()
+
+    def _end(self) -> None:
+        if self.dead:
+            return
+        self.dead = True
+        self.machine.processes.pop(self, None)
+        for listener in list(self.listeners):
+            listener.close()
+        for channel in list(self.channels):
+            channel.close()
+        for thread in list(self.threads):
+            self.world.wake(thread)
+        self.world.release_held()
+        for call in self.on_end:
+            self.world.after(0.0, call)
+
+    # -- what the scheduler asks ------------------------------------------------------------------
+
+    def check(self) -> None:
+        if self.dead:
+            raise Killed(self.name)
+
+    def thread_ended(self, thread: SimThread, error: BaseException | None) -> None:
+        if isinstance(error, Killed):
+            return
+        if thread is self.main:
+            self.error = error
+            self._end()
+        elif error is not None:
+            self.world.unexpected.append((self.name, thread.name, error))
+
+    # -- what `paceline.core.runtime` asks --------------------------------------------------------
+
+    def monotonic(self) -> float:
+        return self.world.now
+
+    def sleep(self, seconds: float) -> None:
+        self.world.sleep(seconds)
+
+    def thread(self, target: Callable[..., object], args: tuple[Any, ...], name: str) -> SimThread:
+        return SimThread(self, target, args, name)
+
+    def current_thread(self) -> SimThread:
+        return self.world.current
+
+    def lock(self) -> SimLock:
+        return SimLock(self.world)
+
+    def rlock(self) -> SimLock:
+        return SimLock(self.world, again=True)
+
+    def condition(self, lock: SimLock) -> SimCondition:
+        return SimCondition(self.world, lock)
+
+    def event(self) -> SimEvent:
+        return SimEvent(self.world)
+
+    def queue(self) -> SimQueue:
+        return SimQueue(self.world)
