@@ -49,10 +49,17 @@ class Network(Protocol):
 class Machine(Protocol):
     """A simulated machine, as its threads see it."""
 
-    disk: Disk
-    network: Network
-    host: str
-    address: str
+    @property
+    def disk(self) -> Disk: ...
+
+    @property
+    def network(self) -> Network: ...
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def address(self) -> str: ...
 
     def monotonic(self) -> float: ...
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.core import runtime
-from paceline.errors import CheckpointError, OverError, PacelineError
+from paceline.errors import CheckpointError, OverError, PacelineError, RuleError, UnsupportedError
 from paceline.flow.control import ControlServer, Terms
 from paceline.testing.storm.faults import Faults
 from paceline.testing.world.process import Process, World
@@ -27,6 +27,23 @@ STORM_S = 6.0
 CALM_S = 600.0
 """Seconds after them in which all must come to an end."""
 RECORD = Path("/record.json")
+
+
+@dataclass(frozen=True)
+class StormSettings:
+    """What a storm is over.
+
+    Attributes:
+        kind: "control" (the control plane and its ledger) or "run" (whole elastic runs with models).
+        faults: names of those that may happen; empty for all.
+        rule: of whole runs; empty: drawn.
+        workers: the fewest with which a run begins, and the most.
+    """
+
+    kind: str = "control"
+    faults: tuple[str, ...] = ()
+    rule: str = ""
+    workers: tuple[int, int] = (2, 4)
 
 
 @dataclass
@@ -59,17 +76,18 @@ class ElasticStorm(ABC):
 
     Args:
         seed: decides everything.
-        faults: names of those that may happen; all by default.
+        settings: what it is over.
         without: numbers of faults that are left out.
     """
 
-    def __init__(self, seed: int, faults: Sequence[str] = (), without: Collection[int] = ()) -> None:
+    def __init__(self, seed: int, settings: StormSettings, without: Collection[int] = ()) -> None:
+        self.settings = settings
         self.seed, self.world = seed, World(seed)
         rng = self.world.rng
         self.control_machine = self.world.machine("control")
-        least, first = rng.choice([1, 1, 2]), rng.randint(2, 4)
+        least, first = rng.choice([1, 1, 2]), rng.randint(*settings.workers)
         grace = rng.choice([None, 0.2])
-        self.terms = Terms(least, 8, TIMEOUT_S, grace, 1.0, first, quorum_s=1e6)
+        self.terms = Terms(min(least, first), 2 * settings.workers[1], TIMEOUT_S, grace, 1.0, first, quorum_s=1e6)
         self.problems: list[str] = []
         self.place = (self.control_machine.address, PORT)
         self.prepare()
@@ -83,7 +101,7 @@ class ElasticStorm(ABC):
         self._start_control()
         for _ in range(first):
             self.join()
-        self.faults = Faults(self, faults, without)
+        self.faults = Faults(self, settings.faults, without)
         self.faults.begin(rng.randint(1, 8), STORM_S)
 
     def join(self) -> None:
@@ -135,7 +153,11 @@ class ElasticStorm(ABC):
         self._started += 1
 
         def ended(error: BaseException | None) -> None:
-            self._over = self._over or error is None or isinstance(error, OverError)
+            # Without a checkpoint a run ends, and says so, when all that held the model are gone.
+            self._over = self._over or error is None or isinstance(error, (OverError, CheckpointError))
+            if isinstance(error, (UnsupportedError, RuleError)):  # it cannot train, whatever happens
+                self.problems.append(str(error))
+                self._over = True
             self.tape.append((self.world.now, f"worker process {number} ends: {error!r}"))
 
         process = self.workers[number] = machine.start(self.program(ended), f"process {number} on {machine.name}")

@@ -94,11 +94,14 @@ class Faults:
             one.kill()
         return one.name if one is not None else ""
 
-    def kill_control(self) -> str:
+    def _kill_control(self) -> None:
         if self.run.control is not None:
             self.run.control.kill()
-            return "control"
-        return ""
+
+    def kill_control(self) -> str:
+        there = self.run.control is not None
+        self._kill_control()
+        return "control" if there else ""
 
     def power_control(self) -> str:
         self.run.control_machine.fail()
@@ -107,7 +110,7 @@ class Faults:
     def kill_at_write(self) -> str:
         """The control plane is killed at one of its next operations on the disk."""
         left = self._rng.randint(1, 8)
-        self.run.control_machine.disk.armed = (left, lambda: self.run.control and self.run.control.kill())
+        self.run.control_machine.disk.armed = (left, self._kill_control)
         return f"at operation {left}"
 
     def power_at_write(self) -> str:

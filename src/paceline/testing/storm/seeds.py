@@ -1,35 +1,116 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs seeds of storms, and makes failures smaller."""
+"""Runs seeds of storms, in several processes, and makes failures smaller."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import logging
+import multiprocessing
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+from itertools import count
 
 from paceline.testing.storm.control import ControlStorm
-from paceline.testing.storm.elastic import ElasticStorm, Outcome
+from paceline.testing.storm.elastic import ElasticStorm, Outcome, StormSettings
 from paceline.testing.storm.training import TrainingStorm
 
 KINDS: dict[str, type[ElasticStorm]] = {"control": ControlStorm, "run": TrainingStorm}
 """What storms are over: the control plane and its ledger; whole elastic runs with models."""
+CHUNK_S = 2.0
+"""Seconds after which a process reports."""
 
 
-def storm(seed: int, kind: str = "control", faults: Sequence[str] = (), without: Collection[int] = ()) -> Outcome:
+def storm(seed: int, settings: StormSettings = StormSettings(), without: Collection[int] = ()) -> Outcome:
     """Run one seed.
 
     Args:
         seed: decides everything.
-        kind: "control" or "run".
-        faults: names of those that may happen; all by default.
+        settings: what it is over.
         without: numbers of faults that are left out.
     """
-    return KINDS[kind](seed, faults, without).run()
+    return KINDS[settings.kind](seed, settings, without).run()
 
 
-def shrunk(outcome: Outcome, kind: str = "control", faults: Sequence[str] = ()) -> tuple[Outcome, list[int]]:
+def shrunk(outcome: Outcome, settings: StormSettings) -> tuple[Outcome, list[int]]:
     """The same failure with as few faults as possible, and the numbers of those that were left out."""
     without: list[int] = []
     for number in range(outcome.drawn):
-        again = storm(outcome.seed, kind, faults, [*without, number])
+        again = storm(outcome.seed, settings, [*without, number])
         if again.problems:
             outcome, without = again, [*without, number]
     return outcome, without
+
+
+@dataclass
+class Tally:
+    """What many seeds came to.
+
+    Attributes:
+        seeds: that were run.
+        faults: how many of each kind happened.
+        exchanges: that were committed.
+        failed: outcomes with problems.
+    """
+
+    seeds: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    exchanges: int = 0
+    failed: list[Outcome] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        """Count these, too."""
+        self.seeds += other.seeds
+        self.faults += other.faults
+        self.exchanges += other.exchanges
+        self.failed += other.failed
+
+
+def _chunk(first: int, most: int, settings: StormSettings) -> tuple[int, Tally]:
+    """Run seeds from `first` for CHUNK_S, at most so many; the next one, and what came of them."""
+    logging.disable(logging.CRITICAL)  # what a faulty network makes the parts warn of
+    tally, until = Tally(), time.monotonic() + CHUNK_S
+    seed = first
+    while seed < first + most and (seed == first or time.monotonic() < until):
+        outcome = storm(seed, settings)
+        tally.add(Tally(1, outcome.faults, outcome.exchanges, [outcome] if outcome.problems else []))
+        seed += 1
+    return seed, tally
+
+
+def storms(seeds: range, settings: StormSettings, jobs: int, seconds: float, told: Callable[[Tally], None]) -> Tally:
+    """Run seeds in several processes, until all are run or the time is over.
+
+    Args:
+        seeds: from the first to the last.
+        settings: of all.
+        jobs: processes.
+        seconds: after which no more are begun.
+        told: gets what a process reports.
+    """
+    total, until = Tally(), time.monotonic() + seconds
+    size = 50
+    starts: Iterator[int] = (first for first in count(seeds.start, size))
+    waiting: dict[Future[tuple[int, Tally]], int] = {}
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+
+        def begin(first: int, end: int) -> None:
+            if first < end and time.monotonic() < until:
+                waiting[pool.submit(_chunk, first, end - first, settings)] = end
+
+        while True:
+            while len(waiting) < jobs and time.monotonic() < until:
+                first = next(starts)
+                if first >= seeds.stop:
+                    break
+                begin(first, min(first + size, seeds.stop))
+            if not waiting:
+                return total
+            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+            for one in done:
+                end = waiting.pop(one)
+                following, tally = one.result()
+                total.add(tally)
+                told(tally)
+                begin(following, end)

@@ -18,7 +18,8 @@ from paceline.update.engine.settings import Settings
 
 EXCHANGES = 200
 """Columns of the model."""
-RULES = ("averaging(period=2)", "averaging(period=3, overlap=1)", "averaging(period=2, fragments=2)")
+RULES = ("averaging(period=2)", "averaging(period=4)", "averaging(period=2, reproducible=True)")
+"""Without fragments, which the model cannot count."""
 STEP_S = (0.01, 0.4)
 """Seconds of a minibatch."""
 
@@ -29,6 +30,7 @@ class TrainingStorm(ElasticStorm):
     def prepare(self) -> None:
         rng = self.world.rng
         self.samples, self.epochs, self.rule = rng.randint(12, 40), rng.choice([1, 1, 2]), rng.choice(RULES)
+        self.rule = self.settings.rule or self.rule
         self.ended: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def program(self, done: Callable[[BaseException | None], None]) -> Callable[[], None]:

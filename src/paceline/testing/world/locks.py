@@ -21,6 +21,8 @@ class SimLock:
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         world = self._world
+        if not world.running:  # this interpreter ends, and nothing else runs
+            return True
         world.occasion()
         me = world.current
         if self._again and self._owner is me:
@@ -37,7 +39,7 @@ class SimLock:
         return True
 
     def release(self) -> None:
-        if self._world.current is not self._owner and self._again:
+        if not self._world.running or (self._world.current is not self._owner and self._again):
             return  # of a killed thread, which ends in the middle of `Condition.wait`
         self._depth -= 1
         if self._depth <= 0:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -28,10 +28,7 @@ from paceline.communication.sockets.frames import (
     write_note,
 )
 from paceline.errors import MismatchError, UnsupportedError
-
-if TYPE_CHECKING:
-    from paceline.testing.world.process import Process
-    from paceline.testing.world.scheduler import Scheduler, SimThread
+from paceline.testing.world.scheduler import Scheduler, SimThread
 
 LATENCY_S = (5e-5, 2e-3)
 """Of a frame, from least to most."""
@@ -39,6 +36,14 @@ KEEPALIVE_S = 60.0
 """Seconds until an end knows that the machine of the other one is gone: `framing` sets TCP so."""
 DIAL_S = 1.0
 """Seconds until a connection into a partition has failed."""
+
+
+class Home(Protocol):
+    """A process, as far as its connections need it."""
+
+    address: str
+    channels: dict[SimChannel, None]
+    listeners: dict[SimListener, None]
 
 
 class SimNetwork:
@@ -116,7 +121,7 @@ class SimNetwork:
 class SimListener:
     """What :class:`paceline.communication.sockets.channel.Listener` is."""
 
-    def __init__(self, network: SimNetwork, process: Process, address: str, port: int) -> None:
+    def __init__(self, network: SimNetwork, process: Home, address: str, port: int) -> None:
         self._network, self._process = network, process
         self.address, self.port = address, port or network.port()
         if (address, self.port) in network.listeners:
@@ -171,7 +176,7 @@ class SimChannel:
 
     other: SimChannel
 
-    def __init__(self, network: SimNetwork, process: Process, host: str, peer: str) -> None:
+    def __init__(self, network: SimNetwork, process: Home, host: str, peer: str) -> None:
         self._network, self._world, self.process, self.host, self.peer = network, network.world, process, host, peer
         self.limit, self.stall_s = 1 << 31, 60.0
         self.bytes_sent = self.bytes_received = 0
@@ -316,14 +321,14 @@ class SimChannel:
 class ProcessNetwork:
     """The network as a process has it."""
 
-    def __init__(self, network: SimNetwork, process: Process) -> None:
+    def __init__(self, network: SimNetwork, process: Home) -> None:
         self._network, self._process = network, process
 
     def listen(self, address: str, port: int) -> SimListener:
         return SimListener(self._network, self._process, address, port)
 
     def connect(self, address: str, port: int, peer: str, timeout_s: float) -> SimChannel:
-        network, world, host = self._network, self._network.world, self._process.machine.address
+        network, world, host = self._network, self._network.world, self._process.address
         until, pause = world.now + timeout_s, 0.01
         while True:
             reachable = network.reachable(host, address)

@@ -98,14 +98,14 @@ class SimThread:
 
     def join(self, timeout: float | None = None) -> None:
         until = None if timeout is None else self._world.now + timeout
-        while not self.ended:
+        while not self.ended and self._world.running:
             self._joining.append(self._world.current)
             if not self._world.park(until):
                 return
 
     def _body(self) -> None:
         self.go.acquire()
-        runtime.enter(self.owner)
+        runtime.enter(self.owner.as_machine())
         error: BaseException | None = None
         try:
             if not self.owner.dead:
@@ -130,6 +130,10 @@ class Owner:
     stopped: bool
     threads: dict[SimThread, None]
 
+    def as_machine(self) -> runtime.Machine:
+        """What `paceline.core.runtime` asks in its threads."""
+        raise NotImplementedError
+
     def check(self) -> None:
         """Raise `Killed` in a thread of a dead process."""
 
@@ -146,13 +150,12 @@ class Scheduler:
     Attributes:
         now: seconds since the world began.
         rng: draws all that is not decided.
-        current: the thread that has the turn.
     """
 
     def __init__(self, seed: int) -> None:
         self.rng, self.now = random.Random(seed), 0.0
         self.turns = 0
-        self.current: SimThread = None  # type: ignore[assignment]  # the driver
+        self._turn: SimThread | None = None  # None: the driver
         self._ready: list[SimThread] = []
         self._held: list[SimThread] = []  # of stopped processes
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -162,6 +165,17 @@ class Scheduler:
         self._stop: Callable[[], bool] = lambda: False
         self._end = 0.0
         self.error: BaseException | None = None
+
+    @property
+    def current(self) -> SimThread:
+        """The thread that has the turn."""
+        assert self._turn is not None
+        return self._turn
+
+    @property
+    def running(self) -> bool:
+        """Whether a thread has the turn, and not the driver."""
+        return self._turn is not None
 
     # -- time -------------------------------------------------------------------------------------
 
@@ -204,7 +218,9 @@ class Scheduler:
 
     def occasion(self) -> None:
         """Here another thread may get the turn."""
-        me = self.current
+        if self._turn is None:  # the driver, or this interpreter at its exit
+            return
+        me = self._turn
         me.owner.check()
         if self.rng.random() < YIELDS:
             self._ready.append(me)
@@ -234,7 +250,7 @@ class Scheduler:
         self._give(self._following())
 
     def _give(self, following: SimThread | None) -> None:
-        self.current = following  # type: ignore[assignment]
+        self._turn = following
         (self._driver if following is None else following.go).release()
 
     def _following(self) -> SimThread | None:

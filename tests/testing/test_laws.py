@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import paceline
-from paceline import testing
 from paceline.rules.outer import Average, Nesterov
 from paceline.rules.outer.base import Coefficients, State
+from paceline.testing import laws as testing
 
 
 def test_rules_that_keep_the_laws_pass() -> None:

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storms in simulated worlds: how many seeds, what they found, and whether they find bugs that are planted.
+
+    python benchmarks/storm.py [--minutes 10] [--first 0] [--mutant-seeds 1000] [--jobs 2] [--out DIR] [--quick]
+
+`--minutes` are shared by the control plane with its ledger (three quarters) and whole elastic runs with models. Then
+each planted bug of `_storm_mutants.py` is looked for in at most `--mutant-seeds` seeds of the control plane.
+
+The last line is a JSON object: `seeds` (of the control plane), `run_seeds` (of whole runs), `failed` and what failed
+seeds reported: samples `lost` and `repeated`, models that `diverged`, runs that got `stuck`, and what was `else`;
+`faults` by kind; `mutants` (name -> the first seed that found it, or null) and `mutants_found`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from collections import Counter
+from pathlib import Path
+
+import _quick
+import torch
+from _storm_mutants import MUTANTS
+
+from paceline.testing.storm.elastic import Outcome, StormSettings
+from paceline.testing.storm.seeds import Tally, storm, storms
+
+WORDS = {"lost": " lost", "repeated": " repeated", "diverged": "differ", "stuck": "stuck"}
+CONTROL_SHARE = 0.75
+
+
+def parse() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--first", type=int, default=0, help="seed")
+    parser.add_argument("--mutant-seeds", type=int, default=1000, help="at most, for each planted bug")
+    parser.add_argument("--mutants", nargs="*", choices=list(MUTANTS), default=list(MUTANTS))
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="folder for the JSON")
+    return _quick.parse(parser, minutes=0.1, mutant_seeds=20, mutants=list(MUTANTS)[:2])
+
+
+def run(settings: StormSettings, args: argparse.Namespace, minutes: float) -> Tally:
+    """The seeds of one kind of storm."""
+
+    def told(tally: Tally) -> None:
+        for one in tally.failed:
+            print(f"{settings.kind} seed {one.seed}: {one.problems[0][:300]}", flush=True)
+
+    return storms(range(args.first, 1 << 31), settings, args.jobs, 60 * minutes, told)
+
+
+def what(outcomes: list[Outcome]) -> dict[str, int]:
+    """What failed seeds reported, each counted once by its first problem."""
+    found: Counter[str] = Counter(dict.fromkeys([*WORDS, "else"], 0))
+    for one in outcomes:
+        text = one.problems[0]
+        found[next((name for name, word in WORDS.items() if word in text), "else")] += 1
+    return dict(found)
+
+
+def hunt(name: str, seeds: int) -> int | None:
+    """The first seed that finds a planted bug."""
+    with MUTANTS[name]():
+        return next((seed for seed in range(seeds) if storm(seed).problems), None)
+
+
+def main() -> None:
+    """Run the seeds, and plant the bugs."""
+    args = parse()
+    torch.set_num_threads(1)
+    control = run(StormSettings("control"), args, CONTROL_SHARE * args.minutes)
+    whole = run(StormSettings("run"), args, (1 - CONTROL_SHARE) * args.minutes)
+    logging.disable(logging.CRITICAL)
+    mutants = {name: hunt(name, args.mutant_seeds) for name in args.mutants}
+    for name, seed in mutants.items():
+        print(f"{name:55} {'not found' if seed is None else f'found by seed {seed}'}", flush=True)
+    failed = [*control.failed, *whole.failed]
+    result = {
+        "seeds": control.seeds,
+        "run_seeds": whole.seeds,
+        "exchanges": control.exchanges + whole.exchanges,
+        "failed": len(failed),
+        **what(failed),
+        "faults": dict(sorted((control.faults + whole.faults).items())),
+        "mutants": mutants,
+        "mutants_found": sum(seed is not None for seed in mutants.values()),
+    }
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "storm.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

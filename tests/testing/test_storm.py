@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storms: seeds that found something, the same history for the same seed, and bugs that are found."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.testing.storm.elastic import StormSettings
+from paceline.testing.storm.faults import KINDS
+from paceline.testing.storm.seeds import shrunk, storm, storms
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from _storm_mutants import MUTANTS
+
+FOUND = {
+    1441: "a goodbye was lost with the power of the control plane's machine, and the others waited for a day",
+    609: "workers that waited for the quorum did not see that the control plane's machine had lost its power",
+    937: "the same with one worker",
+    28: "the record was renamed and its folder not synced: after a power failure the run began anew",
+}
+"""Seeds that failed before a mend."""
+
+
+@pytest.mark.parametrize("seed", [*range(8), *FOUND])
+def test_a_storm_over_the_control_plane(seed: int) -> None:
+    assert storm(seed).problems == []
+
+
+def test_a_seed_has_one_history() -> None:
+    for seed in (1, 163):
+        one, other = storm(seed), storm(seed)
+        assert one.tape == other.tape and one.turns == other.turns and one.seconds == other.seconds
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(6))
+def test_a_storm_over_whole_runs(seed: int) -> None:
+    outcome = storm(seed, StormSettings("run"))
+    assert outcome.problems == [] and outcome.exchanges > 0
+
+
+def test_a_run_without_faults_comes_to_the_end() -> None:
+    outcome = storm(0, StormSettings("run", ("join",)))
+    assert outcome.problems == [] and outcome.exchanges > 0 and set(outcome.faults) <= {"join"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "the record is not synced",
+        "an exchange is committed with the first commit",
+        "a newcomer is taken for one that holds the state",
+        "a worker comes back without its leases",
+    ],
+)
+def test_planted_bugs_are_found(name: str) -> None:
+    with MUTANTS[name]():
+        found = next((outcome for seed in range(20) if (outcome := storm(seed)).problems), None)
+        assert found is not None
+        smaller, without = shrunk(found, StormSettings())
+    assert smaller.problems and sum(smaller.faults.values()) <= found.drawn - len(without)
+
+
+@pytest.mark.processes
+def test_many_seeds_in_processes() -> None:
+    told: list[int] = []
+    total = storms(
+        range(100, 112), StormSettings(faults=("kill_worker", "reset")), 2, 60.0, lambda one: told.append(one.seeds)
+    )
+    assert total.seeds == sum(told) == 12 and total.failed == [] and set(total.faults) <= {"kill_worker", "reset"}
+
+
+def test_every_fault_happens() -> None:
+    total = sum((storm(seed).faults for seed in range(40, 75)), start=storm(39).faults)
+    assert set(total) == set(KINDS)
+
+
+def test_a_rule_that_cannot_serve_ends_the_storm() -> None:
+    outcome = storm(0, StormSettings("run", rule="bmuf(period=4, overlap=1)"))
+    assert "overlap" in outcome.problems[0] and outcome.seconds < 1
