@@ -88,6 +88,8 @@ class SimCondition:
 
     def wait(self, timeout: float | None = None) -> bool:
         world = self._world
+        if not world.running:
+            return False
         me = world.current
         self._waiting.append(me)
         depth = self._lock.free()

@@ -196,7 +196,9 @@ class Scheduler:
 
     def park(self, until: float | None = None) -> bool:
         """The current thread waits until it is woken; False at `until`."""
-        me = self.current
+        if self._turn is None:
+            raise Killed("the world is over")
+        me = self._turn
         me.owner.check()
         me.parked, me.woken = True, False
         me.token += 1
