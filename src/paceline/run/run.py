@@ -101,7 +101,7 @@ class Run:
         validation.check_loader(loader, self.world)
         return self._context.loaders.share(loader, even)
 
-    def log(self, **values: float) -> None:
+    def log(self, /, **values: float) -> None:
         """Write values (such as `loss=loss.item()`) to the event log, and to the sinks, at the present minibatch."""
         numbers, context = self.mistakes.numbers(values, self._closed), self._context
         for name, value in numbers.items():
@@ -161,7 +161,7 @@ class Run:
         self._check_open()
         return self._parts.sinks.serve_metrics(address)
 
-    def tune(self, *, revert: bool = False, **settings: Any) -> TuneRequest:
+    def tune(self, /, *, revert: bool = False, **settings: Any) -> TuneRequest:
         """Change settings during the run, on all workers at the same block; one worker asks, or several.
 
         The change takes effect after the next exchange, between two steps; under overlap, when the next exchange to

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 
 import paceline
 from c_helpers import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, attach, columns, next_range, pointers, said, tuned
+from paceline_c.mapped import writable
 from paceline_c.ranges import Ranges
 
 INVALID, STATE, REFUSED, FILE = -1, -2, -3, -6
@@ -190,13 +192,18 @@ WRONG: list[tuple[Callable[[Any], int], int, str]] = [
     (attached_with(arrays=(ctypes.c_void_p * 1)(4097)), INVALID, "0x1001, which is no address of a float64"),
     (attached_with(sizes=(ctypes.c_int64 * 1)(-3)), INVALID, "array 0 has the size -3"),
     (attached_with(kinds=(ctypes.c_int * 1)(9)), INVALID, "dtype 9, and there are PL_FLOAT32 (1)"),
+    (attached_with(sizes=(ctypes.c_int64 * 1)(1 << 50)), INVALID, "does not lie in memory that this process can write"),
+    (attached_with(arrays=(ctypes.c_void_p * 1)(4096)), INVALID, "array 0 at 0x1000 with 24 bytes does not lie in"),
+    (attached_with(sizes=(ctypes.c_int64 * 1)((1 << 63) - 1)), INVALID, "its size or its dtype is wrong"),
     (attached_with(count=0), INVALID, "count is 0"),
     (attached_with(count=-1), INVALID, "count is -1"),
     (attached_with(device=b"tpu"), INVALID, "device is 'tpu'"),
     (attached_with(rule=b"bmfu"), REFUSED, "bmfu"),
     (attached_with(rule=b"bmuf(period=0)"), REFUSED, "period"),
     (attached_with(rule=b"dc_asgd"), REFUSED, "dc_asgd"),
-    (attached_with(rule=b"\xff\xfe"), INVALID, "utf-8"),
+    (attached_with(rule=b"\xff\xfe"), INVALID, "rule must be text in UTF-8, got b'\\xff\\xfe'"),
+    (attached_with(rule=b"bmuf(period="), REFUSED, "cannot read the rule 'bmuf(period='"),
+    (attached_with(rule=b""), REFUSED, "cannot read the rule ''"),
     (lambda library: library.pl_step(), STATE, "call pl_attach first"),
     (lambda library: library.pl_close(), STATE, "call pl_attach first"),
     (lambda library: library.pl_rank(), STATE, "call pl_attach first"),
@@ -229,6 +236,13 @@ WRONG_IN_A_RUN: list[tuple[Callable[[Any], int], int, str]] = [
     (lambda library: next_range(library, 5, -1)[0], INVALID, "total 5 and batch -1"),
     (lambda library: library.pl_save(None), INVALID, "path is a null pointer"),
     (lambda library: library.pl_save(b"/proc/nowhere"), FILE, "/proc/nowhere"),
+    (lambda library: library.pl_save(b""), INVALID, "path is empty"),
+    (lambda library: library.pl_save(b"/tmp/\xe9"), INVALID, "path must be text in UTF-8"),
+    (lambda library: library.pl_save(b"/tmp/" + b"a" * 5000), FILE, "File name too long"),
+    (lambda library: library.pl_resume(__file__.encode()), FILE, "is no checkpoint"),
+    (lambda library: library.pl_tune(b"period", math.inf), REFUSED, "period must be a whole number"),
+    (lambda library: library.pl_tune(b"lr", math.nan), REFUSED, "lr must be a finite number, got nan"),
+    (lambda library: library.pl_tune(b"self", 1.0), REFUSED, "self"),
     (lambda library: library.pl_log(None, 1.0), INVALID, "name is a null pointer"),
     (lambda library: library.pl_buffers(1, None, None, None), STATE, "before pl_attach"),
 ]
@@ -249,6 +263,32 @@ def test_momentum_needs_an_array_for_each(library: Any) -> None:
     held = [np.ones(3), np.ones(2)]
     assert library.pl_momentum(1, pointers([np.zeros(3)]), 0.9) == 0
     assert attach(library, held) == INVALID and "pl_momentum named 1 arrays, and pl_attach 2" in said(library)
+
+
+@pytest.mark.parametrize(("name", "value"), [("sped", "3"), ("timeout_s", "abc"), ("timeout_s", "-5"), ("seed", "x")])
+def test_a_wrong_setting_is_refused_at_attach(
+    library: Any, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    from paceline_c import bridge
+
+    monkeypatch.setattr(bridge, "tool", bridge.Tool())
+    assert library.pl_set(name.encode(), value.encode()) == 0
+    assert attach(library, [np.ones(3)]) == REFUSED and name in said(library)
+
+
+def test_threads_that_step_at_once_are_all_counted(library: Any) -> None:
+    assert attach(library, [np.ones(3)]) == 0
+    threads = [threading.Thread(target=lambda: [library.pl_step() for _ in range(250)]) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+    assert library.pl_minibatches() == 1000
+
+
+def test_memory_is_that_which_can_be_written() -> None:
+    text = "1000-3000 rw-p 0 0:0 0\n3000-4000 rw-p 0 0:0 0 [heap]\n5000-6000 r--p 0 0:0 0 x\nf000-ffff rw-s 0 0:0 0"
+    assert writable(text) == [(0x1000, 0x4000), (0xF000, 0xFFFF)]
 
 
 def test_an_error_belongs_to_its_thread(library: Any) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -78,6 +79,32 @@ def test_a_python_that_is_not_there_is_a_sentence(prefix: Path, tmp_path: Path) 
     assert f"{tmp_path / 'python'} cannot be started" in said and "PACELINE_PYTHON=" in said
     said = run([tool], 1, PYTHONHOME=str(tmp_path))  # a Python that ends its process
     assert "cannot be started" in said and "as expected" not in said
+
+
+def test_a_python_without_the_wing_is_a_sentence(prefix: Path, tmp_path: Path) -> None:
+    tool, bare = compiled(prefix, "life.c", tmp_path, "-pthread"), tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    said = run([tool], 1, PACELINE_PYTHON=str(bare))
+    assert "No module named" in said and "install paceline-c there, or name another Python: PACELINE_PYTHON=" in said
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_a_child_of_a_fork_may_not_call_and_the_run_goes_on(prefix: Path, tmp_path: Path, locale: str) -> None:
+    place = tmp_path / "a model, \u00e9"
+    child, parent, *refused = run([compiled(prefix, "forks.c", tmp_path), place], LC_ALL=locale).splitlines()
+    assert child.startswith("child: -2 -2 -2: this process was forked from the one that attached")
+    assert parent == "child ended with 0 after 30 steps"
+    assert (place / "manifest.json").is_file() == (locale != "C") == (not refused)
+    assert all("set LC_ALL=C.UTF-8" in line for line in refused)
+
+
+def test_an_error_that_nobody_catches_is_a_sentence_and_no_abort(prefix: Path, tmp_path: Path) -> None:
+    tool = compiled(prefix, "uncaught.cc", tmp_path, "-std=c++11", "-Wpedantic")
+    refused = run([tool, "bmfu", "none"], 1)
+    assert refused.startswith("paceline: ") and "bmfu" in refused
+    assert run([tool, "bmuf", "none"], 1).startswith("paceline: ")
+    assert "of the tool" in run([tool, "bmuf", "own"], -signal.SIGABRT)  # what C++ does with it
 
 
 @pytest.fixture(scope="module")

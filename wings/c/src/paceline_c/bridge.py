@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import paceline
-from paceline_c import reading
+from paceline_c import mapped, reading
 from paceline_c.memory import CUDA, device_of
 from paceline_c.ranges import Range, Ranges
 from paceline_c.status import MORE, OK, Answer, StateError, answer_of
@@ -131,12 +131,12 @@ def attach(count: int, arrays: int, sizes: int, kinds: int, device: bytes | None
     tool.device = device_of("cpu" if device is None else reading.text("device", device))
     tool.shapes = reading.shapes(reading.count(count), sizes, kinds)
     held = reading.memory("array", reading.addresses("arrays", count, arrays), tool.shapes, tool.device)
+    extra = _extra(count)
+    if tool.device[0] != CUDA:
+        mapped.check([one.place for one in [*held, *extra.get("buffers", ()), *extra.get("momentum", ())]])
     tool.wait_for_device()
     tool.run = paceline.attach_arrays(
-        held,
-        None if rule is None else reading.text("rule", rule),
-        **_extra(count),
-        **tool.settings,
+        held, None if rule is None else reading.text("rule", rule), **extra, **tool.settings
     )
     tool.wait_for_device()
     tool.settings, tool.extra = {}, {}
@@ -265,7 +265,7 @@ def tuned(name: bytes | None, preset: float) -> Answer:
 def tune(name: bytes | None, value: float) -> None:
     """Change a setting on all workers."""
     called = reading.text("name", name)
-    tool.open().tune(**{called: int(value) if called == "period" and value == int(value) else value})
+    tool.open().tune(**{called: int(value) if called == "period" and value.is_integer() else value})
 
 
 @answering

@@ -83,7 +83,12 @@ class Memory:
             raise ValueError(f"{name} is a null pointer, for {size} elements; allocate it before pl_attach")
         if address % (KINDS[kind].bits // 8):
             raise ValueError(f"{name} lies at {address:#x}, which is no address of a {KINDS[kind].name}; align it")
-        self._address, self._size, self._kind, self._device = address, size, KINDS[kind], device
+        self.name, self._address, self._size, self._kind, self._device = name, address, size, KINDS[kind], device
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """(name, address, bytes)."""
+        return self.name, self._address, self._size * self._kind.bits // 8
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._device

@@ -65,7 +65,8 @@ struct answer {
 static _Thread_local char sentence[4096];
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 static enum { UNKNOWN, FOUND, OURS } python = UNKNOWN; /* OURS: started here */
-static pthread_once_t at_exit_once = PTHREAD_ONCE_INIT;
+static pthread_once_t at_exit_once = PTHREAD_ONCE_INIT, attached_once = PTHREAD_ONCE_INIT;
+static volatile int forked = 0; /* a child of the process that attached: the run's threads and Python's are not here */
 
 static int fail(int status, const char *format, ...) {
   va_list arguments;
@@ -146,9 +147,16 @@ static int start_python(void) {
   return PL_OK;
 }
 
+static void note_fork(void) { forked = 1; }
+
+static void watch_forks(void) { pthread_atfork(NULL, NULL, note_fork); }
+
 /* Make sure that there is a Python; holds no lock of Python's. */
 static int ensure_python(void) {
   int status = PL_OK;
+  if (forked)
+    return fail(PL_STATE, "this process was forked from the one that attached, which alone may call; "
+                          "fork before pl_attach, or end the child by _exit");
   pthread_mutex_lock(&starting);
   if (python == UNKNOWN)
     status = start_python();
@@ -176,6 +184,7 @@ static int64_t now_ns(void) {
 /* Whether this step was counted. */
 static int count_step(void) {
   int fits;
+  if (forked) return 0;
   pthread_mutex_lock(&counting);
   fits = quiet > 0 && now_ns() < until_ns;
   quiet -= fits;
@@ -285,7 +294,7 @@ static unsigned long long address(const void *pointer) { return (unsigned long l
 static void leave(int code, void *nothing) {
   struct answer answer;
   (void)nothing;
-  if (!py.Py_IsInitialized()) return;
+  if (forked || !py.Py_IsInitialized()) return;
   if (call(&answer, "leave", "(i)", code) < 0) fprintf(stderr, "paceline: %s\n", sentence);
 }
 
@@ -314,6 +323,7 @@ int pl_attach(int count, void *const *arrays, const int64_t *sizes, const int *d
   int status = call(&answer, "attach", "(iKKKyy)", count, address(arrays), address(sizes), address(dtypes), device, rule);
   /* after the libraries that Python has loaded by now, so that it runs before their own ends */
   if (status >= 0 && python == OURS) pthread_once(&at_exit_once, register_exit);
+  if (status >= 0) pthread_once(&attached_once, watch_forks);
   return status;
 }
 

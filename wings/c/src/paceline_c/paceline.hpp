@@ -8,7 +8,7 @@
          run.step();
        }
 
-   What fails throws paceline::Error, whose what() is pl_error(). */
+   What fails throws paceline::Error, whose what() is pl_error(). One that nobody catches ends the tool with exit code 1. */
 #ifndef PACELINE_HPP
 #define PACELINE_HPP
 
@@ -119,10 +119,36 @@ class GlobalModel {
   GlobalModel &operator=(const GlobalModel &) = delete;
 };
 
+namespace detail {
+/* An Error that nobody catches ends the tool with its sentence and exit code 1, and not by abort(). */
+inline std::terminate_handler &before() {
+  static std::terminate_handler handler = nullptr;
+  return handler;
+}
+inline void end() {
+  try {
+    if (std::exception_ptr thrown = std::current_exception()) std::rethrow_exception(thrown);
+  } catch (const Error &error) {
+    std::fprintf(stderr, "paceline: %s\n", error.what());
+    std::fflush(nullptr);
+    pl_abandon();
+    std::_Exit(1);
+  } catch (...) {
+  }
+  if (before()) before()();
+  std::abort();
+}
+inline void watch_errors() {
+  if (std::get_terminate() == end) return;
+  before() = std::set_terminate(end);
+}
+}  // namespace detail
+
 class Run {
  public:
   /* An empty rule takes that of `paceline run`. Exits with 0 where all workers have finished already. */
   explicit Run(const std::vector<Array> &arrays, const std::string &rule = "", const std::string &device = "cpu") {
+    detail::watch_errors();
     const Columns columns(arrays);
     const int status = pl_attach(static_cast<int>(arrays.size()), columns.data.data(), columns.sizes.data(),
                                  columns.dtypes.data(), device.c_str(), rule.empty() ? nullptr : rule.c_str());

@@ -19,14 +19,25 @@ def text(name: str, given: bytes | None) -> str:
     """Text in UTF-8."""
     if given is None:
         raise ValueError(f"{name} is a null pointer, and must be text")
-    return given.decode("utf-8")
+    try:
+        return given.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} must be text in UTF-8, got {given!r} ({error})") from error
 
 
 def path(given: bytes | None) -> str:
-    """The name of a directory, in any encoding."""
-    if given is None:
-        raise ValueError("path is a null pointer, and must name a directory")
-    return os.fsdecode(given)
+    """The name of a directory."""
+    found = text("path", given)
+    if not found:
+        raise ValueError("path is empty, and must name a directory")
+    try:
+        os.fsencode(found)
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"path has letters that the locale of this process has no bytes for ({error}); set LC_ALL=C.UTF-8, or "
+            "choose another name"
+        ) from error
+    return found
 
 
 def value(given: str) -> Any:
