@@ -16,6 +16,7 @@ import paceline
 from paceline.cli import app
 from paceline.communication import connect, schedulers, virtual
 from paceline.communication.mpi import library, meeting
+from paceline.core.extras import MissingExtraError
 from paceline.errors import UnsupportedError
 
 SOON = 10.0
@@ -67,7 +68,7 @@ def mpi(monkeypatch: pytest.MonkeyPatch) -> Mpi:
 
 def test_without_mpi4py_the_user_reads_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(UnsupportedError, match=r"needs mpi4py .*: pip install 'paceline\[mpi\]'"):
+    with pytest.raises(MissingExtraError, match=r"needs mpi4py, which is .*: pip install 'paceline\[mpi\]'"):
         connect(SOON, None, "mpi")
 
 

@@ -29,6 +29,7 @@ EXTRAS = {
     "keras": "keras",
     "lightning": "lightning",
     "matplotlib": "report",
+    "mpi4py": "mpi",
     "obstore": "remote",
     "prometheus_client": "metrics",
     "optuna": "search",

@@ -119,7 +119,8 @@ def test_a_killed_worker_ends_the_job(tmp_path: Path) -> None:
     assert code == 9 and "Killed (signal 9)" in out, (code, out)
     (tmp_path / "train.py").write_text(KILLED)
     code, out = mpiexec(2, [sys.executable, "-m", "paceline", "run", "--transport", "mpi", "train.py"], tmp_path)
-    assert code == 137 and re.search(r"worker 1 on \S+: killed by SIGKILL", out), (code, out)
+    assert code in (137, 9), "of the worker, or of those that mpiexec killed then"
+    assert re.search(r"worker 1 on \S+: killed by SIGKILL", out), out
 
 
 KILLED = """

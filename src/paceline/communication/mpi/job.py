@@ -304,7 +304,6 @@ class MpiJob:
             return
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if error is None:
-            library.end(self.mpi)
             return
         library.abort_at_exit(self.mpi)
         at = f"its end, after {type(error).__name__}: {error}"[:LONGEST]

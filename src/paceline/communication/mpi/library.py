@@ -7,6 +7,7 @@ MPI is started once in a process: here, by a program that imported mpi4py before
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
@@ -16,12 +17,13 @@ from typing import Any
 
 import torch
 
+from paceline.core.extras import needed
 from paceline.core.world import host_name
 from paceline.errors import UnsupportedError
 
-INSTALL = "pip install 'paceline[mpi]', and load the cluster's MPI (or, on one machine, pip install mpich)"
+INSTALL = "load the cluster's MPI (on one machine: pip install mpich)"
 
-_ours: list[Any] = []  # the MPI that was started here, if it was
+_ours: list[Any] = []  # the MPI that was started here, and is to be ended
 
 
 def load(timeout_s: float) -> Any:
@@ -31,11 +33,12 @@ def load(timeout_s: float) -> Any:
         timeout_s: for all processes of the job to start MPI, which waits for them: afterwards this process ends.
 
     Raises:
-        UnsupportedError: mpi4py or MPI is missing, MPI has ended, or this thread may not call it.
+        MissingExtraError: mpi4py is not installed.
+        UnsupportedError: MPI is missing, MPI has ended, or this thread may not call it.
     """
-    try:
+    with needed('transport="mpi"', "mpi"):
         import mpi4py
-
+    try:
         starts = "mpi4py.MPI" not in sys.modules and mpi4py.rc.initialize
         if starts:
             if _started_by_a_tool():
@@ -46,9 +49,7 @@ def load(timeout_s: float) -> Any:
 
         if starts and not MPI.Is_initialized():
             _start(MPI, timeout_s)
-    except ImportError as error:
-        raise UnsupportedError(f'transport="mpi" needs mpi4py ({error}): {INSTALL}') from error
-    except RuntimeError as error:  # mpi4py found no library, or it does not start
+    except (ImportError, RuntimeError) as error:  # mpi4py found no library
         first = str(error).strip().splitlines()[0]
         raise UnsupportedError(f'transport="mpi": mpi4py cannot use MPI ({first}): {INSTALL}') from error
     if MPI.Is_finalized():
@@ -87,14 +88,9 @@ def takes_device_memory(mpi: Any) -> bool:
     return False
 
 
-def end(mpi: Any) -> None:
-    """End MPI if it was started here; it waits for the other processes of the job, which come to their ends, too."""
-    if _ours and not mpi.Is_finalized():
-        mpi.Finalize()
-
-
 def abort_at_exit(mpi: Any) -> None:
     """Let the process end by MPI_Abort, which ends all workers, instead of MPI_Finalize, which would wait for them."""
+    _ours.clear()
     with contextlib.suppress(AttributeError):
         mpi._set_abort_status(1)  # as mpi4py.run does after an error
 
@@ -114,6 +110,13 @@ def _start(mpi: Any, timeout_s: float) -> None:
     for communicator in (mpi.COMM_WORLD, mpi.COMM_SELF):
         communicator.Set_errhandler(mpi.ERRORS_RETURN)
     _ours.append(mpi)
+    atexit.register(_end, os.getpid())
+
+
+def _end(process: int) -> None:
+    """End MPI at the end of the program; it waits for the other processes of the job, which come to theirs."""
+    if _ours and os.getpid() == process and not _ours[0].Is_finalized():
+        _ours[0].Finalize()
 
 
 def _give_up(timeout_s: float) -> None:
