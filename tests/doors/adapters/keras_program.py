@@ -62,6 +62,21 @@ def refusal(rule: str = "bmuf", **compiled: Any) -> str:
     return ""
 
 
+def refusal_of_a_strategy() -> str:
+    """Of a model whose variables TensorFlow spreads over devices; empty on other back ends."""
+    if keras.backend.backend() != "tensorflow":
+        return ""
+    import tensorflow as tf
+
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        made = model()
+    try:
+        Paceline(made, "bmuf")
+    except paceline.UnsupportedError as error:
+        return str(error)
+    return "not refused"
+
+
 def main(folder: Path) -> None:
     rule = "bmuf(period=2)"
     plain = train(None)
@@ -74,6 +89,7 @@ def main(folder: Path) -> None:
         "resumed": resumed[0] == pair[0],
         "mean of 3 and 6": simulate(mean_of_two, 2),
         "gradients": refusal("sync"),
+        "strategy": refusal_of_a_strategy(),
         "several steps": refusal(steps_per_execution=2),
     }
     print(json.dumps(seen))

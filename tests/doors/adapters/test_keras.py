@@ -42,3 +42,4 @@ def test_fit_under_a_rule(backend: str, tmp_path: Path) -> None:
     assert seen["resumed"], "a resumed run ends with other weights than one that never stopped"
     assert seen["mean of 3 and 6"] == [[4.5], [4.5]]
     assert "exchanges gradients" in seen["gradients"] and "steps_per_execution=1" in seen["several steps"]
+    assert ("make the variables outside of any strategy" in seen["strategy"]) == (backend == "tensorflow")

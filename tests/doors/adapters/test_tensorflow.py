@@ -240,6 +240,11 @@ class Wrong:
             return paceline.attach_arrays([tf.Variable(1.0)])
 
     @staticmethod
+    def in_a_graph() -> Any:
+        with tf.Graph().as_default():
+            return paceline.attach_arrays([tf.Variable(1.0)])
+
+    @staticmethod
     def mirrored() -> Any:
         with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
             spread = tf.Variable(1.0)
@@ -283,6 +288,7 @@ class Wrong:
 
 WRONG = [
     (Wrong.in_scope, "a tf.distribute strategy is in scope"),
+    (Wrong.in_a_graph, "builds a graph here.*sessions, are not supported"),
     (Wrong.mirrored, "MirroredVariable.*start a process for each device"),
     (Wrong.two_devices, "CPU:0 and .*CPU:1; a worker has one device"),
     (Wrong.twice, "0 and 1 are the same variable"),
