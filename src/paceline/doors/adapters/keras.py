@@ -51,8 +51,6 @@ class Paceline(keras.callbacks.Callback):  # type: ignore[misc]
         refuse_gradients(chosen, "Keras", "inside fit")
         _check(model)
         self.set_model(model)
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)  # for a resume
         floats = [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
         parameters, buffers = _named("trained", model.trainable_variables), _named("along", floats)
         if keras.backend.backend() == "jax":
@@ -60,6 +58,8 @@ class Paceline(keras.callbacks.Callback):  # type: ignore[misc]
         else:
             self._adapter = _OnVariables(parameters, buffers, chosen, how)
         self.run: Run = self._adapter.run
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)  # for a resume
         self.run.include(optimizer=VariablesState("optimizer", model.optimizer))
 
     def part(self, *arrays: Any) -> Any:
