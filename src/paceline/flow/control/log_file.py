@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
 from paceline.core import runtime
 from paceline.errors import CheckpointError
 
-FORMAT = "paceline control 1"
+FORMAT = "paceline control 2"
+WITHOUT_CHECKSUM = "paceline control 1"
+"""An earlier format, which is still read."""
 ADVICE = "move it away to begin anew; the workers then start from a checkpoint"
 
 
@@ -20,7 +23,7 @@ def write(path: Path, state: dict[str, Any]) -> None:
     Raises:
         OSError: it cannot be written; the previous record is kept.
     """
-    text = json.dumps({"format": FORMAT, **state}, separators=(",", ":")).encode()
+    text = _text({"format": FORMAT, "crc32": zlib.crc32(_text(state)), **state})
     beside, disk = path.with_name(f"{path.name}.tmp"), runtime.disk()
     disk.write(beside, text)
     disk.sync(beside)
@@ -40,10 +43,17 @@ def read(path: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, str(error)) from error
-    if not isinstance(said, dict) or said.get("format") != FORMAT:
+    if not isinstance(said, dict) or said.get("format") not in (FORMAT, WITHOUT_CHECKSUM):
         found = said.get("format") if isinstance(said, dict) else type(said).__name__
         raise CheckpointError(f"{path} is no record of the control plane: it has {found!r}, not {FORMAT!r}; {ADVICE}")
-    return said
+    state = {name: value for name, value in said.items() if name not in ("format", "crc32")}
+    if said["format"] == FORMAT and said.get("crc32") != zlib.crc32(_text(state)):
+        raise damaged(path, "its checksum does not fit its contents")
+    return state
+
+
+def _text(state: dict[str, Any]) -> bytes:
+    return json.dumps(state, separators=(",", ":")).encode()
 
 
 def damaged(path: Path | None, why: str) -> CheckpointError:
