@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bugs that are planted into the control plane, its record and its clients: a storm has to find each."""
+"""Bugs that are planted: into the control plane, its record and its clients, and into whole runs; a storm has to find
+each."""
 
 from __future__ import annotations
 
@@ -8,12 +9,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from paceline.flow.commit import CommittedExchange
 from paceline.flow.control import recovery
 from paceline.flow.control.client_connection import ClientConnection
 from paceline.flow.control.ledger import ControlLedger
 from paceline.flow.control.membership import MembershipState
 from paceline.flow.control.server import ControlServer
 from paceline.flow.control.state_machine import StateMachine
+from paceline.flow.joining import Joining
+from paceline.flow.membership import ElasticMembership
 from paceline.testing.world.process import _ProcessDisk
 
 Plant = Callable[[], contextlib.AbstractContextManager[None]]
@@ -164,3 +170,41 @@ MUTANTS: dict[str, Plant] = {
     "a restart forgets the last exchange": _restart_forgets_the_last_exchange,
 }
 """By what is wrong."""
+
+
+def _applies_before_the_commit() -> Any:
+    commit = ElasticMembership.commit
+
+    def applied(self: Any, report: Any) -> Any:
+        return commit(self, report) or self.generation
+
+    return _instead(ElasticMembership, "commit", applied)
+
+
+def _repeats_without_its_contribution() -> Any:
+    again = CommittedExchange._again
+
+    def empty(self: Any) -> None:
+        again(self)
+        self._given = [torch.zeros_like(given) for given in self._given]
+
+    return _instead(CommittedExchange, "_again", empty)
+
+
+def _joins_without_the_state() -> Any:
+    take = Joining.take_given
+
+    def empty(self: Any) -> None:
+        if self.given is not None:
+            self.put = lambda given: None
+        take(self)
+
+    return _instead(Joining, "take_given", empty)
+
+
+RUN_MUTANTS: dict[str, Plant] = {
+    "an exchange is applied before its commit": _applies_before_the_commit,
+    "a repeated exchange has lost the contribution": _repeats_without_its_contribution,
+    "a joining worker does not load the state": _joins_without_the_state,
+}
+"""Those that only whole runs have."""

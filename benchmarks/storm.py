@@ -4,7 +4,8 @@
     python benchmarks/storm.py [--minutes 10] [--first 0] [--mutant-seeds 1000] [--jobs 2] [--out DIR] [--quick]
 
 `--minutes` are shared by the control plane with its ledger (three quarters) and whole elastic runs with models. Then
-each planted bug of `_storm_mutants.py` is looked for in at most `--mutant-seeds` seeds of the control plane.
+each planted bug of `_storm_mutants.py` is looked for in at most `--mutant-seeds` seeds of the control plane, or of
+whole runs where only these have it.
 
 The last line is a JSON object: `seeds` (of the control plane), `run_seeds` (of whole runs), `failed` and what failed
 seeds reported: samples `lost` and `repeated`, models that `diverged`, runs that got `stuck`, and what was `else`;
@@ -21,13 +22,14 @@ from pathlib import Path
 
 import _quick
 import torch
-from _storm_mutants import MUTANTS
+from _storm_mutants import MUTANTS, RUN_MUTANTS
 
 from paceline.testing.storm.elastic import Outcome, StormSettings
 from paceline.testing.storm.seeds import Tally, storm, storms
 
 WORDS = {"lost": " lost", "repeated": " repeated", "diverged": "differ", "stuck": "stuck"}
 CONTROL_SHARE = 0.75
+PLANTED = [*MUTANTS, *RUN_MUTANTS]
 
 
 def parse() -> argparse.Namespace:
@@ -36,10 +38,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--first", type=int, default=0, help="seed")
     parser.add_argument("--mutant-seeds", type=int, default=1000, help="at most, for each planted bug")
-    parser.add_argument("--mutants", nargs="*", choices=list(MUTANTS), default=list(MUTANTS))
+    parser.add_argument("--mutants", nargs="*", choices=PLANTED, default=PLANTED)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, help="folder for the JSON")
-    return _quick.parse(parser, minutes=0.1, mutant_seeds=20, mutants=list(MUTANTS)[:2])
+    return _quick.parse(parser, minutes=0.1, mutant_seeds=20, mutants=[PLANTED[0], PLANTED[-1]])
 
 
 def run(settings: StormSettings, args: argparse.Namespace, minutes: float) -> Tally:
@@ -63,8 +65,9 @@ def what(outcomes: list[Outcome]) -> dict[str, int]:
 
 def hunt(name: str, seeds: int) -> int | None:
     """The first seed that finds a planted bug."""
-    with MUTANTS[name]():
-        return next((seed for seed in range(seeds) if storm(seed).problems), None)
+    settings = StormSettings("run" if name in RUN_MUTANTS else "control")
+    with {**MUTANTS, **RUN_MUTANTS}[name]():
+        return next((seed for seed in range(seeds) if storm(seed, settings).problems), None)
 
 
 def main() -> None:
