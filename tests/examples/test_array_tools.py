@@ -63,7 +63,7 @@ def test_one_worker_is_the_plain_program_and_four_end_close_to_it() -> None:
     assert bits(alone) == bits(plain)
     four = simulate(lambda: after("train_paceline.py"), 4)
     assert all(bits(one) == bits(four[0]) for one in four)
-    assert sum(one["solver"].iter for one in four) == plain["solver"].iter
+    assert sum(one["run"].samples for one in four) == alone["run"].samples == 20 * 1400
     assert plain["right"] > 0.85 and four[0]["right"] > plain["right"] - 0.02
 
 
