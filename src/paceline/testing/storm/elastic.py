@@ -136,7 +136,8 @@ class ElasticStorm(ABC):
             runtime.sleep(1e6)
 
     def _told(self, kind: str, about: dict[str, Any]) -> None:
-        self.tape.append((self.world.now, f"{kind} {about}"))
+        said = ", ".join(f"{name} {value}" for name, value in about.items())
+        self.tape.append((self.world.now, f"{kind}: {said}" if said else kind))
 
     def _control_ended(self) -> None:
         error = self.control.error if self.control is not None else None
@@ -158,7 +159,9 @@ class ElasticStorm(ABC):
             if isinstance(error, (UnsupportedError, RuleError)):  # it cannot train, whatever happens
                 self.problems.append(str(error))
                 self._over = True
-            self.tape.append((self.world.now, f"worker process {number} ends: {error!r}"))
+            self.tape.append(
+                (self.world.now, f"worker process {number} ends" + ("" if error is None else f": {error!r}"))
+            )
 
         process = self.workers[number] = machine.start(self.program(ended), f"process {number} on {machine.name}")
         process.on_end.append(lambda: self._worker_ended(number, machine))

@@ -101,11 +101,6 @@ class FragmentedModel:
         lands = [self._rule_schedule.overlap - made for made in schedule.made.values()]
         return max(0, min([schedule.ends(self._rule_schedule) - schedule.steps, *lands]) - 1)
 
-    @property
-    def requests_wait(self) -> bool:
-        """Whether workers gather tuning requests after one of the next steps."""
-        return bool(self.schedule.requests)
-
     def begin(self, total: int, leaving: bool, idle: bool = False, waits: bool = False) -> None:
         """End the next fragment's block, and start its exchange.
 

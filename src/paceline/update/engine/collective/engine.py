@@ -79,7 +79,7 @@ class Engine:
     @property
     def idle_steps(self) -> int:
         """At how many of the next steps the engine does nothing but count them."""
-        return self.quiet_steps if self.blocks is not None and not self.blocks.requests_wait else 0
+        return self.quiet_steps if self.blocks is not None and not self.blocks.schedule.requests else 0
 
     @property
     def exchanged(self) -> int:
