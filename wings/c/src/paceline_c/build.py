@@ -136,7 +136,7 @@ def _compile(made: Path, flags: tuple[str, ...]) -> None:
 def _mark() -> str:
     """A line of the file of pkg-config that changes with the sources and with Python."""
     digest = hashlib.sha256(os.fsencode(sys.executable))
-    for name in ("paceline.c", *HEADERS):
+    for name in ("paceline.c", "python_functions.h", *HEADERS):
         digest.update((HERE / name).read_bytes())
     return f"# sources {digest.hexdigest()}"
 
