@@ -3,32 +3,40 @@
 
 `small-sgd` and `small-adam` guess characters with a model so small that 65,536 minibatches bring it to its plateau;
 `small-lines` reads numbers, and is at its plateau after 32,768.
-`chars-sgd` and `chars-adam`, the model of `blocks.py`, and `lines` are far from theirs at a size that can be trained
-here.
+`chars-sgd` and `chars-adam`, the model of `blocks.py`, `lines` and `speech` are far from theirs at a size that can be
+trained here. `speech` needs espeak-ng.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import _chars
 import _quality_lines
 import torch
+import torch.nn.functional as F
 from _block_methods import Training as BlockTraining
 from _lines import minibatches as line_minibatches
 from _lines_reader import Reader
 from _lines_reader import loss_of as line_loss
 from _lines_training import Size
 from _lines_training import judged as lines_judged
-from _reading import LARGEST_GRADIENT
+from _reading import CHUNK, LARGEST_GRADIENT
 from _reading import factor as reading_factor
+from _speech import TIMES
+from _speech import minibatches as speech_minibatches
+from _speech_reader import Listener
+from _speech_reader import loss_of as speech_loss
+from _speech_training import Size as SpeechSize
+from _speech_training import judged as speech_judged
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 Batch = tuple[Tensor, ...]
-CHARACTERS, LINES = 16, 4
+CHARACTERS, LINES, UTTERANCES = 16, 4, 8
 """Samples of a minibatch."""
 
 
@@ -69,11 +77,15 @@ class Task:
     @property
     def moments(self) -> int:
         """Of the optimizer, which are exchanged with the parameters."""
-        return 2 if self.optimizer is _adam else 0
+        return 0 if self.optimizer is _sgd else 2
 
 
 def _adam(parameters: list[nn.Parameter], rate: float) -> Optimizer:
     return Adam(parameters, lr=rate, betas=(0.5, 0.999), fused=True)
+
+
+def _plain_adam(parameters: list[nn.Parameter], rate: float) -> Optimizer:
+    return Adam(parameters, lr=rate)
 
 
 def _sgd(parameters: list[nn.Parameter], rate: float) -> Optimizer:
@@ -95,6 +107,13 @@ def _number_batches(folder: Path, count: int, seed: int) -> Iterator[Batch]:
     return _quality_lines.batches(folder, count, LINES, seed)
 
 
+def _speech_batches(folder: Path, count: int, seed: int) -> Iterator[Batch]:
+    """All minibatches have TIMES steps, so that those of several workers can be stacked; the rest is padding."""
+    said, whole = SpeechSize(count, UTTERANCES, 8).training(folder), -(-count // CHUNK) * CHUNK
+    for features, *others in islice(speech_minibatches(said, whole, UTTERANCES, 1, seed), count):
+        yield F.pad(features[0], (0, 0, 0, TIMES - features.shape[2])), *(tensor[0] for tensor in others)
+
+
 def _character_loss(model: nn.Module, folder: Path) -> float:
     return float(_chars.judged(model, dict(model.named_parameters()), _chars.text(folder).validation))
 
@@ -102,6 +121,15 @@ def _character_loss(model: nn.Module, folder: Path) -> float:
 def line_error(model: nn.Module, folder: Path) -> float:
     """Of lines as they are in `lines.py`: edits per character."""
     return float(lines_judged(model, folder)["error"])
+
+
+def letter_error(model: nn.Module, folder: Path) -> float:
+    """Of utterances as they are in `speech.py`: edits per letter."""
+    return float(speech_judged(model, folder)["error"])
+
+
+def _listener() -> nn.Module:
+    return Listener(64, 1)
 
 
 def _perceptron() -> nn.Module:
@@ -112,10 +140,11 @@ def _small() -> nn.Module:
     return _chars.Perceptron(16, 4)
 
 
-FAR, PLATEAU, SOON = 32_768, 65_536, 32_768
+FAR, PLATEAU, SOON, HEARD = 32_768, 65_536, 32_768, 8_192
 _factor = BlockTraining(2, "sync", 1.0).factor
 _CHARACTERS = (_character_batches, _factor, _character_loss)
 _NUMBERS = (_number_batches, _factor, _quality_lines.held_out_loss, None, _quality_lines.held_out_error)
+_SPEECH = (_speech_batches, reading_factor, letter_error, LARGEST_GRADIENT)
 _LINES = (_line_batches, reading_factor, line_error, LARGEST_GRADIENT)
 
 TASKS = {
@@ -126,6 +155,7 @@ TASKS = {
         Task("small-lines", 8e-3, 4, SOON, "bmuf_adam", _quality_lines.Templates, line_loss, _adam, *_NUMBERS),
         Task("chars-sgd", 0.25, 4, FAR, "bmuf", _perceptron, _chars.loss_of, _sgd, *_CHARACTERS),
         Task("chars-adam", 2e-3, 8, FAR, "bmuf_adam", _perceptron, _chars.loss_of, _adam, *_CHARACTERS),
+        Task("speech", 4e-3, 8, HEARD, "bmuf_adam", _listener, speech_loss, _plain_adam, *_SPEECH),
         Task("lines", 2e-3, 4, FAR, "bmuf_adam", Reader, line_loss, _adam, *_LINES),
     )
 }

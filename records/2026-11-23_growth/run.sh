@@ -22,6 +22,8 @@ bench time_to_quality exponent "${plateau[@]}" --workers 4 16 32 --seeds 2 --siz
 bench time_to_quality exponent_more "${plateau[@]}" --workers 8 64 --seeds 2 --sizes 1 --timed none --methods cold cold-rate=0
 bench time_to_quality exponent_far --tasks chars-sgd chars-adam --workers 8 32 --sizes 1 --timed none --methods cold \
     cold-rate=0
+bench time_to_quality default --tasks small-sgd small-adam small-lines --workers 8 32 64 --sizes 1 --timed none \
+    --methods cold grown
 bench time_to_quality rates --tasks small-sgd small-adam small-lines --workers 1 --sizes 1 --timed none --methods \
     serial-height=0.5 serial-height=2
 bench time_to_quality far --tasks chars-sgd chars-adam --workers 64 --methods grown grown-period=2 grown-period=4 \
