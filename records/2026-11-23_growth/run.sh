@@ -24,6 +24,9 @@ bench time_to_quality exponent_far --tasks chars-sgd chars-adam --workers 8 32 -
     cold-rate=0
 bench time_to_quality default --tasks small-sgd small-adam small-lines --workers 8 32 64 --sizes 1 --timed none \
     --methods cold grown
+if command -v espeak-ng > /dev/null; then
+    bench time_to_quality speech --tasks speech --workers 4 8 16 --sizes 1 --timed none --methods cold grown
+fi
 bench time_to_quality rates --tasks small-sgd small-adam small-lines --workers 1 --sizes 1 --timed none --methods \
     serial-height=0.5 serial-height=2
 bench time_to_quality far --tasks chars-sgd chars-adam --workers 64 --methods grown grown-period=2 grown-period=4 \
