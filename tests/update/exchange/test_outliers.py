@@ -91,6 +91,8 @@ def test_state_comes_back_through_json() -> None:
         ({0: (90.0, False)}, set()),
         ({0: (30.0, True), 1: (31.0, False), 2: (29.0, True)}, set()),  # one is over the limit, all are near it
         ({0: (1.0, True), 1: (1.0, True), 2: (70.0, False), 3: (80.0, False)}, {2, 3}),
+        ({0: (0.0, True), 1: (90.0, False)}, set()),  # a worker that has not moved says nothing of the scale
+        ({0: (0.0, True), 1: (1.0, True), 2: (90.0, False)}, {2}),
         ({}, set()),
     ],
 )

@@ -189,8 +189,9 @@ def outliers(said: Mapping[int, tuple[float, bool]]) -> set[int]:
     Args:
         said: rank -> the norm, and whether it is usual, of each finite contribution.
     """
-    usual = [norm for norm, fits in said.values() if fits]
-    if 2 * len(usual) < len(said) or not usual:  # most say so: the scale has changed
+    moved = {rank: one for rank, one in said.items() if one[0] > 0}  # a worker that has not moved knows no scale
+    usual = [norm for norm, fits in moved.values() if fits]
+    if 2 * len(usual) < len(moved) or not usual:  # most say so: the scale has changed
         return set()
     middle = statistics.median(usual)
-    return {rank for rank, (norm, fits) in said.items() if not fits and norm > APART * middle}
+    return {rank for rank, (norm, fits) in moved.items() if not fits and norm > APART * middle}
