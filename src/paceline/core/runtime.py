@@ -61,6 +61,11 @@ class Machine(Protocol):
     @property
     def address(self) -> str: ...
 
+    @property
+    def identity(self) -> list[str]: ...
+
+    def lives(self, number: int) -> bool: ...
+
     def monotonic(self) -> float: ...
 
     def sleep(self, seconds: float) -> None: ...
@@ -101,6 +106,16 @@ def host() -> tuple[str, str] | None:
     """Name and address of the simulated machine of this thread, if any."""
     here = _here.machine
     return None if here is None else (here.host, here.address)
+
+
+def process() -> list[str] | None:
+    """Kernel, process namespace, number and start of the simulated process of this thread, if any."""
+    return None if _here.machine is None else _here.machine.identity
+
+
+def lives(number: int) -> bool:
+    """Whether the simulated machine of this thread still has that process."""
+    return _here.machine is not None and _here.machine.lives(number)
 
 
 def monotonic() -> float:

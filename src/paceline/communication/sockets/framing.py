@@ -32,6 +32,7 @@ from paceline.communication.sockets.frames import (
     read_note,
     write_note,
 )
+from paceline.communication.sockets.waker import Waker
 from paceline.errors import MismatchError
 
 STALL_S = 60.0
@@ -214,8 +215,12 @@ class Channel:
         except Closed:
             return False
 
-    def wait(self, other: socket.socket | None, deadline: float | None = None) -> bool:
-        """Wait until data arrive here or at `other`; whether they are here. False at the deadline."""
+    def waker(self) -> Waker:
+        """Ends waits here."""
+        return Waker()
+
+    def wait(self, other: Waker | None, deadline: float | None = None) -> bool:
+        """Wait until data arrive here or `other` wakes; whether data are here. False at the deadline."""
         with self._inside():
             if self._tls:
                 with self._turn:

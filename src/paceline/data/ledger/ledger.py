@@ -22,10 +22,10 @@ that it belongs to, so that both are applied, or neither.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import ENDLESS, EpochLedger, Mark, Question, Speeds
 from paceline.data.ledger.epochs import Epochs
 from paceline.data.ledger.history import History
@@ -42,7 +42,7 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = runtime.RLock()
         self._epochs = Epochs()
         self._at: dict[tuple[int, int], int] = {}  # (loader, worker) -> epoch of its last request
         self._waiting: set[int] = set()

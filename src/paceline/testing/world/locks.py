@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from queue import Empty
 from typing import Any
 
 from paceline.testing.world.scheduler import Scheduler, SimThread
@@ -167,8 +168,37 @@ class SimQueue:
             self._world.park()
         return self._items.popleft()
 
+    def get_nowait(self) -> Any:
+        if not self._items:
+            raise Empty
+        return self._items.popleft()
+
     def qsize(self) -> int:
         return len(self._items)
 
     def empty(self) -> bool:
         return not self._items
+
+
+class SimWaker:
+    """What :class:`paceline.communication.sockets.waker.Waker` is.
+
+    Attributes:
+        woken: since it was cleared.
+        waiting: the thread that waits for that.
+    """
+
+    def __init__(self, world: Scheduler) -> None:
+        self._world, self.woken = world, False
+        self.waiting: SimThread | None = None
+
+    def wake(self) -> None:
+        self.woken = True
+        if self.waiting is not None:
+            self._world.wake(self.waiting)
+
+    def clear(self) -> None:
+        self.woken = False
+
+    def close(self) -> None:
+        self.woken = False

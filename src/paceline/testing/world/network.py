@@ -28,6 +28,7 @@ from paceline.communication.sockets.frames import (
     write_note,
 )
 from paceline.errors import MismatchError, UnsupportedError
+from paceline.testing.world.locks import SimWaker
 from paceline.testing.world.scheduler import Scheduler, SimThread
 
 LATENCY_S = (5e-5, 2e-3)
@@ -281,6 +282,27 @@ class SimChannel:
 
     def takes(self) -> bool:
         return not self.closed
+
+    def waker(self) -> SimWaker:
+        return SimWaker(self._world)
+
+    def wait(self, other: SimWaker | None, deadline: float | None = None) -> bool:
+        self._world.occasion()
+        self._check()
+        me = self._world.current
+        while not (self.readable() or (other is not None and other.woken)):
+            self._reading.append(me)
+            if other is not None:
+                other.waiting = me
+            on_time = self._world.park(deadline)
+            if me in self._reading:  # else a later wake-up would end another wait of this thread
+                self._reading.remove(me)
+            if other is not None:
+                other.waiting = None
+            if not on_time:
+                break
+        self._check()
+        return self.readable()
 
     def readable(self) -> bool:
         return bool(self._inbox or self._why or self.closed)

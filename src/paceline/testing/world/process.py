@@ -41,6 +41,7 @@ class World(Scheduler):
     Attributes:
         network: of all machines.
         machines: by address.
+        processes: how many there were.
         unexpected: errors that ended a thread which no program foresaw: process, thread, error.
     """
 
@@ -48,6 +49,7 @@ class World(Scheduler):
         super().__init__(seed)
         self.network = SimNetwork(self)
         self.machines: dict[str, SimMachine] = {}
+        self.processes = 0
         self.unexpected: list[tuple[str, str, BaseException]] = []
 
     def machine(self, name: str) -> SimMachine:
@@ -147,6 +149,9 @@ class Process(Owner):
         self.dead = self.stopped = self.killed = False
         self.error: BaseException | None = None
         self.threads: dict[SimThread, None] = {}
+        machine.world.processes += 1
+        self.number = machine.world.processes
+        self.identity = [machine.name, "pid", str(self.number), str(self.world.now)]
         self.channels: dict[SimChannel, None] = {}
         self.listeners: dict[SimListener, None] = {}
         self.on_end: list[Callable[[], None]] = []
@@ -201,6 +206,9 @@ class Process(Owner):
             self.world.unexpected.append((self.name, thread.name, error))
 
     # -- what `paceline.core.runtime` asks --------------------------------------------------------
+
+    def lives(self, number: int) -> bool:
+        return any(one.number == number for one in self.machine.processes)
 
     def monotonic(self) -> float:
         return self.world.now

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
+from paceline.core import runtime
 from paceline.errors import PeerLostError
 from paceline.update.server.context import ServiceContext
 from paceline.update.server.failures import GOODBYE_S, Failures
@@ -42,7 +42,7 @@ class Barriers:
         """
         self._barriers += 1
         self._announce(FrameKind.HERE, self._barriers)
-        began = time.monotonic()
+        began = runtime.monotonic()
         while True:
             self._context.check()
             if of_all and self._members.lost:
@@ -117,7 +117,7 @@ class Barriers:
 
     def _wait_for(self, ready: Callable[[int], bool], what: str) -> None:
         """Wait until all live workers are ready; declare workers that are silent for too long lost."""
-        began = time.monotonic()
+        began = runtime.monotonic()
         while True:
             self._context.check()
             missing = self._missing(ready)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paceline.communication import Transport
 from paceline.communication.sockets.channel import Channel
+from paceline.core import runtime
 from paceline.core.world import World
 from paceline.update.server.membership import ServerMembership, StallDetector
 from paceline.update.server.owner import ShardServer
@@ -51,9 +52,9 @@ class ServiceContext:
     membership: ServerMembership
     reports: Reports
     timeout_s: float
-    changed: threading.Condition = field(init=False, default_factory=lambda: threading.Condition(threading.RLock()))
+    changed: threading.Condition = field(init=False, default_factory=lambda: runtime.Condition(runtime.RLock()))
     stall_detector: StallDetector = field(init=False)
-    closed: threading.Event = field(init=False, default_factory=threading.Event)
+    closed: threading.Event = field(init=False, default_factory=runtime.Event)
     failure: BaseException | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
+from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import PeerLostError
 from paceline.update.server.context import ServiceContext
@@ -132,7 +132,7 @@ class Durability:
         """Wait until at most so many pushes are kept, and ask the owners to replicate."""
         if len(self._kept) <= most:
             return
-        end = time.monotonic() + 2 * self._context.timeout_s  # owners that do not answer are lost before that
+        end = runtime.monotonic() + 2 * self._context.timeout_s  # owners that do not answer are lost before that
         asked = 0.0
         while True:
             self._context.check()
@@ -140,12 +140,12 @@ class Durability:
                 owners = sorted({self._members.owners[shard] for shard in self._kept.shards})
                 if len(self._kept) <= most or not owners:
                     return
-                if time.monotonic() - asked > LOOK_EVERY_S:  # repeatedly: an owner may have been lost
-                    asked = time.monotonic()
+                if runtime.monotonic() - asked > LOOK_EVERY_S:  # repeatedly: an owner may have been lost
+                    asked = runtime.monotonic()
                     self._hurry(owners)
                     continue
             self._peers.pause(LOOK_EVERY_S)
-            if time.monotonic() > end:
+            if runtime.monotonic() > end:
                 world = self._context.world
                 raise PeerLostError(
                     world.sign(

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
+from paceline.core import runtime
 from paceline.update.server.context import ServiceContext
 from paceline.update.server.durability import Durability
 from paceline.update.server.frames import FrameKind
@@ -50,7 +50,7 @@ class Exchanges:
     def _send(self, pending: PendingExchange) -> None:
         self._context.check()
         with self._context.changed:
-            pending.requested_at = time.monotonic()
+            pending.requested_at = runtime.monotonic()
             self._pending[pending.number] = pending
             for request in pending.requests:
                 if request.values is not None:
@@ -74,7 +74,7 @@ class Exchanges:
                 return
             pending.answered(shard, version, delay, news)
             if pending.done:
-                pending.answered_at = time.monotonic()
+                pending.answered_at = runtime.monotonic()
                 del self._pending[number]
                 self._context.changed.notify_all()
 

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from paceline.core import runtime
 from paceline.errors import PeerLostError
 from paceline.update.server.context import ServiceContext
 from paceline.update.server.quorum import Identity, Quorum, is_gone
@@ -81,7 +81,7 @@ class Failures:
                 return
             if gone:
                 self._quorum.gone(rank)
-            elif not self._quorum.missed(rank, time.monotonic()):
+            elif not self._quorum.missed(rank, runtime.monotonic()):
                 self._fail_as_minority(rank, why)
                 return
             was_successor = rank == members.own_successor

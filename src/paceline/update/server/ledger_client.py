@@ -13,13 +13,13 @@ free. The shards skip those that they already have.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
 from paceline.communication.sockets.channel import Channel, Frame
+from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark, Question
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
@@ -225,7 +225,7 @@ class SocketLedgerClient:
         with self._ledger.lock:
             if self._unreported or not self._keeps:
                 return (LeaseAnswer.NOTHING,)
-            mark = self._ledger.ask(rank, question, time.monotonic())
+            mark = self._ledger.ask(rank, question, runtime.monotonic())
             if mark is not None:
                 return LeaseAnswer.WORK, *mark
             if self._ledger.over(loader, epoch):
@@ -245,7 +245,7 @@ class SocketLedgerClient:
             if kept and self._keeps:
                 self._ledger.forget_leases()
                 members = self._context.membership
-                self._unreported, self._keeper_since = set(members.live) - members.finished, time.monotonic()
+                self._unreported, self._keeper_since = set(members.live) - members.finished, runtime.monotonic()
         if kept:
             self._report_due = True
             if self._question is not None:
@@ -261,9 +261,9 @@ class SocketLedgerClient:
     def state(self) -> dict[str, Any] | None:
         """The ledger's part of a checkpoint; None on workers that do not keep it."""
         with self._ledger.lock:
-            return self._ledger.state(time.monotonic()) if self._keeps else None
+            return self._ledger.state(runtime.monotonic()) if self._keeps else None
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore what `state` gave."""
         with self._ledger.lock:
-            self._ledger.load(state, time.monotonic())
+            self._ledger.load(state, runtime.monotonic())

@@ -8,8 +8,7 @@ the whole timeout, since it may validate or save.
 
 from __future__ import annotations
 
-import threading
-import time
+from paceline.core import runtime
 
 LOOK_EVERY_S = 0.25
 """How often a waiting worker checks for silent workers."""
@@ -45,7 +44,7 @@ class ServerMembership:
         self.finished: set[int] = set()
         self.confirmed: dict[int, int] = {}
         self.barriers: dict[int, int] = {}
-        self.heard = dict.fromkeys(range(size), time.monotonic())
+        self.heard = dict.fromkeys(range(size), runtime.monotonic())
         self.acted = dict(self.heard)
 
     @property
@@ -85,15 +84,15 @@ class StallDetector:
     """
 
     def __init__(self, timeout_s: float) -> None:
-        self._timeout_s, self._lock = timeout_s, threading.Lock()
+        self._timeout_s, self._lock = timeout_s, runtime.Lock()
         self._silence_s = silence(timeout_s)
-        self._beat_at = self._resumed_at = time.monotonic()
+        self._beat_at = self._resumed_at = runtime.monotonic()
         self._stalled_s = 0.0
 
     def beat(self) -> float:
         """The time. One thread calls this all the time, others before they judge."""
         with self._lock:
-            now = time.monotonic()
+            now = runtime.monotonic()
             if now - self._beat_at > max(4 * LOOK_EVERY_S, self._silence_s / 4):
                 self._resumed_at, self._stalled_s = now, now - self._beat_at
             self._beat_at = now

@@ -3,10 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -16,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.communication.sockets.channel import Channel, Frame, FrameHeader
+from paceline.core import runtime
 from paceline.errors import PeerLostError
 from paceline.update.server.context import ServiceContext
 from paceline.update.server.frames import FrameKind
@@ -46,10 +43,10 @@ class SendQueue(ABC):
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self.spoke_at = self.said_at = self._since = time.monotonic()
-        self._open, self._counting = 0, threading.Lock()
-        self._over, self._left = False, threading.Event()
+        self._queue: SimpleQueue[Callable[[], None]] = runtime.SimpleQueue()
+        self.spoke_at = self.said_at = self._since = runtime.monotonic()
+        self._open, self._counting = 0, runtime.Lock()
+        self._over, self._left = False, runtime.Event()
 
     def request(self, pending: PendingExchange, request: ShardRequest) -> None:
         """Queue a request for a shard."""
@@ -63,12 +60,12 @@ class SendQueue(ABC):
 
     def say(self, kind: FrameKind, numbers: tuple[int, ...], body: Tensor | None = None, note: Any = None) -> None:
         """Queue a frame that has no answer."""
-        self.spoke_at = self.said_at = time.monotonic()
+        self.spoke_at = self.said_at = runtime.monotonic()
         self._put(lambda: self._write(kind, numbers, body, note))
 
     def beat(self) -> None:
         """Queue a heartbeat: the process lives, whatever its program does."""
-        self.spoke_at = time.monotonic()
+        self.spoke_at = runtime.monotonic()
         self._put(lambda: self._write(FrameKind.ALIVE, (), None, None))
 
     def flush(self, timeout_s: float) -> None:
@@ -77,10 +74,10 @@ class SendQueue(ABC):
         self._left.wait(timeout_s)
 
     def _opened(self) -> None:
-        self.spoke_at = self.said_at = time.monotonic()
+        self.spoke_at = self.said_at = runtime.monotonic()
         with self._counting:
             if self._open == 0:
-                self._since = time.monotonic()
+                self._since = runtime.monotonic()
             self._open += 1
 
     def _put(self, send: Callable[[], None]) -> None:
@@ -112,14 +109,11 @@ class Peer(SendQueue):
         self.channel, self._context, self._receiver = channel, context, receiver
         self._settings: dict[int, GroupSettings] = {}  # last sent, by span
         self._marked = 0  # the exchange whose sample ranges were sent last
-        self._wake_up, self._woken = socket.socketpair()  # ends the wait for an answer when there is something to send
-        self._wake_up.setblocking(False)
-        self._woken.setblocking(False)
+        self._waker = channel.waker()  # ends the wait for an answer when there is something to send
 
     def _put(self, send: Callable[[], None]) -> None:
         super()._put(send)
-        with contextlib.suppress(OSError):  # full of wake-ups that were not read yet, or closed
-            self._wake_up.send(b"!")
+        self._waker.wake()
 
     @property
     def waiting_since(self) -> float | None:
@@ -153,17 +147,15 @@ class Peer(SendQueue):
                 if self._send_next():
                     if self.channel.readable():
                         self._receive()
-                elif self.channel.wait(self._woken):
+                elif self.channel.wait(self._waker):
                     self._receive()
                 else:
-                    with contextlib.suppress(OSError):
-                        self._woken.recv(4096)
+                    self._waker.clear()
         except PeerLostError as error:
             self._receiver.connection_ended(self.rank, str(error))
         finally:
             self._left.set()
-            self._wake_up.close()
-            self._woken.close()
+            self._waker.close()
 
     def _send_next(self) -> bool:
         try:
@@ -176,7 +168,7 @@ class Peer(SendQueue):
     def _receive(self) -> None:
         frame = self.channel.receive(lambda header: self._receiver.place(self.rank, header))
         with self._counting:
-            self._since = time.monotonic()
+            self._since = runtime.monotonic()
             self._open -= frame.kind in (FrameKind.ANSWER, FrameKind.LEASED)
         self._receiver.take(self.rank, frame)
 

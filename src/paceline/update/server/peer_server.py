@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 from torch import Tensor
 
 from paceline.communication.sockets.channel import Channel, Frame, FrameHeader
+from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import MismatchError, PeerLostError
 from paceline.update.server.frames import BACKGROUND, LEDGER, FrameKind
@@ -49,7 +48,7 @@ class PeerServer:
                 if self._rank in self._members.lost:
                     return
                 if frame.kind not in BACKGROUND:
-                    self._members.acted[self._rank] = time.monotonic()
+                    self._members.acted[self._rank] = runtime.monotonic()
                 self._handle(frame)
         except PeerLostError as error:
             self._parts.failures.connection_ended(self._rank, str(error))
@@ -118,9 +117,9 @@ class PeerServer:
 
     def _hold_back(self, shard: int) -> None:
         """Wait until the slowest workers have caught up; send the waiting worker signs of life."""
-        said = time.monotonic()
+        said = runtime.monotonic()
         while self._parts.shards.held_back(shard, self._rank):
-            self._members.heard[self._rank] = now = time.monotonic()  # its frames are not read meanwhile
+            self._members.heard[self._rank] = now = runtime.monotonic()  # its frames are not read meanwhile
             self._members.acted[self._rank] = now
             if now - said > LOOK_EVERY_S:
                 self._context.send(self._channel, FrameKind.STILL_HERE, (shard,))

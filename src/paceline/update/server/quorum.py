@@ -13,8 +13,9 @@ killed.
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
+
+from paceline.core import runtime
 
 Identity = list[str]
 """Kernel, process namespace, process id and start time; [] where /proc does not have them."""
@@ -66,6 +67,9 @@ class Quorum:
 
 def identity() -> Identity:
     """The identity of this process."""
+    simulated = runtime.process()
+    if simulated is not None:
+        return simulated
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return [boot, os.readlink("/proc/self/ns/pid"), str(os.getpid()), _since(os.getpid())]
@@ -78,11 +82,11 @@ def is_gone(who: Identity) -> bool:
     mine = identity()
     if not who or who[:2] != mine[:2]:
         return False
-    end = time.monotonic() + DYING_S
+    end = runtime.monotonic() + DYING_S
     while _lives(int(who[2]), who[3]):
-        if time.monotonic() > end:
+        if runtime.monotonic() > end:
             return False
-        time.sleep(0.01)
+        runtime.sleep(0.01)
     return True
 
 
@@ -95,6 +99,8 @@ def _since(pid: int) -> str:
 
 
 def _lives(pid: int, since: str) -> bool:
+    if runtime.process() is not None:
+        return runtime.lives(pid)
     try:
         fields = _fields(pid)
     except (OSError, IndexError):

@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import hmac
 import secrets
-import threading
-import time
 from collections import deque
 
 from paceline.communication import Transport
 from paceline.communication.sockets.address import find_address
-from paceline.communication.sockets.channel import TLS, Channel, Listener, connect
+from paceline.communication.sockets.channel import TLS, Channel, Listener, connect, listen
 from paceline.communication.sockets.rejected import turned_away
+from paceline.core import runtime
 from paceline.core.world import World
 from paceline.errors import MismatchError, PacelineError, PeerLostError
 from paceline.update.server.frames import FrameKind
@@ -44,7 +43,7 @@ def connect_all(transport: Transport, timeout_s: float, tls: TLS | None) -> tupl
     acceptor: _Acceptor | None = None
     outgoing: Channels = {}
     try:
-        with Listener(find_address(transport.world, transport.gather_json), tls) as listener:
+        with listen(find_address(transport.world, transport.gather_json), tls) as listener:
             mine = {"address": listener.address, "port": listener.port, "tls": bool(tls)}
             offers = transport.gather_json({**mine, "token": secrets.token_hex(16)})
             if len({one["tls"] for one in offers}) > 1:
@@ -56,12 +55,14 @@ def connect_all(transport: Transport, timeout_s: float, tls: TLS | None) -> tupl
                 )
             token = str(offers[0]["token"])
             acceptor = _Acceptor(listener, world, token)
-            until = time.monotonic() + 0.75 * timeout_s  # less than the deadline of workers that are connected already
+            until = (
+                runtime.monotonic() + 0.75 * timeout_s
+            )  # less than the deadline of workers that are connected already
             problem: PacelineError | None = None
             try:
                 for rank, one in enumerate(offers):
                     if rank != world.rank:
-                        left = max(0.1, until - time.monotonic())
+                        left = max(0.1, until - runtime.monotonic())
                         channel = connect(one["address"], one["port"], world.name(rank), left, tls)
                         outgoing[rank] = channel
                         channel.send(HELLO, (world.rank,), note=token, deadline_s=left)
@@ -102,15 +103,15 @@ class _Acceptor:
     def __init__(self, listener: Listener, world: World, token: str) -> None:
         self._listener, self._world, self._token = listener, world, token.encode()
         self.incoming: Channels = {}
-        self._changed = threading.Condition()
+        self._changed = runtime.Condition()
         self._pending: deque[Channel] = deque()  # connections without a hello
-        self._closed = threading.Event()
-        threading.Thread(target=self._watch, name="paceline-acceptor", daemon=True).start()
+        self._closed = runtime.Event()
+        runtime.thread(self._watch, "paceline-acceptor").start()
 
     def wait(self, until: float, timeout_s: float) -> None:
         """Wait until all workers have connected."""
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._missing(), max(0.0, until - time.monotonic())):
+            if not self._changed.wait_for(lambda: not self._missing(), max(0.0, until - runtime.monotonic())):
                 names = self._world.names(self._missing())
                 raise PeerLostError(self._world.sign(f"{names} did not connect within {timeout_s:g} s"))
 
@@ -129,7 +130,7 @@ class _Acceptor:
                 if len(self._pending) >= PENDING + self._world.size:
                     self._pending.popleft().close()
                 self._pending.append(channel)
-            threading.Thread(target=self._admit, args=(channel,), name="paceline-hello", daemon=True).start()
+            runtime.thread(self._admit, "paceline-hello", (channel,)).start()
 
     def _admit(self, channel: Channel) -> None:
         """Receive the hello of a connection, in its own thread."""

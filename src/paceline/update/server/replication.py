@@ -7,12 +7,12 @@ safe: their senders learn so with the answer to their next push, or at once wher
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from paceline.core import runtime
 from paceline.update.server.owner import ShardServer
 
 Send = Callable[[int, int, dict[str, Any], Tensor], None]
@@ -47,7 +47,7 @@ class Replicas:
 
     def __init__(self, server: ShardServer, every: int, successor: Callable[[], int | None], send: Send) -> None:
         self._server, self._every, self._successor, self._send = server, every, successor, send
-        self._lock = threading.RLock()
+        self._lock = runtime.RLock()
         self._number = 0
         self._sent: dict[int, dict[int, int]] = {}  # shard -> what was in its last replica
         self._in_flight: dict[int, InFlight] = {}  # by shard

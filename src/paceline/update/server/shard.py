@@ -7,13 +7,13 @@ nothing of it; between shards there is no such order, as in any sharded paramete
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from paceline.core import runtime
 from paceline.data.ledger.ledger import Ledger
 from paceline.rules.outer.arrival import Push
 from paceline.update.server.push_numbers import PushNumbers
@@ -50,7 +50,7 @@ class ParameterShard:
         self.number, self.anchor, self.clocks = number, anchor, clocks
         self.version = 0
         self.numbered = PushNumbers()
-        self.lock = threading.Lock()
+        self.lock = runtime.Lock()
         self.ledger: Ledger | None = None
         self.news: dict[int, Any] = {}  # reader -> the ledger's news that go with the values it pulled
         self._update_rule = update_rule(anchor)

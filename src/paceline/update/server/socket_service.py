@@ -12,12 +12,12 @@ that the other workers declared lost learns it and stops.
 
 from __future__ import annotations
 
-import time
 from contextlib import AbstractContextManager
 from typing import Any
 
 from paceline.communication import Transport
 from paceline.communication.sockets.channel import TLS, Channel
+from paceline.core import runtime
 from paceline.data.ledger.leases import Leases
 from paceline.update.server.answer_handler import AnswerHandler
 from paceline.update.server.barriers import Barriers
@@ -115,7 +115,7 @@ class SocketService:
 
     def now(self) -> float:
         """Real time."""
-        return time.monotonic()
+        return runtime.monotonic()
 
     def exchange(self, pending: PendingExchange) -> None:
         """Start the exchange; only the training thread calls this."""
