@@ -357,7 +357,7 @@ def test_who_leaves_first_holds_up_nobody(tmp_path: Path) -> None:
 
 def test_time_in_which_this_process_stood_still_counts_against_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(members.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(members.runtime, "monotonic", lambda: now[0])
     stall_detector = members.StallDetector(timeout_s=8.0)
     for _ in range(40):  # it runs, and hears nothing from somebody
         assert not stall_detector.overdue(100.0)
