@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -148,6 +149,17 @@ def test_a_full_or_forbidden_disk_is_found_before_the_training(
     monkeypatch.setattr(DirectoryClaim, "_probe", refuse)
     with pytest.raises(CheckpointError, match=r"cannot be written \(.+: there\); give checkpoint= a directory"):
         train(RULE, 2, **CHOICES, settings=kept(tmp_path / "steps"))
+
+
+def test_a_disk_with_room_for_a_part_of_the_probe_is_full(tmp_path: Path) -> None:
+    """A write that is cut short is no error of `write` on Linux; the next one would be."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (claim.PROBE_BYTES // 2, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match="cannot be written"):
+            DirectoryClaim(tmp_path / "steps", "mine").take()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_store_that_refuses_is_found_before_the_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,9 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.checkpoint import files, saving
+from paceline.checkpoint import claim, files, saving
+from paceline.checkpoint.claim import DirectoryClaim
+from paceline.core.disk import LocalDisk
 from paceline.errors import CheckpointError, MismatchError, UnsupportedError
 from tests.checkpoint.test_exact import kept, steps
 from tests.helpers import Program, adam, same_bits, simulate, train
@@ -231,10 +233,11 @@ def test_workers_that_want_different_things(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_a_warning_on_all_and_the_last_step_stays(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = train(RULE, 2, **CHOICES)
     stopped(tmp_path)
+    monkeypatch.setattr(claim, "PROBE_BYTES", 1000)
     caplog.clear()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))  # what a file may grow to, as on a disk that is full
@@ -248,7 +251,7 @@ def test_a_full_disk_is_a_warning_on_all_and_the_last_step_stays(
     assert same_bits(outs[0].model, whole[0].model)
 
 
-@pytest.mark.parametrize("place", ["write_rank", "write_model", "sync", "write_durably", "_replace"])
+@pytest.mark.parametrize("place", ["write_rank", "write_model", "sync_folder", "write_durably", "_replace"])
 def test_killed_at_any_place_of_writing(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a kill leaves it: nothing that came after has happened."""
     stopped(tmp_path)
@@ -259,7 +262,8 @@ def test_killed_at_any_place_of_writing(place: str, tmp_path: Path, monkeypatch:
     def die(*arguments: Any, **more: Any) -> None:
         raise Killed
 
-    monkeypatch.setattr(saving, place, die)
+    monkeypatch.setattr(LocalDisk if place == "sync_folder" else saving, place, die)
+    monkeypatch.setattr(DirectoryClaim, "take", lambda self: None)
     with pytest.raises(Killed):
         resumed(tmp_path)
     monkeypatch.undo()

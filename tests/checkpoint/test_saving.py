@@ -16,6 +16,7 @@ from torch import nn
 
 import paceline
 from paceline import checkpoint
+from paceline.core.disk import LocalDisk
 from paceline.errors import CheckpointError
 from tests.helpers import Place, Program, adam, same_bits, simulate, state_of, train
 
@@ -200,7 +201,7 @@ def test_killed_while_replacing_something_can_always_be_resumed(
     if only_old:
         path.rename(tmp_path / "c.old")  # as a first kill between the renames leaves it
     count = 0
-    rename, rmtree = Path.rename, shutil.rmtree
+    rename, rmtree = LocalDisk.replace, LocalDisk.remove_folder
 
     class Killed(BaseException):
         pass
@@ -212,8 +213,8 @@ def test_killed_while_replacing_something_can_always_be_resumed(
             raise Killed
         return action(*args, **kwargs)
 
-    monkeypatch.setattr(Path, "rename", lambda self, target: step(rename, self, target))
-    monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: step(rmtree, *a, **k))
+    monkeypatch.setattr(LocalDisk, "replace", lambda *a: step(rename, *a))
+    monkeypatch.setattr(LocalDisk, "remove_folder", lambda *a: step(rmtree, *a))
     with pytest.raises(Killed):
         resume(path, save_at=6, save_to=path, stop_at=6)
     monkeypatch.undo()

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from paceline.communication import Transport
+from paceline.core import runtime
 from paceline.errors import CheckpointError
 
 Working = Callable[[Transport, Callable[[], None]], None]
@@ -33,7 +33,7 @@ def with_beats(beat_s: float) -> Working:
     """Work that may outlast the connection's deadline: workers exchange a message every `beat_s` seconds meanwhile."""
 
     def working(transport: Transport, work: Callable[[], None]) -> None:
-        over = threading.Event()
+        over = runtime.Event()
 
         def body() -> None:
             try:
@@ -41,7 +41,7 @@ def with_beats(beat_s: float) -> Working:
             finally:
                 over.set()
 
-        threading.Thread(target=body, name="paceline-checkpoint-files", daemon=True).start()
+        runtime.thread(body, "paceline-checkpoint-files").start()
         while True:
             mine = over.wait(beat_s)
             if all(transport.gather_json(mine)):

@@ -12,7 +12,6 @@ Training stops for the copy into host memory only; a thread writes it (:mod:`.st
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 from torch import Tensor
@@ -23,6 +22,7 @@ from paceline.checkpoint.source import CheckpointSource, ExchangePosition
 from paceline.checkpoint.step_writer import CURE, StepReport, StepWriter, writes_model
 from paceline.checkpoint.store import StepStore
 from paceline.communication import Transport
+from paceline.core import runtime
 from paceline.core.state_tree import flatten
 from paceline.errors import CheckpointError, MismatchError
 
@@ -173,13 +173,13 @@ class AutoCheckpointer:
             return None
         if not last and self._source.exchange_position().better_later:
             return None
-        began = time.perf_counter()
+        began = runtime.monotonic()
         report = self._report(self._due)
         left = self._source.exchange_position().left  # known now: the state includes all exchanges that have begun
         if left is not None and left <= self._due.sequence:
             self._writer.stopped, self._due = True, None
             return None
-        stopped_s = time.perf_counter() - began
+        stopped_s = runtime.monotonic() - began
         return lambda: self._take(report, stopped_s)
 
     def _report(self, due: ExchangePosition) -> StepReport:
@@ -202,7 +202,7 @@ class AutoCheckpointer:
 
     def _take(self, report: StepReport, stopped_s: float) -> None:
         """Copy, and hand the copy to the writer."""
-        began = time.perf_counter()
+        began = runtime.monotonic()
         self._due = None
         content = report.content
         if content is not None:
@@ -214,7 +214,7 @@ class AutoCheckpointer:
             tensors = {name: copies[f"rank{name}"] for name in content.tensors}
             report.content = Content(content.rest, tensors, model)
             self._writer.free.clear()
-        report.stopped_s = stopped_s + time.perf_counter() - began
+        report.stopped_s = stopped_s + runtime.monotonic() - began
         self._writer.submit(report)
 
     # -- the end ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -25,6 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from paceline.core import runtime
+from paceline.core.disk import FileLock
 from paceline.core.world import host_name
 from paceline.errors import CheckpointError
 
@@ -38,7 +39,6 @@ RENEW_S = 20.0
 """Seconds from one renewal of a lease to the next."""
 LOOK_S = 0.05
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-_HELD: dict[tuple[int, str], list[int]] = {}  # (process, file) -> handle, claims: a closed handle would drop the lock
 
 
 class Claim(Protocol):
@@ -64,8 +64,8 @@ def about(run: str) -> dict[str, Any]:
     return {
         "run": run,
         "host": host_name(),
-        "pid": os.getpid(),
-        "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "pid": runtime.pid(),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(runtime.wall())),
     }
 
 
@@ -91,13 +91,15 @@ class DirectoryClaim:
 
     def __init__(self, directory: Path, run: str) -> None:
         self._directory, self._run = directory, run
-        self._key: tuple[int, str] | None = None
+        self._held: FileLock | None = None
 
     def take(self) -> None:
-        if self._directory.exists() and not self._directory.is_dir():
+        disk = runtime.disk()
+        if disk.exists(self._directory) and not disk.is_folder(self._directory):
             raise CheckpointError(f"{self._directory} is no directory; give one for the steps of this run")
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            disk.make_folder(self._directory)
+            disk.sync_folder(self._directory.parent)
             self._probe()
             self._lock()
         except OSError as error:
@@ -107,7 +109,7 @@ class DirectoryClaim:
             ) from error
 
     def check(self) -> None:
-        if self._key is None or not self._same_file(_HELD[self._key][0]):
+        if self._held is None or not self._held.holds():
             try:
                 self._lock()
             except FileNotFoundError:
@@ -116,74 +118,48 @@ class DirectoryClaim:
                 raise CheckpointError(f"{self._directory} cannot be written: {error}") from error
 
     def release(self) -> None:
-        key, self._key = self._key, None
-        held = None if key is None else _HELD.get(key)
-        if key is None or held is None or key[0] != os.getpid():
-            return
-        held[1] -= 1
-        if not held[1]:
-            del _HELD[key]
-            with contextlib.suppress(OSError):
-                os.ftruncate(held[0], 0)
-            os.close(held[0])
+        held, self._held = self._held, None
+        if held is not None:
+            held.release()
 
     def _probe(self) -> None:
         """Write a new file, as a step does."""
-        file = self._directory / PROBE
-        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        file, disk = self._directory / PROBE, runtime.disk()
+        if disk.is_link(file):
+            raise CheckpointError(f"{file} is a link; remove it")
         try:
-            os.write(handle, bytes(PROBE_BYTES))
-            os.fsync(handle)
+            disk.write(file, bytes(PROBE_BYTES))
+            disk.sync(file)
         finally:
-            os.close(handle)
             with contextlib.suppress(FileNotFoundError):  # another worker probed, too
-                file.unlink()
+                disk.remove(file)
 
     def _lock(self) -> None:
         """Take the lock, unless another process of this run holds it."""
         self.release()
-        until = time.monotonic() + WAIT_S
+        until = runtime.monotonic() + WAIT_S
         while True:
             said = self._try()
             if said is None or said.get("run") == self._run:
                 return
-            if time.monotonic() > until:
+            if runtime.monotonic() > until:
                 raise in_use(str(self._directory), said)
-            time.sleep(LOOK_S)  # an earlier process may be about to end, or a new one to write its name
+            runtime.sleep(LOOK_S)  # an earlier process may be about to end, or a new one to write its name
 
     def _try(self) -> dict[str, Any] | None:
         """None if this process holds the lock now; else what its holder wrote."""
-        file = self._directory.resolve() / LOCK
-        key = os.getpid(), str(file)
-        held = _HELD.get(key)
-        if held is not None and not self._same_file(held[0]):
-            held = None
-        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644) if held is None else held[0]
+        file, disk = self._directory.resolve() / LOCK, runtime.disk()
         try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._held = disk.lock(file)
         except OSError as error:
-            try:
-                if error.errno in NO_LOCKS:
-                    logger.warning("%s has no locks: nothing keeps a second run from writing there", self._directory)
-                    return {"run": self._run}
-                return _table(os.pread(handle, 1 << 12, 0))
-            finally:
-                os.close(handle)
-        if held is None:
-            _HELD[key] = held = [handle, 0]
-        held[1] += 1
-        self._key = key
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps(about(self._run)).encode(), 0)
+            if error.errno not in NO_LOCKS:
+                raise
+            logger.warning("%s has no locks: nothing keeps a second run from writing there", self._directory)
+            return {"run": self._run}
+        if self._held is None:
+            return _table(disk.read(file))
+        self._held.write(json.dumps(about(self._run)).encode())
         return None
-
-    def _same_file(self, handle: int) -> bool:
-        """Whether the locked file is still the one in the directory."""
-        try:
-            mine, there = os.fstat(handle), os.stat(self._directory / LOCK)
-        except OSError:
-            return False
-        return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
 
 
 def _table(data: bytes) -> dict[str, Any]:
@@ -218,7 +194,7 @@ class Lease:
     ) -> None:
         self._shown, self._run = shown, run
         self._read, self._write, self._delete = read, write, delete
-        self._over = threading.Event()
+        self._over = runtime.Event()
         self._thread: threading.Thread | None = None
 
     def take(self) -> None:
@@ -226,7 +202,7 @@ class Lease:
         if said and said.get("run") != self._run and not _gone(said):
             self._await_end(said)
         self._renew()
-        self._thread = threading.Thread(target=self._keep, name="paceline-lease", daemon=True)
+        self._thread = runtime.thread(self._keep, "paceline-lease")
         self._thread.start()
 
     def check(self) -> None:
@@ -246,14 +222,14 @@ class Lease:
     def _await_end(self, first: dict[str, Any]) -> None:
         """A lease that is not renewed for two and a half times its renewal period has expired."""
         logger.warning("%s: waiting to see whether process %s on %s still writes here", *self._who(first))
-        until = time.monotonic() + 2.5 * RENEW_S
-        while time.monotonic() < until:
+        until = runtime.monotonic() + 2.5 * RENEW_S
+        while runtime.monotonic() < until:
             said = _table(self._read())
             if not said or said.get("run") == self._run:
                 return
             if said != first:
                 raise in_use(self._shown, said)
-            time.sleep(min(1.0, RENEW_S / 10))
+            runtime.sleep(min(1.0, RENEW_S / 10))
 
     def _who(self, said: dict[str, Any]) -> tuple[Any, Any, Any]:
         return self._shown, said.get("pid", "?"), said.get("host", "?")
@@ -269,7 +245,7 @@ class Lease:
                 said = _table(self._read())
                 if said and said.get("run") != self._run:
                     return
-                if said == last or not said or said.get("pid") == os.getpid():
+                if said == last or not said or said.get("pid") == runtime.pid():
                     self._renew()
                 last = _table(self._read())
 
@@ -279,12 +255,4 @@ def _gone(said: dict[str, Any]) -> bool:
     pid = said.get("pid")
     if said.get("host") != host_name() or not isinstance(pid, int) or pid <= 0:
         return False
-    if pid == os.getpid():
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
+    return pid == runtime.pid() or not runtime.living(pid)

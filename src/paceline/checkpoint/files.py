@@ -7,10 +7,8 @@ that nothing outside of the checkpoint's directory is read, whatever a manifest 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from paceline.core import runtime
 from paceline.core.state_tree import build
 from paceline.errors import CheckpointError
 
@@ -61,7 +60,7 @@ def all_names(size: int) -> list[str]:
 
 def sha256(path: Path) -> str:
     """The file's sum, in hexadecimal."""
-    with path.open("rb") as file:
+    with runtime.disk().open(path) as file:
         digest = hashlib.sha256()
         while piece := file.read(1 << 20):
             digest.update(piece)
@@ -74,17 +73,23 @@ def sha256(path: Path) -> str:
 def write_rank(directory: Path, rank: int, content: Content) -> dict[str, str]:
     """Write the two files of a rank; name -> sum."""
     tensor_name, json_name = rank_names(rank)
-    save_file(content.tensors, directory / tensor_name)
-    sync(directory / tensor_name)
+    _write_tensors(directory / tensor_name, content.tensors)
     write_text(directory / json_name, json.dumps(content.rest))
     return {name: sha256(directory / name) for name in (tensor_name, json_name)}
 
 
 def write_model(directory: Path, model: dict[str, Tensor]) -> dict[str, str]:
     """Write the global model; name -> sum."""
-    save_file(model, directory / GLOBAL)
-    sync(directory / GLOBAL)
+    _write_tensors(directory / GLOBAL, model)
     return {GLOBAL: sha256(directory / GLOBAL)}
+
+
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a file and sync it to disk."""
+    disk = runtime.disk()
+    with disk.writing(path) as file:
+        save_file(tensors, file)
+    disk.sync(path)
 
 
 def manifest_text(about: dict[str, Any], size: int, sums: dict[str, str]) -> str:
@@ -101,20 +106,10 @@ def own_sum(manifest: dict[str, Any]) -> str:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file and sync it to disk."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync(path: Path) -> None:
-    """Sync a file, or a directory's names, to disk; not every file system can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    disk = runtime.disk()
+    with disk.writing(path) as file:
+        file.write_text(text, encoding="utf-8")
+    disk.sync(path)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -122,18 +117,22 @@ def sync(path: Path) -> None:
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint, with the `directory` of its files."""
-    found = path if (path / MANIFEST).is_file() else path.with_name(path.name + ".old")  # killed between two renames
+    disk = runtime.disk()
+    there = disk.is_file(path / MANIFEST)
+    found = path if there else path.with_name(path.name + ".old")  # killed between two renames
     file = found / MANIFEST
-    if not file.is_file():
+    if not disk.is_file(file):
         raise CheckpointError(f"{path} is no checkpoint: it has no {MANIFEST}; give the directory that run.save wrote")
-    if found.is_symlink() and STEP.fullmatch(found.name):
+    if disk.is_link(found) and STEP.fullmatch(found.name):
         raise CheckpointError(f"{found} is a link, and a step is a directory of its own: put a copy in its place")
-    if file.is_symlink() or file.stat().st_size > MANIFEST_LIMIT:
+    if disk.is_link(file) or disk.size(file) > MANIFEST_LIMIT:
         raise CheckpointError(f"{file} is no manifest of ours: it is a link, or has more than {MANIFEST_LIMIT} bytes")
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        manifest = json.loads(disk.read(file).decode())
         kind, size = manifest["format"], manifest["size"]
         files, _ = manifest["files"], manifest["rule"] if kind == FORMAT else ""
+    except OSError as error:  # such as a failing disk
+        raise CheckpointError(f"{file} cannot be read: {error}; take an older checkpoint") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged: {type(error).__name__}: {error}") from error
     if kind != FORMAT:
@@ -156,9 +155,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
 def checked(manifest: dict[str, Any], name: str) -> Path:
     """The path of a checkpoint's file; `CheckpointError` if it is missing or its sum differs."""
     file = Path(manifest["directory"]) / name
-    if file.is_symlink():
+    disk = runtime.disk()
+    if disk.is_link(file):
         raise CheckpointError(f"{file} is a link, and a checkpoint has files only: put a copy in its place")
-    if not file.is_file():
+    if not disk.is_file(file):
         raise CheckpointError(f"{file} is missing")
     try:
         found = sha256(file)
@@ -174,7 +174,9 @@ def checked(manifest: dict[str, Any], name: str) -> Path:
 def read_json(file: Path) -> Any:
     """The content of a JSON file of a checkpoint; `CheckpointError` if it is no JSON."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(runtime.disk().read(file).decode())
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is no JSON: {error}") from error
 
@@ -182,7 +184,10 @@ def read_json(file: Path) -> Any:
 def read_tensors(file: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file of a checkpoint; `CheckpointError` if it is none."""
     try:
-        return load_file(file)
+        with runtime.disk().reading(file) as there:
+            return load_file(there)
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
     except (SafetensorError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{file} is no safetensors file: {error}") from error
 
@@ -209,9 +214,9 @@ def check_files(manifest: dict[str, Any], names: Iterable[str]) -> None:
             if name.endswith(".json"):
                 read_json(file)
             else:
-                with safe_open(file, framework="pt") as tensors:
+                with runtime.disk().reading(file) as there, safe_open(there, framework="pt") as tensors:
                     tensors.keys()
         except CheckpointError:
             raise
-        except (SafetensorError, ValueError) as error:
+        except (SafetensorError, ValueError, OSError) as error:
             raise CheckpointError(f"{file} holds something else than its name says: {error}") from error

@@ -13,6 +13,7 @@ from paceline.checkpoint.remote import local_path, parent_and_number
 from paceline.checkpoint.steps import is_step
 from paceline.checkpoint.store import StepStore, store_for
 from paceline.communication import Transport
+from paceline.core import runtime
 from paceline.data.cache.urls import shown
 from paceline.errors import CheckpointError
 
@@ -68,8 +69,10 @@ class CheckpointFinder:
     def _named(self, path: Path) -> FoundCheckpoint:
         """A checkpoint, or the newest of a directory of steps."""
         store = store_for(path)
-        single = (path / MANIFEST).is_file() or path.with_name(path.name + ".old").is_dir() or is_step(path)
-        told = self._transport.gather_json([single, not single and bool(store.numbers() if path.is_dir() else [])])
+        disk = runtime.disk()
+        single = disk.is_file(path / MANIFEST) or disk.is_folder(path.with_name(path.name + ".old")) or is_step(path)
+        steps = not single and disk.is_folder(path) and bool(store.numbers())
+        told = self._transport.gather_json([single, steps])
         if not any(one[0] for one in told) and any(one[1] for one in told):
             return self._newest(store)
         manifest = look(path, self._transport)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.checkpoint import GLOBAL, checked, rank_names, read_json, read_tensors
-from paceline.core import rng
+from paceline.core import rng, runtime
 from paceline.core.state_tree import build
 from paceline.errors import CheckpointError
 
@@ -37,7 +37,8 @@ class _Tensors(dict[str, Tensor]):
 
     def __missing__(self, key: str) -> Tensor:
         if self._file is None:
-            self._file = safe_open(checked(self._manifest, self._name), framework="pt")
+            with runtime.disk().reading(checked(self._manifest, self._name)) as there:
+                self._file = safe_open(there, framework="pt")
         tensor: Tensor = self._file.get_tensor(key)
         return tensor
 

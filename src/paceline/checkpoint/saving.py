@@ -6,8 +6,8 @@ Workers write into `PATH.partial`; when all are done, it is renamed. So PATH is 
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from paceline.checkpoint.agreement import Working, all_well, without_beats
-from paceline.checkpoint.files import MANIFEST, MARK, OURS, Content, manifest_text, sync, write_model, write_rank
+from paceline.checkpoint.files import MANIFEST, MARK, OURS, Content, manifest_text, write_model, write_rank
 from paceline.checkpoint.files import write_text as write_durably
 from paceline.communication import Transport
+from paceline.core import runtime
 from paceline.core.state_tree import flatten
 from paceline.errors import CheckpointError
 
@@ -70,7 +71,7 @@ def write(
             sums.update(write_rank(partial, world.rank, brought))
             if maker:
                 sums.update(write_model(partial, brought.model))
-            nbytes = sum((partial / name).stat().st_size for name in sums)
+            nbytes = sum(runtime.disk().size(partial / name) for name in sums)
         except PROBLEMS as error:
             problem = str(error) or type(error).__name__
 
@@ -82,7 +83,8 @@ def write(
         all_well(transport, problem, "could not be finished")
     except CheckpointError:
         if maker:
-            shutil.rmtree(partial, ignore_errors=True)  # it is ours, and the disk may be full
+            with contextlib.suppress(OSError):
+                runtime.disk().remove_folder(partial)  # it is ours, and the disk may be full
         raise
     return nbytes, maker
 
@@ -90,7 +92,7 @@ def write(
 def _finish(partial: Path, path: Path, manifest: str) -> str:
     """Write the manifest and rename the directory; an error message, or ""."""
     try:
-        (partial / MARK).unlink()
+        runtime.disk().remove(partial / MARK)
         write_durably(partial / MANIFEST, manifest)
         _replace(partial, path)
     except (OSError, CheckpointError) as error:
@@ -125,34 +127,45 @@ def _make_partial(path: Path, partial: Path, transport: Transport) -> bool:
 def _start_over(path: Path, partial: Path, mark: str) -> None:
     """Create an empty directory with a mark in it."""
     remove(partial)
-    remove(path.with_name(path.name + ".old"), only_look=path.exists() is False)
-    partial.mkdir(parents=True)
-    (partial / MARK).write_text(mark, encoding="utf-8")
+    disk = runtime.disk()
+    if disk.exists(path):
+        _remove_old(path)
+    else:
+        _refuse_others(path.with_name(path.name + ".old"))
+    disk.make_folder(partial)
+    with disk.writing(partial / MARK) as file:
+        file.write_text(mark, encoding="utf-8")
 
 
 def _has(partial: Path, mark: str) -> bool:
     """Whether the directory is the one that rank 0 has marked."""
-    file = partial / MARK
-    return file.is_file() and file.read_text(encoding="utf-8") == mark
+    file, disk = partial / MARK, runtime.disk()
+    return disk.is_file(file) and disk.read(file) == mark.encode()
 
 
 def _refuse_foreign(path: Path) -> None:
     """Raise for anything but a checkpoint, which must not be deleted."""
-    if path.exists() and not (path / MANIFEST).is_file():
+    disk = runtime.disk()
+    if disk.exists(path) and not disk.is_file(path / MANIFEST):
         raise CheckpointError(f"{path} exists and is no checkpoint; choose another path, or remove it yourself")
 
 
-def remove(directory: Path, only_look: bool = False) -> None:
+def remove(directory: Path) -> None:
     """Delete a checkpoint's directory; raise if it holds anything else."""
-    if not directory.exists():
-        return
-    foreign = [file.name for file in directory.iterdir() if not OURS.fullmatch(file.name)]
+    disk = runtime.disk()
+    if disk.exists(directory):
+        _refuse_others(directory)
+        disk.remove_folder(directory)
+
+
+def _refuse_others(directory: Path) -> None:
+    """Raise if a directory that is in the way holds anything but a checkpoint's files."""
+    disk = runtime.disk()
+    foreign = [name for name in disk.names(directory) if not OURS.fullmatch(name)] if disk.exists(directory) else []
     if foreign:
         raise CheckpointError(
             f"{directory} is in the way and holds {foreign[0]!r}, which is no part of a checkpoint; move it elsewhere"
         )
-    if not only_look:
-        shutil.rmtree(directory)
 
 
 def _owned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -173,11 +186,19 @@ def merged(sums: list[dict[str, str]]) -> dict[str, str]:
 
 def _replace(partial: Path, path: Path) -> None:
     """Replace the old directory by the new one."""
-    old = path.with_name(path.name + ".old")
-    if path.exists():  # else `old` may be all there is, after a kill between the two renames
-        remove(old)
-        path.rename(old)
-    sync(partial)
-    partial.rename(path)
+    old, disk = path.with_name(path.name + ".old"), runtime.disk()
+    if disk.exists(path):  # else `old` may be all there is, after a kill between the two renames
+        _remove_old(path)
+        disk.replace(path, old)
+    disk.sync_folder(partial)
+    disk.replace(partial, path)
+    disk.sync_folder(path.parent)
     remove(old)
-    sync(path.parent)
+
+
+def _remove_old(path: Path) -> None:
+    """Remove what was renamed to make room for `path`, once no power failure can give it its name back."""
+    old, disk = path.with_name(path.name + ".old"), runtime.disk()
+    if disk.exists(old):
+        disk.sync_folder(path.parent)
+        remove(old)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from paceline.checkpoint.agreement import with_beats, without_beats
 from paceline.checkpoint.files import Content
 from paceline.checkpoint.store import StepStore
 from paceline.communication import Transport
+from paceline.core import runtime
 from paceline.core.world import World
 from paceline.errors import CheckpointError, ClosedError, PacelineError, PeerLostError
 
@@ -73,9 +73,9 @@ class StepWriter:
         self._background = transport.serves_threads
         timeout_s = float(getattr(transport, "timeout_s", 600.0))
         self._working = with_beats(min(MOST_BEAT_S, timeout_s / 4)) if self._background else without_beats
-        self._reports: queue.SimpleQueue[StepReport | None] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[StepReport | None] = runtime.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self.free = threading.Event()
+        self.free = runtime.Event()
         self.free.set()
         self.stopped = self._skip_said = False
         self.lost = ""
@@ -88,7 +88,7 @@ class StepWriter:
             self._carry_out(report)
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="paceline-checkpoint", daemon=True)
+            self._thread = runtime.thread(self._work, "paceline-checkpoint")
             self._thread.start()
         self._reports.put(report)
 
@@ -114,7 +114,7 @@ class StepWriter:
                 self.free.set()
 
     def _agree_and_write(self, report: StepReport) -> None:
-        began, world = time.perf_counter(), self.transport.world
+        began, world = runtime.monotonic(), self.transport.world
         told = self.transport.gather_json([report.count, report.missing, report.about["minibatches"]])
         said = [f"{world.name(rank)}: {one[1]}" for rank, one in enumerate(told) if one[1]]
         if not said and len({one[0] for one in told}) > 1:
@@ -134,7 +134,7 @@ class StepWriter:
         except CheckpointError as error:
             self._failed(name, str(error))
             return
-        written_s = round(time.perf_counter() - began, 6)
+        written_s = round(runtime.monotonic() - began, 6)
         stopped_s = round(report.stopped_s, 6)
         self._note("save", path=name, minibatches=number, stopped_s=stopped_s, written_s=written_s, bytes=nbytes)
         if maker:

@@ -24,6 +24,7 @@ from paceline.checkpoint.files import MANIFEST, Content
 from paceline.checkpoint.saving import remove, write
 from paceline.checkpoint.steps import STEP, Needed, step_name
 from paceline.communication import Transport
+from paceline.core import runtime
 from paceline.errors import CheckpointError
 
 
@@ -86,14 +87,15 @@ class DirectoryStore:
         return str(self.path(number))
 
     def numbers(self) -> list[int]:
-        if not self._path.exists():
+        disk = runtime.disk()
+        if not disk.exists(self._path):
             return []
-        if not self._path.is_dir():
+        if not disk.is_folder(self._path):
             raise CheckpointError(f"{self._path} is no directory; give one for the steps of this run")
         found = set()
-        for entry in self._path.iterdir():
-            match = STEP.fullmatch(entry.name.removesuffix(".old"))  # killed between two renames
-            if match and entry.is_dir():
+        for name in disk.names(self._path):
+            match = STEP.fullmatch(name.removesuffix(".old"))  # killed between two renames
+            if match and disk.is_folder(self._path / name):
                 found.add(int(match[1]))
         return sorted(found)
 
@@ -111,22 +113,27 @@ class DirectoryStore:
         return write(self.path(number), transport, about, content, working)
 
     def tidy(self, keep: int) -> None:
-        whole = [number for number in self.numbers() if (self.path(number) / MANIFEST).is_file()]
-        for number in whole[:-keep]:
+        disk = runtime.disk()
+        numbers = self.numbers()
+        whole = [number for number in numbers if disk.is_file(self.path(number) / MANIFEST)]
+        half = [number for number in numbers if whole and number < whole[-1] and number not in whole]
+        for number in [*whole[:-keep], *half]:  # half: of an earlier process that was killed while it removed them
             remove(self.path(number))
-        aside = sorted(entry for entry in self._path.iterdir() if _kind(entry) == "damaged")
-        unfinished = [entry for entry in self._path.iterdir() if _kind(entry) == "partial"]
+        there = [self._path / name for name in disk.names(self._path)]
+        aside = [entry for entry in there if _kind(entry) == "damaged"]
+        unfinished = [entry for entry in there if _kind(entry) == "partial"]
         for entry in [*aside[:-keep], *unfinished]:
             remove(entry)
 
     def set_aside(self, numbers: Iterable[int]) -> None:
+        disk = runtime.disk()
         for number in numbers:
             for path in (self.path(number), self.path(number).with_name(step_name(number) + ".old")):
                 target = path.with_name(step_name(number) + ".damaged")
                 with contextlib.suppress(FileNotFoundError):  # another host that shares the disk was first
-                    if path.exists() and target.exists():
+                    if disk.exists(path) and disk.exists(target):
                         remove(target)
-                    path.rename(target)
+                    disk.replace(path, target)
 
     def claim(self, run: str) -> Claim:
         return DirectoryClaim(self._path, run)
@@ -138,7 +145,7 @@ class DirectoryStore:
 def _kind(entry: Path) -> str:
     """ "partial" or "damaged" for the name of such a step; else ""."""
     stem, _, kind = entry.name.partition(".")
-    return kind if STEP.fullmatch(stem) and kind in ("partial", "damaged") and entry.is_dir() else ""
+    return kind if STEP.fullmatch(stem) and kind in ("partial", "damaged") and runtime.disk().is_folder(entry) else ""
 
 
 def store_for(place: str | Path) -> StepStore:

@@ -13,27 +13,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
-
-class Disk(Protocol):
-    """The operations on files whose order matters if power fails."""
-
-    def write(self, path: Path, data: bytes) -> None:
-        """Create or replace a file that only its owner can read; a power failure may lose it before `sync`."""
-
-    def sync(self, path: Path) -> None:
-        """Return once the file's contents are on the disk."""
-
-    def sync_folder(self, path: Path) -> None:
-        """Return once the folder's names are on the disk."""
-
-    def replace(self, path: Path, target: Path) -> None:
-        """Rename a file over another, at once for all readers."""
-
-    def read(self, path: Path) -> bytes:
-        """The contents; FileNotFoundError if there is none."""
+from paceline.core.disk import LOCAL_DISK, Disk
 
 
 class Network(Protocol):
@@ -67,6 +49,13 @@ class Machine(Protocol):
     def lives(self, number: int) -> bool: ...
 
     def monotonic(self) -> float: ...
+
+    def wall(self) -> float: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    def living(self, pid: int) -> bool: ...
 
     def sleep(self, seconds: float) -> None: ...
 
@@ -121,6 +110,29 @@ def lives(number: int) -> bool:
 def monotonic() -> float:
     """`time.monotonic`."""
     return time.monotonic() if _here.machine is None else _here.machine.monotonic()
+
+
+def wall() -> float:
+    """`time.time`: it may jump, so nothing is decided by it."""
+    return time.time() if _here.machine is None else _here.machine.wall()
+
+
+def pid() -> int:
+    """`os.getpid`."""
+    return os.getpid() if _here.machine is None else _here.machine.pid
+
+
+def living(pid: int) -> bool:
+    """Whether this machine has such a process, as far as this one can see."""
+    if _here.machine is not None:
+        return _here.machine.living(pid)
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def sleep(seconds: float) -> None:
@@ -179,38 +191,6 @@ def SimpleQueue() -> queue.SimpleQueue[Any]:
     return made
 
 
-class _LocalDisk:
-    """This machine's."""
-
-    def write(self, path: Path, data: bytes) -> None:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(file, "wb") as out:
-            out.write(data)
-
-    def sync(self, path: Path) -> None:
-        _sync(path, os.O_RDWR)
-
-    def sync_folder(self, path: Path) -> None:
-        _sync(path, os.O_RDONLY)
-
-    def replace(self, path: Path, target: Path) -> None:
-        os.replace(path, target)
-
-    def read(self, path: Path) -> bytes:
-        return path.read_bytes()
-
-
-def _sync(path: Path, flags: int) -> None:
-    file = os.open(path, flags)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-_LOCAL_DISK = _LocalDisk()
-
-
 def disk() -> Disk:
     """The disk of this process, or of its simulated machine."""
-    return _LOCAL_DISK if _here.machine is None else _here.machine.disk
+    return LOCAL_DISK if _here.machine is None else _here.machine.disk

@@ -7,13 +7,18 @@ import contextlib
 import gc
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from paceline.testing.world.disk import SimDisk
+from paceline.core.disk import FileLock
+from paceline.testing.world.disk import SimDisk, SimFileLock
 from paceline.testing.world.locks import SimCondition, SimEvent, SimLock, SimQueue
 from paceline.testing.world.network import ProcessNetwork, SimChannel, SimListener, SimNetwork
 from paceline.testing.world.scheduler import Killed, Owner, Scheduler, SimThread
+
+EPOCH_S = 1_800_000_000.0
+"""What wall clocks show when a world begins, if they are right."""
 
 
 @contextlib.contextmanager
@@ -51,12 +56,18 @@ class World(Scheduler):
         self.machines: dict[str, SimMachine] = {}
         self.processes = 0
         self.unexpected: list[tuple[str, str, BaseException]] = []
+        self._pids = 1000
 
-    def machine(self, name: str) -> SimMachine:
-        """A further machine."""
+    def machine(self, name: str, disk: SimDisk | None = None) -> SimMachine:
+        """A further machine; with a disk of its own, or one of a file server that outlasts it."""
         address = f"10.0.{len(self.machines) // 250}.{len(self.machines) % 250 + 1}"
-        made = self.machines[address] = SimMachine(self, name, address)
+        made = self.machines[address] = SimMachine(self, name, address, disk)
         return made
+
+    def next_pid(self) -> int:
+        """Of a new process; no two have the same."""
+        self._pids += 1
+        return self._pids
 
     def run(self, stop: Callable[[], bool], seconds: float) -> bool:
         """Let the world go on until `stop()`; False if that did not come within so many seconds, or never can."""
@@ -80,11 +91,14 @@ class SimMachine:
         address: on the network.
         disk: its files, which outlast its processes.
         processes: that live.
+        rate: seconds of its clock in a second of the world.
+        wall_off_s: by how many seconds its wall clock is wrong.
     """
 
-    def __init__(self, world: World, name: str, address: str) -> None:
+    def __init__(self, world: World, name: str, address: str, disk: SimDisk | None = None) -> None:
         self.world, self.name, self.address = world, name, address
-        self.disk = SimDisk(world)
+        self.disk, self._own_disk = disk or SimDisk(world), disk is None
+        self.rate, self.wall_off_s = 1.0, 0.0
         self.processes: dict[Process, None] = {}
 
     def start(self, program: Callable[[], object], name: str) -> Process:
@@ -101,34 +115,77 @@ class SimMachine:
         self.world.network.vanish(self.address)
         for process in list(self.processes):
             process.kill()
-        self.disk.fail()
+        if self._own_disk:
+            self.disk.fail()
 
 
 class _ProcessDisk:
-    """The disk as a process has it: a killed one writes no more."""
+    """The disk as a process has it: a killed one does nothing more."""
 
     def __init__(self, process: Process, disk: SimDisk) -> None:
-        self._process, self._disk = process, disk
+        self._process, self._sim = process, disk
+
+    @property
+    def _disk(self) -> SimDisk:
+        self._process.check()
+        return self._sim
 
     def write(self, path: Path, data: bytes) -> None:
-        self._process.check()
         self._disk.write(path, data)
 
+    def writing(self, path: Path) -> AbstractContextManager[Path]:
+        return self._disk.writing(path)
+
     def sync(self, path: Path) -> None:
-        self._process.check()
         self._disk.sync(path)
 
     def sync_folder(self, path: Path) -> None:
-        self._process.check()
         self._disk.sync_folder(path)
 
     def replace(self, path: Path, target: Path) -> None:
-        self._process.check()
         self._disk.replace(path, target)
 
+    def make_folder(self, path: Path) -> None:
+        self._disk.make_folder(path)
+
+    def remove(self, path: Path) -> None:
+        self._disk.remove(path)
+
+    def remove_folder(self, path: Path) -> None:
+        self._disk.remove_folder(path)
+
     def read(self, path: Path) -> bytes:
-        self._process.check()
         return self._disk.read(path)
+
+    def open(self, path: Path) -> BinaryIO:
+        return self._disk.open(path)
+
+    def reading(self, path: Path) -> AbstractContextManager[Path]:
+        return self._disk.reading(path)
+
+    def size(self, path: Path) -> int:
+        return self._disk.size(path)
+
+    def names(self, path: Path) -> list[str]:
+        return self._disk.names(path)
+
+    def exists(self, path: Path) -> bool:
+        return self._disk.exists(path)
+
+    def is_file(self, path: Path) -> bool:
+        return self._disk.is_file(path)
+
+    def is_folder(self, path: Path) -> bool:
+        return self._disk.is_folder(path)
+
+    def is_link(self, path: Path) -> bool:
+        return self._disk.is_link(path)
+
+    def lock(self, path: Path) -> FileLock | None:
+        taken = self._disk.lock_for(self._process, path)
+        if taken is not None:
+            self._process.locks.append(taken)
+        return taken
 
 
 class Process(Owner):
@@ -154,6 +211,8 @@ class Process(Owner):
         self.identity = [machine.name, "pid", str(self.number), str(self.world.now)]
         self.channels: dict[SimChannel, None] = {}
         self.listeners: dict[SimListener, None] = {}
+        self.locks: list[SimFileLock] = []
+        self.pid = self.world.next_pid()
         self.on_end: list[Callable[[], None]] = []
         self.disk = _ProcessDisk(self, machine.disk)
         self.network = ProcessNetwork(machine.world.network, self)
@@ -181,6 +240,8 @@ class Process(Owner):
             listener.close()
         for channel in list(self.channels):
             channel.close()
+        for lock in self.locks:
+            lock.end()
         for thread in list(self.threads):
             self.world.wake(thread)
         self.world.release_held()
@@ -211,10 +272,16 @@ class Process(Owner):
         return any(one.number == number for one in self.machine.processes)
 
     def monotonic(self) -> float:
-        return self.world.now
+        return self.machine.rate * self.world.now
+
+    def wall(self) -> float:
+        return EPOCH_S + self.machine.wall_off_s + self.world.now
+
+    def living(self, pid: int) -> bool:
+        return any(process.pid == pid for process in self.machine.processes)
 
     def sleep(self, seconds: float) -> None:
-        self.world.sleep(seconds)
+        self.world.sleep(seconds / self.machine.rate)
 
     def thread(self, target: Callable[..., object], args: tuple[Any, ...], name: str) -> SimThread:
         return SimThread(self, target, args, name)
