@@ -20,7 +20,7 @@ def connect(timeout_s: float, group: Any = None, kind: str = "auto", tls: TLS | 
 
     Args:
         timeout_s: deadline of every operation, seconds.
-        group: the user's process group, or None.
+        group: the user's process group, a transport that is connected already, or None.
         kind: "auto" for what `paceline run --transport` names, else torch.distributed; "channel" for a ring over our
             own sockets; "mpi" for MPI.
         tls: certificates for a ring; None for unencrypted connections.
@@ -28,6 +28,8 @@ def connect(timeout_s: float, group: Any = None, kind: str = "auto", tls: TLS | 
     here = virtual.current()
     if here is not None:
         return here.clone()
+    if isinstance(group, Transport):
+        return group
     if kind == "auto":
         kind = os.environ.get(VARIABLE, kind)
     if kind == "mpi":

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Protocol
 
+from paceline.testing.world.network import SimChannel
 from paceline.testing.world.process import Process, SimMachine, World
 
 
@@ -36,6 +37,7 @@ class Faults:
         drawn: how many were drawn.
         counts: how often each kind has happened.
         tape: when and to whom.
+        touched: processes and addresses of machines to which something happened that may end a worker.
     """
 
     def __init__(self, run: Run, kinds: Sequence[str] = (), without: Collection[int] = ()) -> None:
@@ -45,6 +47,7 @@ class Faults:
         self.drawn, self._without = 0, without
         self.counts: Counter[str] = Counter()
         self.tape: list[tuple[float, str]] = []
+        self.touched: set[object] = set()
         self._kinds = list(kinds) or list(KINDS)
 
     def begin(self, count: int, seconds: float) -> None:
@@ -58,7 +61,7 @@ class Faults:
 
     def _happen(self, kind: str, seed: int) -> None:
         self._rng = random.Random(seed)
-        what = KINDS[kind](self)
+        what = {**KINDS, **SERVER_KINDS}[kind](self)
         if what:
             self.counts[kind] += 1
             self.tape.append((self.world.now, f"{kind}: {what}"))
@@ -91,6 +94,7 @@ class Faults:
     def kill_worker(self) -> str:
         one = self._worker()
         if one is not None:
+            self.touched.add(one)
             one.kill()
         return one.name if one is not None else ""
 
@@ -122,6 +126,7 @@ class Faults:
     def power_worker(self) -> str:
         one = self._worker()
         if one is not None:
+            self.touched.add(one.address)
             one.machine.fail()
         return one.name if one is not None else ""
 
@@ -130,6 +135,7 @@ class Faults:
         if one is None:
             return ""
         seconds = self._span(0.01, 6.0)
+        self.touched.add(one)
         one.stop()
         self._later(seconds, one.go_on)
         return f"{one.name} for {seconds:.2f} s"
@@ -145,7 +151,10 @@ class Faults:
     def partition(self) -> str:
         """Between two hosts, one way or both."""
         network, hosts = self.world.network, sorted(self.world.machines)
+        if len(hosts) < 2:
+            return ""
         one, other = self._rng.sample(hosts, 2)
+        self.touched |= {one, other}
         seconds, both = self._span(0.01, 6.0), self._rng.random() < 0.6
         for sender, receiver in [(one, other), (other, one)][: 2 if both else 1]:
             network.cut(sender, receiver)
@@ -156,6 +165,7 @@ class Faults:
         """One host from all others."""
         network, hosts = self.world.network, sorted(self.world.machines)
         one, seconds = self._rng.choice(hosts), self._span(0.01, 6.0)
+        self.touched.add(one)
         for other in hosts:
             for sender, receiver in ((one, other), (other, one)):
                 if one != other:
@@ -168,6 +178,7 @@ class Faults:
         if not channels:
             return ""
         one = self._rng.choice(channels)
+        self.touched |= {one.host, one.other.host}
         self.world.network.reset(one)
         return f"{one.host} and {one.other.host}"
 
@@ -176,6 +187,43 @@ class Faults:
         network.slow_s = self._span(0.01, 0.5)
         self._later(self._span(0.05, 2.0), lambda: setattr(network, "slow_s", before))
         return f"{network.slow_s:.3f} s"
+
+    def drip(self) -> str:
+        """Connections carry 1 to 100 KB/s."""
+        network, before = self.world.network, self.world.network.byte_s
+        network.byte_s = seconds = self._span(1e-5, 1e-3)
+        self.touched |= set(self.world.machines)
+        self._later(self._span(0.05, 3.0), lambda: setattr(network, "byte_s", before))
+        return f"{1e-3 / seconds:.1f} KB/s"
+
+    def halves(self) -> str:
+        """A partition between two parts of the hosts, one way or both."""
+        network, hosts = self.world.network, sorted(self.world.machines)
+        if len(hosts) < 2:
+            return ""
+        self._rng.shuffle(hosts)
+        cut, seconds, both = self._rng.randint(1, len(hosts) - 1), self._span(0.5, 6.0), self._rng.random() < 0.7
+        for one in hosts[:cut]:
+            for other in hosts[cut:]:
+                for sender, receiver in [(one, other), (other, one)][: 2 if both else 1]:
+                    network.cut(sender, receiver)
+                    self._later(seconds, partial(network.heal, sender, receiver))
+        self.touched |= set(hosts)
+        return f"{hosts[:cut]} {'<->' if both else '->'} {hosts[cut:]} for {seconds:.2f} s"
+
+    def kill_at_frame(self) -> str:
+        """The sender of one of the next frames is killed, before or after it has left."""
+        left, before = int(self._span(1, 200)), self._rng.random() < 0.5
+
+        def kill(channel: SimChannel) -> None:
+            process = channel.process
+            assert isinstance(process, Process)
+            self.touched.add(process)
+            self.tape.append((self.world.now, f"killed at a frame: {process.name}"))
+            process.kill()
+
+        self.world.network.armed = (left, before, kill)
+        return f"number {left}, {'before' if before else 'after'} it"
 
     def slow_disk(self) -> str:
         disk = self.run.control_machine.disk
@@ -215,4 +263,21 @@ KINDS: dict[str, Callable[[Faults], str]] = {
         Faults.join,
     )
 }
-"""By name."""
+"""By name, of elastic runs."""
+
+SERVER_KINDS: dict[str, Callable[[Faults], str]] = {
+    call.__name__: call
+    for call in (
+        Faults.kill_worker,
+        Faults.kill_at_frame,
+        Faults.power_worker,
+        Faults.stop_worker,
+        Faults.partition,
+        Faults.isolate,
+        Faults.halves,
+        Faults.reset,
+        Faults.slow_network,
+        Faults.drip,
+    )
+}
+"""By name, of asynchronous runs."""

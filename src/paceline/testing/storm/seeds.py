@@ -14,10 +14,15 @@ from itertools import count
 
 from paceline.testing.storm.control import ControlStorm
 from paceline.testing.storm.elastic import ElasticStorm, Outcome, StormSettings
+from paceline.testing.storm.server import ServerStorm
 from paceline.testing.storm.training import TrainingStorm
 
-KINDS: dict[str, type[ElasticStorm]] = {"control": ControlStorm, "run": TrainingStorm}
-"""What storms are over: the control plane and its ledger; whole elastic runs with models."""
+KINDS: dict[str, type[ElasticStorm] | type[ServerStorm]] = {
+    "control": ControlStorm,
+    "run": TrainingStorm,
+    "server": ServerStorm,
+}
+"""What storms are over: the control plane and its ledger; whole elastic runs with models; asynchronous runs."""
 CHUNK_S = 2.0
 """Seconds after which a process reports."""
 

@@ -46,6 +46,9 @@ class Home(Protocol):
     channels: dict[SimChannel, None]
     listeners: dict[SimListener, None]
 
+    def check(self) -> None:
+        """Raise if it is dead."""
+
 
 class SimNetwork:
     """All machines' connections.
@@ -53,6 +56,7 @@ class SimNetwork:
     Attributes:
         slow_s: seconds that a frame may take in addition.
         byte_s: seconds for a byte of a connection.
+        armed: so many frames from now, whether before or after the frame, what is called with its channel.
     """
 
     def __init__(self, world: Scheduler) -> None:
@@ -60,6 +64,7 @@ class SimNetwork:
         self.listeners: dict[tuple[str, int], SimListener] = {}
         self.channels: dict[SimChannel, None] = {}
         self.slow_s, self.byte_s = 0.0, 1e-9
+        self.armed: tuple[int, bool, Callable[[SimChannel], None]] | None = None
         self._cut: dict[tuple[str, str], int] = {}  # from host, to host -> how many partitions
         self._held: list[tuple[str, str, Callable[[], None]]] = []
         self._next_port = 1024
@@ -108,6 +113,14 @@ class SimNetwork:
                 call()
 
         self.world.after(seconds, arrive)
+
+    def counted(self) -> tuple[bool, Callable[[SimChannel], None]] | None:
+        """Count a frame; what to call at it, and whether before it has left."""
+        if self.armed is None:
+            return None
+        left, before, call = self.armed
+        self.armed = None if left <= 1 else (left - 1, before, call)
+        return None if left > 1 else (before, call)
 
     def latency(self) -> float:
         """Of a frame."""
@@ -166,6 +179,12 @@ class SimListener:
             channel.close()
         self._wake()
 
+    def __enter__(self) -> SimListener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _wake(self) -> None:
         waiting, self._accepting = self._accepting, []
         for one in waiting:
@@ -203,6 +222,10 @@ class SimChannel:
         header = FrameHeader.of(kind, numbers, text, body)
         self._world.occasion()
         self._check()
+        call = self._network.counted()
+        if call is not None and call[0]:
+            call[1](self)
+            self.process.check()
         if self._why and "reset" in self._why:
             self.close()
             raise Closed(f"the connection to {self.peer} is lost: {self._why}")
@@ -210,6 +233,8 @@ class SimChannel:
         self.bytes_sent += size
         frame = (header, text, None if body is None else bytes(memory(body)))
         self._to_other(lambda other: other.arrived(frame), size)
+        if call is not None and not call[0]:
+            call[1](self)
 
     def _to_other(self, call: Callable[[SimChannel], None], size: int = 0) -> None:
         network, world = self._network, self._world

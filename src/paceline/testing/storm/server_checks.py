@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is checked of an asynchronous run at its end.
+
+Every sample is in every shard exactly once for each epoch, unless the run itself said that it is not: samples that it
+reported as repeated may be repeated so often, and shards that went on from pulled values, of which nobody knows what is
+in them, are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.rules.topology.sharded import UNIT
+
+REPEATED = re.compile(r"(\d+) samples .* twice")
+
+
+@dataclass
+class Ended:
+    """What a worker ended with.
+
+    Attributes:
+        times: how often each sample is in each shard, shape (shards, 64).
+        pushes: that it made.
+        threads: of its process that still run, by name.
+    """
+
+    times: Tensor
+    pushes: int
+    threads: list[str]
+
+
+@dataclass
+class Worker:
+    """What is known of a worker.
+
+    Attributes:
+        rank: its number.
+        ended: if it came to the end of its program.
+        error: that ended it.
+        killed: whether it was.
+        service: that it has attached.
+        repeated: samples that it reported as repeated in its shards.
+        pulled: shards that it took over from pulled values, and said so.
+    """
+
+    rank: int
+    ended: Ended | None = None
+    error: BaseException | None = None
+    killed: bool = False
+    service: Any = None
+    repeated: int = 0
+    pulled: set[int] = field(default_factory=set)
+    _server: Any = None
+    _told: Callable[[str, str], None] = lambda kind, said: None
+
+    def attached(self, engine: Any, told: Callable[[str, str], None]) -> None:
+        """Its run has begun; `told` gets its events."""
+        self.service, self._server, self._told = engine._service, engine._shards.server, told
+
+    @property
+    def members(self) -> Any:
+        """Whom it takes for lost, and for the owners of shards."""
+        return self.service._context.membership
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """An event of its log."""
+        if kind == "inexact":
+            found = REPEATED.match(fields["what"])
+            self.repeated += int(found[1]) if found else 0
+        elif kind == "takeover" and fields["from"] == "last pulled values":
+            self.pulled |= set(self._server.shards)
+        if kind in ("inexact", "takeover", "lost", "error"):
+            self._told(kind, ", ".join(f"{name} {value}" for name, value in fields.items()))
+
+    def rows(self) -> list[str]:
+        """Shards of this worker that are not what it ended with, and replicas of the same version that differ."""
+        assert self.ended is not None
+        found = []
+        for number, shard in self._server.shards.items():
+            if not torch.equal(shard.anchor, self.ended.times[number]):
+                found.append(f"shard {number} at its owner, rank {self.rank}, is not what rank {self.rank} ended with")
+        return found
+
+    def replicas(self, owner: Worker) -> list[str]:
+        """Replicas here that differ from the shards of `owner` at the same version."""
+        found = []
+        for number, (about, row) in self._server._replicas.items():
+            shard = owner._server.shards.get(number)
+            if shard is None or self.members.owners[number] != owner.rank or about["version"] != shard.version:
+                continue
+            if not torch.equal(row[:UNIT], shard.anchor):
+                found.append(f"the replica of shard {number} at rank {self.rank} differs from the shard")
+        return found
+
+
+def problems_of(workers: Sequence[Worker], epochs: int, samples: int, safe: set[int]) -> list[str]:
+    """What is wrong at the end.
+
+    Args:
+        workers: all, by rank.
+        epochs, samples: of the training.
+        safe: workers to which no fault has happened.
+    """
+    size = len(workers)
+    ended = [one for one in workers if one.ended is not None]
+    problems = [*_errors(workers), *_sides(ended)]
+    if 2 * len(safe) > size:
+        problems += [
+            f"rank {rank} did not come to the end, and no fault happened to ranks {sorted(safe)}: {workers[rank].error}"
+            for rank in sorted(safe)
+            if workers[rank].ended is None
+        ]
+    if ended:
+        problems += _counts(ended[0], workers, epochs, samples)
+        for one in ended:
+            problems += one.rows()
+            problems += [what for other in ended if other is not one for what in one.replicas(other)]
+            assert one.ended is not None
+            if one.ended.threads:
+                problems.append(f"rank {one.rank} has ended, and these threads have not: {one.ended.threads}")
+    return problems
+
+
+def _errors(workers: Sequence[Worker]) -> list[str]:
+    """Errors that do not say who has them."""
+    found = []
+    for one in workers:
+        if one.error is not None and f"[rank {one.rank} of {len(workers)} on host" not in str(one.error):
+            found.append(f"an error of rank {one.rank} does not say whose it is: {one.error!r}")
+    return found
+
+
+def _sides(ended: Sequence[Worker]) -> list[str]:
+    """Two sides that both went on, and different models."""
+    found = []
+    for one in ended:
+        for other in ended:
+            assert one.ended is not None and other.ended is not None
+            if other.rank in one.members.lost:
+                found.append(f"ranks {one.rank} and {other.rank} both went on to the end, and one lost the other")
+            elif one.rank < other.rank and not torch.equal(one.ended.times, other.ended.times):
+                found.append(f"ranks {one.rank} and {other.rank} end with models that differ")
+            elif one.rank < other.rank and one.members.owners != other.members.owners:
+                found.append(f"ranks {one.rank} and {other.rank} differ in who owns the shards")
+    return found
+
+
+def _counts(one: Worker, workers: Sequence[Worker], epochs: int, samples: int) -> list[str]:
+    """Samples that are lost or repeated, and no worker said so."""
+    assert one.ended is not None
+    times = one.ended.times
+    unknown = set().union(*(worker.pulled for worker in workers))
+    known = times[[number for number in range(len(times)) if number not in unknown]]
+    if not torch.equal(known, known.round()):
+        return ["shards have parts of samples"]
+    more = known[:, :samples] - epochs
+    lost, repeated = int((-more).clamp(min=0).sum()), int(more.clamp(min=0).sum())
+    said = sum(worker.repeated for worker in workers)
+    if lost or repeated > said or known[:, samples:].any():
+        return [
+            f"rank {one.rank} ends with {lost} lost and {repeated} repeated, of which {said} were reported; in shards "
+            f"{[number for number in range(len(times)) if bool((times[number, :samples] != epochs).any())]}"
+        ]
+    return []
