@@ -93,7 +93,7 @@ class Barriers:
             if kind != FrameKind.HERE:
                 self._context.server.leave(rank)
                 self._ledger_client.lost(rank)
-            self._context.changed.notify_all()
+            self._context.news()
 
     def _confirmed(self, rank: int) -> bool:
         """Whether no wait for `rank` is needed: it has the model, or a loss makes all workers pull again."""

@@ -45,6 +45,7 @@ class ServiceContext:
         stall_detector: detects that this process was stopped.
         closed: set when the connections are closed.
         failure: why this worker cannot go on.
+        watchers: called when clocks or members may have changed, and at each heartbeat; they must not wait.
     """
 
     transport: Transport
@@ -56,6 +57,7 @@ class ServiceContext:
     stall_detector: StallDetector = field(init=False)
     closed: threading.Event = field(init=False, default_factory=runtime.Event)
     failure: BaseException | None = field(init=False, default=None)
+    watchers: list[Callable[[], None]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.stall_detector = StallDetector(self.timeout_s)
@@ -69,6 +71,13 @@ class ServiceContext:
     def over(self) -> bool:
         """Whether this worker has failed or closes its connections."""
         return self.closed.is_set() or self.failure is not None
+
+    def news(self) -> None:
+        """Wake all that wait for a change."""
+        with self.changed:
+            self.changed.notify_all()
+        for call in self.watchers:
+            call()
 
     def fail(self, error: BaseException) -> None:
         """Make all waits of this worker raise `error`."""

@@ -66,12 +66,13 @@ class Failures:
             context.changed.wait_for(ended, patience)
             if members.done_with(rank):
                 return
+        gone = is_gone(self._identities[rank])  # first: this process may be stopped meanwhile
         stalled_s = context.stall_detector.stalled_s()
         if stalled_s and self._quorum.without(members.rank):
             self._declared_lost(f"this process stood still for {stalled_s:.0f} s")
-        if rank in members.lost or context.closed.is_set():
+        if members.done_with(rank) or context.closed.is_set():
             return
-        self.declare_lost(rank, why, is_gone(self._identities[rank]))
+        self.declare_lost(rank, why, gone)
 
     def declare_lost(self, rank: int, why: str, gone: bool = False) -> None:
         """Go on without a worker: its successor takes over its shards; arguments as in `Loss`."""
@@ -89,7 +90,7 @@ class Failures:
             context.server.leave(rank)
             moved = members.moved(rank)
             self.on_loss(Loss(rank, why, gone, moved, members.successor(rank), was_successor))
-            context.changed.notify_all()
+            context.news()
 
     def told(self, rank: int, why: str, gone: bool = False) -> None:
         """Handle a frame by which another worker leaves, or declares a worker lost."""

@@ -20,6 +20,7 @@ class Heartbeat:
         """The body of a thread, until the service closes."""
         while not self._context.closed.wait(min(LOOK_EVERY_S, self._silence_s / 4)):
             now = self._context.stall_detector.beat()
+            self._context.news()
             for rank in self._context.membership.live:
                 if rank != self._context.membership.rank:
                     self._look(rank, now)

@@ -21,6 +21,8 @@ class OwnPeer(SendQueue):
     def __init__(self, parts: ServiceParts) -> None:
         super().__init__(parts.context.membership.rank)
         self._parts = parts
+        self._held: list[tuple[PendingExchange, ShardRequest, int]] = []  # pushes whose answers have to wait
+        parts.context.watchers.append(lambda: self._put(self._release) if self._held else None)
 
     def run(self) -> None:
         """Answer until it is closed."""
@@ -29,18 +31,36 @@ class OwnPeer(SendQueue):
 
     def _send(self, pending: PendingExchange, request: ShardRequest) -> None:
         rank, shard, delay = self.rank, request.shard, 0
-        server, shards, durability = self._parts.context.server, self._parts.shards, self._parts.durability
+        shards, durability = self._parts.shards, self._parts.durability
         if request.values is not None:
             answer = shards.push(shard, request.values, pending.incoming(rank, request), request.out)
             delay = answer.delay
-            while not answer.may_start and shards.held_back(shard, rank):
-                pass
+            if not answer.may_start:  # what this worker says next must not wait for that
+                self._held.append((pending, request, delay))
+                self._put(self._release)  # clocks may have changed before it was held
+                durability.applied(shard)
+                return
+        self._answer(pending, request, delay)
+        if request.values is not None:
+            durability.applied(shard)
+
+    def _release(self) -> None:
+        """Answer the pushes after which this worker may go on."""
+        self._held = [one for one in self._held if not self._released(*one)]
+
+    def _released(self, pending: PendingExchange, request: ShardRequest, delay: int) -> bool:
+        if self._parts.shards.held_back(request.shard, self.rank):
+            return False
+        self._answer(pending, request, delay)
+        return True
+
+    def _answer(self, pending: PendingExchange, request: ShardRequest, delay: int) -> None:
+        rank, shard = self.rank, request.shard
+        server, durability = self._parts.context.server, self._parts.durability
         reader = NO_READER if pending.peeks else rank
         version = server.read(shard, reader, request.out, after_push=request.values is not None)
         durability.safe(rank, [(shard, durability.up_to(shard, rank))])
         self._parts.exchanges.answered(pending.number, shard, version, delay, None, rank)
-        if request.values is not None:
-            durability.applied(shard)
 
     def _write(self, kind: FrameKind, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
         """Handle the only frames that a worker sends itself: to its shards' clocks and to the ledger that it keeps."""

@@ -36,6 +36,9 @@ class PushResult:
 class ShardServer:
     """The shards that a worker owns.
 
+    Attributes:
+        reads_before: as the argument.
+
     Args:
         rank: of the owner.
         shards: number -> shard.
@@ -53,14 +56,14 @@ class ShardServer:
         push_bytes: int = 0,
     ) -> None:
         self.push_bytes = push_bytes
-        self.rank, self.shards, self._make, self._reads_before = rank, shards, make, reads_before
+        self.rank, self.shards, self._make, self.reads_before = rank, shards, make, reads_before
         self.gone: set[int] = set()  # workers that are done or lost
         self._replicas: dict[int, tuple[dict[str, Any], Tensor]] = {}
 
     def push(self, number: int, values: Tensor, incoming: IncomingPush, out: Tensor | None) -> PushResult:
         """Apply a push to shard `number`; first read the values where the rule answers with those."""
         shard = self.shards[number]
-        if self._reads_before and out is not None:
+        if self.reads_before and out is not None:
             shard.pull(incoming.sender, out)
         delay = shard.push(values, incoming)
         return PushResult(delay, shard.clocks.may_start(incoming.sender))
@@ -78,7 +81,7 @@ class ShardServer:
     def read(self, number: int, reader: int, out: Tensor | None, after_push: bool) -> int:
         """Answer a push or a bare pull: write the values to `out`, where given; their version."""
         shard = self.shards[number]
-        if out is None or (after_push and self._reads_before):
+        if out is None or (after_push and self.reads_before):
             return shard.version
         return shard.pull(reader, out)
 

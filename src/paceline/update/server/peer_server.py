@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -31,6 +33,16 @@ class _Buffers:
         return self._kept[key]
 
 
+@dataclass(frozen=True)
+class _Held:
+    """A push whose answer has to wait: its shard, its delay, its exchange, and memory for the values, if wanted."""
+
+    shard: int
+    delay: int
+    pending: int
+    out: Tensor | None
+
+
 class PeerServer:
     """Answers worker `rank` over the connection that it made, until it leaves; `run` is the body of a thread."""
 
@@ -39,11 +51,20 @@ class PeerServer:
         self._server, self._members = parts.context.server, parts.context.membership
         self._buffers, self._settings = _Buffers(), dict[int, GroupSettings]()
         self._marks: tuple[int, list[Mark]] = (0, [])  # an exchange, and the sample ranges of its pushes
+        self._held: list[_Held] = []  # answers that have to wait for slower workers
+        self._waker = channel.waker()
+        self._said = 0.0
+        parts.context.watchers.append(lambda: self._waker.wake() if self._held else None)
 
     def run(self) -> None:
         """Handle frames until the connection ends."""
         try:
             while not self._context.closed.is_set():
+                if self._held:
+                    ready = self._channel.wait(self._waker)
+                    self._release()
+                    if not ready:
+                        continue
                 frame = self._channel.receive(self._place)
                 if self._rank in self._members.lost:
                     return
@@ -52,6 +73,9 @@ class PeerServer:
                 self._handle(frame)
         except PeerLostError as error:
             self._parts.failures.connection_ended(self._rank, str(error))
+        finally:
+            self._held.clear()
+            self._waker.close()
 
     def _place(self, header: FrameHeader) -> Tensor:
         if header.kind != FrameKind.PUSH:
@@ -104,23 +128,36 @@ class PeerServer:
         incoming = IncomingPush(self._rank, clock, version, minibatches, self._settings.get(span, {}), marks)
         out = self._buffers.like(frame.body, "out") if answered_with_values else None
         answer = self._parts.shards.push(shard, frame.body, incoming, out)
-        if not answer.may_start:
-            self._hold_back(shard)
-        answered = self._server.read(shard, self._rank, out, after_push=True)
-        self._answer(shard, answered, answer.delay, pending, out)
+        if answer.may_start:
+            self._answer_push(_Held(shard, answer.delay, pending, out))
+        else:  # frames that come after this one must not wait for that
+            self._said = runtime.monotonic() if not self._held else self._said
+            keeps = out is not None and self._server.reads_before
+            self._held.append(_Held(shard, answer.delay, pending, out.clone() if keeps and out is not None else out))
+            self._waker.wake()  # clocks may have changed before it was held
         self._parts.durability.applied(shard)
+
+    def _answer_push(self, held: _Held) -> None:
+        version = self._server.read(held.shard, self._rank, held.out, after_push=True)
+        self._answer(held.shard, version, held.delay, held.pending, held.out)
 
     def _answer(self, shard: int, version: int, delay: int, pending: int, out: Tensor | None) -> None:
         safe = self._parts.durability.up_to(shard, self._rank)
         news = self._server.news(shard, self._rank)
         self._context.send(self._channel, FrameKind.ANSWER, (shard, version, delay, pending, safe), out, news)
 
-    def _hold_back(self, shard: int) -> None:
-        """Wait until the slowest workers have caught up; send the waiting worker signs of life."""
-        said = runtime.monotonic()
-        while self._parts.shards.held_back(shard, self._rank):
-            self._members.heard[self._rank] = now = runtime.monotonic()  # its frames are not read meanwhile
-            self._members.acted[self._rank] = now
-            if now - said > LOOK_EVERY_S:
-                self._context.send(self._channel, FrameKind.STILL_HERE, (shard,))
-                said = now
+    def _release(self) -> None:
+        """Answer the pushes after which the worker may go on; send it signs of life while it has to wait."""
+        self._waker.clear()
+        self._held = [one for one in self._held if not self._released(one)]
+        if self._held:
+            self._members.acted[self._rank] = now = runtime.monotonic()  # its program waits for this worker
+            if now - self._said > LOOK_EVERY_S:
+                self._context.send(self._channel, FrameKind.STILL_HERE, (self._held[0].shard,))
+                self._said = now
+
+    def _released(self, held: _Held) -> bool:
+        if self._parts.shards.held_back(held.shard, self._rank):
+            return False
+        self._answer_push(held)
+        return True

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from paceline.update.server.context import ServiceContext
 from paceline.update.server.failures import Failures
-from paceline.update.server.membership import LOOK_EVERY_S
 from paceline.update.server.owner import PushResult
 from paceline.update.server.shard_updates import IncomingPush
 
@@ -30,29 +29,25 @@ class ShardService:
                 f"{repeated} samples (batches, where the program shares whole batches) are in slices of {name} twice: "
                 "after a loss they were pushed together with others"
             )
-        with self._context.changed:
-            self._context.changed.notify_all()
+        self._context.news()
         return answer
 
     def held_back(self, shard: int, rank: int) -> bool:
-        """Wait a little for the slowest workers, and declare stalled ones lost; whether `rank` has to wait on."""
-        context = self._context
-        with context.changed:
-            if context.closed.is_set() or rank in context.membership.lost or self._server.may_start(shard, rank):
-                return False
-            context.changed.wait(LOOK_EVERY_S)
-            slow = self._server.shards[shard].clocks.holding_up(rank)
+        """Whether `rank` has to wait for slower workers; declares stalled ones lost."""
+        if self._server.may_start(shard, rank):
+            return False
+        slow = self._server.shards[shard].clocks.holding_up(rank)
         self._failures.give_up_silent(slow, "made no step", 0.0)
-        return True
+        return not self._server.may_start(shard, rank)
 
     def idle(self, rank: int) -> None:
         """Let no worker wait for worker `rank` until its next push."""
         with self._context.changed:
             self._server.idle(rank)
-            self._context.changed.notify_all()
+        self._context.news()
 
     def tick(self, rank: int, clocks: Iterable[Sequence[int]]) -> None:
         """Note the clocks of worker `rank` at shards whose owner was lost."""
         with self._context.changed:
             self._server.tick(rank, clocks)
-            self._context.changed.notify_all()
+        self._context.news()
