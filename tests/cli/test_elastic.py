@@ -77,7 +77,9 @@ def test_who_dies_is_replaced_and_the_run_ends_well(script: Script, tmp_path: Pa
     log = tmp_path / "log"
     assert [event["worker"] for event in events(log, "joined")] == [0, 1, 2]
     assert len(events(log, "lost")) == 1 and len(events(log, "left")) == 2
-    assert f"--tls {log / 'door' / 'host-0'} PROGRAM" in result.stderr and not (log / "door" / "job.pem").exists()
+    assert (
+        f"--tls {log / 'door' / 'host-0' / 'join'} PROGRAM" in result.stderr and not (log / "door" / "job.pem").exists()
+    )
     assert (log / "output" / "place-001.2.out").read_text().endswith("finished\n")
 
 

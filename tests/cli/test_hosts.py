@@ -43,7 +43,7 @@ def test_one_host() -> None:
     assert (one["RANK"], two["RANK"], two["LOCAL_RANK"], two["WORLD_SIZE"]) == ("0", "1", "1", "2")
     assert one["PACELINE_RULE"] == "bmuf(period=4)" and one["MASTER_ADDR"] == "127.0.0.1"
     assert one["PACELINE_LOG"] == str(Path("logs").absolute())
-    assert one["PACELINE_TLS"] == str(Path("logs/door/host-0").absolute())
+    assert one["PACELINE_TLS"] == str(Path("logs/door/host-0/rank-0").absolute())
     assert f"-u {PROGRAM} --lr 0.1" in found.stdout and "other hosts" not in found.stdout
 
 

@@ -106,7 +106,7 @@ def test_how_long_it_is_good(job: Authority, tmp_path: Path) -> None:
     signed = x509.load_pem_x509_certificate(job.issue(tmp_path, "worker").certificate.read_bytes())
     for one in (job.certificate, signed):
         assert one.not_valid_before_utc < now - datetime.timedelta(hours=23)
-        assert datetime.timedelta(weeks=7) < one.not_valid_after_utc - now < datetime.timedelta(weeks=9)
+        assert datetime.timedelta(weeks=25) < one.not_valid_after_utc - now < datetime.timedelta(weeks=27)
     assert signed.not_valid_after_utc <= job.certificate.not_valid_after_utc
 
 

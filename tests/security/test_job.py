@@ -62,8 +62,9 @@ def test_workers_have_a_certificate_and_not_the_jobs_secret(tmp_path: Path) -> N
     result = run("--workers", 2, "--as-is", "--log", "log", "train.py")
     assert result.exit_code == 0, result.output
     folder = tmp_path / "log" / "door" / "host-0"
-    assert result.stdout.count(f"tls {folder} ['ca.pem', 'cert.pem', 'key.pem']") == 2
-    assert secrets(tmp_path) == ["log/door/host-0/key.pem"]
+    for rank in range(2):
+        assert result.stdout.count(f"tls {folder}/rank-{rank} ['ca.pem', 'cert.pem', 'key.pem']") == 1
+    assert secrets(tmp_path) == [f"log/door/host-0/rank-{rank}/key.pem" for rank in range(2)]
     assert stat.S_IMODE((tmp_path / "log" / "door").stat().st_mode) == 0o700
     assert "job" not in result.stderr
 
@@ -98,10 +99,12 @@ def test_another_host_joins_with_the_jobs_file(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "b").mkdir()
     first = certificates.for_workers(LaunchCluster(1, 2, 0, MASTER), tmp_path / "a", None, True)
     assert "scp a/door/job.pem HOST:job.pem, and there --job job.pem" in capsys.readouterr().err
-    assert secrets(tmp_path) == ["a/door/host-0/key.pem", "a/door/job.pem"]
+    assert secrets(tmp_path) == ["a/door/job.pem"]
     second = certificates.for_workers(LaunchCluster(1, 2, 1, MASTER), tmp_path / "b", tmp_path / "a/door/job.pem", True)
-    assert together(first, second) and together(second, first)
-    assert secrets(tmp_path / "b") == ["door/host-1/key.pem"]
+    assert first is not None and second is not None
+    zero, one = first.rank(0)["PACELINE_TLS"], second.rank(1)["PACELINE_TLS"]
+    assert together(Path(zero), Path(one)) and together(Path(one), Path(zero))
+    assert secrets(tmp_path / "b") == ["door/host-1/rank-1/key.pem"]
 
 
 def test_hosts_that_share_a_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +114,9 @@ def test_hosts_that_share_a_disk(tmp_path: Path, capsys: pytest.CaptureFixture[s
     made = job.read_bytes()
     again = certificates.for_workers(LaunchCluster(1, 2, 0, MASTER), tmp_path, job, False)
     second = certificates.for_workers(LaunchCluster(1, 2, 1, MASTER), tmp_path, job, False)
-    assert job.read_bytes() == made and together(again, second) and first == again
+    assert first is not None and again is not None and second is not None
+    zero, one = again.rank(0)["PACELINE_TLS"], second.rank(1)["PACELINE_TLS"]
+    assert job.read_bytes() == made and together(Path(zero), Path(one)) and first.folder == again.folder
     assert capsys.readouterr().err == ""
 
 

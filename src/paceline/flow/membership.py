@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.communication.base import SoloTransport, Transport
 from paceline.communication.ring import RingListener, RingTransport
+from paceline.communication.ring.wire import Address
 from paceline.communication.torch.store import own_address
 from paceline.core import runtime
 from paceline.core.world import World, host_name
@@ -193,7 +194,7 @@ class ElasticMembership:
         self.generation = generation
         world = _world(generation, self.rank)
         settings, label = self._settings, f"generation {generation.number}"
-        addresses = [(place.address, place.port) for place in places]
+        addresses = [Address(place.address, place.port, place.certificate) for place in places]
         inner: Transport = SoloTransport(world)
         if world.size > 1:
             inner = RingTransport(self._listener, label, world, addresses, settings.timeout_s, settings.tls)

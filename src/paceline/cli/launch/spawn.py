@@ -33,6 +33,7 @@ class Command:
     arguments: Sequence[str]
     environment: Mapping[str, str]
     output: Path  # directory of the workers' output files
+    of_rank: Callable[[int], Mapping[str, str]] = lambda rank: {}  # further variables of a rank
     may_lose: Callable[[int], bool] = lambda rank: False  # whether the run continues without this rank
     start: int = 0  # number of earlier starts
 
@@ -40,7 +41,7 @@ class Command:
 def spawn(command: Command, rank: int, coordinates: Mapping[str, str]) -> WorkerProcess:
     """Start a worker; `coordinates` are its variables."""
     restart = {"PACELINE_RESTART": str(command.start)}
-    environment = {**os.environ, **command.environment, **restart, **coordinates}
+    environment = {**os.environ, **command.environment, **command.of_rank(rank), **restart, **coordinates}
     turn = f".{command.start + 1}" if command.start else ""
     stdout, stderr = (command.output / f"rank-{rank:03d}{turn}.{name}" for name in ("out", "err"))
     with output_files(stdout, stderr) as (out, err):

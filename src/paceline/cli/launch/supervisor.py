@@ -32,12 +32,14 @@ class WorkerCommand:
         environment: complete, except for the place.
         output: directory of the workers' files.
         folder: working directory.
+        of_place: further variables of a place.
     """
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
     output: Path
     folder: str = "."
+    of_place: Callable[[int], Mapping[str, str]] = lambda place: {}
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class Supervisor:
         self.on_change()  # before the start: after a crash in between, the next launcher looks for this turn's files
         files = OutputFiles.of(self.command.output, number, place.turn)
         own = {"LOCAL_RANK": str(number), "PACELINE_EXCHANGED": str(files.exchanged.absolute())}
-        environment = {**self.command.environment, **own}
+        environment = {**self.command.environment, **self.command.of_place(number), **own}
         place.process = Process.start(self.command.arguments, environment, files, self.command.folder)
         self.on_change()
         self.on_event("started", {"place": number, "turn": place.turn, "pid": place.process.identity.pid})

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.console import err, near, refuse
 from paceline.cli.launch.cluster import LaunchCluster
+from paceline.communication.sockets.identity import CONTROL, WORKER
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
@@ -77,15 +78,67 @@ def environment(cluster: LaunchCluster, tls: Path | None, in_the_clear: bool) ->
     return added
 
 
-def for_workers(cluster: LaunchCluster, directory: Path, job: Path | None, announces: bool) -> Path | None:
-    """Issue a certificate for this host's workers; None if one worker is alone, or the environment names one."""
+@dataclass(frozen=True)
+class HostCertificates:
+    """Makes the certificates of one host's processes: a folder for each.
+
+    Attributes:
+        authority: of the job.
+        folder: of this host.
+    """
+
+    authority: Authority
+    folder: Path
+
+    def rank(self, rank: int) -> dict[str, str]:
+        """The certificate of a rank of a run of a fixed size; returns the variable that names it."""
+        return {"PACELINE_TLS": str(self.issue(f"rank-{rank}", f"rank-{rank}"))}
+
+    def issue(self, name: str, role: str) -> Path:
+        """A certificate for one process of this host."""
+        place = self.folder / name
+        try:
+            self.authority.issue(place, f"{socket.gethostname()[:40]} {name}"[:64], role)
+        except PacelineError as error:
+            refuse(f"the job's certificates cannot be made: {error}")
+        return place.resolve()
+
+
+def elastic(cluster: LaunchCluster, directory: Path, job: Path | None, joinable: bool, announces: bool) -> Path | None:
+    """Make the certificates of an elastic run's launcher and of its workers; returns their folder.
+
+    The folder itself has the certificate of the control plane where this launcher hosts it, and `place-K` that of the
+    worker in place K, which its successors there use as well. `join` has one for workers that other supervisors of
+    this host start, with `--tls` or `PACELINE_TLS`.
+    """
+    host = issue(cluster, directory, job, joinable, announces)
+    if host is None:
+        return None
+    if cluster.host_index == 0:
+        host.issue("", CONTROL)
+        host.issue("join", WORKER)
+    for place in range(cluster.workers):
+        host.issue(f"place-{place}", WORKER)
+    return host.folder
+
+
+def of_place(folder: str | None, place: int) -> dict[str, str]:
+    """The variable that names the certificate of an elastic worker's place; none if all share one."""
+    own = None if folder is None else Path(folder) / f"place-{place}"
+    return {} if own is None or not own.is_dir() else {"PACELINE_TLS": str(own)}
+
+
+def for_workers(cluster: LaunchCluster, directory: Path, job: Path | None, announces: bool) -> HostCertificates | None:
+    """Signs this host's workers; None if one worker is alone, or the environment names a certificate."""
     if os.environ.get("PACELINE_TLS") or (cluster.workers * cluster.hosts == 1 and job is None):
         return None
     return issue(cluster, directory, job, cluster.hosts > 1, announces)
 
 
-def issue(cluster: LaunchCluster, directory: Path, job: Path | None, joinable: bool, announces: bool) -> Path | None:
-    """Make this host's certificate; returns its folder, None if there is no authority to sign it.
+def issue(
+    cluster: LaunchCluster, directory: Path, job: Path | None, joinable: bool, announces: bool
+) -> HostCertificates | None:
+    """What signs the certificates of this host's processes; None if there is no authority.
 
     Host 0 makes the job's authority. It writes the authority's secret to a file only if other hosts need it.
 
@@ -105,12 +158,9 @@ def issue(cluster: LaunchCluster, directory: Path, job: Path | None, joinable: b
             authority: Authority | None = _host_0_authority(secrets, job, joinable, announces)
         else:
             authority = _shared_authority(job, cluster.timeout_s, announces)
-        if authority is None:
-            return None
-        authority.issue(folder, folder.name)
     except (PacelineError, OSError) as error:
         refuse(f"the job's certificates cannot be made: {error}")
-    return folder
+    return None if authority is None else HostCertificates(authority, folder)
 
 
 def _host_0_authority(secrets: Path, job: Path | None, joinable: bool, announces: bool) -> Authority:

@@ -153,9 +153,11 @@ def run(
     checks.free_port(cluster)
     checks.warn_oversubscription(cluster.workers, quiet)
     directory = checks.log_directory(log, cluster, overwrite)
-    added = fixed.environment(cluster, rule, directory, security, opens_connections and not quiet)
+    announces = opens_connections and not quiet
+    added = fixed.environment(cluster, rule, directory, security, announces)
+    sign = fixed.signing(cluster, directory, security, announces)
     started = time.monotonic()
-    outcome = fixed.launch(cluster, command, added | variables, directory, quiet, restarts, bare)
+    outcome = fixed.launch(cluster, command, added | variables, directory, quiet, restarts, bare, sign)
     code = conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
     if code == 0 and zero_lines.work_not_shared(directory, options, program, cluster.size, rule):
         code = 1

@@ -44,7 +44,10 @@ def run(
     master = ("127.0.0.1", FREE) if cluster.master is None else (cluster.master[0], str(cluster.master[1]))
     for local in range(cluster.workers):
         rank = cluster.host_index * cluster.workers + local
-        _worker(f"worker {rank}", command, cluster.coordinates(local, rank, cluster.size, master) | added)
+        own = dict(added)
+        if own.get("PACELINE_TLS", "").startswith(str(directory)):  # the run makes one for each rank
+            own["PACELINE_TLS"] += f"/rank-{rank}"
+        _worker(f"worker {rank}", command, cluster.coordinates(local, rank, cluster.size, master) | own)
     if several and scheduler is not None and scheduler.count is not None:
         print(f"\n{scheduler.says} starts the same command on the other hosts")
     elif several and scheduler is not None:

@@ -90,7 +90,7 @@ def print_plan(asked: ElasticOptions, program: Program | None, log: Path | None,
     added = start.environment(cluster, asked.rule, directory)
     tls = security.tls or _from_environment()
     if tls is None and not security.in_the_clear:
-        tls = directory / "door" / f"host-{cluster.host_index}"
+        tls = directory / "door" / f"host-{cluster.host_index}" / "place-0"
     if tls is not None:
         added["PACELINE_TLS"] = str(tls.absolute())
     secret = "--open" if security.in_the_clear else f"--tls {security.tls}" if security.tls else "--job FILE"
@@ -121,7 +121,7 @@ def _certificate(asked: ElasticOptions, directory: Path, security: Security, qui
     return (
         security.tls
         or _from_environment()
-        or certificates.issue(asked.cluster(), directory, security.job, listens, listens and not quiet)
+        or certificates.elastic(asked.cluster(), directory, security.job, listens, listens and not quiet)
     )
 
 
@@ -213,7 +213,9 @@ def _how_to_join(plan: SavedPlan) -> str:
     """The command that joins this run; on this host alone, this launcher's own certificate serves."""
     secret = plan.tls is not None and (Path(plan.tls).parent / "job.pem").exists()
     local = plan.control[0] in ("127.0.0.1", "::1", "localhost") and not secret
-    secure = " --open" if plan.tls is None else f" --tls {shlex.quote(plan.tls)}" if local else " --job FILE"
+    own = Path(plan.tls or "") / "join"
+    shared = str(own) if own.is_dir() else plan.tls or ""
+    secure = " --open" if plan.tls is None else f" --tls {shlex.quote(shared)}" if local else " --job FILE"
     who = "launchers on this host join" if local else "other hosts join"
     join = f"paceline run --join {plan.address} --workers N{secure} PROGRAM"
     beyond = "; other hosts can join a run that was started with --listen" if local else ""

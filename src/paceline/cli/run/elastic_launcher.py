@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from paceline.cli.launch.process import OutputFiles
 from paceline.cli.launch.saved_plan import SavedPlan
 from paceline.cli.launch.signals import SignalListener
 from paceline.cli.launch.supervisor import Death, Supervisor, WorkerCommand
-from paceline.cli.run import failure
+from paceline.cli.run import certificates, failure
 from paceline.cli.run.output import Tails
 from paceline.observe.event_file import EventFile
 
@@ -188,7 +189,8 @@ class Launcher:
         self, plan: SavedPlan, directory: Path, events: Events, server: ControlPlane | None, output: Tails
     ) -> None:
         self.plan, self.directory, self.events, self.server, self.output = plan, directory, events, server, output
-        command = WorkerCommand(plan.command, environment(plan), directory / "output", plan.folder)
+        own = partial(certificates.of_place, plan.tls)
+        command = WorkerCommand(plan.command, environment(plan), directory / "output", plan.folder, own)
         on_event = lambda kind, facts: events.write(f"process {kind}", facts)  # noqa: E731
         self.workers = Supervisor(command, plan.workers, on_event, self._write)
         self.status: dict[str, Any] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 def environment(
     cluster: LaunchCluster, rule: str | None, directory: Path, security: Security, announces: bool
 ) -> dict[str, str]:
-    """Variables that the workers get in addition to the launcher's own, once their certificate is made.
+    """Variables that all workers get in addition to the launcher's own.
 
     Args:
         cluster: the shape of the run.
@@ -32,12 +33,24 @@ def environment(
         security: the options about certificates.
         announces: whether the workers may open connections of their own, and the user wants to read about it.
     """
-    tls = security.tls
     if security.in_the_clear and announces:
         certificates.warn_open()
-    elif not security.in_the_clear and tls is None:
-        tls = certificates.for_workers(cluster, directory, security.job, announces)
-    return start.environment(cluster, rule, directory) | certificates.environment(cluster, tls, security.in_the_clear)
+    found = certificates.environment(cluster, security.tls, security.in_the_clear)
+    return start.environment(cluster, rule, directory) | found
+
+
+def signing(
+    cluster: LaunchCluster, directory: Path, security: Security, announces: bool
+) -> Callable[[int], Mapping[str, str]]:
+    """Makes the certificate of a rank and names it, where the workers get one from this launcher."""
+    if security.in_the_clear or security.tls is not None:
+        return _nothing
+    host = certificates.for_workers(cluster, directory, security.job, announces)
+    return _nothing if host is None else host.rank
+
+
+def _nothing(rank: int) -> Mapping[str, str]:
+    return {}
 
 
 def launch(
@@ -48,6 +61,7 @@ def launch(
     quiet: bool = False,
     restarts: int = 0,
     rank_0_only: bool = False,
+    of_rank: Callable[[int], Mapping[str, str]] = _nothing,
 ) -> Outcome:
     """Start the workers, show what they print, and wait for them; start all again after a failure, if asked to."""
     from paceline.cli.launch.spawn import Command
@@ -55,7 +69,7 @@ def launch(
 
     output = directory / "output"
     output.mkdir(exist_ok=True)
-    command = Command(arguments, added, output, partial(failure.may_lose, directory))
+    command = Command(arguments, added, output, of_rank, partial(failure.may_lose, directory))
     with start.shown(directory, cluster.size, quiet, rank_0_only) as show:
         return launch_with_restarts(restarts, command, lambda command: start.follow(cluster, command, show), failed)
 

@@ -33,7 +33,8 @@ from paceline.cli.console import err, error_panel, near, out, refuse
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.launch import Outcome, side_by_side
 from paceline.cli.launch.spawn import Command
-from paceline.cli.run import certificates, failure
+from paceline.cli.run import certificates, failure, fixed
+from paceline.cli.run.certificates import Security
 from paceline.cli.run.program import find
 from paceline.cli.run.start import environment
 from paceline.cli.tune.search_messages import best_text, table
@@ -191,7 +192,7 @@ class Search:
         added = environment(cluster, plan.rule, place)
         if "OMP_NUM_THREADS" in added:
             added["OMP_NUM_THREADS"] = str(max(1, int(added["OMP_NUM_THREADS"]) // min(plan.together, plan.groups)))
-        added |= certificates.environment(cluster, certificates.for_workers(cluster, place, None, False), False)
+        added |= certificates.environment(cluster, None, False)
         added["PACELINE_ROUND"] = Round(str(place / "checkpoint"), exchanges(plan, member.values), member.tune).text()
         if member.source is not None:
             step = self._step(number - 1, member.source)
@@ -202,7 +203,8 @@ class Search:
                 )
             added["PACELINE_RESUME"] = str(step)
         script, *arguments = plan.program
-        return Command(find(Path(script), ["--", *arguments]).command(), added, output)
+        sign = fixed.signing(cluster, place, Security(None, None, False), False)
+        return Command(find(Path(script), ["--", *arguments]).command(), added, output, sign)
 
     def _record_result(self, group: int, outcome: Outcome) -> None:
         members, place = self.rounds[-1], self._place(len(self.rounds), group)

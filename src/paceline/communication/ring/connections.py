@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 
@@ -13,9 +14,22 @@ from paceline.communication.ring.listener import LABEL, RingListener
 from paceline.communication.ring.op_sequence import OpSequence, UnmatchedPiece, UnmatchedReceives
 from paceline.communication.ring.operation import Operation
 from paceline.communication.ring.plans import OperationPlan
-from paceline.communication.ring.wire import BREAK, BYE, COLLECTIVE, DATA, GRANT, HELLO, RECEIVING, SENDING, Key
+from paceline.communication.ring.wire import (
+    BREAK,
+    BYE,
+    COLLECTIVE,
+    DATA,
+    GRANT,
+    HELLO,
+    RECEIVING,
+    SENDING,
+    Address,
+    Key,
+)
 from paceline.communication.sockets.channel import TLS, Channel, Late, connect
 from paceline.communication.sockets.frames import Frame
+from paceline.communication.sockets.identity import refusal
+from paceline.communication.sockets.rejected import turned_away
 from paceline.core import runtime
 from paceline.core.world import World
 from paceline.errors import ClosedError, MismatchError, PacelineError, PeerLostError, UnsupportedError
@@ -36,7 +50,7 @@ class Connections:
         listener: accepts those of the higher ranks.
         label: of this set of members, the same on all and never used before.
         world: this worker among them, with all hosts if they are known.
-        addresses: address and port of every rank's listener.
+        addresses: address and port of every rank's listener, and whose certificate it has.
         timeout_s: an operation that has not moved for so long has failed.
         tls: certificates for the connections to lower ranks.
 
@@ -49,7 +63,7 @@ class Connections:
         listener: RingListener,
         label: str,
         world: World,
-        addresses: Sequence[tuple[str, int]],
+        addresses: Sequence[tuple[str, int] | Address],
         timeout_s: float,
         tls: TLS | None,
     ) -> None:
@@ -61,6 +75,7 @@ class Connections:
         self.world, self.timeout_s = world, timeout_s
         self.lost: frozenset[int] = frozenset()
         self._listener, self._label, self._tls = listener, label, tls
+        self._addresses = [Address(*one) for one in addresses]
         self._changed = runtime.Condition()
         self._over = runtime.Event()  # closed: stop dialling
         self._operations: dict[Key, Operation] = {}
@@ -73,16 +88,20 @@ class Connections:
         _all.add(self)
         listener.register(label, self._take)
         for rank in range(world.rank):
-            arguments = (self._links[rank], *addresses[rank])
-            runtime.thread(self._dial, f"from-{rank}", arguments).start()
+            runtime.thread(self._dial, f"from-{rank}", (self._links[rank],)).start()
 
     # -- connections ------------------------------------------------------------------------------
 
-    def _dial(self, link: Link, address: str, port: int) -> None:
-        name = self.world.name(link.rank)
+    def _dial(self, link: Link) -> None:
+        name, (address, port, _) = self.world.name(link.rank), self._addresses[link.rank]
         while not self._over.is_set():
             try:
                 channel = connect(address, port, name, DIAL_S, self._tls)
+                problem = self._impostor(link.rank, channel)
+                if problem:
+                    channel.close()
+                    link.end(problem)
+                    return
                 channel.send(HELLO, (self.world.rank, int(1000 * self.timeout_s)), None, self._label, DIAL_S)
             except Late:
                 continue
@@ -102,12 +121,24 @@ class Connections:
         """A connection was accepted; returns whether it is one that this worker awaits."""
         if not self.world.rank < rank < self.world.size or self._over.is_set():
             return False
+        problem = self._impostor(rank, channel)
+        if problem:
+            notice = BreakNotice(problem, (rank,), True, {}, (), None)
+            with contextlib.suppress(PacelineError, ValueError):
+                channel.send(BREAK, note=notice.note(), deadline_s=DIAL_S)
+            turned_away(channel.peer, problem)
+            return False
         channel.peer = self.world.name(rank)
         link = self._links[rank]
         if not link.attach(channel):
             return False
         runtime.thread(link.read, f"from-{rank}").start()
         return True
+
+    def _impostor(self, rank: int, channel: Channel) -> str:
+        """Why the other end is not that rank; empty if it is."""
+        problem = refusal(channel.identity, self._addresses[rank].certificate, self.world.name(rank))
+        return problem and self.world.sign(problem)
 
     def post(self, rank: int, out: OutFrame, key: Key | None, here: bool) -> None:
         """Queue a frame to `rank`."""

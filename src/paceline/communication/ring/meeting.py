@@ -16,9 +16,11 @@ import torch.distributed as dist
 from paceline.communication.base import SoloTransport, Transport, world_within
 from paceline.communication.ring.listener import RingListener
 from paceline.communication.ring.transport import RingTransport
+from paceline.communication.ring.wire import Address
 from paceline.communication.schedulers import LAUNCHER_VARIABLES
 from paceline.communication.sockets.address import find_address
 from paceline.communication.sockets.channel import TLS
+from paceline.communication.sockets.identity import rank_role
 from paceline.communication.torch import rendezvous
 from paceline.communication.torch.groups import first_line
 from paceline.communication.torch.transport import fresh_name
@@ -57,7 +59,8 @@ def meet(timeout_s: float, group: dist.ProcessGroup | None = None, tls: TLS | No
     listener = RingListener(find_address(world, lambda own: share("address", own)), tls)
     try:
         published = share("listener", [listener.address, listener.port])
-        addresses = [(str(address), int(port)) for address, port in published]
+        roles = [rank_role(one) for one in _global_ranks(size, group)]
+        addresses = [Address(str(one), int(port), role) for (one, port), role in zip(published, roles, strict=True)]
         return RingTransport(listener, name, world, addresses, timeout_s, tls, owns_listener=True)
     except BaseException:
         listener.close()
@@ -83,6 +86,13 @@ def _place(timeout_s: float, group: dist.ProcessGroup | None) -> tuple[Any, int,
     store, rank, size = _met
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return store, rank, size, f"{fresh_name(list(range(size)))}.{attempt}"
+
+
+def _global_ranks(size: int, group: dist.ProcessGroup | None) -> list[int]:
+    """The launcher's rank of each member."""
+    if not dist.is_initialized():
+        return list(range(size))
+    return list(dist.get_process_group_ranks(group or dist.group.WORLD))
 
 
 def _share(store: Any, place: str, world: World, value: Any, timeout_s: float) -> list[Any]:

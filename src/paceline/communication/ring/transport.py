@@ -12,7 +12,7 @@ from paceline.communication.base import Pending, check_other, check_sizes
 from paceline.communication.ring.connections import Connections
 from paceline.communication.ring.listener import RingListener
 from paceline.communication.ring.plans import Chain, OperationPlan, Pairwise, Ring
-from paceline.communication.ring.wire import EAGER, RECEIVING, SENDING
+from paceline.communication.ring.wire import EAGER, RECEIVING, SENDING, Address
 from paceline.communication.sockets.channel import TLS
 from paceline.communication.staging import ordered_sum, put, staged
 from paceline.communication.subgroups import SubgroupTransport
@@ -30,7 +30,7 @@ class RingTransport(SubgroupTransport["RingTransport"]):
         listener: this process's; its transports share it.
         label: the same on all members, and new for every set of members.
         world: this worker among the members, with all hosts for messages.
-        addresses: address and port of every rank's listener, in rank order.
+        addresses: address and port of every rank's listener, in rank order, and what its certificate has to say.
         timeout_s: deadline of every operation, seconds without any progress.
         tls: certificates for the connections that this worker makes; None: the listener's, if any.
         owns_listener: `close` closes the listener as well.
@@ -43,7 +43,7 @@ class RingTransport(SubgroupTransport["RingTransport"]):
         listener: RingListener,
         label: str,
         world: World,
-        addresses: Sequence[tuple[str, int]],
+        addresses: Sequence[tuple[str, int] | Address],
         timeout_s: float,
         tls: TLS | None = None,
         owns_listener: bool = False,

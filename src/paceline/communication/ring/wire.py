@@ -35,6 +35,14 @@ GRAIN = 1 << 15
 COLLECTIVE, RECEIVING, SENDING = 0, 1, 2
 
 
+class Address(NamedTuple):
+    """Where a member listens, and what its certificate has to say: a role or an ID, see `sockets.identity`."""
+
+    address: str
+    port: int
+    certificate: str = ""
+
+
 class Key(NamedTuple):
     """Identifies an operation within one worker.
 

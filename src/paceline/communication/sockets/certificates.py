@@ -7,13 +7,15 @@
     job.export("door/job.pem")                # the one file that another host needs; it is enough to join
     Authority.load("job.pem").issue("door/host-1", "host-1")     # there: cert.pem, key.pem and ca.pem, for `TLS.folder`
 
-Keys use the curve P-256. Only their owner can read the files and enter the folders.
+Keys use the curve P-256. Only their owner can read the files and enter the folders. What a certificate says of its
+holder is in :mod:`~paceline.communication.sockets.identity`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import stat
 import tempfile
 import warnings
@@ -22,6 +24,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.communication.sockets.identity import HOST, Identity
 from paceline.communication.sockets.tls import TLS
 from paceline.errors import UnsupportedError
 
@@ -29,10 +32,14 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
     from cryptography.x509 import Certificate, KeyUsage
 
-WEEKS = 8
-"""Validity of a job's authority and of what it signs."""
+NAME = "paceline job "
+"""An authority's name, before that of its job."""
+WEEKS = 26
+"""Validity of a job's authority and of what it signs: longer than a run, since none is renewed while it runs."""
 SKEW = timedelta(days=1)
 """Tolerated difference between the hosts' clocks."""
+SOON = timedelta(weeks=4)
+"""`Authority.load` warns of an authority that is good for less."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class Authority:
         from cryptography.hazmat.primitives.asymmetric import ec
 
         key = ec.generate_private_key(ec.SECP256R1())
-        return cls(key, _sign("paceline job", key.public_key(), key, None))
+        return cls(key, _sign(f"{NAME}{secrets.token_hex(8)}", key.public_key(), key, None, ""))
 
     @classmethod
     def make(cls, folder: str | Path) -> Authority:
@@ -98,20 +105,31 @@ class Authority:
             )
         return found
 
-    def issue(self, folder: str | Path, name: str) -> TLS:
+    @property
+    def job(self) -> str:
+        """The name of the job: a number of 16 hexadecimal digits; empty for authorities of earlier versions."""
+        from cryptography import x509
+
+        names = [str(one.value) for one in self.certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
+        job = names[0].removeprefix(NAME) if names else ""
+        return job if len(job) == 16 else ""
+
+    def issue(self, folder: str | Path, name: str, role: str = HOST) -> TLS:
         """Make the certificate of a worker or a host: cert.pem, key.pem and ca.pem in `folder`, which is made.
 
         Args:
             folder: for these three files alone.
             name: of the worker or host, for display; at most 64 characters.
+            role: what its holder may be: "rank-3", "worker", "control", or "host" for any of them.
         """
         from cryptography.hazmat.primitives.asymmetric import ec
 
         if not 0 < len(name) <= 64:
             raise UnsupportedError(f"a certificate is for a name of 1 to 64 characters, got {name!r}")
         key, place = ec.generate_private_key(ec.SECP256R1()), _private(folder)
+        uri = Identity(name, secrets.token_hex(16), role, self.job).uri() if self.job else ""
         _write(place / "key.pem", _secret(key))
-        _write(place / "cert.pem", _pem(_sign(name, key.public_key(), self.key, self.certificate)))
+        _write(place / "cert.pem", _pem(_sign(name, key.public_key(), self.key, self.certificate, uri)))
         _write(place / "ca.pem", _pem(self.certificate))
         return TLS.folder(place)
 
@@ -130,12 +148,18 @@ class Authority:
             raise UnsupportedError(
                 f"{file} was good until {over:%Y-%m-%d %H:%M} UTC; begin the job again with a new one"
             )
+        if over < datetime.now(timezone.utc) + SOON:
+            warnings.warn(
+                f"{file} is good until {over:%Y-%m-%d %H:%M} UTC, and so is every certificate that it signs: workers "
+                "that must connect later are refused; begin a longer job with a new one",
+                stacklevel=3,
+            )
 
 
 def _sign(
-    name: str, public: EllipticCurvePublicKey, key: EllipticCurvePrivateKey, authority: Certificate | None
+    name: str, public: EllipticCurvePublicKey, key: EllipticCurvePrivateKey, authority: Certificate | None, uri: str
 ) -> Certificate:
-    """A certificate for `name`: the authority's own if `authority` is None."""
+    """A certificate for `name`, also called `uri`: the authority's own if `authority` is None."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -162,6 +186,9 @@ def _sign(
     if not own:
         both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
         builder = builder.add_extension(both, critical=False)
+    if uri:
+        other = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)])
+        builder = builder.add_extension(other, critical=False)
     return builder.sign(key, hashes.SHA256())
 
 

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 
 from paceline.communication.sockets.frames import HEADER_BYTES, Closed, Frame, FrameHeader, Late
 from paceline.communication.sockets.framing import AGAIN, Channel, milliseconds
+from paceline.communication.sockets.identity import Identity, handshake_failure, job_refusal
 from paceline.communication.sockets.rejected import neighbourhood, turned_away
 from paceline.communication.sockets.tls import TLS
 from paceline.core import runtime
@@ -53,6 +54,7 @@ class Listener:
     """
 
     def __init__(self, address: str, tls: TLS | None = None, port: int = 0) -> None:
+        self._tls = tls
         self._context = tls.server() if tls else None
         try:
             family, _, _, _, where = socket.getaddrinfo(address or "::", port, type=socket.SOCK_STREAM)[0]
@@ -144,16 +146,26 @@ class Listener:
         for sock, (peer, until) in list(self._handshaking.items()):
             try:
                 sock.do_handshake()
+                self._check(sock)
                 sock.send(WELCOME)
             except AGAIN:
                 if time.monotonic() >= until:
                     self._drop(sock, f"its TLS handshake was not over within {HANDSHAKE_S:g} s")
-            except OSError as error:
+            except ssl.SSLError as error:
+                assert self._tls is not None
+                self._drop(sock, handshake_failure(error, self._tls.certificate))
+            except (OSError, MismatchError) as error:
                 self._drop(sock, error)
             else:
                 del self._handshaking[sock]
                 return Channel(sock, peer)
         return None
+
+    def _check(self, sock: ssl.SSLSocket) -> None:
+        assert self._tls is not None
+        problem = job_refusal(self._tls.identity, Identity.of(sock))
+        if problem:
+            raise MismatchError(problem)
 
     def _oldest_of_busiest(self) -> ssl.SSLSocket:
         """The oldest handshake of the host with the most: one attacker cannot displace workers of other hosts."""
@@ -218,7 +230,8 @@ def connect(address: str, port: int, peer: str, timeout_s: float, tls: TLS | Non
         pause = min(2 * pause, 0.5)
     if context is None:
         return Channel(sock, peer)
-    return Channel(_handshake(sock, context, f"{peer} at {address}, port {port}", deadline), peer)
+    assert tls is not None
+    return Channel(_handshake(sock, context, f"{peer} at {address}, port {port}", deadline, tls), peer)
 
 
 def _dial(address: str, port: int, deadline: float) -> socket.socket:
@@ -230,7 +243,7 @@ def _dial(address: str, port: int, deadline: float) -> socket.socket:
     return sock
 
 
-def _handshake(sock: socket.socket, context: ssl.SSLContext, who: str, deadline: float) -> ssl.SSLSocket:
+def _handshake(sock: socket.socket, context: ssl.SSLContext, who: str, deadline: float, tls: TLS) -> ssl.SSLSocket:
     """The client's handshake, up to the listener's WELCOME."""
     try:
         sock.settimeout(max(0.001, deadline - time.monotonic()))
@@ -240,6 +253,9 @@ def _handshake(sock: socket.socket, context: ssl.SSLContext, who: str, deadline:
         raise
     try:
         secure.do_handshake()
+        problem = job_refusal(tls.identity, Identity.of(secure))
+        if problem:
+            raise MismatchError(f"no TLS with {who}: {problem}")
         secure.settimeout(max(0.001, deadline - time.monotonic()))
         if secure.recv(len(WELCOME)) == WELCOME:
             return secure
@@ -247,7 +263,9 @@ def _handshake(sock: socket.socket, context: ssl.SSLContext, who: str, deadline:
     except TimeoutError:
         error = Late(f"{who} did not answer the TLS handshake in time")
     except ssl.SSLError as reason:
-        error = MismatchError(f"no TLS with {who}: {reason}; are both certificates of the job's authority?")
+        error = MismatchError(f"no TLS with {who}: {handshake_failure(reason, tls.certificate)}")
+    except MismatchError as reason:
+        error = reason
     except OSError as reason:
         error = Closed(f"the connection to {who} is lost in the TLS handshake: {reason}")
     secure.close()

@@ -32,6 +32,7 @@ from paceline.communication.sockets.frames import (
     read_note,
     write_note,
 )
+from paceline.communication.sockets.identity import Identity
 from paceline.communication.sockets.waker import Waker
 from paceline.errors import MismatchError
 
@@ -55,6 +56,7 @@ class Channel:
         limit: most bytes of a received body.
 
     Attributes:
+        identity: of the other end's certificate; None without TLS.
         bytes_sent: headers, notes and bodies of whole frames, without the overhead of TLS.
         bytes_received: the same for received frames.
         heard_at: when data were last received, on the monotonic clock.
@@ -63,6 +65,7 @@ class Channel:
 
     def __init__(self, sock: socket.socket, peer: str, limit: int = 1 << 31) -> None:
         self.peer = peer
+        self.identity = Identity.of(sock)
         self.limit = limit
         self.stall_s = STALL_S
         self.bytes_sent = 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from paceline.communication.sockets.identity import Identity
 from paceline.errors import UnsupportedError
 
 
@@ -15,7 +17,8 @@ class TLS:
     """Mutual TLS 1.3: both ends must show a certificate that the job's authority has signed.
 
     Host names are not checked, because workers join and leave: every certificate that the authority has signed is a
-    worker's. So use an authority of the job's own, never a public one.
+    worker's. So use an authority of the job's own, never a public one. Which worker's it is, the certificate says
+    itself: see :mod:`~paceline.communication.sockets.identity`.
 
     Attributes:
         certificate: PEM file of this worker's certificate; an extended key usage must allow both server and client
@@ -38,6 +41,28 @@ class TLS:
                 f"no {', '.join(missing)} in {path}: TLS needs this worker's cert.pem and key.pem and the job's ca.pem"
             )
         return cls(*files)
+
+    @cached_property
+    def identity(self) -> Identity:
+        """Of this end; UnsupportedError if the certificate cannot be read."""
+        from cryptography import x509
+
+        try:
+            own = x509.load_pem_x509_certificate(self.certificate.read_bytes())
+            names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+        except x509.ExtensionNotFound:
+            uris = []
+        except (OSError, ValueError) as error:
+            raise UnsupportedError(f"cannot read the certificate {self.certificate}: {error}") from error
+        common = own.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+        return Identity.read(
+            {
+                "subject": [[("commonName", str(one.value))] for one in common],
+                "subjectAltName": [("URI", uri) for uri in uris],
+                "serialNumber": f"{own.serial_number:X}",
+            }
+        )
 
     def server(self) -> ssl.SSLContext:
         """The context of a listener."""

@@ -45,6 +45,9 @@ class ProcessTransport(SubgroupTransport["ProcessTransport"]):
     Args:
         timeout_s: deadline of every operation, seconds.
         group: the user's process group, whose members and back end are used; None for all processes.
+
+    Attributes:
+        global_ranks: the launcher's rank of each of its ranks.
     """
 
     def __init__(self, timeout_s: float, group: dist.ProcessGroup | None = None) -> None:
@@ -53,6 +56,7 @@ class ProcessTransport(SubgroupTransport["ProcessTransport"]):
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         connection = Connection(_fresh_name(group), _backend(group), rank, size, timeout_s)
         world = World(rank, size, 0, 1, host_name())
+        self.global_ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         connection.told = lambda rows: self.told(rows) if self.told is not None else None
         self._set_up(connection, world, "all", list(range(size)), None)
         self.world = World(rank, size, 0, 1, world.host, tuple(self.gather_json(world.host)))

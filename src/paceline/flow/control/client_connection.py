@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from paceline.communication.sockets.channel import TLS, Channel, Closed, Frame, connect
+from paceline.communication.sockets.identity import CONTROL, WORKER, refusal
 from paceline.core import runtime
 from paceline.errors import GivenUpError, MismatchError, OverError, PacelineError, PeerLostError, RefusedError
 from paceline.flow.control import validation, wire
@@ -183,6 +184,7 @@ class ClientConnection:
         """Connect, and exchange hello and welcome."""
         channel = connect(*self._where, "the control plane", max(0.1, until - runtime.monotonic()), self._tls)
         try:
+            _check_server(channel)
             channel.limit = 0
             kind, numbers, note = self._owner.hello()
             channel.send(kind, numbers, note=note, deadline_s=self._timeout_s)
@@ -200,6 +202,12 @@ class ClientConnection:
             channel.close()
             raise
         return channel
+
+
+def _check_server(channel: Channel) -> None:
+    """Refuse a worker that poses as the control plane; rank 0 of a run without elastic launchers has one, too."""
+    if channel.identity is not None and channel.identity.role == WORKER:
+        raise MismatchError(refusal(channel.identity, CONTROL, "the control plane"))
 
 
 def given_up(frame: Frame) -> GivenUpError:
@@ -261,6 +269,7 @@ class Heartbeats:
         while not self._closing.is_set():
             try:
                 with connect(*self._where, "the control plane", ATTEMPT_S, self._tls) as self._channel:
+                    _check_server(self._channel)
                     self._beat_until_closed(self._channel)
             except (PacelineError, OSError):  # the request connection reports the error
                 self._closing.wait(self._beat_s)

@@ -16,7 +16,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from paceline.communication.sockets.identity import Identity
 from paceline.errors import GivenUpError, MismatchError, OverError, RefusedError
+from paceline.flow.control.admission import Admission
 from paceline.flow.control.ledger import ControlLedger
 from paceline.flow.control.messages import About, Generation, Terms, WorkerAddress
 from paceline.flow.control.outbox import ControlOutbox
@@ -68,6 +70,7 @@ class MembershipState(ABC):
         self.ledger = ControlLedger()
         self.calls = StragglerCalls(terms)
         self.suspicion = Suspicion()
+        self.admission = Admission()
         self.gone: dict[int, str] = {}
         self.fingerprint: dict[str, Any] | None = None
         self.next_worker = 0
@@ -107,8 +110,9 @@ class MembershipState(ABC):
 
     # -- joining and leaving ----------------------------------------------------------------------
 
-    def join(self, about: About, now: float) -> WorkerRecord:
-        """A worker joins; RefusedError if it cannot be accepted."""
+    def join(self, about: About, now: float, identity: Identity | None = None) -> WorkerRecord:
+        """A worker joins; RefusedError if it cannot be accepted. `identity` is of its certificate, if there are any."""
+        self.admission.check(identity)
         if self.over or self.finished:
             raise OverError(OVER)
         if self.ended:
@@ -118,9 +122,11 @@ class MembershipState(ABC):
             raise RefusedError(
                 f"the run has {len(self.workers)} workers and takes no more: start it with a higher --elastic MIN:MAX"
             )
-        place = WorkerAddress(self.next_worker, about.host, about.address, about.port)
+        certificate = identity.id if identity is not None else ""
+        place = WorkerAddress(self.next_worker, about.host, about.address, about.port, certificate)
         self.next_worker += 1
         record = self.workers[place.worker] = WorkerRecord(place, self._secret(), now, since=now)
+        self.admission.joined(place.worker, identity)
         self.dirty = True
         self.outbox.log("joined", worker=place.worker, host=place.host)
         self.settle(now, f"{record.name} has joined")
@@ -148,6 +154,35 @@ class MembershipState(ABC):
         self.gone[worker] = "it has said goodbye"
         self.outbox.send(worker, "farewell")
         self._remove([worker], f"{record.name} has come to the end of its program", now)
+
+    def revoke(self, workers: list[int], certificates: list[str], unknown: bool, why: str, now: float) -> list[int]:
+        """Accept these certificates no more, and put out the workers that have them.
+
+        Args:
+            workers: whose certificates are revoked, also of lost ones.
+            certificates: further ones, by their IDs.
+            unknown: accept no certificate from now on that has not joined before.
+            why: for messages.
+            now: the time.
+
+        Returns:
+            The present workers that were put out.
+
+        Raises:
+            RefusedError: one of the workers has no certificate, or is not known; nothing is revoked then.
+        """
+        found, missing = self.admission.of_workers(workers)
+        if missing:
+            raise RefusedError(f"no certificate is known here of worker {missing[0]}")
+        revoked = [*found, *certificates]
+        self.admission.revoked |= dict.fromkeys(revoked, why)
+        if unknown:
+            self.admission.closed = why
+        out = [one for one in self.admission.holders(revoked) if one in self.workers]
+        self.dirty = True
+        self.outbox.log("revoked", certificates=revoked, workers=out, unknown=unknown, why=why)
+        self.lost(out, f"its certificate was revoked: {why}", now)
+        return out
 
     def lost(self, workers: Iterable[int], why: str, now: float) -> None:
         """Workers have died, or are declared lost."""

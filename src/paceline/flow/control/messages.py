@@ -18,26 +18,32 @@ class WorkerAddress:
         host: its host name, for display.
         address: of its listener, to which other members connect.
         port: of its listener.
+        certificate: ID of the certificate with which it joined; empty without certificates.
     """
 
     worker: int
     host: str
     address: str
     port: int
+    certificate: str = ""
 
     def note(self) -> list[Any]:
         """For JSON."""
-        return [self.worker, self.host, self.address, self.port]
+        place = [self.worker, self.host, self.address, self.port]
+        return [*place, self.certificate] if self.certificate else place
 
     @classmethod
     def read(cls, note: Any) -> WorkerAddress:
         """What `note` gave; MismatchError for anything else."""
-        worker, host, address, port = validation.row(note, 4, "a place")
+        said = validation.rows(note, "the parts of a place")
+        said = [*said, ""] if len(said) == 4 else said
+        worker, host, address, port, certificate = validation.row(said, 5, "a place")
         return cls(
             validation.whole(worker, 0, validation.WORKERS, "a worker's number"),
             validation.text(host, 255, "a host"),
             validation.address(address),
             validation.whole(port, 0, 65535, "a port"),
+            validation.text(certificate, 64, "a certificate's ID"),
         )
 
 

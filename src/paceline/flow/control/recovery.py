@@ -7,8 +7,9 @@ import hmac
 from dataclasses import replace
 from typing import Any
 
+from paceline.communication.sockets.identity import Identity
 from paceline.data.ledger.epoch_ledger import Mark
-from paceline.errors import GivenUpError
+from paceline.errors import GivenUpError, RefusedError
 from paceline.flow.control.messages import Generation, WorkerAddress
 from paceline.flow.control.state_machine import StateMachine
 from paceline.flow.control.worker_record import WorkerRecord
@@ -30,6 +31,7 @@ def state(machine: StateMachine, now: float) -> dict[str, Any]:
         "wanted": machine.wanted,
         "restores": [machine.restores, machine.restored_from],
         "books": machine.ledger.state(now),
+        "admission": machine.admission.state(),
     }
 
 
@@ -54,6 +56,7 @@ def load(machine: StateMachine, said: dict[str, Any], now: float) -> None:
     machine.wanted = said.get("wanted", 0)
     machine.restores, machine.restored_from = said.get("restores", [0, -1])
     machine.ledger.load(said["books"], now)
+    machine.admission.load(said.get("admission", {}))
     for one in said["people"]:
         place = WorkerAddress.read(one["place"])
         machine.workers[place.worker] = WorkerRecord(
@@ -72,14 +75,17 @@ def undecided(machine: StateMachine) -> bool:
     return full and any(one.absent is not None for one in machine.workers.values())
 
 
-def known(machine: StateMachine, worker: int, secret: Any) -> WorkerRecord:
-    """The worker with this number and secret; GivenUpError if there is none."""
+def known(machine: StateMachine, worker: int, secret: Any, identity: Identity | None = None) -> WorkerRecord:
+    """The worker with this number, secret and certificate; GivenUpError if there is none."""
     record = machine.workers.get(worker)
     if record is None:
         why = machine.gone.get(worker, "it is not known here; was the control plane started without its record?")
         raise GivenUpError(f"worker {worker} was given up: {why}")
     if not isinstance(secret, str) or not hmac.compare_digest(record.secret.encode(), secret.encode()):
         raise GivenUpError(f"worker {worker} was given up: another process has its number")
+    problem = machine.admission.mismatch(worker, identity)
+    if problem:
+        raise RefusedError(problem)
     return record
 
 

@@ -127,6 +127,18 @@ class ControlServer:
         with self._turn() as now:
             self._machine.give_up(why, now)
 
+    def revoke(self, workers: list[int], certificates: list[str], unknown: bool, why: str) -> list[int]:
+        """Accept these certificates no more, and close the connections of the workers that have them.
+
+        See `MembershipState.revoke`; the record is written before this returns.
+        """
+        with self._turn() as now:
+            out = self._machine.revoke(workers, certificates, unknown, why, now)
+            beating = [self._heartbeats[one] for one in out if one in self._heartbeats]
+        for channel in beating:
+            channel.close()
+        return out
+
     def status(self) -> dict[str, Any]:
         """The run's status as JSON: generation, exchange, members, waiting, paused, finished, ended."""
         with self._lock:
@@ -153,7 +165,7 @@ class ControlServer:
                 self._serve_requests(channel, hello)
                 return
             try:
-                self._serve_heartbeats(channel, self._check_in(hello))
+                self._serve_heartbeats(channel, self._check_in(hello, channel))
             except GivenUpError as error:  # its request connection reports the error
                 turned_away(channel.peer, error)
         except (GivenUpError, RefusedError) as error:
@@ -172,9 +184,9 @@ class ControlServer:
                 self._unidentified.pop(channel, None)
             channel.close()
 
-    def _check_in(self, hello: Frame) -> WorkerRecord:
+    def _check_in(self, hello: Frame, channel: Channel) -> WorkerRecord:
         with self._lock:
-            return recovery.known(self._machine, hello.numbers[0], hello.note)
+            return recovery.known(self._machine, hello.numbers[0], hello.note, channel.identity)
 
     # -- a worker's requests ----------------------------------------------------------------------
 
@@ -217,11 +229,11 @@ class ControlServer:
             if self._closing.is_set():
                 raise Closed("the control plane is closed")
             if hello.kind == wire.HELLO:
-                record = self._machine.join(About.read(hello.note), now)
+                record = self._machine.join(About.read(hello.note), now, channel.identity)
             elif hello.kind == wire.BACK:
                 said = validation.table(hello.note, "what a worker says that comes back")
                 marks = validation.marks(said.get("marks"))
-                record = recovery.known(self._machine, hello.numbers[0], said.get("secret"))
+                record = recovery.known(self._machine, hello.numbers[0], said.get("secret"), channel.identity)
                 recovery.back(self._machine, record, hello.numbers[1], hello.numbers[2], marks, now)
             else:
                 raise MismatchError(f"a connection begins with a hello, not with a frame of kind {hello.kind}")

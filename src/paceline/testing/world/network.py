@@ -199,6 +199,7 @@ class SimChannel:
     def __init__(self, network: SimNetwork, process: Home, host: str, peer: str) -> None:
         self._network, self._world, self.process, self.host, self.peer = network, network.world, process, host, peer
         self.limit, self.stall_s = 1 << 31, 60.0
+        self.identity = None  # there are no certificates
         self.bytes_sent = self.bytes_received = 0
         self.heard_at = network.world.now
         self.closed = self.vanished = False

@@ -12,10 +12,12 @@ import contextlib
 import hmac
 import secrets
 from collections import deque
+from collections.abc import Sequence
 
 from paceline.communication import Transport
 from paceline.communication.sockets.address import find_address
 from paceline.communication.sockets.channel import TLS, Channel, Listener, connect, listen
+from paceline.communication.sockets.identity import rank_role, refusal
 from paceline.communication.sockets.rejected import turned_away
 from paceline.core import runtime
 from paceline.core.world import World
@@ -54,7 +56,8 @@ def connect_all(transport: Transport, timeout_s: float, tls: TLS | None) -> tupl
                     )
                 )
             token = str(offers[0]["token"])
-            acceptor = _Acceptor(listener, world, token)
+            ranks: Sequence[int] = getattr(transport, "global_ranks", range(world.size))
+            acceptor = _Acceptor(listener, world, token, ranks)
             until = (
                 runtime.monotonic() + 0.75 * timeout_s
             )  # less than the deadline of workers that are connected already
@@ -65,6 +68,9 @@ def connect_all(transport: Transport, timeout_s: float, tls: TLS | None) -> tupl
                         left = max(0.1, until - runtime.monotonic())
                         channel = connect(one["address"], one["port"], world.name(rank), left, tls)
                         outgoing[rank] = channel
+                        impostor = refusal(channel.identity, rank_role(ranks[rank]), world.name(rank))
+                        if impostor:
+                            raise MismatchError(world.sign(impostor))
                         channel.send(HELLO, (world.rank,), note=token, deadline_s=left)
                         transport.sent(channel.bytes_sent)
                 acceptor.wait(until, timeout_s)
@@ -100,8 +106,9 @@ class _Acceptor:
         incoming: the accepted connections, by rank.
     """
 
-    def __init__(self, listener: Listener, world: World, token: str) -> None:
+    def __init__(self, listener: Listener, world: World, token: str, ranks: Sequence[int] = ()) -> None:
         self._listener, self._world, self._token = listener, world, token.encode()
+        self._ranks = ranks or range(world.size)
         self.incoming: Channels = {}
         self._changed = runtime.Condition()
         self._pending: deque[Channel] = deque()  # connections without a hello
@@ -137,11 +144,13 @@ class _Acceptor:
         limit, channel.limit = channel.limit, 0
         try:
             hello = channel.receive(deadline_s=HELLO_S)
+            rank = hello.numbers[0]
             known = isinstance(hello.note, str) and hmac.compare_digest(hello.note.encode(), self._token)
-            if hello.kind == HELLO and known and self._take(hello.numbers[0], channel):
+            impostor = self._impostor(rank, channel) if known else ""
+            if hello.kind == HELLO and known and not impostor and self._take(rank, channel):
                 channel.limit = limit
                 return
-            why: object = "it does not know the token" if not known else f"rank {hello.numbers[0]} is not expected"
+            why: object = impostor or f"rank {rank} is not expected" if known else "it does not know the token"
         except (PacelineError, OSError, ValueError) as error:  # of a stranger, or of a worker that has failed
             why = error
         finally:
@@ -149,6 +158,12 @@ class _Acceptor:
                 self._pending.remove(channel)
         channel.close()
         turned_away(channel.peer, why)
+
+    def _impostor(self, rank: int, channel: Channel) -> str:
+        """Why the other end is not that rank; empty if it is, or if no such rank is expected."""
+        if not 0 <= rank < self._world.size:
+            return ""
+        return refusal(channel.identity, rank_role(self._ranks[rank]), self._world.name(rank))
 
     def _take(self, rank: int, channel: Channel) -> bool:
         with self._changed:
