@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli import data, doctor, explain, report, sim, storm, trace, watch
+from paceline.cli import data, doctor, explain, report, revoke, sim, storm, trace, watch
 from paceline.cli.blocks.command import blocks
 from paceline.cli.console.program_options import CONTEXT, ProgramCommand
 from paceline.cli.installed import Commands
@@ -36,6 +36,7 @@ app.command("tune", cls=search.TuneOrSearch, epilog=search.EPILOG)(tune)
 app.command("explain")(explain.command)
 app.command("plan", cls=ProgramCommand, context_settings=CONTEXT)(plan)
 app.command("doctor")(doctor.command)
+app.command("revoke")(revoke.command)
 app.command("storm")(storm.command)
 app.add_typer(data.app, name="data")
 

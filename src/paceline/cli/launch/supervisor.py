@@ -33,6 +33,7 @@ class WorkerCommand:
         output: directory of the workers' files.
         folder: working directory.
         of_place: further variables of a place.
+        hopeless: whether no successor of that worker could take part.
     """
 
     arguments: Sequence[str]
@@ -40,6 +41,7 @@ class WorkerCommand:
     output: Path
     folder: str = "."
     of_place: Callable[[int], Mapping[str, str]] = lambda place: {}
+    hopeless: Callable[[Death], bool] = lambda death: False
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,11 @@ class Supervisor:
         else:
             self.deaths.append(Death(number, place.turn, code, files.stderr, self.over))
             place.after(self.clock(), files.exchanged.exists())
-        self.on_event("ended", {"place": number, "turn": place.turn, "code": code, "given_up": place.given_up})
+        facts = {"place": number, "turn": place.turn, "code": code}
+        if code != 0 and self.command.hopeless(self.deaths[-1]):
+            place.given_up, place.due_at = True, None
+            facts["hopeless"] = True
+        self.on_event("ended", {**facts, "given_up": place.given_up})
         self.on_change()
 
     def _start(self, number: int, place: WorkerPlace) -> None:

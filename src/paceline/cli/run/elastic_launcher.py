@@ -22,7 +22,7 @@ from paceline.cli.launch.process import OutputFiles
 from paceline.cli.launch.saved_plan import SavedPlan
 from paceline.cli.launch.signals import SignalListener
 from paceline.cli.launch.supervisor import Death, Supervisor, WorkerCommand
-from paceline.cli.run import certificates, failure
+from paceline.cli.run import certificates, failure, revocations
 from paceline.cli.run.output import Tails
 from paceline.observe.event_file import EventFile
 
@@ -32,6 +32,8 @@ PROBE_S = 0.5  # to connect to the control plane
 START_S = 60.0  # that the first workers wait at most for the expected ones
 OVER = "the run is over"
 """In the error of a worker that joins after the end of the run."""
+REVOKED = "its certificate was revoked"
+"""In the error of a worker whose certificate is accepted no more."""
 FOREIGN_VARIABLES = (
     "RANK",
     "WORLD_SIZE",
@@ -54,6 +56,8 @@ class ControlPlane(Protocol):
     def close(self) -> None: ...
 
     def status(self) -> dict[str, Any]: ...
+
+    def revoke(self, workers: list[int], certificates: list[str], unknown: bool, why: str) -> list[int]: ...
 
 
 @dataclass
@@ -174,6 +178,11 @@ def arrived_after_end(death: Death) -> bool:
     return OVER in failure.error_lines(death.stderr, death.place)[0]
 
 
+def was_revoked(death: Death) -> bool:
+    """Whether the control plane keeps that worker's certificate out, and so its successors."""
+    return REVOKED in failure.error_lines(death.stderr, death.place)[0]
+
+
 class Launcher:
     """Supervises the workers of this host until the run ends.
 
@@ -190,7 +199,8 @@ class Launcher:
     ) -> None:
         self.plan, self.directory, self.events, self.server, self.output = plan, directory, events, server, output
         own = partial(certificates.of_place, plan.tls)
-        command = WorkerCommand(plan.command, environment(plan), directory / "output", plan.folder, own)
+        output_folder = directory / "output"
+        command = WorkerCommand(plan.command, environment(plan), output_folder, plan.folder, own, was_revoked)
         on_event = lambda kind, facts: events.write(f"process {kind}", facts)  # noqa: E731
         self.workers = Supervisor(command, plan.workers, on_event, self._write)
         self.status: dict[str, Any] = {}
@@ -245,6 +255,7 @@ class Launcher:
         """Refresh the status of the run, every `ASK_EVERY_S`."""
         now = time.monotonic()
         if self.server is not None and now - self._asked_at >= ASK_EVERY_S:
+            revocations.serve(self.directory, self.server.revoke)
             self._asked_at, self.status = now, self.server.status()
             self.workers.over = self.workers.over or bool(self.status.get("finished") or self.status.get("ended"))
         elif self.server is None and not self.workers.over and self._refused_as_over():

@@ -12,11 +12,12 @@ from paceline.cli.console import err, error_panel
 from paceline.cli.launch.supervisor import EXPELLED, MAX_DEATHS, Death
 from paceline.cli.run import failure
 from paceline.cli.run.conclusion import stopped
-from paceline.cli.run.elastic_launcher import Ending, arrived_after_end
+from paceline.cli.run.elastic_launcher import Ending, arrived_after_end, was_revoked
 from paceline.observe.reports.elastic_events import ElasticStatus, event_text, is_news
 from paceline.observe.reports.summary import seconds_text
 
-SHOWN = ("lost", "paused", "resumed", "grown", "stuck", "ended", "refused", "stranger", "record", "launcher record")
+_RECORD = ("record", "launcher record")
+SHOWN = ("lost", "paused", "resumed", "grown", "stuck", "ended", "revoked", "refused", "stranger", *_RECORD)
 """Events of the control plane that are printed at once."""
 ONCE = ("record", "launcher record")
 """Of these, printed once."""
@@ -34,7 +35,9 @@ def of_process(kind: str, facts: Mapping[str, Any], over: bool) -> str:
     if kind != "process ended" or facts["code"] == 0:
         return ""
     then = "a new one replaces it"
-    if facts["given_up"]:
+    if facts.get("hopeless"):
+        then = "its certificate was revoked, so no more are started here"
+    elif facts["given_up"]:
         then = f"{MAX_DEATHS} in a row died here without a committed exchange, so no more are started"
     elif over:
         then = "the program is over, so it is not replaced"
@@ -50,7 +53,7 @@ def conclude(ending: Ending, workers: int, seconds: float, quiet: bool) -> int:
     """Print how the run ended; the exit code."""
     if ending.stopped_by is not None:
         return stopped(ending.stopped_by)
-    late = [death for death in ending.deaths if death.late and not arrived_after_end(death)]
+    late = [one for one in ending.deaths if one.late and not (arrived_after_end(one) or was_revoked(one))]
     if not ending.well:
         return _failed(ending)
     _name_replaced([death for death in ending.deaths if not death.late])
