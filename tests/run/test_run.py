@@ -332,6 +332,39 @@ def test_a_beta_set_later_stays_when_the_rule_changes_and_when_others_leave() ->
     assert simulate(program, 2) == [[(0.5, 0.999), *[(0.8, 0.99)] * 3]] * 2
 
 
+@pytest.mark.parametrize("schedule", ["onecycle", "cyclic"])
+@pytest.mark.parametrize(("rule", "most"), [("bmuf_adam", 0.5), ("auto", 0.5), ("bmuf_adam(beta1=None)", 0.95)])
+def test_a_schedule_that_cycles_beta1_leaves_it_lowered(schedule: str, rule: str, most: float) -> None:
+    """OneCycleLR and CyclicLR write it at each step, before or after attach."""
+
+    def program() -> list[float]:
+        model = make_net()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        run = paceline.attach(model, optimizer, rule)
+        scheduler: Any = None
+        if schedule == "onecycle":
+            scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=8)
+        else:
+            scheduler = torch.optim.lr_scheduler.CyclicLR(
+                optimizer, 0.001, 0.01, step_size_up=4, base_momentum=0.85, max_momentum=0.95
+            )
+        made: list[float] = []
+        optimizer.register_step_post_hook(lambda one, *_: made.append(one.param_groups[0]["betas"][0]))
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.ones(4, 6)).square().mean().backward()
+            optimizer.step()
+            scheduler.step()
+        run.close()
+        scheduler.step()
+        optimizer.step()
+        assert made.pop() > 0.5  # the run is over
+        return made
+
+    for made in simulate(program, 2):
+        assert max(made) == pytest.approx(most) and len(made) == 6
+
+
 FORMS: dict[str, dict[str, Any]] = {
     "foreach": {"foreach": True},
     "for": {"foreach": False},

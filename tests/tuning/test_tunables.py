@@ -99,6 +99,39 @@ def test_a_step_that_raises_leaves_no_factor_behind() -> None:
     assert moved(optimizer) == 0.5 and optimizer.param_groups[0]["lr"] == 1.0
 
 
+@pytest.mark.parametrize("rate", [1.0, torch.tensor(1.0)])
+def test_an_optimizer_that_writes_its_rate_inside_the_step_keeps_what_it_wrote(rate: Any) -> None:
+    """Ports of Adafactor, D-adaptation and others hold a schedule of their own; no factor adds up in it."""
+
+    class Falling(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            group = self.param_groups[0]
+            for p in group["params"]:
+                p -= group["lr"] * p.grad
+            group["lr"] = group["lr"] * 0.5
+
+    optimizer = Falling([parameter()], {"lr": rate})
+    tuned = tunables(optimizer)
+    tuned.rates.common = 4.0
+    assert [moved(optimizer) for _ in range(3)] == [4.0, 2.0, 1.0]
+    assert float(optimizer.param_groups[0]["lr"]) == 0.125
+
+
+def test_a_rate_written_after_a_step_that_raised_stays() -> None:
+    optimizer = torch.optim.SGD([parameter()], lr=1.0)
+    tuned = tunables(optimizer)
+    tuned.rates.common = 2.0
+
+    def fails() -> float:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError):
+        optimizer.step(fails)
+    optimizer.param_groups[0]["lr"] = 0.25
+    assert moved(optimizer) == 0.5 and optimizer.param_groups[0]["lr"] == 0.25
+
+
 def test_a_rate_that_is_a_tensor_keeps_its_address() -> None:
     rate = torch.tensor(1.0)
     optimizer = torch.optim.Adam([parameter()], lr=rate, foreach=False)

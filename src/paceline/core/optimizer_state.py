@@ -61,9 +61,15 @@ def is_adam(optimizer: Optimizer) -> bool:
     return isinstance(optimizer, (Adam, AdamW))
 
 
-def lower_beta1(optimizer: Optimizer, most: float) -> None:
-    """Adam's beta1 becomes at most `most`, in every parameter group."""
+CYCLED = "max_momentum"
+"""A torch scheduler that cycles beta1 (OneCycleLR, CyclicLR) puts this key into its groups."""
+
+
+def lower_beta1(optimizer: Optimizer, most: float, cycled: bool = False) -> None:
+    """Adam's beta1 becomes at most `most`, in every parameter group, or in those whose beta1 a scheduler cycles."""
     for group in optimizer.param_groups:
+        if cycled and CYCLED not in group:
+            continue
         first, second = group["betas"]
         if first > most:
             group["betas"] = (most, second)

@@ -166,10 +166,17 @@ class Delta(Payload):
     def check(self, optimizer: Optimizer) -> None:
         self.resolve(optimizer)
 
-    def fit(self, optimizer: Optimizer, workers: int) -> None:
-        """Adapt a local optimizer's settings to the rule and the number of workers."""
-        if self.beta1 is not None and workers > 1 and is_adam(optimizer):
-            lower_beta1(optimizer, self.beta1)
+    def fit(self, optimizer: Optimizer, workers: int) -> bool:
+        """Adapt a local optimizer's settings to the rule and the number of workers; whether that was needed."""
+        if self.beta1 is None or workers == 1 or not is_adam(optimizer):
+            return False
+        lower_beta1(optimizer, self.beta1)
+        return True
+
+    def hold(self, optimizer: Optimizer) -> None:
+        """Before a step of an optimizer that was adapted: adapt once more what a scheduler writes at each step."""
+        assert self.beta1 is not None
+        lower_beta1(optimizer, self.beta1, cycled=True)
 
     def resolve(self, optimizer: Optimizer) -> str:
         """The effect of `local_state` on this optimizer; raises `UnsupportedError` if it cannot be served."""

@@ -2,7 +2,8 @@
 """Factors on the learning rates that a program's own schedule sets.
 
 A schedule may write a group's rate at every step, from its own state. So a factor is applied only during the
-optimizer's step, and the rate is restored afterwards: the schedule and the program see only the schedule's rates.
+optimizer's step, and the rate is restored afterwards: the schedule and the program see only the schedule's rates. What
+the step itself writes into the rate (an optimizer with a schedule of its own) is kept, without the factor.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -30,7 +32,7 @@ class Rates:
         self.factors: dict[int, float] = {}
         self._common = 1.0
         self._stepping: Optimizer | None = None  # its step is under way
-        self._kept: list[tuple[Group, Any]] = []
+        self._kept: list[tuple[Group, Any, Any, float]] = []  # a group, its rate, the rate in its place, their ratio
         self._handles: list[Any] = []
         for optimizer in optimizers:
             self._handles.append(optimizer.register_step_pre_hook(self._before))
@@ -61,7 +63,7 @@ class Rates:
             self.factors[number] = factor
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._put_back()  # the last step may have raised
+        self._put_back(1.0)  # the last step may have raised, and the program may have written a rate since
         self._stepping = optimizer
         if self.factors or self.common != 1:
             self._apply(optimizer)
@@ -77,16 +79,22 @@ class Rates:
                 continue
             rate = group["lr"]
             if isinstance(rate, Tensor):  # a captured graph may hold its address
-                self._kept.append((group, rate.clone()))
-                rate.mul_(factor)
+                kept = rate.clone()
+                self._kept.append((group, kept, rate.mul_(factor).clone(), factor))
             else:
-                self._kept.append((group, rate))
                 group["lr"] = rate * factor
+                self._kept.append((group, rate, group["lr"], factor))
 
-    def _put_back(self) -> None:
+    def _put_back(self, over: float | None = None) -> None:
+        """Restore the rates; one that was written meanwhile stays, divided by `over`, by default its factor."""
         while self._kept:
-            group, rate = self._kept.pop()
-            write_rate(group, rate)
+            group, rate, applied, factor = self._kept.pop()
+            now = group["lr"]
+            written = now / (over or factor or 1.0)
+            if isinstance(now, Tensor):  # compared where it is
+                write_rate(group, torch.where(now == applied, torch.as_tensor(rate).to(now), written))
+            else:
+                write_rate(group, rate if now == applied else written)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:

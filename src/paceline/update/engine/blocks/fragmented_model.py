@@ -89,6 +89,11 @@ class FragmentedModel:
         for update in self.updates:
             update.retune(rule)
 
+    def release(self) -> None:
+        """Remove the hooks of the optimizers."""
+        for update in self.updates:
+            update.optimizers.release()
+
     @property
     def coming(self) -> bool:
         """Whether an exchange is in flight, and the next step begins no other."""

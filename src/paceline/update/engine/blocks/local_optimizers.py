@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -28,6 +29,7 @@ class LocalOptimizers:
         self._payload, self.owned = payload, owned
         self.choices = [payload.resolve(optimizer) for optimizer, _ in owned]
         self._fitted = False
+        self._handles: list[Any] = []
         self.counts: list[float] = []
 
     def __iter__(self) -> Iterator[tuple[int, str, Optimizer, list[Tensor]]]:
@@ -45,8 +47,18 @@ class LocalOptimizers:
         if self._fitted or workers == 1:
             return
         for optimizer, _ in self.owned:
-            self._payload.fit(optimizer, workers)
+            if self._payload.fit(optimizer, workers):
+                self._handles.append(optimizer.register_step_pre_hook(self._before_step))
         self._fitted = True
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._payload.hold(optimizer)
+
+    def release(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def count(self) -> None:
         """Take the present step counts as those of the block's start."""

@@ -159,6 +159,8 @@ class Engine:
     def close(self) -> None:
         """Remove the hooks, and end the background threads."""
         self._parts.gradients.context.closed = True
+        if self.blocks is not None:
+            self.blocks.release()
         exit_handling.release(self._run.owned)
         self._parts.gradients.stop()
         for exchanger in self._parts.exchangers:

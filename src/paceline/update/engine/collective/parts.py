@@ -103,6 +103,8 @@ class Parts:
             old.close()
             blocks = blocks_of(self.run, rule, self.exchanger)
         self.retuning.begin(rule, blocks)
+        if self.blocks is not None:
+            self.blocks.blocks.release()
         self.blocks = None
         if blocks is not None:
             self.blocks = BlockExchanges(self.run, blocks, self.exchanger, self.retuning)
