@@ -169,6 +169,12 @@ def test_with_and_without_a_probe() -> None:
     [
         ("auto(probe=3)", "probe must be 0 .* at least 4, got 3"),
         ("auto(probe=True)", "probe must be 0"),
+        ("auto(probe=False)", "probe must be 0"),
+        ("auto(reproducible='no')", "reproducible must be True or False, got 'no'"),
+        ("auto(chunks=True)", "chunks must be a whole number from 1 to 64, got True"),
+        ("bmuf(nesterov=1)", "nesterov must be True or False, got 1"),
+        ("one_bit(feedback='no')", "feedback must be True or False, got 'no'"),
+        ("momentum_tuned(keep_gain=0)", "keep_gain must be True or False, got 0"),
         ("auto(sync_rate=2)", "sync_rate must be a number from 0 to 1"),
     ],
 )

@@ -5,6 +5,7 @@ gradients cannot be exchanged."""
 from __future__ import annotations
 
 import html
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -260,6 +261,44 @@ def test_a_loop_whose_gradients_cannot_be_exchanged_has_blocks(steps: Any, why: 
         assert same_bits(out[2], want[2]) or steps is scaler_steps  # the first gradient had been exchanged
         assert same_bits(out[2], outs[0][2])
     assert why in read_run(tmp_path / "auto").why
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "told"),
+    [
+        ("chosen", "auto", "auto: blocks of "),
+        ("two", "auto", "auto: blocks of 4 minibatches without a probe: there are several optimizers"),
+        ("one", "auto(probe=0)", "auto: blocks of 4 minibatches"),
+        ("one", "auto(within='1%')", "auto: blocks of 4 minibatches"),
+        ("one", "bmuf(period=2, rate_exponent=0.29)", "bmuf: blocks of 2 minibatches"),
+        ("one", "auto(probe=0, rate_exponent=0)", ""),
+        ("one", "bmuf(period=2)", ""),
+    ],
+)
+def test_a_rate_that_is_not_the_programs_is_told(
+    kind: str, rule: str, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where it can be seen without a log, once, and in the log."""
+
+    def program() -> None:
+        torch.manual_seed(1)
+        model = nn.Linear(3, 1)
+        optimizers = [torch.optim.SGD([one], lr=0.1) for one in model.parameters()]
+        one: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        with paceline.attach(model, optimizers if kind == "two" else one, rule, log=tmp_path / "log"):
+            for _ in range(14):
+                model(torch.ones(2, 3)).square().sum().backward()
+                for optimizer in optimizers if kind == "two" else [one]:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+    with caplog.at_level(logging.WARNING, logger="paceline"):
+        paceline.simulate(program, 2, clock=clock(SLOW))
+    said = [record.getMessage() for record in caplog.records if "one worker's" in record.getMessage()]
+    assert len(said) == bool(told)
+    assert all(one.startswith(told) and one.endswith("; the learning rate is 1.22 times one worker's") for one in said)
+    logged = (tmp_path / "log" / "rank-000.jsonl").read_text()
+    assert all(f'"why": {json.dumps(one)}' in logged for one in said)
 
 
 @pytest.mark.parametrize("kind", ["two", "lbfgs", "scaler", "sparse", "arrays"])

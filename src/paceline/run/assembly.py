@@ -117,10 +117,12 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         buffers = _buffer_elements(model)
         chooser = None
         if exchanges and membership is None and transport.world.size > 1:
-            probes = probing.problem(rule, given, owned, settings) == ""
-            chooser = rule_chooser_for(rule, transport, owned, buffers, monitor.spent, probes)
+            unprobed = probing.problem(rule, given, owned, settings)
+            chooser = rule_chooser_for(rule, transport, owned, buffers, monitor.spent, not unprobed)
         tuner = _tuner(chooser.rule if chooser is not None else rule, owned, settings, transport, monitor)
         tuner.measured.chooser = chooser
+        if chooser is not None:
+            tuner.measured.unprobed = unprobed
         on_error.callback(tuner.close)
         sinks = Dispatcher(lambda: transport.world, monitor.totals, tuner.tunables.numbers)
         monitor.told = sinks.progress
@@ -167,6 +169,7 @@ def start(parts: RunParts, run: Any) -> None:
         take_over_state(context, parts.elastic, parts.state, parts.checkpointer)
     elements = sum(p.numel() for _, named in context.owned for _, p in named)
     context.monitor.attached(context.rule.text(), elements, _buffer_elements(context.model))
+    context.tuner.tell_rate()
 
 
 def finish(parts: RunParts) -> None:

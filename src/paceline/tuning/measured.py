@@ -26,6 +26,7 @@ class MeasuredChoices:
         period_controller: set under rules whose period follows measured times.
         chooser: set under rules that a probe chooses.
         period_controller_for: makes the period controller of a rule.
+        unprobed: why no probe can begin; empty if it can, or the rule has none.
     """
 
     def __init__(self, tunables: Tunables) -> None:
@@ -33,6 +34,7 @@ class MeasuredChoices:
         self.period_controller: PeriodController | None = None
         self.chooser: RuleChooser | None = None
         self.period_controller_for: PeriodControllerFor = lambda rule: None
+        self.unprobed = ""
 
     # -- measuring --------------------------------------------------------------------------------
 
@@ -130,8 +132,15 @@ class MeasuredChoices:
         factor = chooser.rate_factor * self._tunables.rates.common
         if self._tunables.rule.schedule.exchanges_blocks:
             self._keep_numbers(before, chooser.asked)
-        why = f"{chooser.asked.name}: {chosen.why}"
-        return why if factor == 1 else f"{why}; the learning rate is {factor:.3g} times one worker's"
+        return f"{chooser.asked.name}: {chosen.why}{_of_one(factor)}"
+
+    def at_once(self) -> str:
+        """That blocks begin at once, with a learning rate that is not the program's; empty if not so."""
+        rule, factor = self._tunables.rule, self._tunables.rates.common
+        if self.probing or factor == 1:
+            return ""
+        why = f" without a probe: {self.unprobed}" if self.unprobed else ""
+        return f"{rule.name}: blocks of {rule.schedule.period} minibatches{why}{_of_one(factor)}"
 
     def _keep_numbers(self, before: Rule, asked: Rule) -> None:
         """Keep the numbers of the rule that were set during the probe."""
@@ -175,3 +184,7 @@ class MeasuredChoices:
                 chooser.renew(steps)
             self._use(chooser)
         return knobs
+
+
+def _of_one(factor: float) -> str:
+    return "" if factor == 1 else f"; the learning rate is {factor:.3g} times one worker's"

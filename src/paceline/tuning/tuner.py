@@ -197,10 +197,19 @@ class Tuner:
             return None
         if not self.rule.schedule.exchanges_blocks:
             self._stack = []  # of numbers that this rule has not
-        if self._world.rank == 0:
-            logger.info("%s", why)
-        self._note("rule", rule=self.rule.text(), why=why, total_minibatches=self.place()[1])
+        self._tell_rule(why)
         return self.rule
+
+    def tell_rate(self) -> None:
+        """At attach: say so where the learning rate is not the program's and no choice of the rule will tell."""
+        if why := self.measured.at_once():
+            self._tell_rule(why)
+
+    def _tell_rule(self, why: str) -> None:
+        """In the log, and where a user sees it without one: the program's output has the rate of one worker."""
+        if self._world.rank == 0:
+            logger.warning("%s", why)
+        self._note("rule", rule=self.rule.text(), why=why, total_minibatches=self.place()[1])
 
     # -- applying ---------------------------------------------------------------------------------
 

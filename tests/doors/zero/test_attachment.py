@@ -145,6 +145,15 @@ def test_optimizers_that_cannot_be_served() -> None:
             model(torch.randn(1, 6))
         del pair
     with zero_lines():
+        model = make_net()
+        around = sgd(model.parameters())
+        around.inner = torch.optim.Adam(model.parameters())  # type: ignore[attr-defined]
+        with pytest.raises(
+            Refusal, match=r"can be attached; add these two lines.*\n.*attach\(model, optimizer.inner\)"
+        ):
+            model(torch.randn(1, 6))
+        del around
+    with zero_lines():
         loose = torch.zeros(3, requires_grad=True)
         nobody = torch.optim.SGD([loose], lr=0.1)
         with pytest.raises(Refusal, match=r"a tensor of shape \(3,\) that no torch module has"):

@@ -44,13 +44,15 @@ def modules(optimizers: list[Optimizer]) -> list[nn.Module]:
 
 def _optimizer_of(optimizers: list[Optimizer]) -> list[tuple[Tensor, str]]:
     """Each trained parameter, with the name of its optimizer."""
-    pairs = [(parameter, type(one).__name__) for one in optimizers for parameter in trained(one)]
-    seen: dict[int, str] = {}
-    for parameter, name in pairs:
-        if id(parameter) in seen:
-            raise refusals.shared_parameter(tuple(parameter.shape), seen[id(parameter)], name)
-        seen[id(parameter)] = name
-    return pairs
+    owner: dict[int, Optimizer] = {}
+    pairs = [(parameter, one) for one in optimizers for parameter in trained(one)]
+    for parameter, one in pairs:
+        first = owner.setdefault(id(parameter), one)
+        if first is not one:
+            inside = next((name for name, value in vars(first).items() if value is one), "")
+            names = type(first).__name__, type(one).__name__
+            raise refusals.shared_parameter(tuple(parameter.shape), *names, inside)
+    return [(parameter, type(one).__name__) for parameter, one in pairs]
 
 
 def _owned(module: nn.Module, place: dict[int, int]) -> set[int]:

@@ -29,12 +29,16 @@ def no_loader(where: str, optimizer: str, workers: int) -> Refusal:
     )
 
 
-def shared_parameter(shape: tuple[int, ...], first: str, second: str) -> Refusal:
-    """Two optimizers step the same parameter."""
-    return Refusal(
+def shared_parameter(shape: tuple[int, ...], first: str, second: str, inside: str) -> Refusal:
+    """Two optimizers step the same parameter; `inside`: the attribute of the first that holds the second, or ""."""
+    why = (
         f"{first} and {second} both train one parameter of shape {shape}, so that it is unknown which of them made "
         "a step of it; give each parameter to one optimizer"
     )
+    if not inside:
+        return Refusal(why)
+    inner = ATTACH.replace("(model, optimizer)   ", f"(model, optimizer.{inside})  ")
+    return refusal(f"{why}. {first} steps by the {second} inside of it, which can be attached", inner, SHARE)
 
 
 def later_optimizer(where: str, name: str) -> Refusal:

@@ -78,7 +78,7 @@ def auto(
     if ema is None:
         ema = AVERAGED if bound is not None else 0.0
     timed = None
-    if probe != 0 and bound is None:
+    if (probe != 0 or probe is False) and bound is None:
         timed = Probe(probe, codec=codec is None, overlap=overlap is None, rate=sync_rate)
     warmup, fragments = options["warmup"], options["fragments"]
     grow = make_growth(options["grow"], options["rate_exponent"])

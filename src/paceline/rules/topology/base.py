@@ -119,5 +119,5 @@ class DirectRoute:
 
 def check_chunks(chunks: object) -> None:
     """Raise `RuleError` unless an exchange can be cut into so many chunks."""
-    if not isinstance(chunks, int) or not 1 <= chunks <= 64:
+    if not isinstance(chunks, int) or isinstance(chunks, bool) or not 1 <= chunks <= 64:
         raise RuleError(f"chunks must be a whole number from 1 to 64, got {chunks!r}")

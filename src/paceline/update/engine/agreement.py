@@ -78,8 +78,8 @@ def check_unchanged(owned: list[tuple[Optimizer, Named]]) -> None:
         if now != known:
             raise UnsupportedError(
                 f"{type(optimizer).__name__} had {len(known)} trainable parameters at attach and has {len(now)} now "
-                f"({len(now - known)} new, {len(known - now)} gone or frozen); close the run and attach again after "
-                "such a change"
+                f"({len(now - known)} new, {len(known - now)} gone or frozen); after such a change close the run "
+                "and attach again; a program that does not attach itself has to make a new optimizer then"
             )
 
 
