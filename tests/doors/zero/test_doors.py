@@ -96,6 +96,36 @@ def test_copies_that_nobody_wished_end_with_an_exit_code(tmp_path: Path) -> None
     assert paceline_run(tmp_path, "print('done')", "--overwrite", "--workers", "1").returncode == 0
 
 
+ADVERSARIES = """
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(0)
+    loader = DataLoader(TensorDataset(torch.randn(64, 6)), batch_size=4, shuffle=True)
+    critic, artist = nn.Linear(6, 1), nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 6))
+    MADE
+    for (x,) in loader:
+        made = artist(torch.randn(len(x), 2))
+        of_critic.zero_grad()
+        (critic(made.detach()).mean() - critic(x).mean()).backward()
+        of_critic.step()
+        of_artist.zero_grad()
+        critic(made).mean().neg().backward()
+        of_artist.step()
+"""
+MADE = ("of_artist = torch.optim.Adam(artist.parameters())", "of_critic = torch.optim.SGD(critic.parameters(), lr=0.1)")
+
+
+def test_a_block_that_ends_between_forward_and_backward_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimizer that was made last steps first, while a graph through the other model waits for its own step."""
+    monkeypatch.setenv("PACELINE_RULE", "bmuf(period=3)")
+    with pytest.raises(Refusal, match=r"train.py:\d+: .*Of Adam, SGD, .*\(SGD\) closes a minibatch"):
+        virtual(tmp_path, ADVERSARIES.replace("MADE", "; ".join(MADE)))
+    (tmp_path / "other").mkdir()
+    virtual(tmp_path / "other", ADVERSARIES.replace("MADE", "; ".join(reversed(MADE))))
+
+
 BY_HAND = """
     import torch
     from pathlib import Path

@@ -35,6 +35,8 @@ from paceline.run.attach_marker import asks_for_help
 from paceline.run.run import Run
 from paceline.run.validation import MARK
 
+CHANGED = "modified by an inplace operation"
+"""In torch's error where a backward pass needs values that are no more."""
 BY_HAND = 10
 """After this many backward passes without an optimizer, the program is taken to step by hand."""
 
@@ -54,6 +56,7 @@ class Zero:
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()  # in their order
         self._served: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # by this run or one before
         self._fresh = False  # an optimizer was made since the last attachment
+        self._steppers: list[str] = []  # of this run, in the order in which they were made
         self._states = StateDicts()
         around = () if streams is None else (Agreement(streams).around,)
         self._loaders = Loaders(worker.size, reporter, self._here, self._attach_if_waiting, *around)
@@ -98,7 +101,12 @@ class Zero:
                 self._backwards += 1
                 if self._backwards == BY_HAND:
                     raise refusals.by_hand(self._here(), self._worker.size)
-            return original(*args, **kwargs)
+            try:
+                return original(*args, **kwargs)
+            except RuntimeError as error:
+                if self._view is not None and len(self._steppers) > 1 and CHANGED in str(error):
+                    raise refusals.across_a_step(self._here(), self._steppers) from error
+                raise
 
         return backward
 
@@ -145,7 +153,7 @@ class Zero:
         numbers = sum(p.numel() for one in optimizers for p in module_discovery.trained(one))
         workers = f"{run.world.size} workers" if run.world.size > 1 else "one worker"
         names = ", ".join(module_discovery.name(root) for root in roots)
-        steppers = [type(one).__name__ for one in optimizers]
+        self._steppers = steppers = [type(one).__name__ for one in optimizers]
         whose = f"its {steppers[0]}" if len(steppers) == 1 else f"{', '.join(steppers)}; the last closes a minibatch"
         self._reporter.say(f"{workers} under {run.rule.text()}: {names} ({numbers:,} trained numbers) and {whose}")
         for one in optimizers if run.world.size > 1 else ():

@@ -41,6 +41,16 @@ def shared_parameter(shape: tuple[int, ...], first: str, second: str, inside: st
     return refusal(f"{why}. {first} steps by the {second} inside of it, which can be attached", inner, SHARE)
 
 
+def across_a_step(where: str, names: list[str]) -> Refusal:
+    """A backward pass goes through a forward pass from before the end of a block."""
+    return Refusal(
+        f"{where}: this backward pass goes through a forward pass from before the step of another optimizer, and a "
+        f"block may have ended there, which writes all parameters. Of {', '.join(names)}, in the order in which they "
+        f"were made, the last ({names[-1]}) closes a minibatch: make the one last that steps last in the loop, or "
+        "compute the forward pass after the other's step"
+    )
+
+
 def later_optimizer(where: str, name: str) -> Refusal:
     """An optimizer was constructed in the middle of a pass."""
     return refusal(

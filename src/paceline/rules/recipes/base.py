@@ -65,7 +65,9 @@ class Recipe:
         known = inspect.signature(self.function).parameters
         for name, value in arguments.items():
             if name not in known:
-                raise RuleError(f"{self.name} has no setting {name!r}{like(name, list(known))}; it has {', '.join(known)}")
+                raise RuleError(
+                    f"{self.name} has no setting {name!r}{like(name, list(known))}; it has {', '.join(known)}"
+                )
             if known[name].annotation == "bool" and not isinstance(value, bool):
                 raise RuleError(f"{name} must be True or False, got {value!r}")
         return replace(self.function(**arguments), name=RecipeCall(self.name, arguments))
