@@ -220,6 +220,35 @@ def test_different_kinds_of_optimizer() -> None:
     on_both(body, MismatchError, "SGD.*Adam|optimizer")
 
 
+class ScheduleFree(torch.optim.SGD):
+    """Between eval() and train() the model has other weights, which follow from the state."""
+
+    def train(self) -> None: ...
+    def eval(self) -> None: ...
+
+
+@pytest.mark.parametrize("rule", ["auto", "bmuf", "bmuf(warmup=4)", "averaging", "asgd", "easgd"])
+def test_an_optimizer_that_swaps_the_models_weights(rule: str) -> None:
+    def body() -> None:
+        model = nn.Linear(3, 1)
+        paceline.attach(model, ScheduleFree(model.parameters(), lr=0.1), rule)
+
+    on_both(body, UnsupportedError, r'ScheduleFree.*eval\(\).*take the rule "sync"')
+
+
+def test_an_optimizer_that_swaps_weights_alone_and_in_synchronous_steps() -> None:
+    def body() -> None:
+        model = nn.Linear(3, 1)
+        run = paceline.attach(model, optimizer := ScheduleFree(model.parameters(), lr=0.1), "sync")
+        backward(model)
+        optimizer.step()
+        run.close()
+
+    simulate(body, 2)
+    model = nn.Linear(3, 1)
+    paceline.attach(model, ScheduleFree(model.parameters(), lr=0.1), "auto").close()
+
+
 # -- later -------------------------------------------------------------------------------------------------------------
 
 

@@ -110,6 +110,8 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         exchanges = rule.exchanges_among(transport.world.size) or membership is not None
         if membership is None:
             validation.check_fixed(rule, transport)
+        if exchanges:
+            validation.check_swapping(rule, owned, transport.world)
 
         monitor = Monitor(EventLog(settings.log, worker), transport)
         loaders = LoaderRegistry(transport.world, settings.seed, monitor.epoch, monitor.waited, monitor.shared)

@@ -125,6 +125,22 @@ def check_rule(rule: Rule, owned: list[tuple[Optimizer, Named]]) -> None:
             )
 
 
+def check_swapping(rule: Rule, owned: list[tuple[Optimizer, Named]], world: World) -> None:
+    """Refuse optimizers that swap the model's weights for evaluation (schedule-free ones), where workers' differ.
+
+    What they swap in follows from their own state, in which every worker would have another one.
+    """
+    for optimizer, _ in () if rule.schedule.is_lockstep(True) else owned:
+        if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
+            raise UnsupportedError(
+                world.sign(
+                    f"{type(optimizer).__name__} swaps the model's weights in its eval() and train(), by a state of "
+                    f"its own, which {rule.text()} does not make common, so that each worker would evaluate and save "
+                    'another model; take the rule "sync", under which all workers have one state, or another optimizer'
+                )
+            )
+
+
 def check_bound(rule: Rule, zero_lines: bool) -> None:
     """Refuse a bound on the held-out loss for programs that cannot log one."""
     if rule.schedule.bound is not None and zero_lines:
