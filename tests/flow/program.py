@@ -51,6 +51,7 @@ class Phase:
         tune: settings that the first worker asks to change, at each of its minibatches.
         books: directory of what the exchanges added.
         timeout: seconds.
+        width: of the model.
     """
 
     books: str
@@ -69,6 +70,7 @@ class Phase:
     tune: dict[str, float] = field(default_factory=dict)
     timeout: float = 30.0
     seed: int = 0
+    width: int = 16
 
 
 class Model(nn.Module):
@@ -77,9 +79,9 @@ class Model(nn.Module):
     entered: Tensor
     slots: Tensor
 
-    def __init__(self, samples: int) -> None:
+    def __init__(self, samples: int, width: int = 16) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.net = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, 1))
         self.register_buffer("entered", torch.zeros(samples, dtype=torch.float64))
         self.register_buffer("slots", torch.zeros(SLOTS, dtype=torch.float64))
 
@@ -102,8 +104,8 @@ class Program:
     def __init__(self, phase: Phase) -> None:
         self.phase = phase
         torch.manual_seed(phase.seed)
-        self.model = Model(phase.samples)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self.model = Model(phase.samples, phase.width)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.8 / phase.width, momentum=0.9)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (1 + 0.001 * step))
         self.run = paceline.attach(self.model, self.optimizer, phase.rule, timeout_s=phase.timeout)
         self.run.include(scheduler=self.scheduler)
@@ -136,7 +138,12 @@ class Program:
         ended = {"worker": self.worker, "steps": self.steps, "state": digest(self.model)}
         tuned = self.run._context.tuner.tunables.state()["factors"]
         ended["rates"] = self.rates
-        return {**ended, "period": getattr(self.run.rule.schedule, "period", None), "tuned": tuned}
+        return {
+            **ended,
+            "period": getattr(self.run.rule.schedule, "period", None),
+            "tuned": tuned,
+            "codec": type(self.run.rule.codec).__name__,
+        }
 
     def look(self) -> None:
         """Write down what exchanges have added since the last look."""

@@ -37,7 +37,7 @@ HALF = Paced(4, pace=Pace(share=0.5, least=1, longest=64))
 def test_the_slowest_link_and_the_usual_step_decide() -> None:
     """e = 6 s of the second worker, c = 2 s of the third: three minibatches."""
     rows: list[Any] = [[True, 1.0, 1.0], [False, 6.0, 9.0], [True, 2.0, 2.0], None]
-    assert PeriodController(Said()).agree(rows, HALF, 8) == (3, "an exchange takes 6 s, a step 2 s")
+    assert PeriodController(Said()).agree(rows, HALF, 8) == ({"period": 3}, "an exchange takes 6 s, a step 2 s")
 
 
 def test_who_looks_when() -> None:
@@ -52,7 +52,7 @@ def test_who_looks_when() -> None:
     controller.stepped(FIRST, 104)
     assert controller.due and controller.said() == (True, 0.1, 0.2)
     assert controller.agree([controller.said()], HALF, FIRST) == (
-        1,
+        {"period": 1},
         "an exchange takes 100 ms, a step 200 ms",
     )
     assert not controller.due and timer.restarts == 1
@@ -66,9 +66,9 @@ def test_who_looks_when() -> None:
 
 def test_the_first_look_is_exact_and_later_ones_are_patient() -> None:
     controller = PeriodController(Said())
-    assert controller.agree([[True, 5.0, 1.0]], HALF, 8) == (6, "an exchange takes 5 s, a step 1 s")
+    assert controller.agree([[True, 5.0, 1.0]], HALF, 8) == ({"period": 6}, "an exchange takes 5 s, a step 1 s")
     assert controller.agree([[True, 5.0, 1.0]], HALF, 80) is None, "4 is enough for 5, but for a fifth"
-    assert controller.agree([[True, 5.1, 1.0]], HALF, 160) == (6, "an exchange takes 5.1 s, a step 1 s")
+    assert controller.agree([[True, 5.1, 1.0]], HALF, 160) == ({"period": 6}, "an exchange takes 5.1 s, a step 1 s")
 
 
 def test_after_a_resume_looks_come_where_they_would_have_come() -> None:

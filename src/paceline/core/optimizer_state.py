@@ -65,6 +65,10 @@ CYCLED = "max_momentum"
 """A torch scheduler that cycles beta1 (OneCycleLR, CyclicLR) puts this key into its groups."""
 
 
+OWN_BETA1 = "own_beta1"
+"""Key of the beta1 of the program, in a group where it was lowered."""
+
+
 def lower_beta1(optimizer: Optimizer, most: float, cycled: bool = False) -> None:
     """Adam's beta1 becomes at most `most`, in every parameter group, or in those whose beta1 a scheduler cycles."""
     for group in optimizer.param_groups:
@@ -72,7 +76,15 @@ def lower_beta1(optimizer: Optimizer, most: float, cycled: bool = False) -> None
             continue
         first, second = group["betas"]
         if first > most:
-            group["betas"] = (most, second)
+            group["betas"], group[OWN_BETA1] = (most, second), [first, most]
+
+
+def restore_beta1(optimizer: Optimizer) -> None:
+    """Adam's beta1 becomes what it was before `lower_beta1`, unless it was changed since."""
+    for group in optimizer.param_groups:
+        own, lowered = group.pop(OWN_BETA1, (None, None))
+        if own is not None and group["betas"][0] == lowered:
+            group["betas"] = (own, group["betas"][1])
 
 
 def keeps_maximum(optimizer: Optimizer) -> bool:

@@ -57,6 +57,12 @@ class CommittingExchanger(Exchanger):
         self._pipeline.close()
         self._connect()
 
+    def follow(self, rule: Rule) -> None:
+        """Continue with the codec of a rule, between two exchanges."""
+        if rule.codec != self.codec:
+            self._rule = rule
+            self.renew()
+
     def pre_vote(self, header: ExchangeHeader) -> ExchangeHeader:
         """The outcome is known after commit; the exchange may be retried."""
         return header

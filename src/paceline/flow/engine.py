@@ -196,6 +196,7 @@ class ElasticEngine:
 
     def follow(self, rule: Rule) -> None:
         """Continue with changed settings of the rule."""
+        self._exchanger.follow(rule)
         if rule is not self.rule:
             self.blocks.retune(rule, self.blocks.schedule.steps)
         self.rule = rule

@@ -19,6 +19,12 @@ they send more than `bmuf(period=8, codec='int8')` (16.6 and 11.6 MB there) and 
 A codec that saves less than a third of the bytes of the row before is left out. That is all of them for Adam, whose
 moments, two thirds of what is sent, are always dense.
 
+Where exchanges take f times as long later, and computing g times, the times of the probe become c g, e_k f and
+
+    x = max(0, f gradient_s - g h),    h = gradient_s - x, what the backward pass hid at the probe
+
+so that it can be told whether another choice would come out (:mod:`paceline.tuning.choice_watch`).
+
 Source: ours.
 """
 
@@ -33,7 +39,7 @@ from paceline.rules.codec import Dense, codec_from_text
 from paceline.rules.outer import Average
 from paceline.rules.payload import Gradient
 from paceline.rules.rule import RecipeCall, Rule
-from paceline.rules.schedule import EveryStep, Paced
+from paceline.rules.schedule import EveryStep, Paced, Probe
 from paceline.rules.schedule.paced import least_period, simple
 
 LADDER = (("dense", 1), ("bf16", 1), ("int8", 2), ("e3m0", None))
@@ -43,6 +49,8 @@ MARGIN = 1.25
 """An overlapped exchange has a quarter more time than it was measured to take."""
 WORTH = 2 / 3
 """A codec's bytes over those of the row before, at most."""
+BACKWARD = 2 / 3
+"""Share of a step in which gradients can be sent (:mod:`paceline.forecast.planner.workload`)."""
 HOPELESS = 2.0
 """Where exchanging gradients takes so many times as long as computing, no overlap hides it."""
 OF_SYNC = ("dimensions", "reproducible", "chunks")
@@ -71,6 +79,16 @@ class ProbeTimes:
         """Whether exchanging gradients during the pass need not be tried."""
         return self.gradient_s > HOPELESS * self.step_s
 
+    def scaled(self, exchange: float, step: float) -> ProbeTimes:
+        """The times where exchanges take `exchange` times as long by now, and computing `step` times."""
+        hidden_s = BACKWARD * self.step_s if self.exposed_s is None else self.gradient_s - self.exposed_s
+        return ProbeTimes(
+            step * self.step_s,
+            exchange * self.gradient_s,
+            max(0.0, exchange * self.gradient_s - step * hidden_s),
+            {codec: exchange * seconds for codec, seconds in self.block_s.items()},
+        )
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -93,6 +111,15 @@ class Choice:
     def json(self) -> dict[str, Any]:
         """For a checkpoint."""
         return asdict(self)
+
+    def like(self, other: Choice) -> bool:
+        """Whether both mean the same rule, but for the period."""
+        return (self.lockstep, self.codec, self.overlap) == (other.lockstep, other.codec, other.overlap)
+
+    @property
+    def short(self) -> str:
+        """In a few words."""
+        return "synchronous steps" if self.lockstep else f"blocks{_written(self.codec)}, {_hidden(self.overlap)}"
 
 
 def worth_it(bytes_of: Mapping[str, int]) -> list[str]:
@@ -121,15 +148,15 @@ def choose(times: ProbeTimes, schedule: Paced) -> Choice | None:
         if times.exposed_s is None:
             return None
         if times.exposed_s * (1 - schedule.pace.share) <= schedule.pace.share * times.step_s:
-            told = f"exchanging gradients keeps a worker for {_s(times.exposed_s)} beside {_s(times.step_s)}"
-            return Choice(True, "", 1, 0, f"synchronous steps: {told} of computing {limit}")
+            told = f"exchanging gradients keeps a worker for {in_seconds(times.exposed_s)}"
+            why = f"synchronous steps: {told} beside {in_seconds(times.step_s)} of computing {limit}"
+            return Choice(True, "", 1, 0, why)
     codec, period, overlap = _blocks(times, schedule)
-    told = f"a gradient exchange takes {_s(times.gradient_s)}"
+    told = f"a gradient exchange takes {in_seconds(times.gradient_s)}"
     if not times.hopeless and times.exposed_s is not None:
-        told = f"exchanging gradients keeps a worker for {_s(times.exposed_s)}"
-    hidden = f"overlapped by {overlap}" if overlap else "not overlapped"
-    written = f", {codec}" if codec else ""
-    why = f"blocks of {period} minibatches{written}, {hidden}: {told} beside {_s(times.step_s)} of computing {limit}"
+        told = f"exchanging gradients keeps a worker for {in_seconds(times.exposed_s)}"
+    kind = f"blocks of {period} minibatches{_written(codec)}, {_hidden(overlap)}"
+    why = f"{kind}: {told} beside {in_seconds(times.step_s)} of computing {limit}"
     return Choice(False, codec, period, overlap, why)
 
 
@@ -162,6 +189,26 @@ def _least(block_s: float, step_s: float, schedule: Paced) -> tuple[int, int]:
         return first, 0
     period = max(first, simple(max(1, math.ceil(MARGIN * block_s / step_s))))
     return period, math.ceil(MARGIN * block_s / (schedule.fragments * step_s))
+
+
+def codec_for(block_s: Mapping[str, float], step_s: float, schedule: Paced, present: str) -> str:
+    """The codec of blocks without overlap; the present one where it nearly fits.
+
+    Args:
+        block_s: codec -> e, in the order of `LADDER`.
+        step_s: c.
+        schedule: that was asked for.
+        present: the codec at present.
+    """
+    plain, names = replace(schedule, overlap=0, probe=Probe(overlap=False)), list(block_s)
+
+    def place(factor: float) -> int:
+        times = ProbeTimes(step_s, 0.0, 0.0, {codec: factor * seconds for codec, seconds in block_s.items()})
+        return names.index(_blocks(times, plain)[0])
+
+    if present not in names:
+        return names[place(1.0)]
+    return names[min(max(names.index(present), place(1 / MARGIN)), place(MARGIN))]
 
 
 def chosen_rule(rule: Rule, choice: Choice, steps: int) -> Rule:
@@ -198,6 +245,12 @@ def without_probe(rule: Rule) -> Rule:
     return replace(rule, schedule=replace(rule.schedule, probe=None)) if has_probe(rule) else rule  # type: ignore[type-var]
 
 
+def chooses_codec(rule: Rule) -> bool:
+    """Whether measured times choose the codec of blocks that began without a probe."""
+    probe = rule.schedule.probe
+    return probe is not None and probe.codec
+
+
 def has_probe(rule: Rule) -> bool:
     """Whether times choose the rule after a probe."""
     return rule.schedule.probe is not None
@@ -221,5 +274,13 @@ def merged(rows: Sequence[Sequence[Any]]) -> tuple[float, float, float | None, l
     )
 
 
-def _s(seconds: float) -> str:
+def _hidden(overlap: int) -> str:
+    return f"overlapped by {overlap}" if overlap else "not overlapped"
+
+
+def _written(codec: str) -> str:
+    return f", {codec}" if codec else ""
+
+
+def in_seconds(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds >= 0.01 else f"{1e3 * seconds:.2g} ms"

@@ -20,6 +20,7 @@ from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.errors import UnsupportedError
 from paceline.observe.event_log import EventLog
 from paceline.observe.sinks.dispatcher import Dispatcher
+from paceline.rules.choice import chooses_codec
 from paceline.rules.rule import Rule
 from paceline.run import probing, validation
 from paceline.run.elastic_join import connect_all, take_over_state
@@ -120,7 +121,8 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         chooser = None
         if exchanges and membership is None and transport.world.size > 1:
             unprobed = probing.problem(rule, given, owned, settings)
-            chooser = rule_chooser_for(rule, transport, owned, buffers, monitor.spent, not unprobed)
+            timed = (monitor.spent, monitor.flights)
+            chooser = rule_chooser_for(rule, transport, owned, buffers, timed, not unprobed)
         tuner = _tuner(chooser.rule if chooser is not None else rule, owned, settings, transport, monitor)
         tuner.measured.chooser = chooser
         if chooser is not None:
@@ -137,6 +139,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
                 rule, transport, owned, buffers, monitor.of_blocks
             )
             tuner.measured.follow_workers()
+            tuner.tunables.codecs = membership is not None and chooses_codec(rule)
             if not tuner.measured.probing:
                 tuner.measured.period_controller = tuner.measured.period_controller_for(tuner.rule)
         state = RunState(context, membership)

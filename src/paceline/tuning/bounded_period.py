@@ -13,6 +13,7 @@ from typing import Any
 from paceline.rules.schedule import Paced
 from paceline.tuning.held_out import HeldOutLog, together
 from paceline.tuning.loss_bound import LossBound, Place
+from paceline.tuning.names import Changes
 from paceline.tuning.period_controller import PeriodController
 from paceline.tuning.timers import Timer
 
@@ -59,10 +60,10 @@ class BoundedPeriod(PeriodController):
 
     # -- on all workers ---------------------------------------------------------------------------
 
-    def agree(self, rows: Sequence[Any], schedule: Paced, blocks: int) -> tuple[int, str] | None:
+    def agree(self, rows: Sequence[Any], schedule: Paced, blocks: int) -> tuple[Changes, str] | None:
         wanted = super().agree([row["times"] for row in rows], replace(schedule, period=self._target), blocks)
         if wanted is not None:
-            self._target = wanted[0]
+            self._target = wanted[0]["period"]
         made, name, found = together([row["held_out"] for row in rows], self.bound.name)
         self._log.heard()
         self.bound.name = name
@@ -70,7 +71,8 @@ class BoundedPeriod(PeriodController):
             self.bound.drop()
             return None
         place = Place(made, schedule.period, self._target, self._log.workers, self._grows)
-        return self.bound.look(place, found)
+        changed = self.bound.look(place, found)
+        return None if changed is None else ({"period": changed[0]}, changed[1])
 
     def among(self, workers: int) -> None:
         self._log.workers = workers

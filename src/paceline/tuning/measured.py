@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What measured times change, alike on all workers: the rule after a probe, then the period of its blocks."""
+"""What measured times change, alike on all workers: the rule after a probe, the period of its blocks, and whether to
+probe again."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 
 from paceline.rules.choice import Choice
 from paceline.rules.rule import Rule
+from paceline.tuning.names import Changes
 from paceline.tuning.period_controller import PeriodController
 from paceline.tuning.rule_chooser import RuleChooser
 from paceline.tuning.tunables import Tunables
@@ -48,20 +50,24 @@ class MeasuredChoices:
         if self.period_controller is not None:
             self.period_controller.stepped(*place())
         if self.chooser is not None:
-            self.chooser.stepped(place()[1])
+            self.chooser.stepped(*place())
 
     def said(self) -> Any:
         """This worker's measurements as JSON values; None before there are enough."""
-        measures = self.chooser if self.probing else self.period_controller
-        return measures.said() if measures is not None else None
+        if self.chooser is None:
+            return self.period_controller.said() if self.period_controller is not None else None
+        pace = self.period_controller.said() if self.period_controller is not None else None
+        return [pace, self.chooser.said()]
 
-    def agree(self, measured: Sequence[Any], blocks: int) -> tuple[int, str] | None:
-        """Choose, the same on every worker; (a new period, why), or None. `measured`: `said` of each worker."""
-        if self.chooser is not None and self.probing:
-            self.chooser.agree(measured)
-        elif self.period_controller is not None:
-            return self.period_controller.agree(measured, self._tunables.rule.paced, blocks)
-        return None
+    def agree(self, measured: Sequence[Any], blocks: int) -> tuple[Changes, str] | None:
+        """Choose, the same on every worker; (what else changes, why), or None. `measured`: `said` of each worker."""
+        if self.chooser is not None:
+            of_chooser = [row[1] for row in measured]
+            measured = [row[0] for row in measured]
+            (self.chooser.agree if self.probing else self.chooser.reconsider)(of_chooser)
+        if self.period_controller is None or self.again:
+            return None
+        return self.period_controller.agree(measured, self._tunables.rule.paced, blocks)
 
     def among(self, workers: int) -> None:
         """The membership changed: so many workers train from now on."""
@@ -97,6 +103,16 @@ class MeasuredChoices:
         return self.chooser is not None and self.chooser.probing
 
     @property
+    def samples(self) -> bool:
+        """Whether the next step is synchronous and timed."""
+        return self.chooser is not None and self.chooser.samples
+
+    @property
+    def again(self) -> bool:
+        """Whether a new probe has been agreed on, and has not begun."""
+        return self.chooser is not None and bool(self.chooser.again)
+
+    @property
     def sends_early(self) -> bool:
         """Whether gradients are exchanged during the backward pass."""
         return self.chooser is None or self.chooser.early
@@ -127,12 +143,13 @@ class MeasuredChoices:
             return None
         before = self._tunables.rule
         chooser.pending = False
+        chooser.watch()
         self._use(chooser)
         self._tunables.scale_rates(chooser.rate_factor)
         factor = chooser.rate_factor * self._tunables.rates.common
         if self._tunables.rule.schedule.exchanges_blocks:
             self._keep_numbers(before, chooser.asked)
-        return f"{chooser.asked.name}: {chosen.why}{_of_one(factor)}"
+        return f"{chooser.asked.name}: {chooser.told()}{_of_one(factor)}"
 
     def at_once(self) -> str:
         """That blocks begin at once, with a learning rate that is not the program's; empty if not so."""
@@ -141,6 +158,20 @@ class MeasuredChoices:
             return ""
         why = f" without a probe: {self.unprobed}" if self.unprobed else ""
         return f"{rule.name}: blocks of {rule.schedule.period} minibatches{why}{_of_one(factor)}"
+
+    def probe_again(self, steps: int) -> str:
+        """Begin the probe that was agreed on, after `steps` steps of this worker; returns why, for display."""
+        chooser, before = self.chooser, self._tunables.rule
+        assert chooser is not None
+        why, held = chooser.again, self.period_controller is not None and self.period_controller.held
+        self._tunables.scale_rates(1.0, over=chooser.rate_factor)
+        chooser.probe_again(steps)
+        self._use(chooser)
+        if before.schedule.exchanges_blocks:
+            rule = self._tunables.rule = replace(self._tunables.rule, outer=before.outer)
+            if held:
+                self._tunables.rule = replace(rule, schedule=replace(rule.paced, period=before.schedule.period))
+        return f"{chooser.asked.name}: {why}"
 
     def _keep_numbers(self, before: Rule, asked: Rule) -> None:
         """Keep the numbers of the rule that were set during the probe."""

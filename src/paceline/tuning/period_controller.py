@@ -17,12 +17,13 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from paceline.communication import Transport
 from paceline.core.optimizer_state import Owned, moments
+from paceline.core.world import World
 from paceline.rules.codec import Layout
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Paced
 from paceline.rules.traffic import bytes_per_block
+from paceline.tuning.names import Changes
 from paceline.tuning.timers import Timer
 
 FIRST = 8
@@ -64,22 +65,35 @@ class PeriodController:
         found = self._timer.measured()
         return None if found is None else (self._timely, *found)
 
-    def agree(self, rows: Sequence[Any], schedule: Paced, blocks: int) -> tuple[int, str] | None:
-        """(new period, why), the same on every worker; None if the present one stays.
+    def agree(self, rows: Sequence[Any], schedule: Paced, blocks: int) -> tuple[Changes, str] | None:
+        """(what changes, why), the same on every worker; None if the present period stays.
 
         Args:
             rows: `said` of each worker.
             schedule: at present.
             blocks: that have been exchanged.
         """
+        found = self._together(rows)
+        return None if found is None else self._follow(*found, schedule, blocks)
+
+    def _together(self, rows: Sequence[Any]) -> tuple[float, float] | None:
+        """(e, c) of all workers; None where none looks."""
         measured = [(float(row[1]), float(row[2])) for row in rows if row]
         if self.held or not any(row[0] for row in rows if row):
             return None
-        exchange_s, step_s = max(e for e, _ in measured), median(c for _, c in measured)
+        return max(e for e, _ in measured), median(c for _, c in measured)
+
+    def _follow(self, exchange_s: float, step_s: float, schedule: Paced, blocks: int) -> tuple[Changes, str] | None:
+        """The period that these times want."""
         period = schedule.period_for(exchange_s, step_s, self._settled)
+        self._looked(blocks)
+        if period == schedule.period:
+            return None
+        return {"period": period}, reason(schedule, period, exchange_s, step_s)
+
+    def _looked(self, blocks: int) -> None:
         self._settled, self._next = True, blocks + AGAIN
         self._timer.restart()
-        return None if period == schedule.period else (period, reason(schedule, period, exchange_s, step_s))
 
     def renew(self) -> None:
         """Look again as soon as something is measured."""
@@ -125,14 +139,13 @@ class PeriodController:
         self._timer.restart()
 
 
-def block_bytes(rule: Rule, transport: Transport, owned: Owned, buffers: int, rank: int) -> int:
-    """Bytes that worker `rank` sends for one exchange of the whole model."""
+def block_bytes(rule: Rule, world: World, owned: Owned, buffers: int, rank: int) -> int:
+    """Bytes that worker `rank` of `world` sends for one exchange of the whole model."""
     riding = 0
     for optimizer, named in owned:
         if rule.delta.resolve(optimizer) in ("average", "compensate"):
             riding += len(moments(optimizer)) * sum(p.numel() for _, p in named)
     layout = Layout.of(tuple(p.shape) for _, named in owned for _, p in named)
-    world = transport.world
     return bytes_per_block(rule, world.size, layout, buffers + riding, 0, rank=rank, hosts=world.hosts)
 
 

@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the controller of the period: by which clock, and with or without a bound on the held-out loss."""
+"""Makes the controller of the period: by which clock, and whether with a bound on the held-out loss, or the codec."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from paceline.communication import Transport
 from paceline.core.optimizer_state import Owned
+from paceline.core.world import World
+from paceline.rules.choice import LADDER, chooses_codec, worth_it
+from paceline.rules.codec import codec_from_text
 from paceline.rules.rule import Rule
 from paceline.tuning.bounded_period import BoundedPeriod
+from paceline.tuning.codec_controller import CodecController
 from paceline.tuning.period_controller import PeriodController, block_bytes
 from paceline.tuning.timers import NoTimer, SimulatedTimer, Timer, WallTimer
 
 logger = logging.getLogger("paceline")
+TWO = World(0, 2, 0, 1, "one", ("one", "two"))
+"""For what codecs send, in proportion; the number of workers of an elastic run changes."""
 
 
 def period_controller_for(
@@ -35,7 +42,7 @@ def period_controller_for(
     if cluster is None:
         timer = WallTimer(exchanged)
     elif cluster.timed:
-        nbytes = block_bytes(rule, transport, owned, buffers, world.rank)
+        nbytes = block_bytes(rule, world, owned, buffers, world.rank)
         timer = SimulatedTimer(cluster.clock, rule.blocks, world.rank, world.size, nbytes)
     elif world.rank == 0:
         logger.warning(
@@ -43,4 +50,10 @@ def period_controller_for(
             "simulate(.., clock=Clock(..)) gives them a clock",
             schedule.period,
         )
-    return PeriodController(timer) if schedule.bound is None else BoundedPeriod(timer, rule.paced, world.size)
+    if schedule.bound is not None:
+        return BoundedPeriod(timer, rule.paced, world.size)
+    if chooses_codec(rule):
+        coded = {codec: replace(rule, codec=codec_from_text(codec)) for codec, _ in LADDER}
+        sent = {codec: block_bytes(one, TWO, owned, buffers, 0) for codec, one in coded.items()}
+        return CodecController(timer, {codec: sent[codec] for codec in worth_it(sent)})
+    return PeriodController(timer)

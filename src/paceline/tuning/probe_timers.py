@@ -27,10 +27,10 @@ from torch import Tensor
 
 from paceline.communication.base import CompletedOperation
 from paceline.communication.virtual.clock import Clock
+from paceline.rules.choice import BACKWARD
 from paceline.rules.codec import Layout, Steps, codec_from_text
+from paceline.tuning.timers import ring_s
 
-BACKWARD = 2 / 3
-"""Share of a step in which gradients can be sent (:mod:`paceline.forecast.planner.workload`)."""
 SLOWER = 1.05
 SAMPLE = 1 << 20
 """Elements on which a codec is timed."""
@@ -116,9 +116,9 @@ class SimulatedProbeTimer:
     def stepped(self, steps: int) -> None:
         self._made, self._steps = self._made + 1, steps
 
-    def resumed(self, made: int) -> None:
-        """Continue after `made` steps of the probe."""
-        self._made = made
+    def resumed(self, made: int, steps: int) -> None:
+        """Continue after `made` steps of the probe, and `steps` of this worker."""
+        self._made, self._steps = made, steps
 
     @property
     def early(self) -> bool:
@@ -130,16 +130,19 @@ class SimulatedProbeTimer:
         step_s = median(
             self._clock.compute_s(self._rank, step) for step in range(self._steps - self._half, self._steps)
         )
-        rounds = 2 * (self._workers - 1)
-        to, piece, first = (self._rank + 1) % self._workers, -(-self._nbytes // rounds), self._steps * rounds
-        ring_s = sum(self._clock.message_s(self._rank, to, piece, first + k) for k in range(rounds))
+        gradient_s = ring_s(self._clock, self._rank, self._workers, self._nbytes, self._steps)
         if self._made < self._probe:
-            return step_s, ring_s, None
-        return step_s, ring_s, max(ring_s / self._chunks, ring_s - (1 - 1 / self._chunks) * BACKWARD * step_s)
+            return step_s, gradient_s, None
+        return step_s, gradient_s, exposed_s(gradient_s, self._chunks, step_s)
 
     def codec_s(self, codec: str, elements: int) -> float:
         """None: the simulated clock has no codecs."""
         return 0.0
+
+
+def exposed_s(gradient_s: float, chunks: int, step_s: float) -> float:
+    """x, what the backward pass leaves of an exchange of gradients in evenly spaced chunks."""
+    return max(gradient_s / chunks, gradient_s - (1 - 1 / chunks) * BACKWARD * step_s)
 
 
 class _Pair:

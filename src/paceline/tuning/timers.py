@@ -105,15 +105,18 @@ class SimulatedTimer:
         steps = range(max(0, self._steps - MOST), self._steps)
         step_s = median(self._clock.compute_s(self._rank, step) for step in steps)
         parts, hidden_s = self._schedule.fragments, self._schedule.overlap * step_s
-        return parts * max(0.0, self._ring_s() / parts - hidden_s), step_s
-
-    def _ring_s(self) -> float:
-        rounds = 2 * (self._workers - 1)
-        to, piece, first = (self._rank + 1) % self._workers, -(-self._nbytes // rounds), self._blocks * rounds
-        return sum(self._clock.message_s(self._rank, to, piece, first + k) for k in range(rounds))
+        whole_s = ring_s(self._clock, self._rank, self._workers, self._nbytes, self._blocks)
+        return parts * max(0.0, whole_s / parts - hidden_s), step_s
 
     def restart(self) -> None:
         """There is nothing to forget."""
+
+
+def ring_s(clock: Clock, rank: int, workers: int, nbytes: int, number: int) -> float:
+    """r, seconds of exchange `number` of so many bytes from each of N workers."""
+    rounds = 2 * (workers - 1)
+    to, piece, first = (rank + 1) % workers, -(-nbytes // rounds), number * rounds
+    return sum(clock.message_s(rank, to, piece, first + k) for k in range(rounds))
 
 
 class NoTimer:

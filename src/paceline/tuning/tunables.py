@@ -26,8 +26,9 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from paceline.errors import RuleError, UnsupportedError
+from paceline.rules.codec import codec_from_text, codec_name
 from paceline.rules.rule import Rule
-from paceline.tuning.names import OF_RULES, Changes, checked, split
+from paceline.tuning.names import MEASURED, OF_RULES, Changes, checked, split
 from paceline.tuning.rates import Group, Rates, write_rate
 
 OUTER = ("momentum", "lr", "gain")
@@ -44,10 +45,11 @@ class Tunables:
     Attributes:
         rule: at present.
         workers: N at present, as the rule counts them; the same on all workers whenever a setting changes.
+        codecs: whether measured times change the codec of the rule, too.
     """
 
     def __init__(self, optimizers: list[Optimizer], rule: Rule, workers: int) -> None:
-        self.rule, self.workers = rule, workers
+        self.rule, self.workers, self.codecs = rule, workers, False
         self.rates = Rates(optimizers)
 
     # -- checking ---------------------------------------------------------------------------------
@@ -117,18 +119,21 @@ class Tunables:
 
     def _rule_with(self, rule: Rule, changes: Changes) -> Rule:
         """The rule with other numbers; `RuleError` if it cannot have them."""
-        for name in changes:
+        for name in changes.keys() - {MEASURED}:
             if name not in self._of_rule():
                 raise UnsupportedError(f"{name}: {rule.text()} has no such setting; {self._can()}")
         schedule: Any = rule.schedule
         if "period" in changes:
             schedule = replace(schedule, period=changes["period"])
+        codec = codec_from_text(changes[MEASURED]) if MEASURED in changes else rule.codec
         outer = self._outer_with(rule, changes)
-        return replace(rule, schedule=schedule, outer=outer) if changes else rule
+        return replace(rule, schedule=schedule, codec=codec, outer=outer) if changes else rule
 
     def _outer_with(self, rule: Rule, changes: Changes) -> Any:
         outer: Any = rule.outer
-        given = {name.removeprefix("outer_"): value for name, value in changes.items() if name != "period"}
+        given = {
+            name.removeprefix("outer_"): value for name, value in changes.items() if name not in ("period", MEASURED)
+        }
         if not given:
             return outer
         if len(given) == 3:
@@ -149,8 +154,9 @@ class Tunables:
 
     def apply(self, changes: Changes) -> None:
         """Make changes that passed `check`."""
-        self.rule = self._rule_with(self.rule, {name: value for name, value in changes.items() if name in OF_RULES})
-        for name in sorted(changes.keys() - set(OF_RULES), key=lambda name: ("@" in name, name)):  # one group's last
+        of_rule = {name: value for name, value in changes.items() if name in (*OF_RULES, MEASURED)}
+        self.rule = self._rule_with(self.rule, of_rule)
+        for name in sorted(changes.keys() - of_rule.keys(), key=lambda name: ("@" in name, name)):  # one group's last
             for number, _, group in self._groups(name):
                 self._set(split(name)[0], changes[name], number, group)
 
@@ -165,10 +171,10 @@ class Tunables:
         else:
             group[base] = tuple(value) if base == "betas" else value
 
-    def scale_rates(self, factor: float) -> None:
-        """Multiply all learning rates."""
-        for number in range(len(self.rates.groups())) if factor != 1 else ():
-            self.rates.scale(number, factor * self.rates.factor(number))
+    def scale_rates(self, factor: float, over: float = 1.0) -> None:
+        """Multiply all learning rates by factor / over."""
+        for number in range(len(self.rates.groups())) if factor != over else ():
+            self.rates.scale(number, factor * self.rates.factor(number) / over)
 
     @property
     def rate(self) -> float:
@@ -184,6 +190,9 @@ class Tunables:
         """Present values: one if all groups have the same, else a list; rates include their factors."""
         shown: dict[str, Any] = {}
         for name in names:
+            if name == MEASURED:
+                shown[name] = codec_name(self.rule.codec)
+                continue
             base, _ = split(name)
             if base in OF_RULES:
                 shown[name] = self._shown(base)
@@ -220,6 +229,8 @@ class Tunables:
         found: dict[str, Any] = {"rule": self._rule_state() if changes.keys() & set(OF_RULES) else None, "groups": []}
         if found["rule"] is not None and "period" not in changes:
             found["rule"]["period"] = None  # the period controller may change it meanwhile
+        if found["rule"] is not None:
+            found["rule"].pop(MEASURED, None)
         for name in changes.keys() - set(OF_RULES):
             base, _ = split(name)
             for number, _, group in self._groups(name):
@@ -250,14 +261,16 @@ class Tunables:
 
     def _rule_state(self) -> dict[str, Any]:
         outer = {field: getattr(self.rule.outer, field) for field in OUTER if "gain" in self._of_rule()}
-        return {"period": self.rule.schedule.period, "outer": outer}
+        found = {"period": self.rule.schedule.period, "outer": outer}
+        return {**found, MEASURED: codec_name(self.rule.codec)} if self.codecs else found
 
     def _load_rule(self, saved: dict[str, Any]) -> None:
         schedule: Any = self.rule.schedule
         outer: Any = self.rule.outer
         if "period" in self._of_rule() and saved["period"] is not None:
             schedule = replace(schedule, period=saved["period"])
-        self.rule = replace(self.rule, schedule=schedule, outer=replace(outer, **saved["outer"]))
+        codec = codec_from_text(saved[MEASURED]) if self.codecs and MEASURED in saved else self.rule.codec
+        self.rule = replace(self.rule, schedule=schedule, codec=codec, outer=replace(outer, **saved["outer"]))
 
     # -- checkpoints ------------------------------------------------------------------------------
 

@@ -154,7 +154,7 @@ class Tuner:
         requests, verdicts, measured = gathered
         found = self.measured.agree(measured, self.place()[0])
         if found is not None:
-            self._decided.append(TuneRequest({"period": found[0]}, False, 0, why=found[1]))
+            self._decided.append(TuneRequest(found[0], False, 0, why=found[1]))
         self._asked = [one for one in self._asked if one not in requests]
         for number, request in enumerate(requests):
             problems = [(rank, row[number]) for rank, row in enumerate(verdicts) if row[number]]
@@ -176,8 +176,8 @@ class Tuner:
 
     def _problem(self, request: TuneRequest) -> str:
         """Why this worker cannot apply a request; empty if it can."""
-        if request.revert:
-            return ""  # whether there is a change to undo depends on the requests before it
+        if request.revert or request.why:
+            return ""  # whether there is a change to undo depends on the requests before it; measured ones fit
         try:
             self.tunables.check(flat(request.changes))
         except PacelineError as error:
@@ -198,6 +198,11 @@ class Tuner:
         if not self.rule.schedule.exchanges_blocks:
             self._stack = []  # of numbers that this rule has not
         self._tell_rule(why)
+        return self.rule
+
+    def probe_again(self) -> Rule:
+        """The rule of a probe that was agreed on; it takes effect now."""
+        self._tell_rule(self.measured.probe_again(self.place()[1]))
         return self.rule
 
     def tell_rate(self) -> None:
@@ -271,7 +276,8 @@ class Tuner:
         if request.why:
             about["why"] = request.why
             if self._world.rank == 0:
-                logger.info("period %d -> %d: %s", *(request.values or {})["period"], request.why)
+                moved = (f"{name} {was} -> {now}" for name, (was, now) in (request.values or {}).items())
+                logger.info("%s: %s", ", ".join(moved), request.why)
         self._note("tune", **about, total_minibatches=request.minibatch)
         if request.by == self._world.rank and request.request_file:
             self._request_files.answer(request.request_file, {"applied": True, **about, "minibatch": request.minibatch})

@@ -10,7 +10,7 @@ from paceline.rules.codec.half import Half
 from paceline.rules.codec.int8 import Int8
 from paceline.rules.codec.layout import Layout, Matrix
 from paceline.rules.codec.low_rank import LowRank
-from paceline.rules.codec.named import CODECS, codec_from_text
+from paceline.rules.codec.named import CODECS, codec_from_text, codec_name
 from paceline.rules.codec.one_bit import OneBit
 from paceline.rules.codec.sign import Sign
 from paceline.rules.codec.top_k import TopK
@@ -36,4 +36,5 @@ __all__ = [
     "Warmed",
     "Wire",
     "codec_from_text",
+    "codec_name",
 ]

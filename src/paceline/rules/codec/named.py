@@ -52,3 +52,12 @@ def codec_from_text(text: str) -> Codec:
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise RuleError(f"{name} has no setting {setting!r}; {has}{like(setting, known)}")
     return CODECS[name](**settings)
+
+
+def codec_name(codec: Codec) -> str:
+    """The name of a codec with the settings that it has by default.
+
+    Raises:
+        KeyError: it has others.
+    """
+    return {make(): name for name, make in CODECS.items()}[codec]

@@ -141,6 +141,7 @@ class Exchanger:
             summary = pending_header.summary()
             if summary.weight > 0:
                 chunk.prepare(total, summary)
+            pending_header.arrived_s = self.transport.now()
             return total, state
 
         return self._pipeline.start(steps(), eager=True)
@@ -174,10 +175,13 @@ class PendingHeader:
         exchanger: the connection.
         header: this worker's.
         summary: given where all headers are known already (from a checkpoint).
+
+    Attributes:
+        arrived_s: with overlap, when the last chunk had arrived by the transport's clock; 0 before.
     """
 
     def __init__(self, exchanger: Exchanger, header: ExchangeHeader, summary: ExchangeSummary | None = None) -> None:
-        self._exchanger, self.header = exchanger, header
+        self._exchanger, self.header, self.arrived_s = exchanger, header, 0.0
         self._lock = threading.Lock()
         self._summary = summary
         if summary is None:
@@ -220,7 +224,7 @@ class InFlightExchange:
         self._factor, self._number, self._in_flight = 0.0, 0, 0
         self._left = deque[Chunk]()
         self._under_way = deque(under_way)
-        self._spent_s = 0.0
+        self._spent_s = self._began_s = 0.0
 
     @classmethod
     def start(
@@ -245,7 +249,7 @@ class InFlightExchange:
             flight._left.extend(chunks)
             flight._factor = 0.0
         flight._fill_up()
-        flight._spent_s = exchanger.transport.now() - began
+        flight._spent_s, flight._began_s = exchanger.transport.now() - began, began
         return flight
 
     @classmethod
@@ -308,7 +312,9 @@ class InFlightExchange:
                 else:
                     chunk.land(total, summary)
             self._fill_up()
-        timing.exchange_s = self._spent_s + now() - began - timing.wait_s
+        timing.exchange_s = timing.flight_s = self._spent_s + now() - began - timing.wait_s
+        if self.overlapped:
+            timing.flight_s = max(0.0, self._pending_header.arrived_s - self._began_s) if self._began_s else 0.0
         if failure is not None:
             raise failure
         assert summary is not None

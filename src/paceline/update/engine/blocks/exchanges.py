@@ -36,8 +36,7 @@ class BlockExchanges:
         blocks.schedule.stepped()
         for fragment in blocks.landing():
             self.land(fragment)
-        self._read_requests(rests=False)
-        if blocks.due():
+        if self._read_requests(rests=False) and blocks.due():
             self._end_block(leaving=False, idle=idle)
             self._read_requests(rests=False)
 
@@ -69,11 +68,14 @@ class BlockExchanges:
         for fragment in sorted(self.blocks.schedule.made):
             self.land(fragment)
 
-    def _read_requests(self, rests: bool) -> None:
-        """Agree on the tuning requests that are due, and apply them."""
+    def _read_requests(self, rests: bool) -> bool:
+        """Agree on the tuning requests that are due, and apply them; whether blocks go on."""
         while (now := self.blocks.requests_due(rests)) is not None:
             self._retuning.agree()
             self._retuning.apply(now)
+            if self._run.tuner.measured.again:
+                return False
+        return True
 
     def merge(self) -> None:
         """End the current block of every fragment, at any number of minibatches."""
@@ -88,12 +90,23 @@ class BlockExchanges:
         blocks.align(blocks.schedule.begun)
         self._retuning.apply(blocks.schedule.steps)
 
-    def finish(self) -> None:
-        """Exchange every fragment once more after all workers are done, and leave the global model in the user's."""
+    def flush(self, leaving: bool) -> None:
+        """End the blocks: each fragment is exchanged once more, and this worker waits for the result."""
+        self.land_all()
+        for _ in self.blocks.updates:
+            self._end_block(leaving, waits=True)
+
+    def finish(self) -> bool:
+        """Exchange every fragment once more after all workers are done, and leave the global model in the user's.
+
+        False if the workers that have data agree to probe again; then blocks are not over.
+        """
         quiet = 0
         while quiet < len(self.blocks.updates):
-            self._read_requests(rests=True)
+            if not self._read_requests(rests=True):
+                return False
             summary = self._end_block(leaving=True)
             assert summary is not None
             quiet = quiet + 1 if summary.all_leaving else 0
         global_model.settle(self.blocks.global_parts)
+        return True

@@ -75,7 +75,10 @@ class BlockUpdate:
             self.state.take_mean_norms()
 
     def retune(self, rule: Rule) -> None:
-        """Continue with other numbers of the rule; an in-flight exchange keeps its own."""
+        """Continue with other numbers of the rule; an in-flight exchange keeps its own. Another codec, which comes
+        between two exchanges, begins without residuals."""
+        if rule.codec != self.numbers.rule.codec:
+            self.chunks = []
         self.numbers.rule, self._period = rule, rule.schedule.period
         for one in self.state.parameters:
             one.retune(rule.merging)
@@ -191,8 +194,7 @@ class BlockUpdate:
         self.state.capture()
 
     def take_momentum(self, earlier: BlockUpdate) -> None:
-        """Go on with the count and the outer state of earlier blocks, before the first block begins; without their
-        look-ahead."""
+        """Go on with the count and the outer state of earlier blocks, after `capture`; without their look-ahead."""
         self.numbers.restart(earlier.numbers.block, earlier.numbers.rho)
         for state, was in zip(self.state.parameters, earlier.state.parameters, strict=True):
             for name, tensor in was.tensors.items():

@@ -12,7 +12,7 @@ from paceline.checkpoint import ExchangePosition
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.data.ledger.leases import Leases
 from paceline.rules.rule import Rule
-from paceline.update.engine import exit_handling, global_model
+from paceline.update.engine import exit_handling
 from paceline.update.engine.blocks import saved as saved_blocks
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 from paceline.update.engine.collective.parts import assemble, blocks_of
@@ -84,7 +84,8 @@ class Engine:
     @property
     def exchanged(self) -> int:
         """Blocks that have been exchanged."""
-        return self.blocks.block if self.blocks is not None else 0
+        blocks = self.blocks or self._parts.earlier
+        return blocks.block if blocks is not None else 0
 
     @property
     def steps_committed(self) -> int:
@@ -170,16 +171,20 @@ class Engine:
 
     def state(self) -> dict[str, Any]:
         self._parts.gradients.withdraw()
-        return {
+        found = {
             "blocks": saved_blocks.save(self.blocks) if self.blocks is not None else [],
             "gradients": [saved_gradients.save(update) for update in self.gradients],
             "sequence": [exchanger.sequence for exchanger in self._parts.exchangers],
         }
+        earlier = self._parts.earlier
+        return found if earlier is None else {**found, "earlier": saved_blocks.save(earlier)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Load a result of `state`; after the optimizers' own state."""
         if self.blocks is not None:
             saved_blocks.load(self.blocks, state["blocks"])
+        if (rows := state.get("earlier")) is not None:
+            self._parts.load_earlier(rows)
         self._parts.follow_progress()
         for update, row in zip(
             self.gradients, state["gradients"], strict=False
@@ -208,8 +213,7 @@ class Engine:
             if blocks is not None:
                 saved_blocks.reshard(blocks, rows)
             if blocks is not None and tuner.measured.probing:
-                global_model.settle(blocks.global_parts)
-                parts.earlier = blocks
+                parts.begin_with(blocks)
             self._parts.follow_progress()
             for update, row in zip(self.gradients, gradients, strict=False):
                 if row["order"] is not None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from paceline.communication import Transport
 from paceline.core.flat import Fragment
+from paceline.core.optimizer_state import restore_beta1
 from paceline.rules.codec import Dense
 from paceline.rules.rule import Rule
 from paceline.rules.topology import Flat
-from paceline.update.engine import agreement
+from paceline.update.engine import agreement, global_model
+from paceline.update.engine.blocks import saved as saved_blocks
 from paceline.update.engine.blocks.exchanges import BlockExchanges
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 from paceline.update.engine.blocks.retuning import Retuning
@@ -35,8 +38,8 @@ class Parts:
         gradients: the exchanges of gradients.
         blocks: those of blocks, if the rule has blocks and there are several workers.
         retuning: changes the rule's numbers.
-        earlier: the blocks of a checkpoint of another number of workers, until those after the probe take over their
-            momentum.
+        earlier: the blocks of before a probe, or of a checkpoint of another number of workers, until those after the
+            probe take over their momentum.
     """
 
     run: RunContext
@@ -67,7 +70,7 @@ class Parts:
     def end_warmup(self, summary: ExchangeSummary) -> None:
         """The warm-up is over: all workers, also leaving ones, take the same start for the first block."""
         progress = self.run.progress
-        rule = self.run.tuner.take_choice()
+        rule, earlier = self.run.tuner.take_choice(), self.earlier
         if rule is not None:
             self.adopt(rule)
         progress.warm = True
@@ -77,6 +80,9 @@ class Parts:
                 blocks.prepare()
                 even_out(self.run.transport, summary, self.outer_fragments)
                 blocks.capture()
+            if earlier is not None:
+                for update, before in zip(blocks.updates, earlier.updates, strict=True):
+                    update.take_momentum(before)
             blocks.entered = [progress.steps] * len(blocks.updates)
         self._leave_lockstep()
         self.gradients.context.read_requests(summary)
@@ -85,7 +91,9 @@ class Parts:
     # -- a rule that a probe chooses --------------------------------------------------------------
 
     def follow_choice(self) -> None:
-        """After a step: let a choice of the rule take effect, if one was made."""
+        """After a step: let a choice of the rule take effect, if one was made, or a new probe begin."""
+        if self.run.tuner.measured.again:
+            self.probe_again(leaving=False)
         choice = self.run.tuner.measured.chosen
         if choice is None:
             return
@@ -94,13 +102,46 @@ class Parts:
         elif (rule := self.run.tuner.take_choice()) is not None:
             self.adopt(rule)
 
+    def probe_again(self, leaving: bool) -> None:
+        """Begin the probe that all workers agreed on, from the global model.
+
+        Args:
+            leaving: whether this worker has no more data.
+        """
+        if self.blocks is not None:
+            self.blocks.flush(leaving)
+            self.begin_with(self.blocks.blocks)
+        self.adopt(self.run.tuner.probe_again())
+
+    def begin_with(self, earlier: FragmentedModel) -> None:
+        """Begin a probe with the global model of earlier blocks, whose momentum later ones take over."""
+        global_model.settle(earlier.global_parts)
+        for update in earlier.updates:
+            update.forget()
+        self._lay_aside(earlier)
+
+    def _lay_aside(self, earlier: FragmentedModel) -> None:
+        """Keep blocks for those after the probe; they no longer adapt the optimizers' settings."""
+        self.earlier = earlier
+        earlier.release()
+        for optimizer, _ in self.run.owned:
+            restore_beta1(optimizer)
+
+    def load_earlier(self, rows: list[dict[str, Any]]) -> None:
+        """In a probe, take the blocks of before it from a checkpoint."""
+        earlier = blocks_of(self.run, self.run.rule, self.exchanger)
+        assert earlier is not None
+        saved_blocks.load(earlier, rows)
+        self._lay_aside(earlier)
+
     def adopt(self, rule: Rule) -> None:
         """Continue with another schedule, codec or overlap; blocks, if there are any, begin anew."""
-        blocks = None
-        if self._builds(rule):
+        blocks, builds = None, self._builds(rule)
+        if builds or self.blocks is not None:
             old, self.exchanger = self.exchanger, _exchanger(self.run, rule)
             self.exchanger.sequence, self.exchanger.left = old.sequence, old.left
             old.close()
+        if builds:
             blocks = blocks_of(self.run, rule, self.exchanger)
         self.retuning.begin(rule, blocks)
         if self.blocks is not None:
@@ -108,10 +149,8 @@ class Parts:
         self.blocks = None
         if blocks is not None:
             self.blocks = BlockExchanges(self.run, blocks, self.exchanger, self.retuning)
-            if self.earlier is not None:
-                for update, before in zip(blocks.updates, self.earlier.updates, strict=True):
-                    update.take_momentum(before)
-        self.earlier = None
+        if not self.run.tuner.measured.probing:
+            self.earlier = None
         self._follow_schedule(rule)
 
     def follow(self, rule: Rule) -> None:

@@ -15,13 +15,18 @@ def shut_down(parts: Parts) -> None:
     parts.gradients.withdraw()
     if parts.blocks is not None:
         parts.blocks.land_all()
-    if progress.lockstep:
-        _finish_lockstep(parts)
-    blocks = parts.blocks  # a probe may have ended
-    if not progress.lockstep and parts.host is not None:
-        _finish_host(parts, parts.host)
+    over = False
+    while not over:  # a probe may end meanwhile, or begin
+        if progress.lockstep:
+            over = _finish_lockstep(parts)
+        elif parts.host is not None:
+            _finish_host(parts, parts.host)
+        if not progress.lockstep:
+            over = parts.blocks is None or parts.blocks.finish()
+        if not over and parts.run.tuner.measured.again:
+            parts.probe_again(leaving=True)
+    blocks = parts.blocks
     if blocks is not None and not progress.lockstep:
-        blocks.finish()
         checksum = blocks.blocks.checksum()
     else:
         checksum = parts.gradients.updates[-1].buckets.checksum()
@@ -29,19 +34,21 @@ def shut_down(parts: Parts) -> None:
     parts.exchanger.meet(parts.bare_header(NO_PAYLOAD, leaving=True, checksum=checksum))
 
 
-def _finish_lockstep(parts: Parts) -> None:
-    """Join the gradient exchanges of workers that have more data, until all have left or the warm-up is over."""
+def _finish_lockstep(parts: Parts) -> bool:
+    """Join the gradient exchanges of workers that have more data, until all have left or the warm-up is over; whether
+    all have left."""
     while parts.run.progress.lockstep:
         summary = _join_gradients(parts, parts.exchanger)
         if any(h.kind == WARMUP_END for h in summary.headers):
             parts.end_warmup(summary)
         elif summary.all_leaving:
             even_out(parts.run.transport, summary, parts.fragments)
-            return
+            return True
         parts.retuning.apply(0)
-        choice = parts.run.tuner.measured.chosen
-        if choice is not None and choice.lockstep:  # blocks begin when the others meet
-            parts.follow_choice()
+        measured = parts.run.tuner.measured
+        if measured.again or (measured.chosen is not None and measured.chosen.lockstep):
+            parts.follow_choice()  # but blocks begin when the others meet
+    return False
 
 
 def _finish_host(parts: Parts, host: Exchanger) -> None:

@@ -71,8 +71,8 @@ class GradientContext:
         monitor.end(timing, summaries[0], block=0, warmup=self.run.rule.schedule.exchanges_blocks)
 
     def _wait_for_device(self) -> None:
-        """In a probe, wait for queued kernels: else their time would be counted as that of the exchange."""
-        if self.run.tuner.measured.probing:
+        """In steps that are timed, wait for queued kernels: else their time would be counted as the exchange's."""
+        if self.run.tuner.measured.samples:
             for device in {p.device for _, named in self.run.owned for _, p in named if p.device.type == "cuda"}:
                 torch.cuda.synchronize(device)
 
