@@ -152,6 +152,8 @@ class Engine:
         """End the current block of every fragment, at any number of minibatches."""
         if self.global_model is not None and self._parts.blocks is not None:
             self._parts.blocks.merge()
+            if self._run.tuner.measured.again:  # as a worker without data does after the same exchange
+                self._parts.probe_again(leaving=False)
 
     def shutdown(self) -> None:
         """End the run together: wait for workers that have more data, and merge the rest of the last block."""
