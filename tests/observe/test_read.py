@@ -241,6 +241,18 @@ def test_more_workers_than_cores_are_told(write_run: Write) -> None:
     assert "2 workers shared the 1 cores of host-0" in warnings(read_run(write_run(change=small)))[0]
 
 
+@pytest.mark.parametrize(("share", "told"), [(0.4, True), (0.6, False)])
+def test_workers_that_are_slower_than_one_are_told(write_run: Write, share: float, told: bool) -> None:
+    """Two that compute for 0.4 of their time do 0.8 of what one does."""
+
+    def busy(rank: int, events: list[dict[str, object]]) -> list[dict[str, object]]:
+        times = {"compute_s": share, "wait_s": 0.5 * (1 - share), "exchange_s": 0.5 * (1 - share)}
+        return [event | times if event["kind"] == "exchange" else event for event in events]
+
+    text = "Each of the 2 workers computed for 40.0 % of the time, all together 0.8 times as much as one"
+    assert any(text in one for one in warnings(read_run(write_run(change=busy)))) is told
+
+
 def test_each_attach_is_a_run_of_its_own(write_run: Write) -> None:
     directory = write_run(size=2, rule="sync()")
     write_run(size=1, number=2)

@@ -169,7 +169,7 @@ def warnings(run: RunLog) -> list[str]:
         found.append(f"Rejected because not finite: {count} push(es) of {ranks_text(refusing, 8)}.")
     if waits_long_for_data(run):
         found.append(data_wait_sentence(run))
-    return found + _disagreement(run) + _crowding(run)
+    return found + _disagreement(run) + _slower_than_one(run) + _crowding(run)
 
 
 def _unread(run: RunLog) -> list[str]:
@@ -224,6 +224,19 @@ def _rejected(run: RunLog) -> list[str]:
 def _disagreement(run: RunLog) -> list[str]:
     rules = {str(w.attach["rule"]) for w in run.workers if "rule" in w.attach}
     return [f"Workers name different rules: {'; '.join(sorted(rules))}."] if len(rules) > 1 else []
+
+
+def _slower_than_one(run: RunLog) -> list[str]:
+    """A sentence where exchanges keep all workers together below what one of them does alone."""
+    part = shares(run.workers)
+    busy = part.compute + part.data
+    if run.elastic or run.missing or not 0 < run.size * busy < 1:
+        return []
+    return [
+        f"Each of the {run.size} workers computed for {share_text(busy)} of the time, all together "
+        f"{run.size * busy:.2g} times as much as one that exchanges nothing: one worker alone is faster. Give a minibatch more to compute, or "
+        "take a longer period."
+    ]
 
 
 def _crowding(run: RunLog) -> list[str]:
