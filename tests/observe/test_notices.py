@@ -11,6 +11,7 @@ import pytest
 from paceline.observe.reports.elastic_events import ControlEvent
 from paceline.observe.reports.notices import JsonLinesTail, Notice, Notices, control_notice, worker_notice
 
+UNDONE = {"kind": "tune", "by": 1, "revert": False, "changes": {"lr": [0.1, 0.05]}, "block": 9}
 GONE = {"rank": 2, "state": "silent", "text": "is gone"}
 
 
@@ -22,6 +23,10 @@ GONE = {"rank": 2, "state": "silent", "text": "is gone"}
         ({"kind": "takeover", "slice_of": 2, "version": 7}, "worker 1 takes over from 2"),
         ({"kind": "error", "message": "ValueError: odd\nmore"}, "worker 1: ValueError: odd"),
         ({"kind": "tune", "at_s": 1, "rank": 1, "lr": 0.01, "from": None}, "tune: lr=0.01"),
+        ({"kind": "tune", "by": 0, "changes": {"period": [4, 64]}, "block": 9, "why": "slow"}, "period 4 → 64: slow"),
+        (UNDONE, "lr 0.1 → 0.05: asked by worker 1"),
+        ({**UNDONE, "revert": True}, "undone: lr 0.1 → 0.05: asked by worker 1"),
+        ({"kind": "tune", "by": 1, "wanted": {}, "refused": "no lr"}, "asked by worker 1 to tune, refused: no lr"),
         ({"kind": "waiting", "workers": [{"state": "waits"}, GONE]}, "the exchange failed: worker 2 is gone"),
     ],
 )  # fmt: skip

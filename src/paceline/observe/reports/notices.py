@@ -44,6 +44,8 @@ def worker_notice(rank: int, event: dict[str, Any], at_s: float) -> Notice | Non
         again = f" ({event['in_a_row']} in a row: probably broken)" if int(event.get("in_a_row", 1)) >= 3 else ""
         text = f"worker {out} left out of exchange {exchange}: {event.get('why', '')}{again}"
         return Notice(at_s, f"left_out {out} {exchange}", text)
+    if kind == "tune" and ("changes" in event or "refused" in event):
+        return Notice(at_s, f"tune {event.get('block')} {event.get('changes', event.get('wanted'))}", _tuned(event))
     if kind == "takeover":
         lost = event.get("slice_of")
         return Notice(at_s, f"takeover {lost}", f"worker {rank} takes over from {lost}")
@@ -60,6 +62,15 @@ def worker_notice(rank: int, event: dict[str, Any], at_s: float) -> Notice | Non
     if kind == "waiting":
         return _waiting(event, at_s)
     return Notice(at_s, f"{kind} {_facts(event)}", f"{kind}: {_facts(event)}")
+
+
+def _tuned(event: dict[str, Any]) -> str:
+    """A change of settings, that measured times or a worker asked for."""
+    asked = f"asked by worker {event.get('by')}"
+    if event.get("refused"):
+        return f"{asked} to tune, refused: {event['refused']}"
+    changes = ", ".join(f"{name} {before} → {after}" for name, (before, after) in event["changes"].items())
+    return f"{'undone: ' if event.get('revert') else ''}{changes}: {event.get('why') or asked}"
 
 
 def _waiting(event: dict[str, Any], at_s: float) -> Notice:

@@ -234,8 +234,8 @@ def _slower_than_one(run: RunLog) -> list[str]:
         return []
     return [
         f"Each of the {run.size} workers computed for {share_text(busy)} of the time, all together "
-        f"{run.size * busy:.2g} times as much as one that exchanges nothing: one worker alone is faster. Give a minibatch more to compute, or "
-        "take a longer period."
+        f"{run.size * busy:.2g} times as much as one that exchanges nothing: one worker alone is faster. Give a "
+        "minibatch more to compute, or take a longer period."
     ]
 
 
