@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tests.helpers import Program, adam, momentum_sgd, same_bits, simulate, train
+import paceline
+from tests.helpers import FEATURES, Program, adam, make_net, momentum_sgd, same_bits, sgd, simulate, train
 
 RECIPES: dict[str, Any] = {
     "sync": momentum_sgd,
@@ -60,3 +62,25 @@ def test_keeping_steps_changes_nothing_and_keeps_the_newest(tmp_path: Path) -> N
     assert steps(tmp_path) == [18, 21]  # of 21 minibatches each
     resumed = simulate(Program("bmuf_adam(period=3)", resume=tmp_path / "step-000000018", **choices), 2)
     assert same_bits(resumed[0].model, whole[0].model)
+
+
+def test_a_merge_right_after_a_block_does_not_end_the_checkpoints(tmp_path: Path) -> None:
+    """All workers merge with nothing of their own then, which is no sign that one has left."""
+
+    def program() -> int:
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        run = paceline.attach(model, optimizer, "bmuf(period=2)", checkpoint=tmp_path, every_blocks=1, keep=100)
+        with run:
+            share = run.share(torch.randn(32, FEATURES).split(4))  # two blocks of each of two workers
+            for _ in range(3):
+                for inputs in share:
+                    optimizer.zero_grad()
+                    model(inputs).square().mean().backward()
+                    optimizer.step()
+                run.merge()
+        return run.minibatches
+
+    assert simulate(program, 2) == [12, 12]
+    found = sorted(int(one.name.removeprefix("step-")) for one in tmp_path.glob("step-*"))
+    assert max(found) > 8, found

@@ -113,8 +113,6 @@ def test_far_more_workers_than_processors_are_said(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("command", ["sim --workers 2", "tune --search lr=log(1e-4,1e-1) --workers 2"])
-def test_a_number_of_workers_that_grows_is_not_for_simulations_and_searches(command: str) -> None:
-    result = call(f"""{command} --rule "bmuf(grow='auto')" ok.py""")
-    assert result.exit_code == 2
-    assert "the number of workers is fixed in simulations and searches; leave grow out" in result.output
+def test_a_number_of_workers_that_grows_is_not_for_searches() -> None:
+    result = call("""tune --search lr=log(1e-4,1e-1) --workers 2 --rule "bmuf(grow='auto')" ok.py""")
+    assert result.exit_code == 2 and "with a fixed number of workers; leave grow out" in result.output

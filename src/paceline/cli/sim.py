@@ -59,7 +59,7 @@ def command(
     if not 1 <= hosts <= workers:
         refuse(f"--hosts must lie in 1..{workers} with --workers {workers}, got {hosts}")
     program = python_program(script, arguments, "sim runs Python programs inside one process")
-    checks.check_rule(rule, fixed=True)
+    checks.check_rule(rule)
     options = zero_lines.ZeroLineOptions(as_is, force_zero_lines, random_data)
     lines = "as-is" if not zero_lines.serves(program, options, workers) else "random-data" if random_data else "zero"
     directory = checks.log_directory(log, LaunchCluster(workers), overwrite)

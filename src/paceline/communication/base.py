@@ -74,6 +74,7 @@ class Transport(ABC):
     def __init__(self, world: World, parent: Transport | None = None) -> None:
         self.world = world
         self.bytes_sent = 0
+        self.before_call: Callable[[], None] = lambda: None
         self._parent = parent
         self._counting = threading.Lock()
 
@@ -199,7 +200,11 @@ class Transport(ABC):
 
     @contextlib.contextmanager
     def calling(self, call: str) -> Iterator[None]:
-        """Context in which agreements belong to the user's `call`, one of :mod:`paceline.communication.calls`."""
+        """Context in which agreements belong to the user's `call`, one of :mod:`paceline.communication.calls`.
+
+        `before_call` is called first.
+        """
+        self.before_call()
         before, self.call = self.call, call
         try:
             yield

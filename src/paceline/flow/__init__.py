@@ -16,7 +16,6 @@ from paceline.core.lazy import lazily
 if TYPE_CHECKING:
     from paceline.flow.checks import check_rule, fingerprint
     from paceline.flow.engine import ElasticEngine
-    from paceline.flow.hosted import join_hosted
     from paceline.flow.membership import ElasticMembership, join
     from paceline.flow.pause import save_while_paused
     from paceline.flow.state_transfer import GivenState
@@ -30,7 +29,6 @@ else:
             "check_rule": "checks",
             "fingerprint": "checks",
             "join": "membership",
-            "join_hosted": "hosted",
             "save_while_paused": "pause",
         },
     )
@@ -42,6 +40,5 @@ __all__ = [
     "check_rule",
     "fingerprint",
     "join",
-    "join_hosted",
     "save_while_paused",
 ]

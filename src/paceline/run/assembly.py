@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from paceline import checkpoint, flow
@@ -26,6 +27,7 @@ from paceline.run import probing, validation
 from paceline.run.elastic_join import connect_all, take_over_state
 from paceline.run.hooks import StepHooks
 from paceline.run.mistakes import Mistakes
+from paceline.run.schedules import SampledSchedules
 from paceline.run.search_rounds import SearchRound
 from paceline.run.state import RunState
 from paceline.tuning.period_controllers import period_controller_for
@@ -36,6 +38,7 @@ from paceline.tuning.tunables import Tunables
 from paceline.tuning.tuner import Tuner
 from paceline.update import server
 from paceline.update.engine.collective.engine import Engine
+from paceline.update.engine.collective.growth import first_workers
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import check_scaler
 from paceline.update.engine.progress import TrainingProgress
@@ -110,7 +113,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         worker = membership.control.worker if membership is not None else transport.world.rank
         exchanges = rule.exchanges_among(transport.world.size) or membership is not None
         if membership is None:
-            validation.check_fixed(rule, transport)
+            validation.check_growth(rule, transport.world, given, settings.data == "split")
         if exchanges:
             validation.check_swapping(rule, owned, transport.world)
 
@@ -119,7 +122,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         mistakes = Mistakes(transport.world, loaders, settings.data)
         buffers = _buffer_elements(model)
         chooser = None
-        if exchanges and membership is None and transport.world.size > 1:
+        if exchanges and membership is None and transport.world.size > 1 and rule.schedule.grow is None:
             unprobed = probing.problem(rule, given, owned, settings)
             timed = (monitor.spent, monitor.flights)
             chooser = rule_chooser_for(rule, transport, owned, buffers, timed, not unprobed)
@@ -150,8 +153,12 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         if engine is None and exchanges:
             engine = ENGINES[context.rule.schedule.engine](context)
         state.engine = engine
+        growth = engine.growth if isinstance(engine, Engine) else None
         if engine is not None:
             loaders.leases = engine.leases
+        if growth is not None:
+            state.schedules = schedules = SampledSchedules(loaders)
+            growth.included, growth.close = lambda: {**state.included, "": schedules}, close
         tuner.place = lambda: (engine.exchanged if engine is not None else 0, context.progress.steps)
 
         checkpointer = _checkpointer(context, membership, elastic, state) if settings.checkpoint is not None else None
@@ -161,9 +168,19 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
             if settings.round is not None:
                 search_round = SearchRound(settings.round, context, engine, checkpointer, close)
                 loaders.safe = search_round.at_iteration_end
+        if growth is not None and engine is not None:
+            turns = loaders.grow(growth)
+            turns.joined, transport.before_call = partial(_joined, context, engine, checkpointer), turns.settle
         hooks = StepHooks(context, engine, mistakes, checkpointer)
         on_error.pop_all()
     return RunParts(context, membership, state, engine, elastic, mistakes, sinks, checkpointer, search_round, hooks)
+
+
+def _joined(context: RunContext, engine: EngineProtocol, checkpointer: AutoCheckpointer | None) -> None:
+    """This worker has joined an exchange while it stood."""
+    context.loaders.entered(engine.steps_committed)
+    if checkpointer is not None:
+        checkpointer.stepped()
 
 
 def start(parts: RunParts, run: Any) -> None:
@@ -179,6 +196,8 @@ def start(parts: RunParts, run: Any) -> None:
 
 def finish(parts: RunParts) -> None:
     """End the run together with all workers."""
+    if parts.context.loaders.turns is not None:
+        parts.context.loaders.turns.settle()
     if parts.checkpointer is not None:
         parts.checkpointer.leave(parts.context.loaders.leads)
     if parts.engine is not None:
@@ -195,6 +214,8 @@ def take_apart(parts: RunParts) -> None:
     """Unhook the optimizers and close the connection, without notifying other workers."""
     context, checkpointer = parts.context, parts.checkpointer
     parts.hooks.remove()
+    if context.loaders.turns is not None:
+        context.loaders.turns.closed = True
     context.tuner.close()
     if checkpointer is not None:
         checkpointer.close()
@@ -210,7 +231,7 @@ def take_apart(parts: RunParts) -> None:
 def _tuner(rule: Rule, owned: Owned, settings: Settings, transport: Transport, monitor: Monitor) -> Tuner:
     """The tuner, which changes settings during the run; its optimizer hooks must run first."""
     world, optimizers = transport.world, [optimizer for optimizer, _ in owned]
-    workers = len(set(world.hosts)) if rule.settings.within else world.size
+    workers = len(set(world.hosts)) if rule.settings.within else first_workers(rule, world.size)
     alone = world.size > 1 and not rule.schedule.workers_meet
     return Tuner(
         Tunables(optimizers, rule, workers), world, RequestFiles(settings.log, each=alone), monitor.note, each=alone

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from paceline import flow
 from paceline.checkpoint import AutoCheckpointer
 from paceline.communication import Transport, connect
 from paceline.core import rng
 from paceline.core.flat import Modules
 from paceline.core.optimizer_state import Owned
-from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.run import other_workers
 from paceline.run.state import RunState
@@ -29,23 +26,10 @@ def join(rule: Rule, model: Modules, owned: Owned, settings: Settings) -> flow.E
 def connect_all(
     rule: Rule, model: Modules, owned: Owned, settings: Settings
 ) -> tuple[Transport, flow.ElasticMembership | None]:
-    """Connect to the other workers; with a membership if the run is elastic, or if its number of workers grows."""
-    if settings.control is not None:
-        membership = join(rule, model, owned, settings)
-        return membership.transport, membership
-    transport = connect(settings.timeout_s, settings.group, settings.transport, settings.tls)
-    if rule.schedule.grow is None or transport.world.size == 1 or transport.cluster is not None:
-        return transport, None
-    with contextlib.closing(transport):
-        if settings.data == "split":
-            raise UnsupportedError(
-                transport.world.sign(
-                    f"{rule.text()}: a worker that joins later goes on in the middle of the training, which a program "
-                    "does that attaches paceline itself and calls run.resume() before its loop; leave grow out, or add "
-                    "these lines"
-                )
-            )
-        membership = flow.join_hosted(transport, settings, lambda named: join(rule, model, owned, named))
+    """Connect to the other workers; with a membership if the run is elastic."""
+    if settings.control is None:
+        return connect(settings.timeout_s, settings.group, settings.transport, settings.tls), None
+    membership = join(rule, model, owned, settings)
     return membership.transport, membership
 
 

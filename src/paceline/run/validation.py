@@ -11,7 +11,6 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
-from paceline.communication import Transport
 from paceline.core.flat import Modules, module_list, trainable
 from paceline.core.optimizer_state import Named
 from paceline.core.world import World
@@ -150,18 +149,41 @@ def check_bound(rule: Rule, zero_lines: bool) -> None:
         )
 
 
-def check_fixed(rule: Rule, transport: Transport) -> None:
-    """Refuse a rule whose number of workers grows among virtual workers; one worker alone is told."""
-    if rule.schedule.grow is None:
+def check_growth(rule: Rule, world: World, model: Modules, zero_lines: bool) -> None:
+    """Refuse what a number of workers that grows among N that are there does not serve; one worker alone is told."""
+    schedule = rule.schedule
+    if schedule.grow is None:
         return
-    if transport.cluster is None:
+    if world.size == 1:
         logger.warning("%s: this worker is alone, and trains alone; start more, such as 8", rule.text())
         return
-    text = (
-        f"{rule.text()}: the number of virtual workers is fixed; paceline.forecast.sim.simulate_grown trains with "
-        "a number that grows, or leave grow out"
-    )
-    raise UnsupportedError(transport.world.sign(text))
+    number = getattr(schedule, "overlap", 0), getattr(schedule, "fragments", 1)
+    refused = {
+        "the number of workers changes between two blocks, and with overlap one is always under way; leave overlap "
+        "out": number[0] > 0,
+        "it changes after a block of the whole model; leave fragments out": number[1] > 1,
+        "all workers would make the synchronous steps of a warm-up; leave warmup out, the first workers are one": (
+            schedule.warmup > 0
+        ),
+        'workers join one by one, and the processes of a host are one worker with within="host"; leave within or grow '
+        "out": bool(rule.settings.within),
+        "the processes of a host train one model together (DDP, FSDP), and do not know how many workers train; leave "
+        "grow out": _trains_together(model),
+        "a bound needs the held-out loss of workers that come and go; start the program with paceline run --elastic, "
+        "or leave within out": schedule.bound is not None,
+        "a program that does not know of paceline cannot wait for its turn within a pass; add the two lines (attach "
+        "and run.share), or leave grow out": zero_lines,
+    }
+    for why, wrong in refused.items():
+        if wrong:
+            raise UnsupportedError(world.sign(f"{rule.text()}: {why}"))
+
+
+def _trains_together(model: Modules) -> bool:
+    """Whether other processes hold parts of the model, or make its gradients together with this one."""
+    if isinstance(model, DistributedDataParallel):
+        return True
+    return any(hasattr(parameter, "to_local") for _, parameter in trainable(model))
 
 
 def check_loader(loader: Any, world: World) -> None:

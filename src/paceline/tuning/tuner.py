@@ -171,8 +171,13 @@ class Tuner:
 
     def among(self, world: World) -> None:
         """The membership changed; the rule counts each worker of `world`."""
-        self._world, self.tunables.workers = world, world.size
-        self.measured.among(world.size)
+        self._world = world
+        self.count(world.size)
+
+    def count(self, workers: int) -> None:
+        """So many workers train from now on."""
+        self.tunables.workers = workers
+        self.measured.among(workers)
 
     def _problem(self, request: TuneRequest) -> str:
         """Why this worker cannot apply a request; empty if it can."""

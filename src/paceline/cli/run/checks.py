@@ -81,7 +81,7 @@ def check_rule(text: str | None, fixed: bool = False) -> bool:
 
     Args:
         text: the rule, or None.
-        fixed: whether the number of workers cannot grow, as in simulations and searches.
+        fixed: whether the number of workers cannot grow, as in searches.
 
     Returns whether the workers may open connections of their own: true for asynchronous rules, and without a rule.
     """
@@ -94,10 +94,7 @@ def check_rule(text: str | None, fixed: bool = False) -> bool:
     except PacelineError as error:
         refuse(f"--rule: {error}")
     if schedule.grow is not None and fixed:
-        refuse(
-            f"--rule {text}: the number of workers is fixed in simulations and searches; leave grow out "
-            "(paceline.forecast.sim.simulate_grown simulates it)"
-        )
+        refuse(f"--rule {text}: a search compares trainings with a fixed number of workers; leave grow out")
     return schedule.opens_connections
 
 

@@ -68,7 +68,7 @@ class EvenAssignment:
 
     def __init__(self, epoch: int, rest: Ranges, split: Split, rank: int, first: int, whole: int = 0) -> None:
         self._epoch, self._rest, self._split, self._rank, self._whole = epoch, rest, split, rank, whole
-        self._number, self._coming = first, deque[Portion]()
+        self._number, self._rounds, self._coming = first, len(split), deque[Portion]()
 
     def next(self, wait: bool) -> Portion | None:
         return self._coming.popleft() if self._coming or self._draw() else None
@@ -86,7 +86,7 @@ class EvenAssignment:
 
     def _draw(self) -> bool:
         """Append the next portion to `_coming`; False at the end."""
-        while self._number < len(self._split):
+        while self._number < self._rounds:
             self._number += 1
             portion = self.portion(self._number - 1)
             if portion is not None:

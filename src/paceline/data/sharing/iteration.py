@@ -35,6 +35,7 @@ from paceline.data.sharing.completion import rest_of_pass
 from paceline.data.sharing.lists import ListPlan
 from paceline.data.sharing.prefetch import Prefetch
 from paceline.data.sharing.run_data import RunData
+from paceline.data.sharing.stages import StagedPass
 from paceline.data.streams.dataset import ShardStream
 from paceline.data.streams.reader import ShardAssignment, ShardReading
 from paceline.data.workers.batching import BatchRequest
@@ -62,6 +63,7 @@ class Iteration:
         listed: the plan of a list.
         shards: the reader of a stream of shards.
         reached: (epoch, the furthest place of it that this worker was given).
+        staged: makes the batches of a pass during which the number of workers grows.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Iteration:
         self._leases = leases
         self._length: int | None = None
         self.reached = (0, 0)
+        self.staged = StagedPass(position, lambda: self._world, self._begin)
         self.plan: SamplingPlan | None = None
         self._loading: Loading | None = None
         self.listed = ListPlan(loader) if isinstance(loader, Sequence) else None
@@ -104,6 +107,8 @@ class Iteration:
     def batches(self, skip: int, length: int | None) -> Generator[Any, None, None]:
         """The batches of a pass, of `length` batches if known, without the first `skip`."""
         self._length = length
+        if self._position.now.turns:
+            return self._in_stages()
         if self.shards is not None:
             return self._read(self.shards)
         if self.listed is not None:
@@ -113,6 +118,22 @@ class Iteration:
         if self.plan is not None:
             return self._planned(self.plan, self._assignment(self.plan, skip))
         return self._rounds(skip) if self._leases is None else self._leased_batches(self._leases)
+
+    def _in_stages(self) -> Generator[Any, None, None]:
+        """The batches of a pass during which the number of workers grows."""
+        plan, listed = self.plan, self.listed
+        if self.shards is not None:
+            raise UnsupportedError(
+                self._world.sign(
+                    "a stream of shards is not split among a number of workers that grows; leave grow out, or share a "
+                    "map-style data set"
+                )
+            )
+        if listed is not None:
+            return self.staged.batches(lambda first: self._from_list(listed, first))
+        if plan is not None:
+            return self.staged.batches(lambda first: self._planned(plan, self._assignment(plan, first)))
+        return self.staged.rounds(self.loader, self._position.rest.get(self._position.epoch), self._hand_out)
 
     def _begin(self, cut: Cut | None) -> None:
         self._position.now.cut = cut
@@ -165,6 +186,8 @@ class Iteration:
             question = Question(self._number, position.epoch, places, plan.unit, plan.most)
             return LeasedAssignment(self._leases, question, position.held)
         rest = self.rest(places)
+        if position.now.turns:
+            return self.staged.assignment(plan, rest, skip)
         cut = plan.cut(rest.total, world.size)
         self._begin(cut)
         whole = world.size if plan.whole else 0

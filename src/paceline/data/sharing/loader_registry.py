@@ -16,6 +16,7 @@ from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling.position import Position
 from paceline.data.sharing.numbering import NumberedData
 from paceline.data.sharing.shared_loader import SharedLoader
+from paceline.data.sharing.turns import TrainingWorkers, Turns
 
 Load = Callable[[Position], None]
 RECENT = 8
@@ -34,6 +35,7 @@ class LoaderRegistry:
 
     Attributes:
         leases: the connection to the ledger, under rules that lease samples.
+        turns: this worker's, where the number of workers grows.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class LoaderRegistry:
     ) -> None:
         self.world, self.seed, self.began, self.waited, self._told = world, seed, began, waited, shared
         self.leases: Leases | None = None
+        self.turns: Turns | None = None
         self._data = NumberedData()
         self._shares: WeakValueDictionary[int, SharedLoader] = WeakValueDictionary()  # by the ids of their loaders
         self._recent: deque[SharedLoader] = deque(maxlen=RECENT)
@@ -109,7 +112,7 @@ class LoaderRegistry:
         if self._under_way.get(position) is token:  # else a later pass over the same data is active
             del self._under_way[position]
             nothing = self._began.get(position) == self._batches and not position.now.batches
-            if nothing and not position.leased:
+            if nothing and not (position.leased or position.now.turns):
                 self.empty()
 
     def asked(self, position: Position) -> Callable[[], None] | None:
@@ -121,6 +124,20 @@ class LoaderRegistry:
         if position is self._leader and next(iter(self._under_way), None) is position:
             return self.safe()
         return None
+
+    def grow(self, workers: TrainingWorkers) -> Turns:
+        """The number of workers that train grows."""
+
+        def safe() -> Callable[[], None] | None:
+            return self.safe()
+
+        self.turns = Turns(self.world, workers, lambda: self._positions, self._under_way.__contains__, safe)
+        self.turns.waits = self._leads
+        return self.turns
+
+    def _leads(self, position: Position) -> None:
+        """The optimizer steps in passes over the data of `position`, though not yet on this worker."""
+        self._leader = position
 
     @property
     def leads(self) -> bool:

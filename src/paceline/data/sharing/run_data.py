@@ -9,6 +9,7 @@ from typing import Protocol
 from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.sampling.position import Position
+from paceline.data.sharing.turns import Turns
 
 
 class RunData(Protocol):
@@ -19,6 +20,7 @@ class RunData(Protocol):
     began: Callable[[int, int | None], None]
     waited: Callable[[float], None]
     ready: Callable[[], None]
+    turns: Turns | None
 
     def begins(self, position: Position) -> object: ...
 

@@ -91,8 +91,10 @@ class SharedLoader:
 
         If batches are leased, it follows the furthest place that this worker was given, not its own steps.
         """
-        iteration = self._iteration
+        iteration, now = self._iteration, self._position.now
         epoch, place = iteration.reached
+        if now.turns:
+            return iteration.staged.dealt.share(now.batches) if iteration.staged.dealt is not None else 0.0
         if self._leases is None and iteration.shards is None:
             return min(1.0, self._position.now.batches / max(1, self._length() or ENDLESS))
         if iteration.shards is not None:
@@ -100,6 +102,17 @@ class SharedLoader:
         else:
             total = iteration.plan.places(epoch) if iteration.plan is not None else len(self.loader)  # type: ignore[arg-type]
         return place / max(1, total) if epoch == self._position.epoch else 0.0
+
+    @property
+    def rounds(self) -> tuple[int, int, int] | None:
+        """(epoch, rounds of the pass so far, rounds that all N workers would have made of the same samples).
+
+        None where this worker's batches are those of one of N workers.
+        """
+        now, dealt = self._position.now, self._iteration.staged.dealt
+        if not now.turns or dealt is None:
+            return None
+        return self._position.epoch, now.batches, dealt.fixed_rounds(now.batches, self._world.size)
 
     def goes_by(self, position: Position) -> bool:
         """Whether `position` is this loader's."""
@@ -141,14 +154,20 @@ class SharedLoader:
         """One pass; closing the generator ends the pass early."""
         self._registry.ready()
         self._position.let_go()
+        turns = self._registry.turns
+        if turns is not None:
+            turns.settle()
         skip = self._position.begin()
+        if turns is not None:
+            turns.begin(self._position)
         batches = self._iteration.batches(skip, self._length())
         if self._leases is not None:
             self._position.iteration = batches
         self._before = self._registry.since
         token = self._registry.begins(self._position)
+        complete = True
         try:
-            while True:
+            while turns is None or turns.ready(self._position):
                 self._check_alone(batches)
                 take = self._registry.asked(self._position)  # decided before the next batch is fetched
                 began = time.perf_counter()
@@ -157,12 +176,20 @@ class SharedLoader:
                 if batch is _END:
                     break
                 if take is not None:
+                    if turns is not None:
+                        turns.go_on(self._position)
                     take()
                 yield batch
+            complete = turns is None or turns.end(self._position)
+        except GeneratorExit:
+            if turns is not None:
+                turns.leave(self._position, self._length(), self.progress)
+            raise
         finally:
             self._registry.ends(self._position, token)
             batches.close()
-        self._position.end()
+        if complete:
+            self._position.end()
 
     # -- a pass that turns out to be an evaluation ------------------------------------------------
 

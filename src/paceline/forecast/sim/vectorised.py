@@ -117,7 +117,8 @@ class StackedWorkers:
         self._optimizer = _stacked(optimizer, model, self._parameters)
         self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._losses = vmap(self._loss, randomness="error")
-        blocks = rule.schedule.exchanges_blocks and rule.exchanges_among(number)
+        # where the number grows one worker ends its blocks as several do
+        blocks = rule.schedule.exchanges_blocks and (measures or rule.exchanges_among(number))
         self._blocks = StackedBlocks(rule, optimizer, self._optimizer, number, measures) if blocks else None
         self._together, self._factor = number > 1, rule.rate_factor(number)
 

@@ -67,7 +67,7 @@ class Schedule(ABC):
     can_be_elastic = False
     """Whether workers may join and leave between two exchanges."""
 
-    grow: Growth | GivenGrowth | None = None  # how the number of workers grows in an elastic run; None if it does not
+    grow: Growth | GivenGrowth | None = None  # how the number of workers that train grows; None if it does not
 
     bound: float | None = None  # what growing may cost, as a share of the held-out loss; None for no bound
 

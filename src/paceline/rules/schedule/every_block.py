@@ -31,7 +31,7 @@ class EveryBlock(Schedule):
         warmup: W, synchronous steps before the first block.
         fragments: F, parts of the model that are exchanged one after another, evenly over the block.
         overlap: d, minibatches that are made while an exchange is under way; 0 waits for it.
-        grow: how the number of workers grows in an elastic run; None if all train that there are.
+        grow: how the number of workers that train grows; None if all train that there are.
     """
 
     exchanges_blocks = True

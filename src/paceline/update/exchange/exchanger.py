@@ -194,7 +194,8 @@ class PendingHeader:
                 began = self._exchanger.transport.now()
                 self._pending.wait()
                 rows = self._rows.tolist()
-                summary = with_outliers_dropped(ExchangeSummary(tuple(ExchangeHeader.unpack(row) for row in rows)))
+                summary = ExchangeSummary(tuple(ExchangeHeader.unpack(row) for row in rows)).with_joined
+                summary = with_outliers_dropped(summary)
                 self._exchanger.timing.wait_s += self._exchanger.transport.now() - began
                 agree(summary, self._exchanger.transport.world)
                 if self._exchanger.left is None and summary.somebody_left:
@@ -247,7 +248,8 @@ class InFlightExchange:
             flight._left.extend(chunks)
         elif not flight._pending_header.summary().empty:
             flight._left.extend(chunks)
-            flight._factor = 0.0
+            own = flight._pending_header.summary().headers[exchanger.transport.world.rank]
+            flight._factor = own.factor if own.brings else 0.0
         flight._fill_up()
         flight._spent_s, flight._began_s = exchanger.transport.now() - began, began
         return flight

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from paceline.update.exchange.kind import ExchangeKind
+from paceline.update.exchange.kind import STANDS, ExchangeKind
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,8 @@ class ExchangeSummary:
     @property
     def somebody_left(self) -> bool:
         """Whether a worker has no more work, or joins a block only because another process of its host trains."""
-        return any(h.leaving or (h.kind.is_block and not h.minibatches) for h in self.headers)
+        idle = (h.kind.is_block and not (h.minibatches or h.merges) for h in self.headers)
+        return any(idle) or any(h.leaving for h in self.headers)
 
     @property
     def all_leaving(self) -> bool:
@@ -161,6 +162,21 @@ class ExchangeSummary:
     def empty(self) -> bool:
         """Whether no worker brought a payload."""
         return not any(h.brings for h in self.headers)
+
+    @property
+    def all_stand(self) -> bool:
+        """Whether every worker stands, or has no more work."""
+        return self.empty and all(h.kind == STANDS or h.leaving for h in self.headers)
+
+    @property
+    def with_joined(self) -> ExchangeSummary:
+        """Where a worker brings a block, those that stand bring what they have made so far."""
+        if self.empty or not any(h.kind == STANDS for h in self.headers):
+            return self
+        joined = (
+            replace(h, brings=True, kind=self.kind) if h.kind == STANDS and h.minibatches else h for h in self.headers
+        )
+        return replace(self, headers=tuple(joined))
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.communication.calls import BLOCK
+from paceline.communication import calls
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class ExchangeKind:
     @classmethod
     def block(cls, fragment: int) -> ExchangeKind:
         """The block of fragment 0, 1, ..."""
-        return cls(BLOCK + fragment)
+        return cls(calls.BLOCK + fragment)
 
     @property
     def is_block(self) -> bool:
         """Whether it is the exchange of a block."""
-        return self.code >= BLOCK
+        return self.code >= calls.BLOCK
 
     @property
     def optimizer(self) -> int:
@@ -46,3 +46,5 @@ NO_PAYLOAD = ExchangeKind(0)
 """The worker brings no payload, and joins any exchange."""
 WARMUP_END = ExchangeKind(-1)
 """The exchange without a payload that ends a warm-up."""
+STANDS = ExchangeKind(calls.STANDS)
+"""The worker joins a block with what it has made so far, if another worker brings one."""

@@ -16,6 +16,7 @@ class LocalWork:
         factor: weight of the contribution; 1 for a full one.
         leaving: whether the worker has no more work.
         merges: whether it ends the block early.
+        stands: whether it only joins a block that another worker brings.
     """
 
     minibatches: int
@@ -23,3 +24,4 @@ class LocalWork:
     factor: float = 1.0
     leaving: bool = False
     merges: bool = False
+    stands: bool = False

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from paceline.update.engine import agreement, global_model
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 from paceline.update.engine.blocks.retuning import Retuning
@@ -25,6 +27,8 @@ class BlockExchanges:
     def __init__(self, run: RunContext, blocks: FragmentedModel, exchanger: Exchanger, retuning: Retuning) -> None:
         self._run, self.blocks, self._exchanger, self._retuning = run, blocks, exchanger, retuning
         self._merge_point = MergePoint(run.transport.world, len(blocks.updates))
+        self.landed: Callable[[ExchangeSummary], None] = lambda summary: None
+        """Called when an exchange was applied."""
 
     def advance(self, idle: bool) -> None:
         """After a step of a block: land the exchanges that are due, and begin the next one if it is due.
@@ -58,9 +62,27 @@ class BlockExchanges:
         if not begun:
             monitor.begin()
         summary = self.blocks.land(fragment)
+        self._note(summary, fragment)
+        return summary
+
+    def _note(self, summary: ExchangeSummary, fragment: int) -> None:
+        """Note an exchange that was applied."""
         self._merge_point.look(summary)
         effective = self.blocks.updates[fragment].numbers.diversity.effective
-        monitor.end(self._exchanger.timing, summary, block=self.blocks.block, warmup=False, effective=effective)
+        timing, block = self._exchanger.timing, self.blocks.block
+        self._run.monitor.end(timing, summary, block=block, warmup=False, effective=effective)
+        self.landed(summary)
+
+    def stand(self) -> ExchangeSummary:
+        """Join the other workers' next exchange with what this worker has made since the last one."""
+        blocks = self.blocks
+        self._run.monitor.begin()
+        summary = blocks.stand(self._run.progress.steps)
+        if not summary.all_stand:
+            self._note(summary, 0)
+        if summary.asked and not summary.all_stand:
+            self._retuning.agree()
+            self._retuning.apply(blocks.schedule.steps)
         return summary
 
     def land_all(self) -> None:

@@ -127,6 +127,22 @@ class FragmentedModel:
         if self.updates[fragment].left_out:
             self._restart_others(fragment)
 
+    def stand(self, total: int) -> ExchangeSummary:
+        """Join the next exchange of a model in one fragment with what this worker has made since the last one.
+
+        Args:
+            total: this worker's minibatches since attach.
+        """
+        schedule, (update,) = self.schedule, self.updates
+        update.begin(LocalWork(schedule.since[0], total, stands=True), overlapped=False)
+        summary = update.land(None)
+        if not summary.all_stand:
+            schedule.since[0] = 0
+            schedule.begin(self._rule_schedule)
+            self.entered[0] = total
+            self.align(schedule.begun)
+        return summary
+
     def _restart_others(self, fragment: int) -> None:
         """A bad contribution to one fragment invalidates the worker's other fragments; restart them too."""
         for other, update in enumerate(self.updates):

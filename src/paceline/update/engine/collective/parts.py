@@ -18,6 +18,7 @@ from paceline.update.engine.blocks import saved as saved_blocks
 from paceline.update.engine.blocks.exchanges import BlockExchanges
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 from paceline.update.engine.blocks.retuning import Retuning
+from paceline.update.engine.collective.growth import GrowingWorkers, first_workers
 from paceline.update.engine.common_start import begin_together
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.gradients.exchanges import GradientExchanges
@@ -38,6 +39,7 @@ class Parts:
         gradients: the exchanges of gradients.
         blocks: those of blocks, if the rule has blocks and there are several workers.
         retuning: changes the rule's numbers.
+        growth: which workers train, if their number grows.
         earlier: the blocks of before a probe, or of a checkpoint of another number of workers, until those after the
             probe take over their momentum.
     """
@@ -49,6 +51,7 @@ class Parts:
     gradients: GradientExchanges
     blocks: BlockExchanges | None
     retuning: Retuning
+    growth: GrowingWorkers | None = None
     earlier: FragmentedModel | None = field(default=None, init=False)
 
     @property
@@ -217,6 +220,8 @@ def assemble(run: RunContext) -> Parts:
         BlockExchanges(run, blocks, exchanger, retuning) if blocks is not None else None,
         retuning,
     )
+    if rule.schedule.grow is not None and parts.blocks is not None:
+        parts.growth = GrowingWorkers(run, parts.blocks)
     if run.progress.lockstep:
         gradients.start(exchanger)
     elif host is not None:
@@ -249,4 +254,4 @@ def blocks_of(run: RunContext, rule: Rule, exchanger: Exchanger) -> FragmentedMo
     workers = len(set(world.hosts)) if rule.settings.within else world.size  # N, as the rule counts them
     if not rule.schedule.exchanges_blocks or not rule.exchanges_among(workers):
         return None
-    return FragmentedModel(rule, exchanger, run.model, run.owned, run.settings, workers)
+    return FragmentedModel(rule, exchanger, run.model, run.owned, run.settings, first_workers(rule, workers))

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of a run's N workers train, where their number grows; all N are there from the start.
+
+Workers 0 .. k-1 train. The others stand in `run.share` and join every exchange with nothing, so they hold the same
+global model and outer state. After an exchange all N have counted the same blocks and minibatches, and the headers have
+told all of them how many workers the k are worth: all decide alike when k changes
+(:mod:`paceline.rules.schedule.growth`). It does where those that train ask for their next batch
+(:mod:`paceline.data.sharing.turns`); there the workers that begin take over what the others have beside the global
+model: the optimizer's settings and, where workers keep it from block to block, its state, and the included objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.core.flat import module_list
+from paceline.core.state_tree import build, flatten
+from paceline.errors import OverError, UnsupportedError
+from paceline.rules.rule import Rule
+from paceline.update.engine import exit_handling
+from paceline.update.engine.blocks.exchanges import BlockExchanges
+from paceline.update.engine.context import RunContext
+from paceline.update.exchange.header import ExchangeSummary
+
+OVER = "the workers that train have ended while this one waited for its turn"
+
+
+class GrowingWorkers:
+    """One worker's view of a number of workers that grows; :class:`paceline.data.sharing.turns.TrainingWorkers`.
+
+    Args:
+        run: the context that the parts of the run share.
+        blocks: the block exchanges.
+
+    Attributes:
+        workers: k, at present.
+        coming: k of the next batches, if it is to change; else k.
+        included: gives the objects that a worker takes over when it begins, by name.
+        blocks: the block exchanges.
+        close: ends this worker's part of the run.
+    """
+
+    def __init__(self, run: RunContext, blocks: BlockExchanges) -> None:
+        self._run, self.blocks, world = run, blocks, run.transport.world
+        growth = run.rule.schedule.grow
+        assert growth is not None
+        self._growth, self.most, self.rank = growth, world.size, world.rank
+        self.workers = self.coming = first_workers(run.rule, world.size)
+        self.minibatches = self._made = 0
+        self.included: Callable[[], dict[str, Any]] = dict
+        self._known_decays = self._decays()
+        self.close: Callable[[], None] = lambda: None
+        blocks.landed = self.landed
+
+    # -- how many ---------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> bool:
+        """Whether a worker waits."""
+        return self.workers < self.most
+
+    @property
+    def changes(self) -> bool:
+        """Whether k changes before the next batch."""
+        return self.coming != self.workers
+
+    @property
+    def waits(self) -> bool:
+        """Whether this worker waits for its turn."""
+        return self.rank >= self.workers
+
+    @property
+    def trains(self) -> bool:
+        """Whether the program trains, judged by gradients and by the mode of its model."""
+        modules = [module for _, module in module_list(self._run.model)]
+        return torch.is_grad_enabled() and any(one.training for module in modules for one in module.modules())
+
+    def landed(self, summary: ExchangeSummary) -> None:
+        """A block was exchanged: count it, and decide whether k grows."""
+        if not summary.weight:
+            return
+        self._made, self.minibatches = self._made + 1, self.minibatches + sum(summary.minibatches)
+        ends = any(header.leaving for header in summary.headers)
+        if self.active and not self.changes and not ends and self._run.tuner.measured.may_grow:
+            worth = self.blocks.blocks.updates[0].numbers.diversity.effective or 1.0
+            self.coming = self._growth.next(self.workers, self.most, worth, self._made, self.minibatches)
+
+    def stepped(self, in_turn: bool) -> None:
+        """The optimizer made a step, of a batch that was dealt to the workers that train if `in_turn`.
+
+        Raises:
+            UnsupportedError: it was not, while other workers wait for their turn, or the moments of the optimizer decay
+                otherwise than there.
+        """
+        if not self.active:
+            return
+        world, rule = self._run.transport.world, self._run.rule.text()
+        if self._decays() != self._known_decays:
+            raise UnsupportedError(
+                world.sign(
+                    f"{rule}: the betas of the optimizer have changed, and the workers that wait for their turn do not "
+                    "know of it; leave them as they are (cycle_momentum=False for OneCycleLR and CyclicLR), or leave "
+                    "grow out"
+                )
+            )
+        if self.waits or not in_turn:
+            raise UnsupportedError(
+                world.sign(
+                    f"{rule}: {self.workers} of {self.most} workers train now, and the others wait in run.share for "
+                    "their turn, but this step was made outside of a pass over run.share that began with gradients on "
+                    "and a model in training mode (model.train()); train on run.share(loader), or leave grow out"
+                )
+            )
+
+    def _decays(self) -> list[Any]:
+        """b of the moments that blocks compensate."""
+        optimizers = self.blocks.blocks.updates[0].optimizers
+        return [
+            group.get("betas", group.get("momentum"))
+            for _, choice, optimizer, _ in optimizers
+            for group in (optimizer.param_groups if choice == "compensate" else ())
+        ]
+
+    # -- together ---------------------------------------------------------------------------------
+
+    def stand(self, said: Any) -> list[Any] | None:
+        """Join the next exchange; what every worker said, in rank order, if all stand, None if a block was exchanged.
+
+        Raises:
+            SystemExit: all workers that train have ended, so there is nothing left to do.
+        """
+        summary = self.blocks.stand()
+        if self.waits:
+            self._run.progress.steps = summary.headers[0].total
+            if all(header.leaving for header in summary.headers[: self.workers]):
+                self.close()
+                exit_handling.exit_after_end(OverError(self._run.transport.world.sign(OVER)))
+        if not summary.all_stand:
+            return None
+        return self._run.transport.gather_json(said)
+
+    def change(self) -> None:
+        """Continue with the next number of workers; those that begin take over the others' state."""
+        before = self.workers
+        self._hand_over(before, self.coming)
+        self._use(self.coming)
+        self._made = 0
+        run, factor = self._run, self._run.rule.rate_factor(self.workers)
+        run.monitor.note(
+            "stage", workers=self.workers, of=self.most, minibatches=self.minibatches, rate_factor=round(factor, 6)
+        )
+
+    def _use(self, workers: int) -> None:
+        self.workers = self.coming = workers
+        for update in self.blocks.blocks.updates:
+            update.renumber(workers)
+        self._follow()
+
+    def _follow(self) -> None:
+        """Give the learning rates the factor of k workers."""
+        self._known_decays = self._decays()
+        self._run.tuner.count(self.workers)
+        self._run.tuner.measured.follow_workers()
+
+    def _hand_over(self, before: int, after: int) -> None:
+        """Worker j that begins takes worker 0's settings and included objects, and the optimizer's state of j mod k."""
+        for source in range(min(before, after - before)):
+            of_blocks = self.blocks.blocks.keeps_state
+            own = self._state(of_blocks, source == 0) if self.rank == source else None
+            state = self._broadcast(own, source)
+            if before <= self.rank < after:
+                takes = self.rank % before == source
+                self._take(state, of_blocks and takes, source == 0)
+            if not of_blocks:
+                return
+
+    def _state(self, of_blocks: bool, first: bool) -> dict[str, Any]:
+        states = [optimizer.state_dict() for optimizer, _ in self._run.owned]
+        found: dict[str, Any] = {"optimizers": states if of_blocks else []}
+        if first:
+            found["groups"] = [
+                [{name: value for name, value in group.items() if name != "params"} for group in one["param_groups"]]
+                for one in states
+            ]
+            found["included"] = {name: thing.state_dict() for name, thing in self.included().items()}
+        return found
+
+    def _take(self, state: dict[str, Any], of_blocks: bool, first: bool) -> None:
+        for (optimizer, _), saved in zip(self._run.owned, state["optimizers"] if of_blocks else [], strict=False):
+            optimizer.load_state_dict(saved)
+        if not first:
+            return
+        for (optimizer, _), groups in zip(self._run.owned, state["groups"], strict=True):
+            for group, saved in zip(optimizer.param_groups, groups, strict=True):
+                _set(group, saved)
+        for name, thing in self.included().items():
+            if name in state["included"]:
+                thing.load_state_dict(state["included"][name])
+
+    def _broadcast(self, own: dict[str, Any] | None, source: int) -> dict[str, Any]:
+        """The state of worker `source` on every worker."""
+        transport, tensors = self._run.transport, dict[str, Tensor]()
+        rest = flatten(own, tensors, "")
+        rows = [[name, flatten(one.dtype, {}, ""), list(one.shape)] for name, one in tensors.items()]
+        rest, rows = transport.gather_json([rest, rows])[source]
+        found: dict[str, Tensor] = {}
+        for name, kind, shape in rows:
+            whole = torch.empty(shape, dtype=build(kind, {}))
+            if own is not None:
+                whole.copy_(tensors[name])
+            flat = whole.reshape(-1).view(torch.uint8)
+            on_wire = flat.to(transport.wire_device(flat.device))
+            if flat.numel():
+                transport.broadcast(on_wire, source).wait()
+                flat.copy_(on_wire)
+            found[name] = whole
+        state: dict[str, Any] = build(rest, found)
+        return state
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, int]:
+        """State for a checkpoint."""
+        return {
+            "workers": self.workers,
+            "coming": self.coming,
+            "minibatches": self.minibatches,
+            "made": self._made,
+        }
+
+    def load(self, state: dict[str, int] | None) -> None:
+        """Restore `state`, also of another number of workers; None begins anew. Before the blocks' own state."""
+        if state is not None:
+            self.workers = min(state["workers"], self.most)
+            self.coming = max(self.workers, min(state["coming"], self.most))
+            self.minibatches, self._made = state["minibatches"], state["made"]
+        for update in self.blocks.blocks.updates:
+            update.numbers.workers = self.workers
+        self._follow()
+
+
+def first_workers(rule: Rule, most: int) -> int:
+    """How many of `most` workers train in the first blocks."""
+    grow = rule.schedule.grow
+    return most if grow is None else min(grow.first, most)
+
+
+def _set(group: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Take over the settings of a parameter group; in place where they are tensors."""
+    for name, value in saved.items():
+        if isinstance(group.get(name), Tensor):
+            group[name].copy_(value)
+        else:
+            group[name] = value
