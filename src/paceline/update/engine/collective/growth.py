@@ -52,7 +52,7 @@ class GrowingWorkers:
         self.workers = self.coming = first_workers(run.rule, world.size)
         self.minibatches = self._made = 0
         self.included: Callable[[], dict[str, Any]] = dict
-        self._known_decays = self._decays()
+        self._known_decays: list[Any] | None = None
         self.close: Callable[[], None] = lambda: None
         blocks.landed = self.landed
 
@@ -99,7 +99,10 @@ class GrowingWorkers:
         if not self.active:
             return
         world, rule = self._run.transport.world, self._run.rule.text()
-        if self._decays() != self._known_decays:
+        decays = self._decays()  # read within a step: a schedule may leave others between two
+        if self._known_decays is None:
+            self._known_decays = decays
+        if decays != self._known_decays:
             raise UnsupportedError(
                 world.sign(
                     f"{rule}: the betas of the optimizer have changed, and the workers that wait for their turn do not "
@@ -162,7 +165,7 @@ class GrowingWorkers:
 
     def _follow(self) -> None:
         """Give the learning rates the factor of k workers."""
-        self._known_decays = self._decays()
+        self._known_decays = None
         self._run.tuner.count(self.workers)
         self._run.tuner.measured.follow_workers()
 
