@@ -111,9 +111,85 @@ def test_only_what_a_worker_holds_can_be_marked() -> None:
     machine = begun(2)
     machine.ask(0, 1, Question(0, 0, 4, 2), 0.0)
     through(machine, 0)
-    through(machine, 1, [MARK, (0, 0, 2, 4), (0, 7, 0, 1)])
-    assert machine.exchange == 1 and machine.ledger.strange == 5
+    for marks in ([MARK], [(0, 0, 2, 4)], [(0, 7, 0, 1)], [(0, 0, 0, 3)]):
+        with pytest.raises(
+            MismatchError, match=r"worker 1 commits places \d to \d of epoch . of loader 0, and holds 0"
+        ):
+            through(machine, 1, marks)
+    machine.tell(1, 1, "done", [[list(MARK)]], 0.0)
+    assert machine.exchange == 0 and machine.ledger.strange == 2
     assert machine.ledger._ledger.held(0) == [MARK]
+
+
+def test_a_place_is_named_once_in_a_commit() -> None:
+    """Not twice, and not both as committed and as returned."""
+    machine = begun(2)
+    machine.ask(0, 1, Question(0, 0, 4, 2), 0.0)
+    for marks, returned in (([MARK, (0, 0, 1, 2)], []), ([MARK], [MARK])):
+        with pytest.raises(MismatchError, match=r"worker 0 names places \d to 2 .* twice in one commit"):
+            machine.commit(0, 1, 1, Commit(1, marks, {}, returned), 0.0)
+
+
+def test_places_cannot_be_given_back_while_their_commit_waits() -> None:
+    """The work would be in the sums, and another worker would do it again."""
+    machine = begun(2)
+    machine.ask(0, 1, Question(0, 0, 4, 2), 0.0)
+    through(machine, 0, [MARK])
+    with pytest.raises(MismatchError, match="tells of places while its commit waits"):
+        machine.tell(0, 2, "left", [0, 0, [list(MARK)]], 0.0)
+    through(machine, 1)
+    assert machine.exchange == 1 and machine.ledger.strange == 0 and machine.ledger._ledger.held(0) == []
+
+
+def test_a_known_length_is_not_shortened() -> None:
+    """Else one member could leave out the samples of all."""
+    machine = begun(2)
+    machine.ask(0, 1, Question(0, 0, 40, 2), 0.0)
+    machine.tell(0, 1, "ends", [0, 0, 2], 0.0)
+    (note,) = [note for _, _, note in said(machine, "wrong")]
+    assert "ends after 2 places, and all workers said before that it has 40" in note
+    assert machine.ledger._ledger.extent(0, 0) == (40, 0)
+
+
+def test_one_that_is_told_that_it_is_wrong_and_goes_on_is_put_out() -> None:
+    machine = begun(1)
+    machine.ask(0, 1, Question(0, 0, 40, 2), 0.0)
+    for serial in (2, 3, 4):
+        machine.ask(0, serial, Question(0, 0, 41, 2), 0.0)
+    with pytest.raises(MismatchError, match=r"was told 3 times that it is wrong, and goes on: workers do not share"):
+        machine.ask(0, 5, Question(0, 0, 41, 2), 0.0)
+
+
+def test_epochs_without_end_are_refused() -> None:
+    machine = begun(1)
+    with pytest.raises(MismatchError, match="asks for places of more than 256 epochs at a time"):
+        for epoch in range(1000):
+            machine.ledger.ask(0, Question(0, epoch, 40, 2), 0.0)
+    assert epoch == 256
+
+
+def test_no_epoch_is_left_out() -> None:
+    """It would count as over when a later one is; nor does a run begin with two epochs."""
+    machine = begun(1)
+    machine.ledger.ask(0, Question(0, 3, 4, 4), 0.0)
+    for epoch, says in ((5, "asks for epoch 5 of loader 0, and the newest one is 3"), (2, "another worker began with")):
+        with pytest.raises(MismatchError, match=says):
+            machine.ledger.ask(0, Question(0, epoch, 4, 4), 0.0)
+    machine.ledger.done(0, [(0, 3, 0, 4)])
+    assert machine.ledger.ask(0, Question(0, 4, 4, 4), 0.0)[0] == WORK
+
+
+def test_leases_that_a_worker_reports_after_a_restart_may_be_committed() -> None:
+    """The record may be older than they are, and another worker may hold them by now: these marks are left out."""
+    machine = begun(2)
+    machine.ask(0, 1, Question(0, 0, 4, 2), 0.0)
+    machine.ask(1, 1, Question(0, 0, 4, 2), 0.0)
+    new = again(machine)
+    recovery.back(new, new.workers[0], 0, 0, [(0, 0, 0, 4)], 0.0)
+    recovery.back(new, new.workers[1], 0, 0, [(0, 0, 2, 4)], 0.0)
+    through(new, 0, [(0, 0, 0, 4)])
+    through(new, 1, [(0, 0, 2, 4)])
+    assert new.exchange == 1 and new.ledger.strange == 2
 
 
 def test_a_pause_of_the_server_counts_against_no_worker() -> None:

@@ -101,6 +101,17 @@ class Ledger:
         ledger = self._epochs.get(loader, epoch)
         return None if ledger is None else (ledger.total, max((end for _, end in ledger.done), default=0))
 
+    def newest(self, loader: int) -> int | None:
+        """The last epoch that is active or over; None if there is none."""
+        begun = [epoch for (one, epoch), _ in self._epochs if one == loader]
+        closed = self._epochs.closed(loader)
+        return max([*begun, *([closed] if closed >= 0 else [])], default=None)
+
+    def done_places(self, loader: int, epoch: int) -> Ranges:
+        """The places of an epoch that are done; none if it is not active."""
+        ledger = self._epochs.get(loader, epoch)
+        return Ranges() if ledger is None else ledger.done
+
     def held(self, worker: int) -> list[Mark]:
         return [
             (loader, epoch, begin, end)

@@ -16,6 +16,8 @@ from paceline.data.ledger.ranges import Ranges
 from paceline.errors import MismatchError
 from paceline.flow.control import validation
 
+MOST_OPEN = 256
+"""Epochs of all loaders for which one worker may ask at a time."""
 NOTHING, WORK, OVER = range(3)
 """Answers to a question: nothing at present; a lease; the epoch is over for all workers."""
 
@@ -38,15 +40,76 @@ class ControlLedger:
         self._expected: dict[tuple[int, int], list[list[int]]] = {}
         self._given_back: dict[tuple[int, int], Ranges] = {}
         self._asked: set[int] = set()  # loaders with leases so far
+        self._first: dict[int, int] = {}  # loader -> epoch for which a worker asked first, since this server began
+        self._opened: dict[int, set[tuple[int, int]]] = {}  # worker -> epochs for which it asked
+        self._reported: dict[int, list[Mark]] = {}  # leases that a worker says it had before this server's restart
         self.saved = self._ledger.state()
 
     def ask(self, worker: int, question: Question, now: float) -> tuple[int, Mark | None]:
         """WORK with a lease, NOTHING or OVER; MismatchError if the workers' data differ."""
+        self._count_open(worker, question)
         self._asked.add(question.loader)
         mark = self._ledger.ask(worker, question, now)
         if mark is not None:
             return WORK, mark
         return (OVER if self._ledger.settled(question.loader, question.epoch) else NOTHING), None
+
+    def _count_open(self, worker: int, question: Question) -> None:
+        """Refuse a worker that opens epochs without end, or that leaves epochs out: they would count as over."""
+        loader, epoch = question.loader, question.epoch
+        newest = self._ledger.newest(loader)
+        if loader in self._asked and newest is not None and epoch > newest + 1:
+            raise MismatchError(
+                f"worker {worker} asks for epoch {epoch} of loader {loader}, and the newest one is {newest}"
+            )
+        if epoch < self._first.setdefault(loader, epoch):
+            raise MismatchError(
+                f"worker {worker} asks for epoch {epoch} of loader {loader}, and another worker began with epoch "
+                f"{self._first[loader]}; resume all workers from one checkpoint"
+            )
+        opened = self._opened.setdefault(worker, set())
+        if len(opened) >= MOST_OPEN:
+            opened -= {key for key in opened if self._ledger.extent(*key) is None}
+        opened.add((loader, epoch))
+        if len(opened) > MOST_OPEN:
+            raise MismatchError(f"worker {worker} asks for places of more than {MOST_OPEN} epochs at a time")
+
+    def check(self, worker: int, marks: Sequence[Mark]) -> None:
+        """Refuse a commit of places that the worker does not hold, or that it names twice.
+
+        Places that are done, or beyond the end that another worker has found since, do no harm. Nor do those that the
+        worker reported after a restart of this server, whose record may be older than a lease.
+
+        Raises:
+            MismatchError: it names places that are free, or that another worker holds.
+        """
+        named: dict[tuple[int, int], Ranges] = {}
+        for loader, epoch, begin, end in marks:
+            if named.setdefault((loader, epoch), Ranges()).add(begin, end) != end - begin:
+                raise MismatchError(
+                    f"worker {worker} names places {begin} to {end} of epoch {epoch} of loader {loader} twice in one "
+                    "commit"
+                )
+        for loader, epoch, begin, end in self._reported.get(worker, []):
+            named.setdefault((loader, epoch), Ranges()).remove(begin, end)
+        for (loader, epoch), ranges in named.items():
+            for begin, end in self._not_done(loader, epoch, ranges):
+                held = sum(high - low for *_, low, high in self._owned(worker, [(loader, epoch, begin, end)]))
+                if held != end - begin:
+                    raise MismatchError(
+                        f"worker {worker} commits places {begin} to {end} of epoch {epoch} of loader {loader}, and "
+                        f"holds {held} of these {end - begin}"
+                    )
+
+    def _not_done(self, loader: int, epoch: int, ranges: Ranges) -> list[tuple[int, int]]:
+        """Those of these places that are not done, and of which the epoch has any."""
+        extent = self._ledger.extent(loader, epoch)
+        if extent is None and epoch <= self._ledger.closed(loader):
+            return []
+        total = ENDLESS if extent is None else extent[0]
+        done = self._ledger.done_places(loader, epoch)
+        kept = [(begin, min(end, total)) for begin, end in ranges if begin < total]
+        return [left for begin, end in kept for left in Ranges([(begin, end)]).without(done)]
 
     def done(self, worker: int, marks: Sequence[Mark]) -> None:
         """These places of its leases are in the global model."""
@@ -79,6 +142,8 @@ class ControlLedger:
     def lost(self, worker: int) -> None:
         """Free the leases of a lost worker."""
         self._ledger.lost(worker)
+        self._opened.pop(worker, None)
+        self._reported.pop(worker, None)
 
     def save(self, now: float) -> None:
         """A commit: save the ledger's present state."""
@@ -111,6 +176,8 @@ class ControlLedger:
     def holds(self, worker: int, marks: Sequence[Mark]) -> None:
         """Leases that a worker reports after a server restart; done places and other workers' leases stay unchanged."""
         self._ledger.holds(worker, marks)
+        accepted = self._ledger.held(worker)
+        self._reported[worker] = [mark for mark in marks if mark not in accepted]
 
     def _owned(self, worker: int, marks: Sequence[Mark]) -> list[Mark]:
         held: dict[tuple[int, int], Ranges] = {}
@@ -131,6 +198,11 @@ class ControlLedger:
         extent = self._ledger.extent(loader, epoch)
         if (extent is None and epoch <= self._ledger.closed(loader)) or (extent is not None and total >= extent[0]):
             return  # another worker has said so
+        if extent is not None and extent[0] != ENDLESS:
+            raise MismatchError(
+                f"worker {worker} says that epoch {epoch} of loader {loader} ends after {total} places, and all "
+                f"workers said before that it has {extent[0]}; give all workers the same data"
+            )
         holds = any((one, its) == (loader, epoch) for one, its, *_ in self._ledger.held(worker))
         if extent is None or not holds or total < extent[1]:
             raise MismatchError(

@@ -257,10 +257,7 @@ class ControlServer:
             channel.send(wire.WELCOME, note={"start": self._start})
             while True:
                 frame = channel.receive()
-                if frame.kind != wire.BEAT:
-                    raise MismatchError(f"heartbeats are of kind {wire.BEAT}, got {frame.kind}")
-                step = validation.whole(frame.numbers[0], 0, validation.HUGE, "steps")
-                doing = validation.text(frame.note, 500, "what it does")
+                step, doing = self._heartbeat(record, frame)
                 with self._turn() as now:
                     self._machine.sign_of_life(record.worker, now, doing, step)
                 channel.send(wire.BEATEN)
@@ -268,6 +265,18 @@ class ControlServer:
             with self._lock:
                 if self._heartbeats.get(record.worker) is channel:
                     del self._heartbeats[record.worker]
+
+    def _heartbeat(self, record: WorkerRecord, frame: Frame) -> tuple[int, str]:
+        """A worker's steps and activity; a worker whose heartbeats make no sense is lost."""
+        try:
+            if frame.kind != wire.BEAT:
+                raise MismatchError(f"heartbeats are of kind {wire.BEAT}, got {frame.kind}")
+            step = validation.whole(frame.numbers[0], 0, validation.HUGE, "steps")
+            return step, validation.text(frame.note, 500, "what it does")
+        except MismatchError as error:
+            with self._turn() as now:
+                self._machine.lost([record.worker], f"what it said makes no sense: {error}"[:500], now)
+            raise
 
     # -- the state machine -----------------------------------------------------------------------------
 

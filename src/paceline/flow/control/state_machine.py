@@ -29,6 +29,8 @@ from paceline.flow.control.ledger import NOTHING
 from paceline.flow.control.membership import MembershipState
 from paceline.flow.control.worker_record import Commit, WorkerRecord
 
+MOST_WRONG = 3
+"""Messages of a worker that contradict other workers, after which it is put out if it has not ended by itself."""
 RESTORES = 10
 """How many times in a row a run may resume from the same checkpoint after all its workers were lost."""
 
@@ -65,23 +67,47 @@ class StateMachine(MembershipState):
             raise MismatchError(f"{record.name} commits exchange {exchange}, but has not said that it holds the state")
         else:
             self._check_wanted(record, said.wanted)
+            self.ledger.check(worker, [*said.marks, *said.returned])
             record.commit = said
             self.call(now)
             self.conclude(now)
 
     def _check_wanted(self, record: WorkerRecord, wanted: int) -> None:
-        """Refuse another number of wanted members than that of the members that have committed."""
-        for one in [*self.members, *self.departed.values()]:
-            if one.commit is not None and one.commit.wanted != wanted:
-                raise MismatchError(
-                    f"{record.name} reports that {wanted} workers are wanted after exchange {self.exchange + 1}, and "
-                    f"{one.name} reports {one.commit.wanted}"
-                )
+        """Refuse a number of wanted members where the rule has none, or that is less than before."""
+        if wanted and not self.wanted:
+            raise MismatchError(
+                f"{record.name} reports that {wanted} workers are wanted after exchange {self.exchange + 1}, and the "
+                "number of this run's workers does not grow"
+            )
+
+    def _outvoted(self, living: Sequence[WorkerRecord]) -> dict[int, str]:
+        """Members that report another number of wanted members than most do, and why each is put out.
+
+        All compute it from the same sums. Among equally many, those with the oldest member are right.
+        """
+        votes: dict[int, list[WorkerRecord]] = {}
+        for one in living:
+            assert one.commit is not None
+            votes.setdefault(one.commit.wanted, []).append(one)
+        right = max(votes, key=lambda wanted: (len(votes[wanted]), -min(one.worker for one in votes[wanted])))
+        names = ", ".join(one.name for one in votes[right])
+        return {
+            one.worker: f"it reports that {wanted} workers are wanted after exchange {self.exchange + 1}, and {names} "
+            f"report{'s' if len(votes[right]) == 1 else ''} {right}"
+            for wanted, voters in votes.items()
+            for one in voters
+            if wanted != right
+        }
 
     def conclude(self, now: float) -> None:
         """Commit the exchange, if all live members have."""
         living = self.members
         if self.broken or not living or any(one.commit is None for one in living):
+            return
+        outvoted = self._outvoted(living)
+        if outvoted:  # what they brought is in the sums, as that of a worker that dies after its commit
+            for worker, why in outvoted.items():
+                self.lost([worker], why, now)
             return
         for one in [*living, *self.departed.values()]:
             assert one.commit is not None
@@ -236,6 +262,7 @@ class StateMachine(MembershipState):
         try:
             kind, mark = self.ledger.ask(worker, question, now)
         except MismatchError as error:
+            self._wrong(record, error)
             self.outbox.send(worker, "wrong", serial, note=str(error))
             return
         record.dry = kind == NOTHING and question.dry
@@ -246,11 +273,14 @@ class StateMachine(MembershipState):
     def tell(self, worker: int, serial: int, kind: str, values: Sequence[Any], now: float) -> None:
         """A worker's message about the data; a resent one is not carried out again."""
         record = self.member(worker)
+        if record.commit is not None and serial > record.told and kind in ("left", "done"):
+            raise MismatchError(f"{record.name} tells of places while its commit waits for the other members")
         if serial > record.told:
             try:
                 self.ledger.tell(worker, kind, values)
             except MismatchError as error:
                 record.told = serial
+                self._wrong(record, error)
                 self.outbox.send(worker, "wrong", serial, note=str(error))
                 return
             record.told = serial
@@ -261,6 +291,12 @@ class StateMachine(MembershipState):
             self.hint()
             self.call(now)
         self.outbox.send(worker, "ack", serial)
+
+    def _wrong(self, record: WorkerRecord, error: MismatchError) -> None:
+        """A worker ends when it is told that it is wrong; one that goes on is put out."""
+        record.wrong += 1
+        if record.wrong > MOST_WRONG:
+            raise MismatchError(f"{record.name} was told {MOST_WRONG} times that it is wrong, and goes on: {error}")
 
     def send_ledger(self, worker: int, serial: int) -> None:
         """A worker wants the ledger as of the last commit."""

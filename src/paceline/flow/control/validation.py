@@ -55,8 +55,12 @@ def table(value: Any, what: str) -> dict[str, Any]:
 def small(value: Any, most: int, what: str) -> dict[str, Any]:
     """A JSON object of at most `most` bytes."""
     said = table(value, what)
-    if len(json.dumps(said)) > most:
-        raise MismatchError(f"{what} has at most {most} bytes as JSON, got {len(json.dumps(said))}")
+    try:
+        size = len(json.dumps(said, allow_nan=False))
+    except (ValueError, RecursionError) as error:
+        raise MismatchError(f"{what} is JSON without NaN and infinity: {error}") from error
+    if size > most:
+        raise MismatchError(f"{what} has at most {most} bytes as JSON, got {size}")
     return said
 
 

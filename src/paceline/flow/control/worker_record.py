@@ -68,6 +68,7 @@ class WorkerRecord:
         left: it has ended its pass before the epoch was over.
         waits: it waits for other members, as at a checkpoint.
         held: it waits to join, and was told that the run wants no more members at present.
+        wrong: its messages that contradicted other workers.
         commit: its commit of the current exchange.
         failed: the serial of its complaint about the current exchange.
         doing: its activity, in its own words.
@@ -90,6 +91,7 @@ class WorkerRecord:
     left: bool = False
     waits: bool = False
     held: bool = False
+    wrong: int = 0
     commit: Commit | None = None
     failed: int | None = None
     doing: str = ""

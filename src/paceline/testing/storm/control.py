@@ -3,15 +3,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Collection
+from typing import Any
 
-from paceline.testing.storm.elastic import TIMEOUT_S, ElasticStorm
+from paceline.errors import PacelineError
+from paceline.testing.storm.elastic import STORM_S, TIMEOUT_S, ElasticStorm, StormSettings
+from paceline.testing.storm.liar import lying_program
 from paceline.testing.storm.meeting import Meetings
 from paceline.testing.storm.member import Job, Truth, program
 
+LIARS = 0.3
+"""Share of the seeds in which a member lies."""
+SENSELESS = ("makes no sense", "is wrong, and goes on")
+"""What the control plane says of a member that it puts out for what that has said."""
+
 
 class ControlStorm(ElasticStorm):
-    """Members with models that are counters."""
+    """Members with models that are counters; in some seeds one more comes that lies."""
+
+    def __init__(self, seed: int, settings: StormSettings, without: Collection[int] = ()) -> None:
+        super().__init__(seed, settings, without)
+        rng = random.Random(f"liars of {seed}")  # of its own, so that other faults stay as they were
+        self.liars = rng.random() < LIARS and not settings.faults
+        if self.liars:
+            self.faults.also("liar", STORM_S * rng.random(), self._lie)
+
+    def _lie(self) -> str:
+        return "a member that lies" if self.join(self._liar) else ""
+
+    def _liar(self, done: Callable[[BaseException | None], None]) -> Callable[[], None]:
+        def told(error: BaseException | None) -> None:
+            if error is None or not isinstance(error, PacelineError):  # else it was put out, or told that it is wrong
+                done(error)
+
+        return lying_program(self.job, told)
+
+    def _told(self, kind: str, about: dict[str, Any]) -> None:
+        super()._told(kind, about)
+        if kind == "lost" and not self.liars and any(one in about["why"] for one in SENSELESS):
+            self.problems.append(f"worker {about['worker']} does not lie, and was put out: {about['why']}")
 
     def prepare(self) -> None:
         rng = self.world.rng

@@ -20,6 +20,8 @@ from paceline.testing.storm.faults import Faults
 from paceline.testing.world.process import Process, World
 from paceline.testing.world.scheduler import Broken
 
+Program = Callable[[Callable[[BaseException | None], None]], Callable[[], None]]
+"""Makes what a worker's process runs, from what gets why it ended."""
 PORT = 4000
 TIMEOUT_S = 8.0
 STORM_S = 6.0
@@ -104,10 +106,13 @@ class ElasticStorm(ABC):
         self.faults = Faults(self, settings.faults, without)
         self.faults.begin(rng.randint(1, 8), STORM_S)
 
-    def join(self) -> None:
-        if self._wanted < self.terms.max_workers:
+    def join(self, program: Program | None = None) -> bool:
+        """Start a further worker, if there is room; whether there was."""
+        room = self._wanted < self.terms.max_workers
+        if room:
             self._wanted += 1
-            self._start_worker(self.world.machine(f"host{self._wanted}"))
+            self._start_worker(self.world.machine(f"host{self._wanted}"), program)
+        return room
 
     @abstractmethod
     def prepare(self) -> None:
@@ -147,7 +152,7 @@ class ElasticStorm(ABC):
             self._over = isinstance(error, CheckpointError)
         self.world.after(0.05 + self.world.rng.random(), self._start_control)
 
-    def _start_worker(self, machine: Any) -> None:
+    def _start_worker(self, machine: Any, program: Program | None = None) -> None:
         if self._over:
             return
         number = self._started
@@ -163,7 +168,9 @@ class ElasticStorm(ABC):
                 (self.world.now, f"worker process {number} ends" + ("" if error is None else f": {error!r}"))
             )
 
-        process = self.workers[number] = machine.start(self.program(ended), f"process {number} on {machine.name}")
+        process = self.workers[number] = machine.start(
+            (program or self.program)(ended), f"process {number} on {machine.name}"
+        )
         process.on_end.append(lambda: self._worker_ended(number, machine))
 
     def _worker_ended(self, number: int, machine: Any) -> None:

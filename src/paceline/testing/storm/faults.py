@@ -21,7 +21,7 @@ class Run(Protocol):
     control: Process | None
     workers: dict[int, Process]
 
-    def join(self) -> None:
+    def join(self) -> object:
         """Start a further worker."""
 
 
@@ -58,6 +58,17 @@ class Faults:
             if number not in self._without:
                 self.world.after(when, partial(self._happen, kind, seed))
         self.world.after(seconds, self._heal)
+
+    def also(self, kind: str, when: float, happens: Callable[[], str]) -> None:
+        """Let one more happen that is not drawn here, and is not healed."""
+
+        def now() -> None:
+            what = happens()
+            if what:
+                self.counts[kind] += 1
+                self.tape.append((self.world.now, f"{kind}: {what}"))
+
+        self.world.after(when, now)
 
     def _happen(self, kind: str, seed: int) -> None:
         self._rng = random.Random(seed)
