@@ -40,7 +40,6 @@ class ControlLedger:
         self._expected: dict[tuple[int, int], list[list[int]]] = {}
         self._given_back: dict[tuple[int, int], Ranges] = {}
         self._asked: set[int] = set()  # loaders with leases so far
-        self._first: dict[int, int] = {}  # loader -> epoch for which a worker asked first, since this server began
         self._opened: dict[int, set[tuple[int, int]]] = {}  # worker -> epochs for which it asked
         self._reported: dict[int, list[Mark]] = {}  # leases that a worker says it had before this server's restart
         self.saved = self._ledger.state()
@@ -61,11 +60,6 @@ class ControlLedger:
         if loader in self._asked and newest is not None and epoch > newest + 1:
             raise MismatchError(
                 f"worker {worker} asks for epoch {epoch} of loader {loader}, and the newest one is {newest}"
-            )
-        if epoch < self._first.setdefault(loader, epoch):
-            raise MismatchError(
-                f"worker {worker} asks for epoch {epoch} of loader {loader}, and another worker began with epoch "
-                f"{self._first[loader]}; resume all workers from one checkpoint"
             )
         opened = self._opened.setdefault(worker, set())
         if len(opened) >= MOST_OPEN:

@@ -41,7 +41,8 @@ class ControlStorm(ElasticStorm):
 
     def _told(self, kind: str, about: dict[str, Any]) -> None:
         super()._told(kind, about)
-        if kind == "lost" and not self.liars and any(one in about["why"] for one in SENSELESS):
+        older = self.faults.counts["full_disk"]  # then what is true may make no sense to an older record
+        if kind == "lost" and not (self.liars or older) and any(one in about["why"] for one in SENSELESS):
             self.problems.append(f"worker {about['worker']} does not lie, and was put out: {about['why']}")
 
     def prepare(self) -> None:
@@ -57,9 +58,11 @@ class ControlStorm(ElasticStorm):
         self.exchanges = max([number for _, number in self.truth.models], default=0)
         if not self.faults.counts["full_disk"]:  # else the record may be older than the members, who then begin anew
             self.problems += self.truth.forgotten
-        every = [(epoch, place) for epoch in range(self.job.epochs) for place in range(self.job.samples)]
+        own = self.truth.of_liars
+        places = [(epoch, place) for epoch in range(self.job.epochs) for place in range(self.job.samples)]
+        every = [one for one in places if one not in own]
         for worker, model in self.truth.ended.items():
             lost = [one for one in every if model[one] == 0]
-            more = [one for one in model if model[one] > 1]
+            more = [one for one in model if model[one] > 1 and one not in own]
             if lost or more:
                 self.problems.append(f"worker {worker} ends with {lost} lost and {more} repeated")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A member that lies: it speaks the protocol, trains as the others do, and now and then says what is not so.
 
-It may be put out for that, and then it ends. Whatever it says, the samples of the other members have to enter the model
-once, and they must come to the end of the run.
+It may be put out for that, and then it ends. Whatever it says, the samples that were leased to other members have to
+enter the model once, and these must come to the end of the run. Of those leased to itself it can say that it trained
+them when it did not, or, after a restart of the control plane, that it holds what it had given back.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ class Liar(Member):
     """A member that lies before some of its exchanges."""
 
     def _exchange(self) -> None:
-        rng = self.job.world.rng
+        rng, own = self.job.world.rng, self.job.truth.of_liars
+        own |= {(epoch, place) for _, epoch, begin, end in self.held for place in range(begin, end)}
         if rng.random() < 0.6:
             LIES[rng.choice(sorted(LIES))](self)
         super()._exchange()

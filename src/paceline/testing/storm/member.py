@@ -30,12 +30,14 @@ class Truth:
             applied it.
         forgotten: beginnings from nothing after a commit, of which the control plane does not know.
         ended: workers that came to the end of their program, with their models.
+        of_liars: places that were leased to a member that lies: it may say of them what it likes.
         problems: what must not happen.
     """
 
     models: dict[tuple[int, int], tuple[int, Model]] = field(default_factory=dict)
     forgotten: list[str] = field(default_factory=list)
     ended: dict[int, Model] = field(default_factory=dict)
+    of_liars: set[tuple[int, int]] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
 
     def begun(self, generation: Generation) -> None:

@@ -13,6 +13,7 @@ from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import MismatchError, PeerLostError
 from paceline.update.server.frames import BACKGROUND, LEDGER, FrameKind
+from paceline.update.server.incoming import check
 from paceline.update.server.membership import LOOK_EVERY_S
 from paceline.update.server.parts import ServiceParts
 from paceline.update.server.peer import fresh
@@ -65,7 +66,7 @@ class PeerServer:
                     self._release()
                     if not ready:
                         continue
-                frame = self._channel.receive(self._place)
+                frame = self._receive()
                 if self._rank in self._members.lost:
                     return
                 if frame.kind not in BACKGROUND:
@@ -76,6 +77,16 @@ class PeerServer:
         finally:
             self._held.clear()
             self._waker.close()
+
+    def _receive(self) -> Frame:
+        """The next frame; one that no worker sends ends the connection, and with it its sender."""
+        try:
+            frame = self._channel.receive(self._place)
+            check(frame, self._context.world.size)
+        except MismatchError as error:
+            self._channel.close()
+            raise PeerLostError(f"what {self._context.world.name(self._rank)} sent makes no sense: {error}") from error
+        return frame
 
     def _place(self, header: FrameHeader) -> Tensor:
         if header.kind != FrameKind.PUSH:
