@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from paceline.communication.sockets import channel as channels
+from paceline.communication.sockets import framing
 from paceline.communication.sockets.channel import TLS, Channel, Late, Listener, connect
 from paceline.errors import MismatchError, PeerLostError, UnsupportedError
 from tests.communication.connections import HERE, SOON, both, pair
@@ -115,6 +116,29 @@ def test_workers_of_one_job_understand_each_other(job: Authority, tls: TLS) -> N
             near.close()
             with pytest.raises(PeerLostError, match="closed the connection"):
                 far.receive(deadline_s=SOON)
+
+
+def test_a_key_that_has_encrypted_too_much_is_said_once(
+    tls: TLS, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two records of the first frame, one of each small one."""
+    monkeypatch.setattr(framing, "MOST_RECORDS", 3)
+    with pair(tls) as (near, far):
+        near.send(1, body=torch.zeros(20_000, dtype=torch.uint8))
+        far.receive(deadline_s=SOON)
+        assert near.records_sent >= 2 and far.records_sent == 0
+        for _ in range(3):
+            near.send(2)
+        assert [one.getMessage() for one in caplog.records if "with one key" in one.getMessage()] == [
+            "the connection to server has sent 3 records with one key, and AES-GCM's margin is for no more (RFC 8446, "
+            "5.5): see docs/security.md; a new connection has a new key"
+        ]
+
+
+def test_in_the_clear_there_are_no_records() -> None:
+    with pair() as (near, far):
+        near.send(1)
+        assert far.receive(deadline_s=SOON).kind == 1 and near.records_sent == 0
 
 
 def test_deadlines_under_tls(tls: TLS) -> None:

@@ -8,6 +8,7 @@ deadlines of their own, and `close` ends the waits of both. The system calls run
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import select
@@ -42,6 +43,10 @@ AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 """Errors of a socket call that would block."""
 _SLICE = 1 << 26
 _RECORD = 15_000  # bytes; up to this a small frame is one TLS record instead of two
+_RECORD_BYTES = 1 << 14  # of TLS, at most
+MOST_RECORDS = 23_726_566
+"""Records that one key of AES-GCM may encrypt: 2^24.5 (RFC 8446, section 5.5). OpenSSL renews no key by itself."""
+logger = logging.getLogger("paceline")
 _TLS_SLICE = 1 << 18  # a TLS connection allows one call at a time: short ones, so that reads and writes alternate
 
 
@@ -59,6 +64,7 @@ class Channel:
         identity: of the other end's certificate; None without TLS.
         bytes_sent: headers, notes and bodies of whole frames, without the overhead of TLS.
         bytes_received: the same for received frames.
+        records_sent: records of TLS that were sent with the connection's key; estimated from the calls.
         heard_at: when data were last received, on the monotonic clock.
         stall_s: seconds that the rest of a frame may take once it has begun, if a call gives no deadline.
     """
@@ -69,6 +75,7 @@ class Channel:
         self.limit = limit
         self.stall_s = STALL_S
         self.bytes_sent = 0
+        self.records_sent = 0
         self.bytes_received = 0
         self.heard_at = time.monotonic()
         self._sock = sock
@@ -244,6 +251,7 @@ class Channel:
                 if self._tls:
                     with self._turn:
                         sent = self._sock.send(parts[0][: self._slice])
+                    self._count_records(sent)
                 else:
                     sent = self._sock.sendmsg(parts)
             except AGAIN as error:
@@ -260,6 +268,17 @@ class Channel:
                 sent -= step
                 if not parts[0].nbytes:
                     parts.pop(0)
+
+    def _count_records(self, sent: int) -> None:
+        """Say once that the key has encrypted more than it should."""
+        before, self.records_sent = self.records_sent, self.records_sent - (-sent // _RECORD_BYTES)
+        if before < MOST_RECORDS <= self.records_sent:
+            logger.warning(
+                "the connection to %s has sent %d records with one key, and AES-GCM's margin is for no more "
+                "(RFC 8446, 5.5): see docs/security.md; a new connection has a new key",
+                self.peer,
+                self.records_sent,
+            )
 
     def _fill(self, view: memoryview, deadline: float) -> None:
         while view.nbytes:
