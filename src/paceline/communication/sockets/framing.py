@@ -45,7 +45,7 @@ _SLICE = 1 << 26
 _RECORD = 15_000  # bytes; up to this a small frame is one TLS record instead of two
 _RECORD_BYTES = 1 << 14  # of TLS, at most
 MOST_RECORDS = 23_726_566
-"""Records that one key of AES-GCM may encrypt: 2^24.5 (RFC 8446, section 5.5). OpenSSL leaves it to the program to renew one."""
+"""Records that one key of AES-GCM may encrypt: 2^24.5 (RFC 8446, 5.5). OpenSSL leaves its renewal to the program."""
 logger = logging.getLogger("paceline")
 _TLS_SLICE = 1 << 18  # a TLS connection allows one call at a time: short ones, so that reads and writes alternate
 
