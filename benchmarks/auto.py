@@ -269,6 +269,7 @@ def judged(rows: dict[str, list[Any]], minibatches: int) -> dict[str, Any]:
     auto, period = step_s.pop(AUTO), max(one["period"] for one in rows[AUTO])
     start_s = statistics.median(one["start_s"] for one in rows[AUTO])
     comparable = {rule: seconds for rule, seconds in step_s.items() if rows[rule][0]["period"] <= period}
+    comparable = comparable or step_s  # of those that were given
     best = min(comparable, key=lambda rule: comparable[rule])
     whole_s = start_s + minibatches * auto
     names = ("before", "probes", "settled_steps", "settled_s")
