@@ -87,9 +87,8 @@ class ControlClient(ClientState):
 
     def leave(self) -> None:
         """Say goodbye, at the end of the program."""
-        self._heartbeats.close()
         if self._error is None:
-            self._leaving = True  # repeated if the control plane restarts meanwhile
+            self._leaving = True  # repeated if the control plane restarts meanwhile, which the heartbeats notice
             self._connection.send(wire.BYE)
             with contextlib.suppress(PacelineError):
                 self._wait(lambda: self._gone, "to say goodbye", min(GOODBYE_S, self._timeout_s))
