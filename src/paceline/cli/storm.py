@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`paceline storm`: simulated elastic runs under faults that a seed decides."""
+"""`paceline storm`: simulated elastic runs under faults that a seed decides, or that a real run has recorded."""
 
 from __future__ import annotations
 
+import math
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,45 +19,114 @@ from paceline.cli.console import err, out, refuse, refusing
 if TYPE_CHECKING:
     from paceline.testing.storm.elastic import Outcome, StormSettings
     from paceline.testing.storm.seeds import Tally
+    from paceline.testing.storm.tape import Tape
+    from paceline.testing.storm.what_if import Changes
 
 FAILED = 1
 """Exit code if a seed failed."""
 MOST_SHOWN = 5
 """Failures that are shown whole."""
+SEEDS, TAPE_SEEDS = 1000, 10
+"""Without --seeds: how many, and how many of a recorded run."""
 
 
 def command(
-    seeds: Annotated[int, typer.Option(help="How many.")] = 1000,
+    ctx: typer.Context,
+    seeds: Annotated[
+        int | None, typer.Option(help="How many.", show_default=f"{SEEDS}, {TAPE_SEEDS} of a recorded run")
+    ] = None,
     first: Annotated[int, typer.Option(help="The first one.")] = 0,
     over: Annotated[
         str, typer.Option(help="control: the control plane and its ledger. run: whole elastic runs with models.")
     ] = "control",
-    rule: Annotated[str, typer.Option(help="Of whole runs; without it each seed draws one.")] = "",
+    rule: Annotated[str, typer.Option(help="Of whole runs, without it each seed draws one; of a recorded run.")] = "",
     workers: Annotated[str, typer.Option(metavar="MIN:MAX", help="Workers with which a run begins.")] = "2:4",
     faults: Annotated[str, typer.Option(help="Names of the faults to draw from, with commas; else all.")] = "",
     minutes: Annotated[float, typer.Option(help="Begin no more seeds after that.")] = 60.0,
     jobs: Annotated[int, typer.Option(help="Processes.")] = 2,
     replay: Annotated[int | None, typer.Option(help="Show all that happens in this seed.")] = None,
     page: Annotated[Path | None, typer.Option(help="With --replay: write it as a page.")] = None,
+    tape: Annotated[
+        Path | None,
+        typer.Option("--replay-tape", metavar="RUN", help="Play a recorded elastic run: its log directory."),
+    ] = None,
+    alive: Annotated[
+        list[int] | None,
+        typer.Option("--without-death", metavar="WORKER", help="With --replay-tape: what if it had not been lost?"),
+    ] = None,
+    mbit: Annotated[float | None, typer.Option(help="With --replay-tape: what if links had so many Mbit/s?")] = None,
 ) -> None:
     """Run elastic runs in simulated worlds with kills, power failures, partitions and full disks.
 
     The seed decides all that happens, so a failure can be replayed. Every sample has to enter the model exactly
     once, all members must have the same model, and all must come to the end once the faults are over.
+
+    Every launcher of an elastic run records who came and died and how long all took; --replay-tape plays that.
     """
-    with refusing():
-        settings = _settings(over, rule, workers, faults)
-    for name, value, least in (("--seeds", seeds, 1), ("--first", first, 0), ("--jobs", jobs, 1)):
+    count = (SEEDS if tape is None else TAPE_SEEDS) if seeds is None else seeds
+    for name, value, least in (("--seeds", count, 1), ("--first", first, 0), ("--jobs", jobs, 1)):
         if value < least:
             refuse(f"{name} must be at least {least}, got {value}")
-    if not minutes > 0:
+    if not 0 < minutes < math.inf:
         refuse(f"--minutes must be above 0, got {minutes:g}")
+    if replay is not None and replay < 0:
+        refuse(f"--replay is a seed, from 0 on, got {replay}")
     if page is not None and replay is None:
         refuse("--page shows one seed: give it with --replay SEED")
+    if tape is None:
+        for name, given in (("--without-death", alive), ("--mbit", mbit)):
+            if given:
+                refuse(f"{name} is asked of a recorded run: give it with --replay-tape RUN")
+        with refusing():
+            settings = _settings(over, rule, workers, faults)
+        command = "paceline storm" + _options(settings)
+    else:
+        for option in ("over", "workers", "faults"):
+            if (source := ctx.get_parameter_source(option)) is not None and source.name != "DEFAULT":
+                refuse(f"--{option} is of drawn runs, and --replay-tape plays a recorded one: give one of them")
+        settings, command = _tape(tape, tuple(alive or ()), mbit, rule, None if replay is not None else first)
     if replay is not None:
         _replay(replay, settings, page)
     else:
-        _storm(range(first, first + seeds), settings, jobs, 60 * minutes)
+        _storm(range(first, first + count), settings, jobs, 60 * minutes, command)
+
+
+def _tape(
+    path: Path, alive: tuple[int, ...], mbit: float | None, rule: str, seed: int | None
+) -> tuple[StormSettings, str]:
+    """Settings and command of a recorded run; shows how it comes out with this seed."""
+    from paceline.testing.storm.elastic import StormSettings
+    from paceline.testing.storm.tape import read
+    from paceline.testing.storm.what_if import Changes, changed
+
+    if mbit is not None and not 0 < mbit < math.inf:
+        refuse(f"--mbit must be above 0, got {mbit:g}")
+    changes = Changes(alive, mbit, rule)
+    with refusing():
+        recorded = read(path)
+        settings = StormSettings("tape", played=changed(recorded, changes))
+    if seed is not None:
+        _compare(recorded, changes, seed)
+    return settings, f"paceline storm --replay-tape {shlex.quote(str(path))}{changes.options}"
+
+
+def _compare(tape: Tape, changes: Changes, seed: int) -> None:
+    """Show the recorded run, its replay, and what comes of the changes."""
+    import logging
+
+    from paceline.testing.storm.what_if import changed, replay, rows
+    from paceline.testing.storm.flight import Played
+
+    logging.disable(logging.CRITICAL)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("")
+    names = ["recorded", "replayed", *(["changed"] if changes else [])]
+    for name in names:
+        table.add_column(name, justify="right")
+    played = [Played(tape), *([changed(tape, changes)] if changes else [])]
+    for row in rows(tape, [replay(seed, one) for one in played]):
+        table.add_row(*row)
+    out().print(table)
 
 
 def _settings(over: str, rule: str, workers: str, faults: str) -> StormSettings:
@@ -64,13 +135,16 @@ def _settings(over: str, rule: str, workers: str, faults: str) -> StormSettings:
     from paceline.testing.storm.faults import KINDS as FAULTS
     from paceline.testing.storm.seeds import KINDS
 
-    if over not in KINDS:
-        refuse(f"--over is one of {', '.join(KINDS)}, got {over!r}")
+    kinds = [kind for kind in KINDS if kind != "tape"]
+    if over not in kinds:
+        refuse(f"--over is one of {', '.join(kinds)}, got {over!r}")
     if rule and over == "control":
         refuse("--rule is of whole runs: give it with --over run")
     if rule:
         rule_from_text(rule)
-    names = tuple(one for one in faults.split(",") if one)
+    names = tuple(one.strip() for one in faults.split(",") if one.strip())
+    if faults and not names:
+        refuse(f"--faults are names with commas between, got {faults!r}")
     unknown = [one for one in names if one not in FAULTS]
     if unknown:
         refuse(f"there is no fault {unknown[0]!r}; there are {', '.join(FAULTS)}")
@@ -80,7 +154,14 @@ def _settings(over: str, rule: str, workers: str, faults: str) -> StormSettings:
     return StormSettings(over, names, rule, (int(low), int(high)))
 
 
-def _storm(seeds: range, settings: StormSettings, jobs: int, seconds: float) -> None:
+def _options(settings: StormSettings) -> str:
+    """The options of a drawn run."""
+    options = f" --over {settings.kind}" + (f" --rule '{settings.rule}'" if settings.rule else "")
+    options += f" --faults {','.join(settings.faults)}" if settings.faults else ""
+    return options + ("" if settings.workers == (2, 4) else f" --workers {settings.workers[0]}:{settings.workers[1]}")
+
+
+def _storm(seeds: range, settings: StormSettings, jobs: int, seconds: float, command: str) -> None:
     from paceline.testing.storm.seeds import storms
 
     began = time.monotonic()
@@ -89,15 +170,16 @@ def _storm(seeds: range, settings: StormSettings, jobs: int, seconds: float) -> 
     def told(tally: Tally) -> None:
         for outcome in tally.failed[: max(0, MOST_SHOWN - shown[0])]:
             shown[0] += 1
-            _show_failure(outcome, settings)
+            _show_failure(outcome, command)
 
     total = storms(seeds, settings, jobs, seconds, told)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("fault")
-    table.add_column("happened", justify="right")
-    for kind, number in sorted(total.faults.items()):
-        table.add_row(kind, str(number))
-    out().print(table)
+    if total.faults:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("fault")
+        table.add_column("happened", justify="right")
+        for kind, number in sorted(total.faults.items()):
+            table.add_row(kind, str(number))
+        out().print(table)
     took = time.monotonic() - began
     out().print(
         f"{total.seeds} seeds in {took:.0f} s, {total.exchanges} exchanges, {len(total.failed)} failed", soft_wrap=True
@@ -106,14 +188,11 @@ def _storm(seeds: range, settings: StormSettings, jobs: int, seconds: float) -> 
         raise typer.Exit(FAILED)
 
 
-def _show_failure(outcome: Outcome, settings: StormSettings) -> None:
+def _show_failure(outcome: Outcome, command: str) -> None:
     err().print(Text(f"seed {outcome.seed} failed (paceline {__version__}):", style="bold red"))
     for problem in outcome.problems[:MOST_SHOWN]:
         err().print(Text(f"  {problem[:500]}"), soft_wrap=True)
-    options = f" --over {settings.kind}" + (f" --rule '{settings.rule}'" if settings.rule else "")
-    options += f" --faults {','.join(settings.faults)}" if settings.faults else ""
-    options += "" if settings.workers == (2, 4) else f" --workers {settings.workers[0]}:{settings.workers[1]}"
-    err().print(f"  paceline storm --replay {outcome.seed}{options}", soft_wrap=True)
+    err().print(Text(f"  {command} --replay {outcome.seed}"), soft_wrap=True)
 
 
 def _replay(seed: int, settings: StormSettings, page: Path | None) -> None:

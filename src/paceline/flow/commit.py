@@ -36,6 +36,10 @@ class CommittingExchanger(Exchanger):
         rule: has the codec of the chunks, and the route over which they are summed.
         tuner: changes settings during the run.
         report: gives what an exchange reports to the control plane.
+
+    Attributes:
+        sent: bytes that the last exchange has sent.
+        wire_s: seconds that it took once all members had come to it.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class CommittingExchanger(Exchanger):
         report: Callable[[ExchangeSummary], CommitReport],
     ) -> None:
         self.membership, self._rule, self.tuner, self.report = membership, rule, tuner, report
+        self.sent, self.wire_s = 0, 0.0
         self._connect()
 
     def _connect(self) -> None:
@@ -102,6 +107,7 @@ class CommittedExchange:
         self._running: list[Running] = []
         self._arrived: tuple[ExchangeSummary, list[Total]] | None = None
         self._heard: GatheredRequests | None = None
+        self._sent_before = 0
         self._membership.control.starts(self._membership.exchange)
 
     def _begin(self) -> None:
@@ -112,6 +118,7 @@ class CommittedExchange:
             self._generation = membership.generation.number
             self._header = replace(self._header, checksum=self._checksum())
             membership.control.starts(membership.exchange)
+        self._sent_before = self._exchanger.transport.bytes_sent
         self._pending_header = self._exchanger.open(self._header)
         if self._header.brings or not self._pending_header.summary().empty:
             self._running = [
@@ -142,8 +149,10 @@ class CommittedExchange:
                 if self._pending_header is None:
                     self._begin()
                 assert self._pending_header is not None
-                summary = self._pending_header.summary()
+                summary, there = self._pending_header.summary(), time.perf_counter()
                 totals = [running.finish() for running in self._running]
+                self._exchanger.wire_s = time.perf_counter() - there
+                self._exchanger.sent = self._exchanger.transport.bytes_sent - self._sent_before
                 if summary.asked:
                     self._heard = self._exchanger.tuner.gather(self._membership.transport)
                 self._arrived = summary, totals

@@ -189,7 +189,8 @@ class ElasticEngine:
         own = summary.headers[self.membership.transport.world.rank]
         marks, returned, facts = self._uncommitted.of_exchange(own, self.blocks.steps_committed)
         wanted, effective = self.wanted.after(summary, self.blocks, self._fragment)
-        return CommitReport(marks, returned, facts | {"effective": round(effective, 3)}, wanted)
+        facts |= {"effective": round(effective, 3), "sent": self._exchanger.sent}
+        return CommitReport(marks, returned, facts | {"wire_s": round(self._exchanger.wire_s, 4)}, wanted)
 
     def retune(self) -> None:
         """Does nothing: changes take effect with the next commit."""

@@ -23,6 +23,7 @@ from paceline.errors import GivenUpError, MismatchError, OverError, PacelineErro
 from paceline.flow.control import log_file, recovery, validation, wire
 from paceline.flow.control.dispatch import dispatch
 from paceline.flow.control.event_sender import EventSender
+from paceline.flow.control.flight import FlightRecorder
 from paceline.flow.control.messages import About, Terms
 from paceline.flow.control.server_connection import ServerConnection
 from paceline.flow.control.state_machine import StateMachine
@@ -54,6 +55,7 @@ class ControlServer:
         terms: the user's settings.
         record: the file of the state; if it exists, the run continues from it. None: the state is not saved.
         told: gets every event, as (kind, about), in a thread of its own.
+        flight: whether it gets the events of the flight tape, too.
 
     Attributes:
         port: where it listens.
@@ -71,6 +73,7 @@ class ControlServer:
         terms: Terms,
         record: Path | None = None,
         told: Callable[[str, dict[str, Any]], None] = ignore,
+        flight: bool = False,
     ) -> None:
         self._machine = StateMachine(terms)
         self._record = record
@@ -83,6 +86,7 @@ class ControlServer:
         self._start = secrets.token_hex(8)  # a restarted server has another one
         self._ticked = runtime.monotonic()
         self._events = EventSender(told)
+        self._flight = FlightRecorder(self._events.tell) if flight else None
         self._load()
         self._listener = listen(address, tls, port)
         self.port = self._listener.port
@@ -98,6 +102,8 @@ class ControlServer:
 
     def start(self) -> None:
         """Accept workers."""
+        if self._flight is not None:
+            self._flight.begin(self._machine, self._machine.terms)
         for call in (self._accept, self._watch_clock):
             self._threads.append(runtime.thread(call, f"paceline-control{call.__name__}"))
             self._threads[-1].start()
@@ -202,6 +208,8 @@ class ControlServer:
                         continue
                     self._machine.sign_of_life(worker, now)
                     dispatch(self._machine, worker, frame, now)
+                    if self._flight is not None:
+                        self._flight.frame(self._machine, worker, frame, now)
         except Closed:
             pass
         except Exception as error:  # also in the state machine: other workers continue
@@ -295,8 +303,11 @@ class ControlServer:
             machine.dirty = False
             self._write()
         for one in machine.outbox.take():
-            if one.worker is None:
+            if self._flight is not None:
+                self._flight.message(machine, one, runtime.monotonic())
+            elif one.worker is None:
                 self._events.tell(one.kind, one.note)
+            if one.worker is None:
                 continue
             connection = self._connections.get(one.worker)
             if connection is None:

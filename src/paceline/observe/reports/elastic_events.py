@@ -90,7 +90,9 @@ class ElasticStatus:
         return " | ".join([*parts, f"waits: {self.paused}"] if self.paused else parts)
 
 
-QUIET = frozenset({"began", "holds", "held", "called", "finished", "process started"})
+FLIGHT = frozenset({"tape", "program", "data", "exchange", "accused"})
+"""Events that only a replay of the run needs: see `paceline.flow.control.flight`."""
+QUIET = frozenset({"began", "holds", "held", "called", "finished", "process started"}) | FLIGHT
 """Events that help only to debug paceline itself."""
 
 

@@ -11,17 +11,21 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.core import runtime
 from paceline.errors import CheckpointError, OverError, PacelineError, RuleError, UnsupportedError
 from paceline.flow.control import ControlServer, Terms
 from paceline.testing.storm.faults import Faults
-from paceline.testing.world.process import Process, World
+from paceline.testing.world.process import Process, SimMachine, World
 from paceline.testing.world.scheduler import Broken
+
+if TYPE_CHECKING:
+    from paceline.testing.storm.flight import Played
 
 Program = Callable[[Callable[[BaseException | None], None]], Callable[[], None]]
 """Makes what a worker's process runs, from what gets why it ended."""
+
 PORT = 4000
 TIMEOUT_S = 8.0
 STORM_S = 6.0
@@ -40,12 +44,14 @@ class StormSettings:
         faults: names of those that may happen; empty for all.
         rule: of whole runs; empty: drawn.
         workers: the fewest with which a run begins, and the most.
+        played: the recorded run, of kind "tape".
     """
 
     kind: str = "control"
     faults: tuple[str, ...] = ()
     rule: str = ""
     workers: tuple[int, int] = (2, 4)
+    played: Played | None = None
 
 
 @dataclass
@@ -80,16 +86,20 @@ class ElasticStorm(ABC):
         seed: decides everything.
         settings: what it is over.
         without: numbers of faults that are left out.
+
+    Attributes:
+        limit_s: seconds in which all must come to the end.
+        flight: whether the control plane writes a flight tape.
     """
+
+    limit_s = STORM_S + CALM_S
+    flight = False
 
     def __init__(self, seed: int, settings: StormSettings, without: Collection[int] = ()) -> None:
         self.settings = settings
         self.seed, self.world = seed, World(seed)
-        rng = self.world.rng
         self.control_machine = self.world.machine("control")
-        least, first = rng.choice([1, 1, 2]), rng.randint(*settings.workers)
-        grace = rng.choice([None, 0.2])
-        self.terms = Terms(min(least, first), 2 * settings.workers[1], TIMEOUT_S, grace, 1.0, first, quorum_s=1e6)
+        self.terms = self.agree()
         self.problems: list[str] = []
         self.place = (self.control_machine.address, PORT)
         self.prepare()
@@ -100,11 +110,22 @@ class ElasticStorm(ABC):
         self.exchanges = 0
         self._over = False
         self._wanted, self._started = 0, 0
-        self._start_control()
-        for _ in range(first):
-            self.join()
         self.faults = Faults(self, settings.faults, without)
-        self.faults.begin(rng.randint(1, 8), STORM_S)
+        self._start_control()
+        self.arrive()
+
+    def agree(self) -> Terms:
+        """Draw the terms of the control plane."""
+        rng, settings = self.world.rng, self.settings
+        least, first = rng.choice([1, 1, 2]), rng.randint(*settings.workers)
+        grace = rng.choice([None, 0.2])
+        return Terms(min(least, first), 2 * settings.workers[1], TIMEOUT_S, grace, 1.0, first, quorum_s=1e6)
+
+    def arrive(self) -> None:
+        """Let the first workers come, and the faults begin."""
+        for _ in range(self.terms.expected):
+            self.join()
+        self.faults.begin(self.world.rng.randint(1, 8), STORM_S)
 
     def join(self, program: Program | None = None) -> bool:
         """Start a further worker, if there is room; whether there was."""
@@ -135,7 +156,7 @@ class ElasticStorm(ABC):
 
     def _serve(self) -> None:
         address = self.control_machine.address
-        self.server = ControlServer(address, PORT, None, self.terms, RECORD, self._told)
+        self.server = ControlServer(address, PORT, None, self.terms, RECORD, self._told, self.flight)
         self.server.start()
         while True:
             runtime.sleep(1e6)
@@ -150,9 +171,17 @@ class ElasticStorm(ABC):
         if error is not None:
             self.problems.append(f"the control plane ended: {type(error).__name__}: {error}")
             self._over = isinstance(error, CheckpointError)
-        self.world.after(0.05 + self.world.rng.random(), self._start_control)
+        self.world.after(self.restart_s(), self._start_control)
 
-    def _start_worker(self, machine: Any, program: Program | None = None) -> None:
+    def restart_s(self) -> float:
+        """Draw the seconds until the control plane is started again."""
+        return 0.05 + self.world.rng.random()
+
+    def replace(self, machine: SimMachine) -> None:
+        """A worker has died: start another one there."""
+        self.world.after(0.05 + 0.5 * self.world.rng.random(), lambda: self._start_worker(machine))
+
+    def _start_worker(self, machine: SimMachine, program: Program | None = None) -> None:
         if self._over:
             return
         number = self._started
@@ -173,12 +202,12 @@ class ElasticStorm(ABC):
         )
         process.on_end.append(lambda: self._worker_ended(number, machine))
 
-    def _worker_ended(self, number: int, machine: Any) -> None:
+    def _worker_ended(self, number: int, machine: SimMachine) -> None:
         process = self.workers.pop(number)
         if process.error is not None and not isinstance(process.error, PacelineError):
             self.problems.append(f"{process.name} ended: {process.error!r}")
         if not self._over:
-            self.world.after(0.05 + 0.5 * self.world.rng.random(), lambda: self._start_worker(machine))
+            self.replace(machine)
 
     # -- the run ----------------------------------------------------------------------------------
 
@@ -186,7 +215,7 @@ class ElasticStorm(ABC):
         """Let it go to its end."""
         problems = self.problems
         try:
-            ended = self.world.run(lambda: self._over and not self.workers, STORM_S + CALM_S)
+            ended = self.world.run(lambda: self._over and not self.workers, self.limit_s)
             if not ended:
                 problems.append(f"stuck: {self._situation()}")
         except Broken as error:

@@ -37,11 +37,13 @@ class Meetings:
 
     Args:
         world: of the members.
+        wire_s: seconds that an exchange takes once all have come, beside the latency of frames.
     """
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, world: World, wire_s: float = 0.0) -> None:
+        self.world, self._wire_s = world, wire_s
         self._meetings: dict[tuple[int, int], _Meeting] = {}
+        self._cancelled: dict[int, tuple[int, str]] = {}  # by worker: the last generation that is over, and why
         self.states: dict[int, tuple[Process, int, tuple[Model, int]]] = {}  # by worker: generation, model, lineage
 
     def exchange(
@@ -58,7 +60,10 @@ class Meetings:
         if len(meeting.contributions) == len(meeting.members):
             total = sum(meeting.contributions.values(), Model())
             for one in meeting.members:
-                world.after(world.network.latency(), lambda one=one: self._arrived(meeting, one, total))  # type: ignore[misc]
+                world.after(self._wire_s + world.network.latency(), lambda one=one: self._arrived(meeting, one, total))  # type: ignore[misc]
+        over, why = self._cancelled.get(worker, (0, ""))
+        if generation <= over:  # it was told so while it trained
+            self._fail(meeting, worker, why, [])
         until = world.now + limit_s
         while worker not in meeting.results:
             if worker in meeting.failed:
@@ -75,6 +80,7 @@ class Meetings:
 
     def cancel(self, generation: int, worker: int, why: str) -> None:
         """A member is told that older generations are over."""
+        self._cancelled[worker] = generation, why
         for (number, _), meeting in self._meetings.items():
             if number <= generation and worker in meeting.waiting and worker not in meeting.results:
                 self._fail(meeting, worker, why, [])

@@ -19,6 +19,8 @@ from paceline.testing.world.process import Process, World
 
 STEP_S = (0.01, 0.6)
 """Seconds of training on a lease."""
+KEPT = 3
+"""Exchanges whose models are compared: no member is further behind."""
 
 
 @dataclass
@@ -49,6 +51,7 @@ class Truth:
     def applied(self, lineage: int, exchange: int, worker: int, model: Model) -> None:
         """A member has applied a committed exchange."""
         first, known = self.models.setdefault((lineage, exchange), (worker, Model(model)))
+        self.models.pop((lineage, exchange - KEPT), None)
         if known != model:
             differ = {one: (known[one], model[one]) for one in known | model if known[one] != model[one]}
             self.problems.append(f"workers {first} and {worker} differ after exchange {exchange}: {differ}")
@@ -78,10 +81,16 @@ class Job:
 
 
 class Member:
-    """One worker's program."""
+    """One worker's program.
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    Args:
+        job: of all workers.
+        at: called before it comes to an exchange, as (this member, "starts", exchange), and before it reports one
+            complete ("commits").
+    """
+
+    def __init__(self, job: Job, at: Callable[[Member, str, int], None] = lambda member, act, exchange: None) -> None:
+        self.job, self._at = job, at
         process = job.world.current.owner
         assert isinstance(process, Process)
         machine = process.machine
@@ -128,6 +137,7 @@ class Member:
             generation = self.generation
             number = generation.exchange + 1
             try:
+                self._at(self, "starts", number)
                 client.starts(number)
                 own = Model((epoch, place) for _, epoch, begin, end in self.held for place in range(begin, end))
                 members = tuple(generation.workers)
@@ -137,6 +147,7 @@ class Member:
                 blamed = job.meetings.suspects(generation.number, number, client.worker)
                 self._adopt(client.failed(generation.number, str(error), blamed))
                 continue
+            self._at(self, "commits", number)
             verdict = client.commit(generation.number, number, list(self.held), {})
             if verdict.committed:
                 self.model = self.model + total
@@ -193,12 +204,14 @@ class Member:
         return client.failed(generation.number, "the donor sends no state", [generation.donor])
 
 
-def program(job: Job, done: Callable[[BaseException | None], None]) -> Callable[[], None]:
+def program(
+    job: Job, done: Callable[[BaseException | None], None], member: Callable[[Job], Member] = Member
+) -> Callable[[], None]:
     """The program of a worker's process; `done` gets why it ended."""
 
     def main() -> None:
         try:
-            Member(job).run()
+            member(job).run()
         except PacelineError as error:
             done(error)
             raise

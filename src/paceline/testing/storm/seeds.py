@@ -14,6 +14,7 @@ from itertools import count
 
 from paceline.testing.storm.control import ControlStorm
 from paceline.testing.storm.elastic import ElasticStorm, Outcome, StormSettings
+from paceline.testing.storm.flight import TapeStorm
 from paceline.testing.storm.server import ServerStorm
 from paceline.testing.storm.training import TrainingStorm
 
@@ -21,8 +22,10 @@ KINDS: dict[str, type[ElasticStorm] | type[ServerStorm]] = {
     "control": ControlStorm,
     "run": TrainingStorm,
     "server": ServerStorm,
+    "tape": TapeStorm,
 }
-"""What storms are over: the control plane and its ledger; whole elastic runs with models; asynchronous runs."""
+"""What storms are over: the control plane and its ledger; whole elastic runs with models; asynchronous runs; a recorded
+run."""
 CHUNK_S = 2.0
 """Seconds after which a process reports."""
 
