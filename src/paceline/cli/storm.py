@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,6 +47,10 @@ def command(
     jobs: Annotated[int, typer.Option(help="Processes.")] = 2,
     replay: Annotated[int | None, typer.Option(help="Show all that happens in this seed.")] = None,
     page: Annotated[Path | None, typer.Option(help="With --replay: write it as a page.")] = None,
+    leave_out: Annotated[
+        str, typer.Option(metavar="N,N,..", help="With --replay: numbers of drawn faults that do not happen.")
+    ] = "",
+    fewer: Annotated[int, typer.Option(help="With --replay: leave out so many of the first workers.")] = 0,
     tape: Annotated[
         Path | None,
         typer.Option("--replay-tape", metavar="RUN", help="Play a recorded elastic run: its log directory."),
@@ -73,22 +78,36 @@ def command(
         refuse(f"--replay is a seed, from 0 on, got {replay}")
     if page is not None and replay is None:
         refuse("--page shows one seed: give it with --replay SEED")
+    for name, shown in (("--leave-out", leave_out), ("--fewer", fewer)):
+        if shown and replay is None:
+            refuse(f"{name} makes one seed smaller: give it with --replay SEED")
+    if fewer < 0:
+        refuse(f"--fewer is a number of workers, from 0 on, got {fewer}")
+    without = _numbers(leave_out)
     if tape is None:
         for name, given in (("--without-death", alive), ("--mbit", mbit)):
             if given:
                 refuse(f"{name} is asked of a recorded run: give it with --replay-tape RUN")
         with refusing():
-            settings = _settings(over, rule, workers, faults)
+            settings = replace(_settings(over, rule, workers, faults), fewer=fewer)
         command = "paceline storm" + _options(settings)
     else:
-        for option in ("over", "workers", "faults"):
+        for option in ("over", "workers", "faults", "leave_out", "fewer"):
             if (source := ctx.get_parameter_source(option)) is not None and source.name != "DEFAULT":
-                refuse(f"--{option} is of drawn runs, and --replay-tape plays a recorded one: give one of them")
+                refuse(f"--{option.replace('_', '-')} is of drawn runs, and --replay-tape plays a recorded one: give one of them")
         settings, command = _tape(tape, tuple(alive or ()), mbit, rule, None if replay is not None else first)
     if replay is not None:
-        _replay(replay, settings, page)
+        _replay(replay, settings, without, page, command)
     else:
         _storm(range(first, first + count), settings, jobs, 60 * minutes, command)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Of faults."""
+    names = [one.strip() for one in text.split(",")] if text else []
+    if not all(one.isascii() and one.isdecimal() and len(one) < 5 for one in names):
+        refuse(f"--leave-out is numbers of faults with commas between, got {text!r}")
+    return tuple(int(one) for one in names)
 
 
 def _tape(
@@ -195,26 +214,40 @@ def _show_failure(outcome: Outcome, command: str) -> None:
     err().print(Text(f"  {command} --replay {outcome.seed}"), soft_wrap=True)
 
 
-def _replay(seed: int, settings: StormSettings, page: Path | None) -> None:
+def _replay(
+    seed: int, settings: StormSettings, without: tuple[int, ...], page: Path | None, command: str
+) -> None:
     import logging
 
-    from paceline.testing.storm.seeds import shrunk, storm
+    from paceline.testing.storm.seeds import Shrunk, shrunk, storm
 
     logging.disable(logging.CRITICAL)
-    outcome, without = storm(seed, settings), list[int]()
-    if outcome.problems:
-        outcome, without = shrunk(outcome, settings)
+    found = Shrunk(storm(seed, settings, without), without, settings.fewer)
+    drawn, began = found.outcome.drawn, found.outcome.workers
+    smaller = bool(without or settings.fewer)
+    if found.outcome.problems and not smaller and drawn:
+        found = shrunk(found.outcome, settings)
+        smaller = bool(found.without or found.fewer)
+    outcome = found.outcome
+    options = f" --leave-out {','.join(str(one) for one in found.without)}" if found.without else ""
+    options += f" --fewer {found.fewer}" if found.fewer else ""
+    repeat = f"{command} --replay {seed}{options}"
     if page is not None:
         from paceline.testing.storm.timeline import write
 
         with refusing():
-            write(page, outcome)
+            write(page, outcome, repeat)
         out().print(f"wrote {page}", soft_wrap=True)
     else:
         for when, what in outcome.tape:
             out().print(Text(f"{when:9.3f}  {what}"), soft_wrap=True)
-    if without:
-        out().print(f"the same failure without {len(without)} of {outcome.drawn} faults, which are left out here")
+    if smaller:
+        out().print(
+            f"left out: {len(found.without)} of {drawn} faults, and {began - outcome.workers} of the first {began} "
+            f"workers; repeat it with\n  {repeat}",
+            soft_wrap=True,
+            markup=False,
+        )
     for problem in outcome.problems:
         err().print(Text(problem), soft_wrap=True)
     out().print(f"{outcome.exchanges} exchanges in {outcome.seconds:.1f} s of the world's time", soft_wrap=True)

@@ -77,6 +77,11 @@ def whole_page(title: str, body: Iterable[str]) -> str:
     )
 
 
+def title(text: str, command: str) -> str:
+    """The title of the page, and the command that makes it again."""
+    return f'<h1>{escape(text)}</h1><p class="lead"><code>{escape(command)}</code></p>'
+
+
 def heading(title: str) -> str:
     """The title of a section."""
     return f"<h2>{escape(title)}</h2>"

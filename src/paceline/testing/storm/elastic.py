@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.core import runtime
 from paceline.errors import CheckpointError, OverError, PacelineError, RuleError, UnsupportedError
 from paceline.flow.control import ControlServer, Terms
+from paceline.observe.reports.elastic_events import event_text
 from paceline.testing.storm.faults import Faults
 from paceline.testing.world.process import Process, SimMachine, World
 from paceline.testing.world.scheduler import Broken
@@ -44,6 +45,7 @@ class StormSettings:
         faults: names of those that may happen; empty for all.
         rule: of whole runs; empty: drawn.
         workers: the fewest with which a run begins, and the most.
+        fewer: workers that are drawn for the beginning, and left out.
         played: the recorded run, of kind "tape".
     """
 
@@ -51,6 +53,7 @@ class StormSettings:
     faults: tuple[str, ...] = ()
     rule: str = ""
     workers: tuple[int, int] = (2, 4)
+    fewer: int = 0
     played: Played | None = None
 
 
@@ -67,6 +70,7 @@ class Outcome:
         exchanges: that were committed.
         seconds: of the world's time.
         turns: of its threads.
+        workers: with which the run began.
     """
 
     seed: int
@@ -77,6 +81,7 @@ class Outcome:
     exchanges: int
     seconds: float
     turns: int
+    workers: int = 0
 
 
 class ElasticStorm(ABC):
@@ -118,7 +123,7 @@ class ElasticStorm(ABC):
         """Draw the terms of the control plane."""
         rng, settings = self.world.rng, self.settings
         least, first = rng.choice([1, 1, 2]), rng.randint(*settings.workers)
-        grace = rng.choice([None, 0.2])
+        grace, first = rng.choice([None, 0.2]), max(1, first - settings.fewer)
         return Terms(min(least, first), 2 * settings.workers[1], TIMEOUT_S, grace, 1.0, first, quorum_s=1e6)
 
     def arrive(self) -> None:
@@ -162,8 +167,7 @@ class ElasticStorm(ABC):
             runtime.sleep(1e6)
 
     def _told(self, kind: str, about: dict[str, Any]) -> None:
-        said = ", ".join(f"{name} {value}" for name, value in about.items())
-        self.tape.append((self.world.now, f"{kind}: {said}" if said else kind))
+        self.tape.append((self.world.now, event_text(kind, about)))
 
     def _control_ended(self) -> None:
         error = self.control.error if self.control is not None else None
@@ -224,10 +228,23 @@ class ElasticStorm(ABC):
         problems += [f"{who}, thread {thread}: {error!r}" for who, thread, error in self.world.unexpected]
         seconds, turns = self.world.now, self.world.turns
         self.world.close()
-        tape = sorted([*self.faults.tape, *self.tape])
+        tape = sorted([*self.faults.tape, *self.tape], key=lambda one: one[0])
         faults = self.faults
-        return Outcome(self.seed, problems, faults.counts, faults.drawn, tape, self.exchanges, seconds, turns)
+        return Outcome(self.seed, problems, faults.counts, faults.drawn, tape, self.exchanges, seconds, turns, self.terms.expected)
 
     def _situation(self) -> str:
-        status = self.server._machine.status(self.world.now) if self.server is not None else {}
-        return f"{status}; processes {[process.name for process in self.workers.values()]}"
+        """For people."""
+        said = self.server._machine.status(self.world.now) if self.server is not None else None
+        there = f"processes: {', '.join(one.name for one in self.workers.values()) or 'none'}"
+        if said is None:
+            return there
+        workers = [
+            f"worker {one['worker']} on {one['host']} ({'member' if one['member'] else 'waits'}, at exchange "
+            f"{one['came_to']}{', commits' if one['commits'] else ''}{', absent' if one['absent'] else ''})"
+            for one in [*said["members"], *said["waiting"]]
+        ]
+        why = said["ended"] or said["paused"] or said["reason"]
+        return (
+            f"{said['exchange']} exchanges; generation {said['generation']}: {', '.join(workers) or 'nobody'}; {why}; "
+            f"{there}"
+        )

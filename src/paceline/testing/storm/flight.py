@@ -59,6 +59,7 @@ class TapeStorm(ControlStorm):
         generations: number and members, up to the first worker that came to its end.
         ended_s: when the last exchange was committed.
         lost, repeated: minibatches that are not in a model at the end, or more than once.
+        deaths: workers that the control plane has lost.
     """
 
     flight = True
@@ -68,7 +69,7 @@ class TapeStorm(ControlStorm):
         self.played, self.recorded = settings.played, settings.played.tape
         self.generations: list[tuple[int, tuple[int, ...]]] = []
         self.commits: dict[int, float] = {0: 0.0}
-        self.lost = self.repeated = 0
+        self.lost = self.repeated = self.deaths = 0
         self._left = False
         self._coming = list(self.recorded.flights)
         self._starting: Flight | None = None
@@ -187,6 +188,7 @@ class TapeStorm(ControlStorm):
         elif kind == "left":
             self._left = True
         elif kind == "lost" and about["worker"] in self._processes:
+            self.deaths += 1
             self.world.after(0.0, self._processes[about["worker"]].kill)
         elif kind == "generation" and not self._left:
             self.generations.append((about["number"], tuple(one[0] for one in about["members"])))

@@ -148,7 +148,8 @@ class Member:
                 self._adopt(client.failed(generation.number, str(error), blamed))
                 continue
             self._at(self, "commits", number)
-            verdict = client.commit(generation.number, number, list(self.held), {})
+            made = {"minibatches": sum(end - begin for *_, begin, end in self.held)}
+            verdict = client.commit(generation.number, number, list(self.held), made)
             if verdict.committed:
                 self.model = self.model + total
                 self.held = []

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from paceline.testing.storm.control import ControlStorm
@@ -41,14 +42,35 @@ def storm(seed: int, settings: StormSettings = StormSettings(), without: Collect
     return KINDS[settings.kind](seed, settings, without).run()
 
 
-def shrunk(outcome: Outcome, settings: StormSettings) -> tuple[Outcome, list[int]]:
-    """The same failure with as few faults as possible, and the numbers of those that were left out."""
-    without: list[int] = []
-    for number in range(outcome.drawn):
-        again = storm(outcome.seed, settings, [*without, number])
+@dataclass(frozen=True)
+class Shrunk:
+    """A failure with as few faults and workers as possible.
+
+    Attributes:
+        outcome: of it.
+        without: numbers of the faults that it does not need.
+        fewer: workers that it does not need at the beginning.
+    """
+
+    outcome: Outcome
+    without: tuple[int, ...]
+    fewer: int
+
+
+def shrunk(outcome: Outcome, settings: StormSettings) -> Shrunk:
+    """Leave out what a failure does not need: first workers, then one fault after the other."""
+    found = Shrunk(outcome, (), settings.fewer)
+    for fewer in range(settings.fewer + 1, settings.fewer + outcome.workers):
+        again = storm(outcome.seed, replace(settings, fewer=fewer))
         if again.problems:
-            outcome, without = again, [*without, number]
-    return outcome, without
+            found = Shrunk(again, (), fewer)
+    settings = replace(settings, fewer=found.fewer)
+    for number in range(found.outcome.drawn):
+        without = (*found.without, number)
+        again = storm(outcome.seed, settings, without)
+        if again.problems:
+            found = Shrunk(again, without, found.fewer)
+    return found
 
 
 @dataclass
@@ -78,6 +100,9 @@ class Tally:
 def _chunk(first: int, most: int, settings: StormSettings) -> tuple[int, Tally]:
     """Run seeds from `first` for CHUNK_S, at most so many; the next one, and what came of them."""
     logging.disable(logging.CRITICAL)  # what a faulty network makes the parts warn of
+    if not gc.get_freeze_count():  # else each world's end looks through all that was imported
+        gc.collect()
+        gc.freeze()
     tally, until = Tally(), time.monotonic() + CHUNK_S
     seed = first
     while seed < first + most and (seed == first or time.monotonic() < until):

@@ -98,16 +98,16 @@ def replay(seed: int, played: Played) -> Replay:
     """Play it once."""
     storm = TapeStorm(seed, StormSettings("tape", played=played))
     outcome = storm.run()
-    deaths = sum(what.startswith("lost: ") for _, what in outcome.tape)
     same = storm.generations == storm.recorded.generations
-    return Replay(outcome, storm.ended_s, storm.lost, storm.repeated, deaths, same)
+    return Replay(outcome, storm.ended_s, storm.lost, storm.repeated, storm.deaths, same)
 
 
 def rows(tape: Tape, replays: Sequence[Replay]) -> list[tuple[str, ...]]:
     """A table: the tape, and each replay in a column."""
-    since, deaths = tape.commits.get(tape.exchanges, 0.0), sum(one.end == "lost" for one in tape.flights)
+    began, deaths = tape.flights[0].joined_s, sum(one.end == "lost" for one in tape.flights)
+    times = [tape.commits.get(tape.exchanges, began), *(one.seconds for one in replays)]
     return [
-        ("seconds to the last exchange", f"{since:.1f}", *(f"{one.seconds:.1f}" for one in replays)),
+        ("seconds from the first worker to the last exchange", *(f"{one - began:.1f}" for one in times)),
         ("exchanges", str(tape.exchanges), *(str(one.outcome.exchanges) for one in replays)),
         ("workers lost", str(deaths), *(str(one.deaths) for one in replays)),
         ("minibatches lost", "", *(str(one.lost) for one in replays)),
