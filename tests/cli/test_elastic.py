@@ -14,9 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import Result
+from typer.testing import CliRunner, Result
 
+from paceline.cli import app
 from paceline.cli.launch import saved_plan, supervisor
+from paceline.testing.storm.flight import Played
+from paceline.testing.storm.tape import read
+from paceline.testing.storm.what_if import replay
 from tests.cli.test_run import Script, _here, assert_gone, run, script, started  # noqa: F401
 from tests.ports import free_port
 
@@ -126,6 +130,51 @@ def test_a_launcher_that_was_killed_is_followed_by_another(script: Script, tmp_p
     assert events(log, "back") and len(events(log, "joined")) == 3 and not events(log, "refused")
     assert not (log / "output" / "place-000.2.out").exists()
     assert run("--again", log).exit_code == 0  # it has ended: there is nothing left to do
+
+
+TRAINS = """
+    import os, time, torch, paceline
+    from torch.utils.data import DataLoader, TensorDataset
+    place, again = os.environ["LOCAL_RANK"], os.path.exists("again")
+    if place == "1" and os.path.exists("died"):
+        open("again", "w").close()
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run = paceline.attach(model, optimizer, "bmuf(period=4)")
+    made = 0
+    for epoch in range(run.epoch, 2):
+        for (x,) in run.share(DataLoader(TensorDataset(torch.ones(160, 2)), batch_size=2)):
+            made += 1
+            if place == "1" and made == 6 and not os.path.exists("died"):
+                open("died", "w").close()
+                os.kill(os.getpid(), 9)
+            while place == "0" and made == 14 and not os.path.exists("again"):
+                time.sleep(0.01)
+            time.sleep(0.03)
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    run.close()
+"""
+
+
+@pytest.mark.processes
+def test_the_tape_of_a_real_run_is_played_with_the_same_members(script: Script, tmp_path: Path) -> None:
+    """One SIGKILL, and one worker that takes the place; then what-ifs of it, by the command that users have."""
+    log = tmp_path / "log"
+    result = run("--elastic", "1:3", "--workers", 2, "--timeout", 60, "--log", log, script(TRAINS))
+    assert result.exit_code == 0, result.output
+    tape = read(log)
+    assert [one.end for one in tape.flights] == ["left", "lost", "left"] and len(tape.generations) == 3
+    found = [replay(seed, Played(tape)) for seed in range(3)]
+    assert all(one.same and one.outcome.problems == [] and one.lost == one.repeated == 0 for one in found)
+    assert sum(size for size, _ in tape.wires) > 0 and sum(time for _, time in tape.wires) > 0
+    assert (log / "control.jsonl").stat().st_size < 200 * tape.exchanges + 10_000
+    asked = ["storm", "--replay-tape", str(log), "--without-death", "1", "--seeds", "2", "--jobs", "1"]
+    said = CliRunner().invoke(app, asked)
+    assert said.exit_code == 0, said.output
+    table = {line[:50].strip(): line[50:].split() for line in said.stdout.splitlines()}
+    assert table["workers lost"] == ["1", "1", "0"] and table["members as recorded"] == ["yes", "no"]
 
 
 ONCE = """

@@ -17,6 +17,8 @@ LIARS = 0.3
 """Share of the seeds in which a member lies."""
 SENSELESS = ("makes no sense", "is wrong, and goes on")
 """What the control plane says of a member that it puts out for what that has said."""
+SHOWN = 3
+"""Samples that a message names."""
 
 
 class ControlStorm(ElasticStorm):
@@ -64,5 +66,8 @@ class ControlStorm(ElasticStorm):
         for worker, model in self.truth.ended.items():
             lost = [one for one in every if model[one] == 0]
             more = [one for one in model if model[one] > 1 and one not in own]
-            if lost or more:
-                self.problems.append(f"worker {worker} ends with {lost} lost and {more} repeated")
+            for what, which in (("lost", lost), ("repeated", more)):
+                if which:
+                    shown = ", ".join(f"sample {place} of epoch {epoch}" for epoch, place in which[:SHOWN])
+                    more_than = ", .." if len(which) > SHOWN else ""
+                    self.problems.append(f"worker {worker} ends with {len(which)} {what}: {shown}{more_than}")

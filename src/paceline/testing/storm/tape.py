@@ -222,6 +222,8 @@ class _Reader:
         now = _seconds(said.get("at_s"), "at_s")
         if kind == "gap":
             raise MismatchError("events are missing here: the disk was full, and the run cannot be replayed")
+        if kind in ("grown", "held"):
+            raise MismatchError("the number of members of this run was to grow: that is not replayed")
         if kind == "tape":
             self._start(said, now)
         tape = self.tape

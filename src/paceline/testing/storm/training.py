@@ -72,8 +72,9 @@ class TrainingStorm(ElasticStorm):
             except ValueError as error:
                 self.problems.append(f"worker {worker}: {error}")
                 continue
-            if count.lost or count.repeated:
-                self.problems.append(f"worker {worker} ends with {count.lost} lost and {count.repeated} repeated")
+            for what, number in (("lost", count.lost), ("repeated", count.repeated)):
+                if number:
+                    self.problems.append(f"worker {worker} ends with {number} {what}")
         for worker, state in states[1:]:
             if any(not torch.equal(a, b) for a, b in zip(state, states[0][1], strict=True)):
                 self.problems.append(f"workers {states[0][0]} and {worker} end with different models")
