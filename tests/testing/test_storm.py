@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from _storm_mutants import MUTANTS
 
 FOUND = {
+    471: "a worker whose goodbye was lost with the power of the control plane's machine had stopped its heartbeats",
     1441: "a goodbye was lost with the power of the control plane's machine, and the others waited for a day",
     609: "workers that waited for the quorum did not see that the control plane's machine had lost its power",
     937: "the same with one worker",
@@ -60,8 +61,11 @@ def test_planted_bugs_are_found(name: str) -> None:
     with MUTANTS[name]():
         found = next((outcome for seed in range(20) if (outcome := storm(seed)).problems), None)
         assert found is not None
-        smaller, without = shrunk(found, StormSettings())
-    assert smaller.problems and sum(smaller.faults.values()) <= found.drawn - len(without)
+        smaller = shrunk(found, StormSettings())
+        again = storm(found.seed, StormSettings(fewer=smaller.fewer), smaller.without)
+    assert again.tape == smaller.outcome.tape and again.problems == smaller.outcome.problems != []
+    assert sum(again.faults.values()) <= again.drawn - len(smaller.without)
+    assert len(smaller.without) > 0 and again.workers == found.workers - smaller.fewer
 
 
 @pytest.mark.processes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flight tapes: what is recorded comes out again, what is asked of it follows by hand, and what is no tape is refused."""
+"""Flight tapes: what is recorded comes out again, what-ifs follow by hand, and what is no tape is refused."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ Workers write into `PATH.partial`; when all are done, it is renamed. So PATH is 
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,7 +104,7 @@ def _make_partial(path: Path, partial: Path, transport: Transport) -> bool:
 
     Rank 0 writes a mark, by which the first workers of other hosts see whether they share its disk.
     """
-    world, mark = transport.world, secrets.token_hex(8)
+    world, mark = transport.world, runtime.token_hex(8)
     maker, problem = world.rank == 0, ""
     try:
         _refuse_foreign(path)

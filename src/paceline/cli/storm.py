@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import shlex
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,7 +41,11 @@ def command(
     ] = None,
     first: Annotated[int, typer.Option(help="The first one.")] = 0,
     over: Annotated[
-        str, typer.Option(help="control: the control plane and its ledger. run: whole elastic runs with models.")
+        str,
+        typer.Option(
+            help="control: the control plane and its ledger. run: whole elastic runs with models. server: asynchronous "
+            "runs."
+        ),
     ] = "control",
     rule: Annotated[str, typer.Option(help="Of whole runs, without it each seed draws one; of a recorded run.")] = "",
     workers: Annotated[str, typer.Option(metavar="MIN:MAX", help="Workers with which a run begins.")] = "2:4",
@@ -94,7 +101,8 @@ def command(
     else:
         for option in ("over", "workers", "faults", "leave_out", "fewer"):
             if (source := ctx.get_parameter_source(option)) is not None and source.name != "DEFAULT":
-                refuse(f"--{option.replace('_', '-')} is of drawn runs, and --replay-tape plays a recorded one: give one of them")
+                name = f"--{option.replace('_', '-')}"
+                refuse(f"{name} is of drawn runs, and --replay-tape plays a recorded one: give one of them")
         settings, command = _tape(tape, tuple(alive or ()), mbit, rule, None if replay is not None else first)
     if replay is not None:
         _replay(replay, settings, without, page, command)
@@ -131,42 +139,47 @@ def _tape(
 
 def _compare(tape: Tape, changes: Changes, seed: int) -> None:
     """Show the recorded run, its replay, and what comes of the changes."""
-    import logging
-
-    from paceline.testing.storm.what_if import changed, replay, rows
     from paceline.testing.storm.flight import Played
+    from paceline.testing.storm.what_if import changed, replay, rows
 
-    logging.disable(logging.CRITICAL)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("")
     names = ["recorded", "replayed", *(["changed"] if changes else [])]
     for name in names:
         table.add_column(name, justify="right")
     played = [Played(tape), *([changed(tape, changes)] if changes else [])]
-    for row in rows(tape, [replay(seed, one) for one in played]):
+    with _no_warnings():
+        replays = [replay(seed, one) for one in played]
+    for row in rows(tape, replays):
         table.add_row(*row)
     out().print(table)
 
 
 def _settings(over: str, rule: str, workers: str, faults: str) -> StormSettings:
+    from paceline.flow.checks import check_rule
     from paceline.rules.recipes import rule_from_text
     from paceline.testing.storm.elastic import StormSettings
     from paceline.testing.storm.faults import KINDS as FAULTS
+    from paceline.testing.storm.faults import SERVER_KINDS
     from paceline.testing.storm.seeds import KINDS
+    from paceline.testing.storm.server import countable
 
     kinds = [kind for kind in KINDS if kind != "tape"]
     if over not in kinds:
         refuse(f"--over is one of {', '.join(kinds)}, got {over!r}")
     if rule and over == "control":
         refuse("--rule is of whole runs: give it with --over run")
-    if rule:
-        rule_from_text(rule)
+    if rule and over == "server":
+        countable(rule)
+    elif rule:
+        check_rule(rule_from_text(rule))
     names = tuple(one.strip() for one in faults.split(",") if one.strip())
     if faults and not names:
         refuse(f"--faults are names with commas between, got {faults!r}")
-    unknown = [one for one in names if one not in FAULTS]
+    known = SERVER_KINDS if over == "server" else FAULTS
+    unknown = [one for one in names if one not in known]
     if unknown:
-        refuse(f"there is no fault {unknown[0]!r}; there are {', '.join(FAULTS)}")
+        refuse(f"there is no fault {unknown[0]!r} --over {over}; there are {', '.join(known)}")
     low, _, high = workers.partition(":")
     if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high) <= 64):
         refuse(f"--workers is MIN:MAX with 1 <= MIN <= MAX <= 64, got {workers!r}")
@@ -207,6 +220,17 @@ def _storm(seeds: range, settings: StormSettings, jobs: int, seconds: float, com
         raise typer.Exit(FAILED)
 
 
+@contextlib.contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Nothing is logged of what a faulty network makes the parts warn of."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 def _show_failure(outcome: Outcome, command: str) -> None:
     err().print(Text(f"seed {outcome.seed} failed (paceline {__version__}):", style="bold red"))
     for problem in outcome.problems[:MOST_SHOWN]:
@@ -214,20 +238,16 @@ def _show_failure(outcome: Outcome, command: str) -> None:
     err().print(Text(f"  {command} --replay {outcome.seed}"), soft_wrap=True)
 
 
-def _replay(
-    seed: int, settings: StormSettings, without: tuple[int, ...], page: Path | None, command: str
-) -> None:
-    import logging
-
+def _replay(seed: int, settings: StormSettings, without: tuple[int, ...], page: Path | None, command: str) -> None:
     from paceline.testing.storm.seeds import Shrunk, shrunk, storm
 
-    logging.disable(logging.CRITICAL)
-    found = Shrunk(storm(seed, settings, without), without, settings.fewer)
-    drawn, began = found.outcome.drawn, found.outcome.workers
-    smaller = bool(without or settings.fewer)
-    if found.outcome.problems and not smaller and drawn:
-        found = shrunk(found.outcome, settings)
-        smaller = bool(found.without or found.fewer)
+    with _no_warnings():
+        found = Shrunk(storm(seed, settings, without), without, settings.fewer)
+        drawn, began = found.outcome.drawn, found.outcome.workers
+        smaller = bool(without or settings.fewer)
+        if found.outcome.problems and not smaller and drawn:
+            found = shrunk(found.outcome, settings)
+            smaller = bool(found.without or found.fewer)
     outcome = found.outcome
     options = f" --leave-out {','.join(str(one) for one in found.without)}" if found.without else ""
     options += f" --fewer {found.fewer}" if found.fewer else ""

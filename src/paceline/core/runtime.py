@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -133,6 +134,11 @@ def living(pid: int) -> bool:
     except OSError:
         return True
     return True
+
+
+def token_hex(size: int) -> str:
+    """`secrets.token_hex`: of `size` random bytes."""
+    return secrets.token_hex(size) if _here.machine is None else _here.machine.token_hex(size)
 
 
 def sleep(seconds: float) -> None:

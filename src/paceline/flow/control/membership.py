@@ -11,12 +11,12 @@ the quorum if that is more. The others are held: they wait, whatever time that t
 
 from __future__ import annotations
 
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from paceline.communication.sockets.identity import Identity
+from paceline.core import runtime
 from paceline.errors import GivenUpError, MismatchError, OverError, RefusedError
 from paceline.flow.control.admission import Admission
 from paceline.flow.control.ledger import ControlLedger
@@ -53,7 +53,7 @@ class MembershipState(ABC):
         ended: why no worker is accepted any more; "" during the run.
     """
 
-    def __init__(self, terms: Terms, secret: Callable[[], str] = lambda: secrets.token_hex(16)) -> None:
+    def __init__(self, terms: Terms, secret: Callable[[], str] = lambda: runtime.token_hex(16)) -> None:
         self.terms, self._secret = terms, secret
         self.workers: dict[int, WorkerRecord] = {}
         self.generation = Generation()
@@ -74,7 +74,7 @@ class MembershipState(ABC):
         self.gone: dict[int, str] = {}
         self.fingerprint: dict[str, Any] | None = None
         self.next_worker = 0
-        self.run = secrets.token_hex(8)  # the name of this run, for all its workers and control planes
+        self.run = runtime.token_hex(8)  # the name of this run, for all its workers and control planes
         self.waits_since: float | None = None  # below the quorum
         self.enough_since: float | None = None  # at the very start: above it
         self.departed: dict[int, WorkerRecord] = {}  # died after a commit that may still go through

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -83,7 +82,7 @@ class ControlServer:
         self._heartbeats: dict[int, Channel] = {}
         self._unidentified: dict[Channel, None] = {}
         self._closing = runtime.Event()
-        self._start = secrets.token_hex(8)  # a restarted server has another one
+        self._start = runtime.token_hex(8)  # a restarted server has another one
         self._ticked = runtime.monotonic()
         self._events = EventSender(told)
         self._flight = FlightRecorder(self._events.tell) if flight else None

@@ -230,7 +230,9 @@ class ElasticStorm(ABC):
         self.world.close()
         tape = sorted([*self.faults.tape, *self.tape], key=lambda one: one[0])
         faults = self.faults
-        return Outcome(self.seed, problems, faults.counts, faults.drawn, tape, self.exchanges, seconds, turns, self.terms.expected)
+        return Outcome(
+            self.seed, problems, faults.counts, faults.drawn, tape, self.exchanges, seconds, turns, self.terms.expected
+        )
 
     def _situation(self) -> str:
         """For people."""

@@ -155,9 +155,7 @@ def _seconds(value: Any, what: str) -> float:
 def _lines(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
     """Number and contents of each line."""
     if not path.is_file():
-        raise MismatchError(
-            f"{path} is no file: name the log directory of an elastic run, or its {NAME}"
-        )
+        raise MismatchError(f"{path} is no file: name the log directory of an elastic run, or its {NAME}")
     size = path.stat().st_size
     if size > MOST_BYTES:
         raise MismatchError(f"{path} has {size} bytes, and a tape at most {MOST_BYTES}")
@@ -236,7 +234,9 @@ class _Reader:
 
     def _start(self, said: dict[str, Any], now: float) -> None:
         if said.get("version") != VERSION:
-            raise MismatchError(f"the tape is of version {said.get('version')!r:.20}, and this paceline reads {VERSION}")
+            raise MismatchError(
+                f"the tape is of version {said.get('version')!r:.20}, and this paceline reads {VERSION}"
+            )
         if self.tape is None:
             self._began = self._last = now
             self.tape = Tape(_terms(said.get("terms")))
@@ -331,9 +331,7 @@ def _terms(said: Any) -> Terms:
     times = {name: _seconds(given.get(name), name) for name in ("timeout_s", "start_s", "quorum_s")}
     grace = given.get("grace_s")
     try:
-        return Terms(
-            **whole, **times, expected=expected, grace_s=None if grace is None else _seconds(grace, "grace_s")
-        )
+        return Terms(**whole, **times, expected=expected, grace_s=None if grace is None else _seconds(grace, "grace_s"))
     except ValueError as error:
         raise MismatchError(str(error)) from None
 

@@ -280,6 +280,9 @@ class Process(Owner):
     def living(self, pid: int) -> bool:
         return any(process.pid == pid for process in self.machine.processes)
 
+    def token_hex(self, size: int) -> str:
+        return self.world.rng.randbytes(size).hex()
+
     def sleep(self, seconds: float) -> None:
         self.world.sleep(seconds / self.machine.rate)
 

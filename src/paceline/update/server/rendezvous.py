@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import secrets
 from collections import deque
 from collections.abc import Sequence
 
@@ -47,7 +46,7 @@ def connect_all(transport: Transport, timeout_s: float, tls: TLS | None) -> tupl
     try:
         with listen(find_address(transport.world, transport.gather_json), tls) as listener:
             mine = {"address": listener.address, "port": listener.port, "tls": bool(tls)}
-            offers = transport.gather_json({**mine, "token": secrets.token_hex(16)})
+            offers = transport.gather_json({**mine, "token": runtime.token_hex(16)})
             if len({one["tls"] for one in offers}) > 1:
                 raise MismatchError(
                     world.sign(
