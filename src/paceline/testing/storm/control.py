@@ -27,7 +27,7 @@ class ControlStorm(ElasticStorm):
     def __init__(self, seed: int, settings: StormSettings, without: Collection[int] = ()) -> None:
         super().__init__(seed, settings, without)
         rng = random.Random(f"liars of {seed}")  # of its own, so that other faults stay as they were
-        self.liars = rng.random() < LIARS and not settings.faults
+        self.liars = rng.random() < LIARS and not settings.faults and settings.played is None
         if self.liars:
             self.faults.also("liar", STORM_S * rng.random(), self._lie)
 
