@@ -192,6 +192,6 @@ def test_where_there_are_no_blocks() -> None:
         paceline.rule_from_text("sync(alone=True)")
     with pytest.raises(RuleError, match="alone must be False, or True for rules that exchange blocks together"):
         Rule(EveryStep(), Gradient(), settings=BlockSettings(alone=True))
-    with pytest.raises(RuleError, match="alone must be False, or True"):
+    with pytest.raises(RuleError, match="alone must be True or False, got 1"):
         paceline.rule_from_text("bmuf(alone=1)")
     assert "alone" not in Rule().text() and Rule(settings=BlockSettings(alone=True)).text().endswith(", alone=True)")
