@@ -3,11 +3,12 @@
 
     python benchmarks/storm.py [--minutes 10] [--first 0] [--mutant-seeds 1000] [--jobs 2] [--out DIR] [--quick]
 
-`--minutes` are shared by the control plane with its ledger (three quarters) and whole elastic runs with models. Then
-each planted bug of `_storm_mutants.py` is looked for in at most `--mutant-seeds` seeds of the control plane, or of
-whole runs where only these have it.
+`--minutes` are shared by the control plane with its ledger (two quarters), whole elastic runs with models and whole
+asynchronous runs. Then each planted bug of `_storm_mutants.py` is looked for in at most `--mutant-seeds` seeds of the
+control plane, or of whole runs where only these have it.
 
-The last line is a JSON object: `seeds` (of the control plane), `run_seeds` (of whole runs), `failed` and what failed
+The last line is a JSON object: `seeds` (of the control plane), `run_seeds` (of whole elastic runs), `server_seeds` (of
+asynchronous runs), `failed` and what failed
 seeds reported: samples `lost` and `repeated`, models that `diverged`, runs that got `stuck`, and what was `else`;
 `faults` by kind; `mutants` (name -> the first seed that found it, or null) and `mutants_found`.
 """
@@ -23,13 +24,15 @@ from pathlib import Path
 import _quick
 import torch
 from _storm_mutants import MUTANTS, RUN_MUTANTS
+from _storm_server_mutants import SERVER_MUTANTS
 
 from paceline.testing.storm.elastic import Outcome, StormSettings
-from paceline.testing.storm.seeds import Tally, storm, storms
+from paceline.testing.storm.seeds import WORKERS, Tally, storm, storms
 
 WORDS = {"lost": " lost", "repeated": " repeated", "diverged": "differ", "stuck": "stuck"}
-CONTROL_SHARE = 0.75
-PLANTED = [*MUTANTS, *RUN_MUTANTS]
+SHARES = {"control": 0.5, "run": 0.25, "server": 0.25}
+"""Of the minutes."""
+PLANTED = [*MUTANTS, *RUN_MUTANTS, *SERVER_MUTANTS]
 
 
 def parse() -> argparse.Namespace:
@@ -41,17 +44,20 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mutants", nargs="*", choices=PLANTED, default=PLANTED)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, help="folder for the JSON")
-    return _quick.parse(parser, minutes=0.1, mutant_seeds=20, mutants=[PLANTED[0], PLANTED[-1]])
+    return _quick.parse(
+        parser, minutes=0.1, mutant_seeds=20, mutants=[PLANTED[0], *list(RUN_MUTANTS)[-1:], PLANTED[-1]]
+    )
 
 
-def run(settings: StormSettings, args: argparse.Namespace, minutes: float) -> Tally:
+def run(kind: str, args: argparse.Namespace) -> Tally:
     """The seeds of one kind of storm."""
+    settings = StormSettings(kind, workers=WORKERS[kind])
 
     def told(tally: Tally) -> None:
         for one in tally.failed:
             print(f"{settings.kind} seed {one.seed}: {one.problems[0][:300]}", flush=True)
 
-    return storms(range(args.first, 1 << 31), settings, args.jobs, 60 * minutes, told)
+    return storms(range(args.first, 1 << 31), settings, args.jobs, 60 * SHARES[kind] * args.minutes, told)
 
 
 def what(outcomes: list[Outcome]) -> dict[str, int]:
@@ -65,8 +71,9 @@ def what(outcomes: list[Outcome]) -> dict[str, int]:
 
 def hunt(name: str, seeds: int) -> int | None:
     """The first seed that finds a planted bug."""
-    settings = StormSettings("run" if name in RUN_MUTANTS else "control")
-    with {**MUTANTS, **RUN_MUTANTS}[name]():
+    kind = "run" if name in RUN_MUTANTS else "server" if name in SERVER_MUTANTS else "control"
+    settings = StormSettings(kind, workers=WORKERS[kind])
+    with {**MUTANTS, **RUN_MUTANTS, **SERVER_MUTANTS}[name]():
         return next((seed for seed in range(seeds) if storm(seed, settings).problems), None)
 
 
@@ -74,20 +81,20 @@ def main() -> None:
     """Run the seeds, and plant the bugs."""
     args = parse()
     torch.set_num_threads(1)
-    control = run(StormSettings("control"), args, CONTROL_SHARE * args.minutes)
-    whole = run(StormSettings("run"), args, (1 - CONTROL_SHARE) * args.minutes)
+    control, whole, server = run("control", args), run("run", args), run("server", args)
     logging.disable(logging.CRITICAL)
     mutants = {name: hunt(name, args.mutant_seeds) for name in args.mutants}
     for name, seed in mutants.items():
         print(f"{name:55} {'not found' if seed is None else f'found by seed {seed}'}", flush=True)
-    failed = [*control.failed, *whole.failed]
+    failed = [*control.failed, *whole.failed, *server.failed]
     result = {
         "seeds": control.seeds,
         "run_seeds": whole.seeds,
-        "exchanges": control.exchanges + whole.exchanges,
+        "server_seeds": server.seeds,
+        "exchanges": control.exchanges + whole.exchanges + server.exchanges,
         "failed": len(failed),
         **what(failed),
-        "faults": dict(sorted((control.faults + whole.faults).items())),
+        "faults": dict(sorted((control.faults + whole.faults + server.faults).items())),
         "mutants": mutants,
         "mutants_found": sum(seed is not None for seed in mutants.values()),
     }

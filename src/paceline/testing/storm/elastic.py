@@ -41,7 +41,8 @@ class StormSettings:
     """What a storm is over.
 
     Attributes:
-        kind: "control" (the control plane and its ledger) or "run" (whole elastic runs with models).
+        kind: "control" (the control plane and its ledger), "run" (whole elastic runs with models) or "server"
+            (whole runs under asynchronous rules).
         faults: names of those that may happen; empty for all.
         rule: of whole runs; empty: drawn.
         workers: the fewest with which a run begins, and the most.

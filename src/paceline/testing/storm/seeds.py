@@ -27,6 +27,8 @@ KINDS: dict[str, type[ElasticStorm] | type[ServerStorm]] = {
 }
 """What storms are over: the control plane and its ledger; whole elastic runs with models; asynchronous runs; a recorded
 run."""
+WORKERS = {"control": (2, 4), "run": (2, 4), "server": (2, 8)}
+"""With how many a run begins, if nothing else is asked for."""
 CHUNK_S = 2.0
 """Seconds after which a process reports."""
 

@@ -147,9 +147,20 @@ def _sides(ended: Sequence[Worker]) -> list[str]:
                 found.append(f"ranks {one.rank} and {other.rank} both went on to the end, and one lost the other")
             elif one.rank < other.rank and not torch.equal(one.ended.times, other.ended.times):
                 found.append(f"ranks {one.rank} and {other.rank} end with models that differ")
-            elif one.rank < other.rank and one.members.owners != other.members.owners:
-                found.append(f"ranks {one.rank} and {other.rank} differ in who owns the shards")
+            elif one.rank < other.rank:
+                found += _heirs(one, other)
     return found
+
+
+def _heirs(one: Worker, other: Worker) -> list[str]:
+    """Shards that have two owners, of whom none is lost."""
+    return [
+        f"shard {shard} belongs to rank {owner} by rank {one.rank}, and to rank {second} by rank {other.rank}"
+        for shard, owner in one.members.owners.items()
+        if (second := other.members.owners[shard]) != owner
+        and owner not in other.members.lost
+        and second not in one.members.lost
+    ]
 
 
 def _counts(one: Worker, workers: Sequence[Worker], epochs: int, samples: int) -> list[str]:

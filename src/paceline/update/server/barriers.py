@@ -68,12 +68,12 @@ class Barriers:
         """Announce that this worker has the final model, and wait until all workers have.
 
         False: a worker was lost since the pull, and its shards may differ from those that the new owner serves; this
-        worker has to pull again.
+        worker has to pull again, unless others have left with what it has.
         """
         if len(self._members.lost) == self._lost_at_pull:
             self._announce(FrameKind.BYE, self._lost_at_pull)
             self._wait_for(self._confirmed, "took no leave")
-        if len(self._members.lost) != self._lost_at_pull:
+        if len(self._members.lost) != self._lost_at_pull and not self._model_is_taken():
             self._lost_at_pull = len(self._members.lost)
             return False
         self.all_have_final_model = True
@@ -94,6 +94,10 @@ class Barriers:
                 self._context.server.leave(rank)
                 self._ledger_client.lost(rank)
             self._context.news()
+
+    def _model_is_taken(self) -> bool:
+        """Whether a worker has left with the model that this one has pulled: nobody serves its shards any more."""
+        return any(self._members.confirmed[rank] == self._lost_at_pull for rank in self._members.left)
 
     def _confirmed(self, rank: int) -> bool:
         """Whether no wait for `rank` is needed: it has the model, or a loss makes all workers pull again."""

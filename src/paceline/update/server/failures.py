@@ -65,6 +65,8 @@ class Failures:
             ended = lambda: context.over or members.done_with(rank)  # noqa: E731
             context.changed.wait_for(ended, patience)
             if members.done_with(rank):
+                if rank not in members.lost:
+                    members.left.add(rank)
                 return
         gone = is_gone(self._identities[rank])  # first: this process may be stopped meanwhile
         stalled_s = context.stall_detector.stalled_s()

@@ -33,6 +33,7 @@ class ServerMembership:
         lost: rank -> why.
         finished: workers that have no more to push.
         confirmed: rank -> how many workers were lost when it pulled the final model.
+        left: workers that have left at the end of the run.
         barriers: rank -> how many barriers it has entered.
         heard: rank -> when it was known to live, besides what its connections show.
         acted: rank -> when its program last sent a frame.
@@ -43,6 +44,7 @@ class ServerMembership:
         self.lost: dict[int, str] = {}
         self.finished: set[int] = set()
         self.confirmed: dict[int, int] = {}
+        self.left: set[int] = set()
         self.barriers: dict[int, int] = {}
         self.heard = dict.fromkeys(range(size), runtime.monotonic())
         self.acted = dict(self.heard)

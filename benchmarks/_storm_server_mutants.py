@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bugs that are planted into the server of asynchronous rules; a storm over it has to find each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from _storm_mutants import Plant, _instead, _nothing
+
+from paceline.data.ledger.ledger import Ledger
+from paceline.update.server.durability import Durability
+from paceline.update.server.failures import Failures
+from paceline.update.server.ledger_client import SocketLedgerClient
+from paceline.update.server.owner import REPLICA, ShardServer
+from paceline.update.server.push_numbers import PushNumbers
+from paceline.update.server.quorum import Quorum
+from paceline.update.server.replication import Replicas
+from paceline.update.server.shard import ParameterShard
+
+
+def _applies_again() -> Any:
+    def again(self: PushNumbers, sender: int, number: int, marks: Any) -> bool:
+        self.applied[sender] = max(number, self.applied.get(sender, 0))
+        return True
+
+    return _instead(PushNumbers, "is_new", again)
+
+
+def _safe_at_once() -> Any:
+    def at_once(self: Any, shard: int, sender: int) -> int:
+        return int(self._server.shards[shard].numbered.applied.get(sender, 0))
+
+    return _instead(Replicas, "safe", at_once)
+
+
+def _empty_handed_heir() -> Any:
+    adopt = ShardServer.adopt
+
+    def without(self: Any, number: int) -> tuple[int, str]:
+        self._replicas.pop(number, None)
+        version, source = adopt(self, number)
+        return version, source if source == "own" else REPLICA
+
+    return _instead(ShardServer, "adopt", without)
+
+
+def _stale_replica() -> Any:
+    def first(self: Any, about: dict[str, Any], row: Any) -> None:
+        self._replicas.setdefault(int(about["piece"]), (about, row))
+
+    return _instead(ShardServer, "keep_replica", first)
+
+
+def _restores_without_numbers() -> Any:
+    restore = ParameterShard.restore
+
+    def forgets(self: Any, about: dict[str, Any], row: Any) -> None:
+        restore(self, {**about, "numbered": {}}, row)
+
+    return _instead(ParameterShard, "restore", forgets)
+
+
+def _leases_at_once() -> Any:
+    lost = SocketLedgerClient.lost
+
+    def early(self: Any, rank: int, kept: bool = False) -> None:
+        lost(self, rank, kept)
+        self._unreported.clear()
+
+    return _instead(SocketLedgerClient, "lost", early)
+
+
+def _goes_on_though_lost() -> Any:
+    told = Failures.told
+
+    def deaf(self: Any, rank: int, why: str, gone: bool = False) -> None:
+        if rank != self._context.membership.rank:
+            told(self, rank, why, gone)
+
+    return _instead(Failures, "told", deaf)
+
+
+SERVER_MUTANTS: dict[str, Plant] = {
+    "a push that is sent again is applied again": _applies_again,
+    "a push counts before it is replicated": _safe_at_once,
+    "pushes are not sent again to the heir": lambda: _instead(Durability, "again", lambda *_: []),
+    "an heir begins without the replica": _empty_handed_heir,
+    "an heir has the first replica for ever": _stale_replica,
+    "a replica does not say which pushes it holds": _restores_without_numbers,
+    "samples of a push are not remembered": lambda: _instead(PushNumbers, "_cover", lambda *_: True),
+    "a minority goes on": lambda: _instead(Quorum, "missed", lambda *_: True),
+    "a worker goes on though the others lost it": _goes_on_though_lost,
+    "leases of a lost worker are not returned": lambda: _instead(Ledger, "lost", _nothing),
+    "a new keeper leases before all have reported": _leases_at_once,
+}
+"""By what is wrong."""

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storms over asynchronous rules: seeds that found something, and planted bugs that are found."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import RuleError
+from paceline.testing.storm.elastic import StormSettings
+from paceline.testing.storm.seeds import WORKERS, storm
+from paceline.testing.storm.server import countable
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from _storm_server_mutants import SERVER_MUTANTS
+
+SETTINGS = StormSettings("server", workers=WORKERS["server"])
+FOUND = {
+    82: "a push that waited for slower workers held up later frames, and after a failover all waited for ever",
+    642: "the same under another rule",
+    2686: "a stopped worker took one that had ended well for dead, and went on: two sides came to the end",
+    4529: "after a late death a worker asked workers that had ended for the model that it had already",
+}
+"""Seeds that failed before a mend."""
+
+
+@pytest.mark.parametrize("seed", [0, 1, *FOUND])
+def test_a_storm_over_the_server(seed: int) -> None:
+    assert storm(seed, SETTINGS).problems == []
+
+
+def test_a_seed_has_one_history() -> None:
+    one, other = storm(10, SETTINGS), storm(10, SETTINGS)
+    assert one.tape == other.tape and one.turns == other.turns and one.seconds == other.seconds
+
+
+@pytest.mark.parametrize("name", ["a push that is sent again is applied again", "a minority goes on"])
+def test_planted_bugs_are_found(name: str) -> None:
+    with SERVER_MUTANTS[name]():
+        assert any(storm(seed, SETTINGS).problems for seed in range(5, 12))
+
+
+def test_rules_under_which_the_model_cannot_count_are_refused() -> None:
+    with pytest.raises(RuleError, match="asynchronous rules"):
+        countable("averaging(period=2)")
+    with pytest.raises(RuleError, match="cannot count"):
+        countable("easgd(period=4)")
