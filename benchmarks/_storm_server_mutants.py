@@ -9,8 +9,6 @@ from _storm_mutants import Plant, _instead, _nothing
 
 from paceline.data.ledger.ledger import Ledger
 from paceline.update.server.durability import Durability
-from paceline.update.server.failures import Failures
-from paceline.update.server.ledger_client import SocketLedgerClient
 from paceline.update.server.owner import REPLICA, ShardServer
 from paceline.update.server.push_numbers import PushNumbers
 from paceline.update.server.quorum import Quorum
@@ -60,26 +58,6 @@ def _restores_without_numbers() -> Any:
     return _instead(ParameterShard, "restore", forgets)
 
 
-def _leases_at_once() -> Any:
-    lost = SocketLedgerClient.lost
-
-    def early(self: Any, rank: int, kept: bool = False) -> None:
-        lost(self, rank, kept)
-        self._unreported.clear()
-
-    return _instead(SocketLedgerClient, "lost", early)
-
-
-def _goes_on_though_lost() -> Any:
-    told = Failures.told
-
-    def deaf(self: Any, rank: int, why: str, gone: bool = False) -> None:
-        if rank != self._context.membership.rank:
-            told(self, rank, why, gone)
-
-    return _instead(Failures, "told", deaf)
-
-
 SERVER_MUTANTS: dict[str, Plant] = {
     "a push that is sent again is applied again": _applies_again,
     "a push counts before it is replicated": _safe_at_once,
@@ -89,8 +67,6 @@ SERVER_MUTANTS: dict[str, Plant] = {
     "a replica does not say which pushes it holds": _restores_without_numbers,
     "samples of a push are not remembered": lambda: _instead(PushNumbers, "_cover", lambda *_: True),
     "a minority goes on": lambda: _instead(Quorum, "missed", lambda *_: True),
-    "a worker goes on though the others lost it": _goes_on_though_lost,
     "leases of a lost worker are not returned": lambda: _instead(Ledger, "lost", _nothing),
-    "a new keeper leases before all have reported": _leases_at_once,
 }
 """By what is wrong."""
