@@ -4,18 +4,19 @@
     serial                  one worker, the plain loop
     cold, amplified         N workers from the first step; amplified with amplify=0.5
     grown                   amplified, with a number of workers that grows to N
+    diloco, averaging       N workers from the first step; DiLoCo with its published constants (0.7, Nesterov 0.9)
     sync                    the mean gradient of k minibatches in each step, with the stages of "grown": a growing batch
 
 Settings that differ follow: `grown-threshold=0.5-rate=0.4`. They are `rate` (the exponent of the local rate's factor
 k^rate), `height` (a further factor), `threshold`, `first` and `blocks` of the growth, `amplify`, `period` and `beta1`
-of the rule, and `gain` (the exponent of its gain N^gain). For sync `momentum` is that of SGD, at 1 - momentum times the
-rate, or Adam's beta1.
+of the rule, and `gain` (the exponent of its gain N^gain). `law` and `tensors` are those of `_quality_trials.py`. For
+sync `momentum` is that of SGD, at 1 - momentum times the rate, or Adam's beta1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 from _quality_tasks import Batch, Task, start
+from _quality_trials import train_trial
 from torch import nn
 from torch.optim import Optimizer
 
@@ -35,10 +37,12 @@ from paceline.rules.schedule import Growth
 from paceline.rules.schedule.growth import RATE_EXPONENT
 
 AMPLIFY = {"cold": 0.0, "amplified": 0.5, "grown": 0.5}
-KINDS = ("serial", "sync", *AMPLIFY)
+OTHERS = {"diloco": "diloco(period={period}, gain='paper')", "averaging": "averaging(period={period})"}
+KINDS = ("serial", "sync", *AMPLIFY, *OTHERS)
 SETTINGS = {"height", "momentum", "rate", "threshold", "first", "blocks", "amplify", "period", "beta1", "gain"}
+SETTINGS |= {"law", "tensors"}
 Stages = list[list[float]]
-"""Rows of workers, minibatches of all of them, and how many workers they were worth."""
+"""Rows of workers, minibatches of all of them, how many workers they were worth, and the period where it changes."""
 
 
 @dataclass(frozen=True)
@@ -81,16 +85,23 @@ class Method:
         """The exponent of the rate's factor k^rate."""
         return self.get("rate", RATE_EXPONENT)
 
-    def rule(self, task: Task) -> Rule:
-        """What workers exchange, and how."""
+    def rule(self, task: Task, period: float | None = None) -> Rule:
+        """What workers exchange, and how; in blocks of another period if one is given."""
         if self.kind in ("serial", "sync"):
             return rule_from_text("sync")
-        period, amplify = int(self.get("period", task.period)), self.get("amplify", AMPLIFY[self.kind])
+        period = int(period or self.get("period", task.period))
+        if self.kind in OTHERS:
+            return rule_from_text(OTHERS[self.kind].format(period=period))
+        amplify = self.get("amplify", AMPLIFY[self.kind])
         beta1 = f", beta1={self.settings['beta1']}" if "beta1" in self.settings else ""
         made = rule_from_text(f"{task.recipe}(period={period}, amplify={amplify}{beta1})")
         if "gain" not in self.settings:
             return made
         return replace(made, outer=Gained(amplify=amplify, exponent=self.settings["gain"]))
+
+    def rate_of(self, task: Task, minibatches: int) -> Callable[[int, int], float]:
+        """(minibatches so far, k) -> the factor of the rate."""
+        return lambda done, k: float(k**self.rate * task.factor((done + k / 2) / minibatches))
 
     def growth(self, workers: int) -> Growth:
         """How the number of workers grows."""
@@ -112,6 +123,11 @@ def train(
         if "momentum" in method.settings:
             _give_momentum(optimizer.param_groups[0], method.settings["momentum"])
         _together(task, model, optimizer, batches, minibatches, made, method.rate)
+    elif method.settings.keys() & {"law", "tensors"}:
+        law, tensors = int(method.get("law", 0)), bool(method.get("tensors", 0))
+        given = (task, model, optimizer, method.rule(task), batches, workers, method.growth(workers))
+        parameters, made = train_trial(*given, method.rate_of(task, minibatches), law=law, tensors=tensors)
+        model.load_state_dict(parameters, strict=False)
     else:
         found = simulate_grown(
             model,
@@ -121,7 +137,7 @@ def train(
             batches,
             workers,
             growth=method.growth(workers),
-            rate=lambda done, k: k**method.rate * task.factor((done + k / 2) / minibatches),
+            rate=method.rate_of(task, minibatches),
             largest_gradient=task.largest_gradient,
         )
         model.load_state_dict(found.parameters, strict=False)

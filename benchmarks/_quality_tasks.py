@@ -2,9 +2,9 @@
 """The tasks of `time_to_quality.py`.
 
 `small-sgd` and `small-adam` guess characters with a model so small that 65,536 minibatches bring it to its plateau;
-`small-lines` reads numbers, and is at its plateau after 32,768.
+`small-lines` reads numbers and `small-speech` hears them; both are at their plateau after 32,768.
 `chars-sgd` and `chars-adam`, the model of `blocks.py`, `lines` and `speech` are far from theirs at a size that can be
-trained here. `speech` needs espeak-ng.
+trained here. Both tasks of speech need espeak-ng.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import _chars
 import _quality_lines
+import _quality_speech
 import torch
 import torch.nn.functional as F
 from _block_methods import Training as BlockTraining
@@ -36,7 +37,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 Batch = tuple[Tensor, ...]
-CHARACTERS, LINES, UTTERANCES = 16, 4, 8
+CHARACTERS, LINES, UTTERANCES, DIGITS = 16, 4, 8, 4
 """Samples of a minibatch."""
 
 
@@ -107,6 +108,10 @@ def _number_batches(folder: Path, count: int, seed: int) -> Iterator[Batch]:
     return _quality_lines.batches(folder, count, LINES, seed)
 
 
+def _digit_batches(folder: Path, count: int, seed: int) -> Iterator[Batch]:
+    return _quality_speech.batches(folder, count, DIGITS, seed)
+
+
 def _speech_batches(folder: Path, count: int, seed: int) -> Iterator[Batch]:
     """All minibatches have TIMES steps, so that those of several workers can be stacked; the rest is padding."""
     said, whole = SpeechSize(count, UTTERANCES, 8).training(folder), -(-count // CHUNK) * CHUNK
@@ -144,6 +149,7 @@ FAR, PLATEAU, SOON, HEARD = 32_768, 65_536, 32_768, 8_192
 _factor = BlockTraining(2, "sync", 1.0).factor
 _CHARACTERS = (_character_batches, _factor, _character_loss)
 _NUMBERS = (_number_batches, _factor, _quality_lines.held_out_loss, None, _quality_lines.held_out_error)
+_DIGITS = (_digit_batches, _factor, _quality_speech.held_out_loss, None, _quality_speech.held_out_error)
 _SPEECH = (_speech_batches, reading_factor, letter_error, LARGEST_GRADIENT)
 _LINES = (_line_batches, reading_factor, line_error, LARGEST_GRADIENT)
 
@@ -153,6 +159,7 @@ TASKS = {
         Task("small-sgd", 0.25, 4, PLATEAU, "bmuf", _small, _chars.loss_of, _sgd, *_CHARACTERS),
         Task("small-adam", 8e-3, 4, PLATEAU, "bmuf_adam", _small, _chars.loss_of, _adam, *_CHARACTERS),
         Task("small-lines", 8e-3, 4, SOON, "bmuf_adam", _quality_lines.Templates, line_loss, _adam, *_NUMBERS),
+        Task("small-speech", 2e-2, 4, SOON, "bmuf_adam", _quality_speech.Filters, speech_loss, _adam, *_DIGITS),
         Task("chars-sgd", 0.25, 4, FAR, "bmuf", _perceptron, _chars.loss_of, _sgd, *_CHARACTERS),
         Task("chars-adam", 2e-3, 8, FAR, "bmuf_adam", _perceptron, _chars.loss_of, _adam, *_CHARACTERS),
         Task("speech", 4e-3, 8, HEARD, "bmuf_adam", _listener, speech_loss, _plain_adam, *_SPEECH),

@@ -46,9 +46,11 @@ class Clock:
 
     def seconds(self, task: Task, method: str, stages: Stages) -> float:
         """Of a training."""
-        rule = Method.of(method).rule(task)
         work = Workload(LogNormal(self.step_s), Layout.vector(self.parameters), moments=task.moments)
-        return sum(int(count) // int(k) * forecast(rule, work, self._network, int(k)).step_s for k, count, _ in stages)
+        return sum(
+            int(count) // int(k) * forecast(Method.of(method).rule(task, *period), work, self._network, int(k)).step_s
+            for k, count, _, *period in stages
+        )
 
 
 def time_to(quality: float, trainings: list[tuple[float, float, float]]) -> float | None:

@@ -32,7 +32,7 @@ FRAMES, FEATURES = STACKED * TIMES, STACKED * BANDS
 SILENT = -16.0  # logarithm of the least power
 LONGEST = 18  # letters and spaces
 WORDS, SHORTEST_WORD, LONGEST_WORD, MOST_WORDS = 300, 3, 7, 3
-QUIETEST, LOUDEST = 5.0, 25.0  # dB of speech over noise
+LOUDNESS = (5.0, 25.0)  # dB of speech over noise, at least and at most
 LEVEL = 3.0  # dB that an utterance may be louder or softer
 CENTRE, SPREAD = -5.75, 2.5  # of the logarithms, about
 NOISE = 6_000  # frames of each kind of noise
@@ -145,23 +145,25 @@ def kept(folder: Path, name: str, count: int, held_out: bool) -> Utterances:
     return Utterances(**load_file(path))
 
 
-def noisy(powers: Tensor, noises: Tensor, dice: torch.Generator) -> Tensor:
+def noisy(powers: Tensor, noises: Tensor, dice: torch.Generator, loudness: tuple[float, float] = LOUDNESS) -> Tensor:
     """Filter banks as they are heard, (utterances, frames, BANDS) to (utterances, steps, FEATURES)."""
     count, frames, _ = powers.shape
     begin = torch.randint(noises.shape[1] - frames, (count, 1), generator=dice)
     kind = torch.randint(len(noises), (count, 1), generator=dice)
-    decibels = torch.empty(count, 1, 1).uniform_(QUIETEST, LOUDEST, generator=dice)
+    decibels = torch.empty(count, 1, 1).uniform_(*loudness, generator=dice)
     level = torch.empty(count, 1, 1).uniform_(-LEVEL, LEVEL, generator=dice)
     noise = noises[kind, begin + torch.arange(frames)]
     heard = powers.float().exp_().add_(noise * 10 ** (-decibels / 10)).mul_(10 ** (level / 10)).log_()
     return heard.sub_(CENTRE).div_(SPREAD).view(count, frames // STACKED, FEATURES)
 
 
-def minibatches(said: Utterances, count: int, batch: int, workers: int, seed: int) -> Iterator[Minibatches]:
+def minibatches(
+    said: Utterances, count: int, batch: int, workers: int, seed: int, loudness: tuple[float, float] = LOUDNESS
+) -> Iterator[Minibatches]:
     """Steps of N workers (:func:`_reading.chunks`)."""
 
     def take(mine: Tensor, dice: torch.Generator) -> tuple[Tensor, ...]:
-        heard = noisy(said.powers[mine], said.noises, dice)
+        heard = noisy(said.powers[mine], said.noises, dice, loudness)
         return heard, said.times[mine], said.numbers[mine], said.lengths[mine]
 
     for shaped in chunks(len(said.lengths), count, batch, workers, seed, take):

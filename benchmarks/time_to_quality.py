@@ -3,17 +3,17 @@
 
 Every method has the rate that is best for one worker, times k^0.29 where k workers train (2503.09799), and the same
 minibatches in the same order. Methods, with settings in their names, are those of `_quality_methods.py`. `cold` is
-today's recipe with N workers from the first step; `amplified` the same with `amplify=0.5`; `grown` amplified with a
-number of workers that grows to N (`paceline.rules.schedule.growth`). `sync-rate=0.5` and its like are synchronous
-training with the batch and the steps of `grown`, at one worker's rate times k^0.5; of several, the best in
-each cell is taken.
+today's recipe with N workers from the first step, as `auto` trains in blocks; `amplified` the same with `amplify=0.5`;
+`grown` amplified with a number of workers that grows to N (`paceline.rules.schedule.growth`). `diloco` has DiLoCo's
+published constants, `averaging` takes the mean of the models. `sync-rate=0.5` and its like are synchronous training
+with the batch and the steps of `grown`, at one worker's rate times k^0.5; of several, the best in each cell is taken.
 
-The tasks `small-sgd`, `small-adam` and `small-lines` have a size at their plateau: one worker with half of the samples
-is at most 2 % worse there (`plateau`). Methods are compared at equal samples. `--timed` methods are also trained with
-more samples until they reach one worker's quality, or with fewer where they have: the effective speed-up is the time of
-one worker over the time that the method takes to the same quality. Exchanges are included, by the planner, for a model
-of `--parameters` with a minibatch of `--step-s` seconds. Times between two trainings lie on a straight line of log
-quality over log time; beyond the largest of `--sizes` there is no figure.
+The tasks `small-sgd`, `small-adam`, `small-lines` and `small-speech` have a size at their plateau: one worker with half
+of the samples is at most 2 % worse there (`plateau`). Methods are compared at equal samples. `--timed` methods are also
+trained with more samples until they reach one worker's quality, or with fewer where they have: the effective speed-up
+is the time of one worker over the time that the method takes to the same quality. Exchanges are included, by the
+planner, for a model of `--parameters` with a minibatch of `--step-s` seconds. Times between two trainings lie on a
+straight line of log quality over log time; beyond the largest of `--sizes` there is no figure.
 
     python benchmarks/time_to_quality.py [--tasks small-sgd small-adam small-lines] [--workers 8 16 32 64]
         [--seeds 1] [--minibatches 65536] [--sizes .5 1 2 4] [--methods cold amplified grown sync-rate=0.5]
@@ -25,9 +25,10 @@ Finished trainings are kept in `--out`. The last line is a JSON object: `cells` 
 `effective_speedup`, both by network, `stages`); of the method "grown" by N `worst_over_serial`, `effective_speedup`
 (median of the tasks, on the first network; on all of them in `effective_speedup_by_gbit`), `worker_seconds_over_serial`
 (all N workers' time to that quality, with that of those that wait, over one worker's) and `behind_sync` (the most by
-which it is worse than the best synchronous training); `oracle`, the worst of the tasks over one worker where the best
-of all "grown" methods that were given is taken in each cell; and `plateau` and `plateau_error`: by how much one worker
-with half of the samples is worse, by task.
+which it is worse than the best synchronous training); `methods`, by the name of each that is not synchronous the same
+`worst_over_serial`, `effective_speedup` and `behind_sync`, each by N; `oracle`, the worst of the tasks over one worker
+where the best of all "grown" methods that were given is taken in each cell; and `plateau` and `plateau_error`: by how
+much one worker with half of the samples is worse, by task.
 """
 
 from __future__ import annotations
@@ -185,14 +186,14 @@ def by_workers(rows: list[Row], figure: Callable[[list[Row]], float | None]) -> 
     return {count: rounded(one) for count, one in found.items()}
 
 
-def ours_of(rows: Iterable[Row]) -> list[Row]:
-    """Those of the default method."""
-    return [row for row in rows if row["method"] == OURS]
+def rows_by(method: str, rows: Iterable[Row]) -> list[Row]:
+    """Those of a method."""
+    return [row for row in rows if row["method"] == method]
 
 
-def median_speedup(rows: list[Row], gbit: str) -> float | None:
+def median_speedup(rows: list[Row], gbit: str, method: str = OURS) -> float | None:
     """Of the tasks; None where one has none."""
-    found = [row["effective_speedup"][gbit] for row in ours_of(rows)]
+    found = [row["effective_speedup"][gbit] for row in rows_by(method, rows)]
     return None if None in found or not found else statistics.median(found)
 
 
@@ -205,19 +206,30 @@ def best_in_each(rows: list[Row], kind: str) -> dict[str, Row]:
     return found
 
 
-def behind_sync(rows: list[Row]) -> float | None:
-    """The most by which ours is worse than the best synchronous training of its task and N."""
+def behind_sync(rows: list[Row], method: str = OURS) -> float | None:
+    """The most by which a method is worse than the best synchronous training of its task and N."""
     found = []
     for workers in {row["workers"] for row in rows}:
         here = [row for row in rows if row["workers"] == workers]
         sync = best_in_each(here, "sync")
-        found += [row["quality"] / sync[row["task"]]["quality"] - 1 for row in ours_of(here) if row["task"] in sync]
+        mine = [row for row in rows_by(method, here) if row["task"] in sync]
+        found += [(row["quality"] or math.inf) / sync[row["task"]]["quality"] - 1 for row in mine]
     return rounded(max(found, default=None))
 
 
 def worst(rows: Iterable[Row]) -> float | None:
-    """Over one worker."""
-    return max((row["over_serial"] for row in rows), default=None)
+    """Over one worker; None where one diverged."""
+    found = [row["over_serial"] for row in rows]
+    return None if None in found else max(found, default=None)
+
+
+def of_method(rows: list[Row], method: str, gbit: str) -> Row:
+    """Its figures by N."""
+    return {
+        "worst_over_serial": by_workers(rows, lambda of: worst(rows_by(method, of))),
+        "effective_speedup": by_workers(rows, partial(median_speedup, gbit=gbit, method=method)),
+        "behind_sync": by_workers(rows, partial(behind_sync, method=method)),
+    }
 
 
 def figures_of(made: Trainings, rows: list[Row]) -> Row:
@@ -225,13 +237,15 @@ def figures_of(made: Trainings, rows: list[Row]) -> Row:
     networks = [f"{gbit:g}" for gbit in made.args.gbit]
     speedups = {gbit: by_workers(rows, partial(median_speedup, gbit=gbit)) for gbit in networks}
     first = speedups[networks[0]]
+    ours = [name for name in made.args.methods if Method.of(name).kind not in ("serial", "sync")]
     halves = [(task, "serial", 1, 0.5) for task in made.args.tasks]
     return {
-        "worst_over_serial": by_workers(rows, lambda of: worst(ours_of(of))),
+        "worst_over_serial": by_workers(rows, lambda of: worst(rows_by(OURS, of))),
         "effective_speedup": first,
         "effective_speedup_by_gbit": speedups,
         "worker_seconds_over_serial": {n: one and rounded(int(n) / one, 2) for n, one in first.items()},
         "behind_sync": behind_sync(rows),
+        "methods": {name: of_method(rows, name, networks[0]) for name in ours},
         "oracle": by_workers(rows, lambda of: worst(best_in_each(of, OURS).values())),
         "plateau": {cell[0]: rounded(made.over_serial(cell)) for cell in halves},
         "plateau_error": {cell[0]: rounded(made.error_over_serial(cell)) for cell in halves if TASKS[cell[0]].error},
