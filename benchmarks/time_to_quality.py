@@ -9,14 +9,16 @@ published constants, `averaging` takes the mean of the models. `sync-rate=0.5` a
 with the batch and the steps of `grown`, at one worker's rate times k^0.5; of several, the best in each cell is taken.
 
 The tasks `small-sgd`, `small-adam`, `small-lines` and `small-speech` have a size at their plateau: one worker with half
-of the samples is at most 2 % worse there (`plateau`). Methods are compared at equal samples. `--timed` methods are also
-trained with more samples until they reach one worker's quality, or with fewer where they have: the effective speed-up
-is the time of one worker over the time that the method takes to the same quality. Exchanges are included, by the
-planner, for a model of `--parameters` with a minibatch of `--step-s` seconds. Times between two trainings lie on a
-straight line of log quality over log time; beyond the largest of `--sizes` there is no figure.
+of the samples is at most 2 % worse there (`plateau`). The last of them needs espeak-ng, and is left out without it.
+Methods are compared at equal samples. `--timed` methods are also trained with more samples until they reach one
+worker's quality, or with fewer where they have: the effective speed-up is the time of one worker over the time that the
+method takes to the same quality. Exchanges are included, by the planner, for a model of `--parameters` with a minibatch
+of `--step-s` seconds. Times between two trainings lie on a straight line of log quality over log time; beyond the
+largest of `--sizes` there is no figure.
 
-    python benchmarks/time_to_quality.py [--tasks small-sgd small-adam small-lines] [--workers 8 16 32 64]
-        [--seeds 1] [--minibatches 65536] [--sizes .5 1 2 4] [--methods cold amplified grown sync-rate=0.5]
+    python benchmarks/time_to_quality.py [--tasks small-sgd small-adam small-lines small-speech]
+        [--workers 8 16 32 64] [--seeds 1] [--minibatches 65536] [--sizes .5 1 2 4]
+        [--methods cold amplified grown diloco averaging sync-rate=0.5]
         [--timed grown] [--gbit 1 10 inf] [--step-s 0.25] [--parameters 1000000] [--jobs 1]
         [--out out/time_to_quality] [--quick]
 
@@ -47,9 +49,12 @@ import torch
 from _quality_methods import Method, train
 from _quality_tasks import TASKS
 from _quality_times import Clock, time_to
+from _speech_voices import missing
 from _trainings import file_of, leave, rows_of
 
 OURS = "grown"
+SILENT = ("small-sgd", "small-adam", "small-lines")
+"""Tasks at their plateau that need no espeak-ng."""
 Row = dict[str, Any]
 Cell = tuple[str, str, int, float]
 """Task, method, workers, and how many times the task's minibatches."""
@@ -255,13 +260,16 @@ def figures_of(made: Trainings, rows: list[Row]) -> Row:
 def parse(given: list[str] | None = None) -> argparse.Namespace:
     """What was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["small-sgd", "small-adam", "small-lines"])
+    spoken = [] if missing() else ["small-speech"]
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=[*SILENT, *spoken])
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 16, 32, 64])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--minibatches", type=int, help="in place of each task's own")
     parser.add_argument("--sizes", type=float, nargs="+", default=[0.5, 1, 2, 4])
     parser.add_argument(
-        "--methods", nargs="+", default=["cold", "amplified", "grown", "sync-rate=0.5", "sync-rate=0.75"]
+        "--methods",
+        nargs="+",
+        default=["cold", "amplified", "grown", "diloco", "averaging", "sync-rate=0.5", "sync-rate=0.75"],
     )
     parser.add_argument("--timed", nargs="+", default=["grown"], help="methods that are trained with other sizes, too")
     parser.add_argument("--gbit", type=float, nargs="+", default=[1, 10, math.inf])
