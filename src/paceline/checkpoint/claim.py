@@ -129,9 +129,10 @@ class DirectoryClaim:
             raise CheckpointError(f"{file} is a link; remove it")
         try:
             disk.write(file, bytes(PROBE_BYTES))
-            disk.sync(file)
+            with contextlib.suppress(FileNotFoundError):  # another worker probes, too, and was faster
+                disk.sync(file)
         finally:
-            with contextlib.suppress(FileNotFoundError):  # another worker probed, too
+            with contextlib.suppress(FileNotFoundError):
                 disk.remove(file)
 
     def _lock(self) -> None:

@@ -107,8 +107,7 @@ def own_sum(manifest: dict[str, Any]) -> str:
 def write_text(path: Path, text: str) -> None:
     """Write a file and sync it to disk."""
     disk = runtime.disk()
-    with disk.writing(path) as file:
-        file.write_text(text, encoding="utf-8")
+    disk.write(path, text.encode())
     disk.sync(path)
 
 

@@ -132,8 +132,7 @@ def _start_over(path: Path, partial: Path, mark: str) -> None:
     else:
         _refuse_others(path.with_name(path.name + ".old"))
     disk.make_folder(partial)
-    with disk.writing(partial / MARK) as file:
-        file.write_text(mark, encoding="utf-8")
+    disk.write(partial / MARK, mark.encode())
 
 
 def _has(partial: Path, mark: str) -> bool:

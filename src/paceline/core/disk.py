@@ -37,6 +37,9 @@ class Disk(Protocol):
     """The operations."""
 
     def write(self, path: Path, data: bytes) -> None:
+        """Create or replace a file."""
+
+    def write_private(self, path: Path, data: bytes) -> None:
         """Create or replace a file that only its owner can read."""
 
     def writing(self, path: Path) -> AbstractContextManager[Path]:
@@ -106,6 +109,9 @@ class LocalDisk:
     """This machine's."""
 
     def write(self, path: Path, data: bytes) -> None:
+        path.write_bytes(data)
+
+    def write_private(self, path: Path, data: bytes) -> None:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(file, "wb") as out:
             out.write(data)

@@ -25,7 +25,7 @@ def write(path: Path, state: dict[str, Any]) -> None:
     """
     text = _text({"format": FORMAT, "crc32": zlib.crc32(_text(state)), **state})
     beside, disk = path.with_name(f"{path.name}.tmp"), runtime.disk()
-    disk.write(beside, text)
+    disk.write_private(beside, text)
     disk.sync(beside)
     disk.replace(beside, path)
     disk.sync_folder(path.parent)

@@ -7,22 +7,42 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from paceline.testing.storm import disk_faults
+from paceline.testing.world.disk import SimDisk
 from paceline.testing.world.network import SimChannel
 from paceline.testing.world.process import Process, SimMachine, World
+
+T = TypeVar("T")
 
 
 class Run(Protocol):
     """What faults happen to."""
 
     world: World
-    control_machine: SimMachine
-    control: Process | None
     workers: dict[int, Process]
+
+    @property
+    def control_machine(self) -> SimMachine:
+        """The machine of the control plane."""
+
+    @property
+    def control(self) -> Process | None:
+        """The control plane, if it lives."""
+
+    @property
+    def disks(self) -> list[SimDisk]:
+        """Those with steps."""
 
     def join(self) -> object:
         """Start a further worker."""
+
+    def second_launcher(self) -> None:
+        """Start the same training a second time, at the same place."""
+
+    def damaged(self, why: str) -> None:
+        """From now on a step that was agreed may be damaged."""
 
 
 class Faults:
@@ -48,7 +68,7 @@ class Faults:
         self.counts: Counter[str] = Counter()
         self.tape: list[tuple[float, str]] = []
         self.touched: set[object] = set()
-        self._kinds = list(kinds) or list(KINDS)
+        self._kinds = list(kinds) or list(OF_CONTROL)
 
     def begin(self, count: int, seconds: float) -> None:
         """Let `count` faults happen within so many seconds, and then none."""
@@ -95,6 +115,17 @@ class Faults:
 
     def _span(self, low: float, high: float) -> float:
         return float(low * (high / low) ** self._rng.random())
+
+    span = _span
+    later = _later
+
+    def choose(self, among: Sequence[T]) -> T:
+        """One of them."""
+        return self._rng.choice(among)
+
+    def number(self, low: int, high: int) -> int:
+        """From `low` to `high`."""
+        return self._rng.randint(low, high)
 
     # -- kinds ------------------------------------------------------------------------------------
 
@@ -254,7 +285,7 @@ class Faults:
         return "a further worker"
 
 
-KINDS: dict[str, Callable[[Faults], str]] = {
+OF_CONTROL: dict[str, Callable[[Faults], str]] = {
     call.__name__: call
     for call in (
         Faults.kill_worker,
@@ -274,7 +305,7 @@ KINDS: dict[str, Callable[[Faults], str]] = {
         Faults.join,
     )
 }
-"""By name, of elastic runs."""
+"""Of elastic runs, by name."""
 
 SERVER_KINDS: dict[str, Callable[[Faults], str]] = {
     call.__name__: call
@@ -291,4 +322,6 @@ SERVER_KINDS: dict[str, Callable[[Faults], str]] = {
         Faults.drip,
     )
 }
-"""By name, of asynchronous runs."""
+"""Of asynchronous runs, by name."""
+KINDS = {**OF_CONTROL, **SERVER_KINDS, **disk_faults.OF_DISKS, **disk_faults.OF_MACHINES}
+"""By name."""

@@ -17,17 +17,19 @@ from paceline.testing.storm.control import ControlStorm
 from paceline.testing.storm.elastic import ElasticStorm, Outcome, StormSettings
 from paceline.testing.storm.flight import TapeStorm
 from paceline.testing.storm.server import ServerStorm
+from paceline.testing.storm.steps import StepsStorm
 from paceline.testing.storm.training import TrainingStorm
 
-KINDS: dict[str, type[ElasticStorm] | type[ServerStorm]] = {
+KINDS: dict[str, type[ElasticStorm] | type[ServerStorm] | type[StepsStorm]] = {
     "control": ControlStorm,
     "run": TrainingStorm,
     "server": ServerStorm,
+    "steps": StepsStorm,
     "tape": TapeStorm,
 }
-"""What storms are over: the control plane and its ledger; whole elastic runs with models; asynchronous runs; a recorded
-run."""
-WORKERS = {"control": (2, 4), "run": (2, 4), "server": (2, 8)}
+"""What storms are over: the control plane and its ledger; whole elastic runs with models; asynchronous runs; lockstep
+runs that resume from steps; a recorded run."""
+WORKERS = {"control": (2, 4), "run": (2, 4), "server": (2, 8), "steps": (2, 4)}
 """With how many a run begins, if nothing else is asked for."""
 CHUNK_S = 2.0
 """Seconds after which a process reports."""

@@ -21,6 +21,9 @@ from typing import BinaryIO
 from paceline.testing.world.scheduler import Scheduler
 
 
+_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # for files that other libraries open
+
+
 class _File:
     def __init__(self) -> None:
         self.now = self.kept = b""
@@ -47,6 +50,7 @@ class SimDisk:
         failing: so many operations that read or sync fail, with EIO; what a failed sync was to keep is lost if power
             fails, even if a later one succeeds.
         failing_after: so many of them are well before.
+        failures: operations that failed so.
         armed: so many operations from now, what is called before the operation.
     """
 
@@ -57,6 +61,7 @@ class SimDisk:
         self.slow_s = 0.0
         self.failing: dict[str, int] = {"read": 0, "sync": 0}
         self.failing_after: dict[str, int] = {"read": 0, "sync": 0}
+        self.failures = 0
         self.armed: tuple[int, Callable[[], None]] | None = None
 
     @property
@@ -138,7 +143,7 @@ class SimDisk:
     @contextlib.contextmanager
     def writing(self, path: Path) -> Iterator[Path]:
         self._folder(path.parent)
-        handle, name = tempfile.mkstemp(prefix="paceline-world-")
+        handle, name = tempfile.mkstemp(prefix="paceline-world-", dir=_MEMORY)
         os.close(handle)
         try:
             yield Path(name)
@@ -209,7 +214,7 @@ class SimDisk:
     @contextlib.contextmanager
     def reading(self, path: Path) -> Iterator[Path]:
         data = self.read(path)
-        with tempfile.NamedTemporaryFile(prefix="paceline-world-") as file:
+        with tempfile.NamedTemporaryFile(prefix="paceline-world-", dir=_MEMORY) as file:
             file.write(data)
             file.flush()
             yield Path(file.name)
@@ -257,6 +262,13 @@ class SimDisk:
         file.now = file.kept = bytes(data)
         return True
 
+    def forget(self, path: Path) -> None:
+        """Lose a file or a folder with all that is in it."""
+        folder = self._find(path.parent)
+        if isinstance(folder, _Folder):
+            for names in (folder.now, folder.kept, *folder.changes):
+                names.pop(path.name, None)
+
     def files(self, path: Path = Path("/")) -> list[Path]:
         """All files at and below a folder."""
         node = self._find(path)
@@ -278,6 +290,7 @@ class SimDisk:
             self.failing_after[kind] -= 1
         elif self.failing.get(kind):
             self.failing[kind] -= 1
+            self.failures += 1
             raise OSError(errno.EIO, "input/output error")
 
 

@@ -99,7 +99,18 @@ class SimMachine:
         self.world, self.name, self.address = world, name, address
         self.disk, self._own_disk = disk or SimDisk(world), disk is None
         self.rate, self.wall_off_s = 1.0, 0.0
+        self._clock = 0.0, 0.0  # world's time, and what the clock showed, when the rate was set
         self.processes: dict[Process, None] = {}
+
+    def monotonic(self) -> float:
+        """What its clock shows that never goes back."""
+        since, shown = self._clock
+        return shown + self.rate * (self.world.now - since)
+
+    def set_rate(self, rate: float) -> None:
+        """From now on its clock runs at this rate."""
+        self._clock = self.world.now, self.monotonic()
+        self.rate = rate
 
     def start(self, program: Callable[[], object], name: str) -> Process:
         """A process that runs `program`."""
@@ -131,6 +142,9 @@ class _ProcessDisk:
         return self._sim
 
     def write(self, path: Path, data: bytes) -> None:
+        self._disk.write(path, data)
+
+    def write_private(self, path: Path, data: bytes) -> None:
         self._disk.write(path, data)
 
     def writing(self, path: Path) -> AbstractContextManager[Path]:
@@ -272,10 +286,10 @@ class Process(Owner):
         return any(one.number == number for one in self.machine.processes)
 
     def monotonic(self) -> float:
-        return self.machine.rate * self.world.now
+        return self.machine.monotonic()
 
     def wall(self) -> float:
-        return EPOCH_S + self.machine.wall_off_s + self.world.now
+        return EPOCH_S + self.machine.wall_off_s + self.machine.monotonic()
 
     def living(self, pid: int) -> bool:
         return any(process.pid == pid for process in self.machine.processes)
