@@ -117,8 +117,8 @@ def write_text(path: Path, text: str) -> None:
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint, with the `directory` of its files."""
     disk = runtime.disk()
-    there = disk.is_file(path / MANIFEST)
-    found = path if there else path.with_name(path.name + ".old")  # killed between two renames
+    places = [path, path.with_name(path.name + ".old"), path.with_name(path.name + ".partial")]
+    found = next((one for one in places if disk.is_file(one / MANIFEST)), path)  # others: killed between two renames
     file = found / MANIFEST
     if not disk.is_file(file):
         raise CheckpointError(f"{path} is no checkpoint: it has no {MANIFEST}; give the directory that run.save wrote")

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a checkpoint into a directory, atomically.
 
-Workers write into `PATH.partial`; when all are done, it is renamed. So PATH is the old checkpoint or the new one.
+Workers write into `PATH.partial`; when all are done, it gets its manifest and is renamed. So PATH is the old checkpoint
+or the new one. Where hosts have file systems of their own, all have the manifest before one renames, and after a kill
+between the renames a `PATH.partial` with a manifest counts.
 """
 
 from __future__ import annotations
@@ -60,8 +62,8 @@ def write(
     """
     world = transport.world
     partial = path.with_name(path.name + ".partial")
-    problem, sums, nbytes = "", dict[str, str](), 0
-    maker = _make_partial(path, partial, transport)
+    problem, sums, nbytes, sealed = "", dict[str, str](), 0, False
+    maker, makers = _make_partial(path, partial, transport)
 
     def files() -> None:
         nonlocal problem, nbytes
@@ -78,29 +80,48 @@ def write(
         working(transport, files)
         everybody = all_well(transport, problem, "could not be written", sums)
         if maker:
-            problem = _finish(partial, path, manifest_text(about, world.size, merged(everybody)))
+            text = manifest_text(about, world.size, merged(everybody))
+            problem = _tried(lambda: _seal(partial, text, makers > 1))
+        if makers > 1:  # no file system has the new checkpoint before all are sure to have it
+            all_well(transport, problem, "could not be finished")
+            sealed = True
+        if maker and not problem:
+            problem = _tried(lambda: _replace(partial, path))
         all_well(transport, problem, "could not be finished")
     except CheckpointError:
-        if maker:
+        if maker and not sealed:
             with contextlib.suppress(OSError):
                 runtime.disk().remove_folder(partial)  # it is ours, and the disk may be full
         raise
     return nbytes, maker
 
 
-def _finish(partial: Path, path: Path, manifest: str) -> str:
-    """Write the manifest and rename the directory; an error message, or ""."""
+def _tried(action: Callable[[], None]) -> str:
+    """An error message, or ""."""
     try:
-        runtime.disk().remove(partial / MARK)
-        write_durably(partial / MANIFEST, manifest)
-        _replace(partial, path)
+        action()
     except (OSError, CheckpointError) as error:
         return str(error)
     return ""
 
 
-def _make_partial(path: Path, partial: Path, transport: Transport) -> bool:
-    """Create the directory to write into, once on every file system; whether this worker did, and has to finish it.
+def _seal(partial: Path, manifest: str, several: bool) -> None:
+    """Write the manifest: from now on the directory is a checkpoint, under a name that is not its own yet.
+
+    Args:
+        several: whether other file systems get one, too; after a kill between their renames this one is read.
+    """
+    disk = runtime.disk()
+    disk.remove(partial / MARK)
+    write_durably(partial / MANIFEST, manifest)
+    disk.sync_folder(partial)
+    if several:
+        disk.sync_folder(partial.parent)
+
+
+def _make_partial(path: Path, partial: Path, transport: Transport) -> tuple[bool, int]:
+    """Create the directory to write into, once on every file system; whether this worker did, and has to finish it, and
+    how many did.
 
     Rank 0 writes a mark, by which the first workers of other hosts see whether they share its disk.
     """
@@ -119,8 +140,8 @@ def _make_partial(path: Path, partial: Path, transport: Transport) -> bool:
             _start_over(path, partial, mark)
     except (OSError, CheckpointError) as error:
         problem = str(error)
-    all_well(transport, problem, "could not be started")
-    return maker
+    everybody = all_well(transport, problem, "could not be started", {"maker": "yes" if maker else ""})
+    return maker, sum(one["maker"] == "yes" for one in everybody)
 
 
 def _start_over(path: Path, partial: Path, mark: str) -> None:
@@ -188,7 +209,6 @@ def _replace(partial: Path, path: Path) -> None:
     if disk.exists(path):  # else `old` may be all there is, after a kill between the two renames
         _remove_old(path)
         disk.replace(path, old)
-    disk.sync_folder(partial)
     disk.replace(partial, path)
     disk.sync_folder(path.parent)
     remove(old)

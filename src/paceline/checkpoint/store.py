@@ -4,7 +4,7 @@
 ::
 
     DIR/step-000000120/             a whole step: the same files as those of `run.save`
-    DIR/step-000000160.partial/     being written, or left when all workers were killed; never read
+    DIR/step-000000160.partial/     being written, or left when all workers were killed; not listed
     DIR/step-000000140.damaged/     was damaged; the run resumed from an older one
 
 On a file system a step gets its name when it is complete. Object stores cannot rename: there the manifest is written

@@ -251,7 +251,7 @@ class StepsStorm:
                     optimizer.step()
                     attempt.trained = True
             self.exchanges = max(self.exchanges, run.minibatches)
-            attempt.closing = True; self.tape.append((self.world.now, f"run {attempt.run} rank {rank} closing"))
+            attempt.closing = True
         self._at(rank, 1 << 30, model, optimizer)
         attempt.ended.add(rank)
 
@@ -273,7 +273,7 @@ class StepsStorm:
     # -- what is checked --------------------------------------------------------------------------
 
     def _attached(self, attempt: Attempt, rank: int, run: Any) -> None:
-        attempt.attached.add(rank); self.tape.append((self.world.now, f"run {attempt.run} attempt {attempt.number} rank {rank} attached"))
+        attempt.attached.add(rank)
         for other in self._attempts:
             if attempt.trains and other.run != attempt.run and other.trains:
                 self.problems.append(f"runs {other.run} and {attempt.run} both train at one place")
