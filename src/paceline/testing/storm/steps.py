@@ -93,7 +93,12 @@ class Attempt:
     @property
     def trains(self) -> bool:
         """Whether all workers live, are through `attach`, and need the place."""
-        return bool(self.processes) and not self.closing and len(self.attached) == len(self.processes) and not any(one.dead for one in self.processes)
+        return (
+            bool(self.processes)
+            and not self.closing
+            and len(self.attached) == len(self.processes)
+            and not any(one.dead for one in self.processes)
+        )
 
 
 class StepsStorm:

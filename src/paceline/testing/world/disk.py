@@ -20,7 +20,6 @@ from typing import BinaryIO
 
 from paceline.testing.world.scheduler import Scheduler
 
-
 _MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # for files that other libraries open
 
 
