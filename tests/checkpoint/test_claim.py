@@ -97,6 +97,26 @@ def test_a_run_whose_place_was_taken_by_another_one_ends(tmp_path: Path, holder:
         mine.check()
 
 
+def test_a_lock_that_cannot_be_read_costs_a_step_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checks, check = count(), DirectoryClaim.check
+
+    def unreadable_once(self: DirectoryClaim) -> None:
+        if not next(checks):
+            raise CheckpointError(f"{tmp_path} cannot be written: [Errno 5] Input/output error")
+        check(self)
+
+    monkeypatch.setattr(DirectoryClaim, "check", unreadable_once)
+    train(RULE, 2, **CHOICES, settings=kept(tmp_path / "steps", keep=99))
+    assert "Errno 5" in caplog.text and "training goes on" in caplog.text
+    found = steps(tmp_path / "steps")
+    caplog.clear()
+    monkeypatch.setattr(DirectoryClaim, "check", check)
+    train(RULE, 2, **CHOICES, settings=kept(tmp_path / "all", keep=99))
+    assert len(steps(tmp_path / "all")) == len(found) + 1 and "Errno 5" not in caplog.text
+
+
 def test_a_directory_that_is_moved_away_is_claimed_anew(tmp_path: Path) -> None:
     mine = DirectoryClaim(tmp_path / "steps", "mine")
     mine.take()

@@ -18,8 +18,7 @@ from typer.testing import CliRunner, Result
 
 from paceline.cli import app
 from paceline.cli.launch import saved_plan, supervisor
-from paceline.testing.storm.flight import Played
-from paceline.testing.storm.tape import read
+from paceline.testing.storm.tape import Played, read
 from paceline.testing.storm.what_if import replay
 from tests.cli.test_run import Script, _here, assert_gone, run, script, started  # noqa: F401
 from tests.ports import free_port

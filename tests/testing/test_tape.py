@@ -12,9 +12,8 @@ import pytest
 from paceline.errors import MismatchError, PacelineError
 from paceline.testing.storm.control import ControlStorm
 from paceline.testing.storm.elastic import StormSettings
-from paceline.testing.storm.flight import Played
 from paceline.testing.storm.seeds import storm
-from paceline.testing.storm.tape import read
+from paceline.testing.storm.tape import Played, read
 from paceline.testing.storm.what_if import Changes, changed, replay, rows
 
 TERMS = {"min_workers": 1, "max_workers": 4, "timeout_s": 30.0, "grace_s": None, "start_s": 1.0, "expected": 2}

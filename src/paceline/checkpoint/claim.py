@@ -41,6 +41,10 @@ LOOK_S = 0.05
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
+class InUseError(CheckpointError):
+    """Another run uses the store."""
+
+
 class Claim(Protocol):
     """A run's claim to a store."""
 
@@ -48,7 +52,8 @@ class Claim(Protocol):
         """Take it; CheckpointError if the store cannot be written, or another run uses it."""
 
     def check(self) -> None:
-        """Called before a step is written; CheckpointError if another run uses the store by now."""
+        """Called before a step is written; InUseError if another run uses the store by now, and another CheckpointError if
+        that cannot be told."""
 
     def release(self) -> None:
         """Release it for other runs."""
@@ -69,10 +74,10 @@ def about(run: str) -> dict[str, Any]:
     }
 
 
-def in_use(place: str, said: dict[str, Any]) -> CheckpointError:
+def in_use(place: str, said: dict[str, Any]) -> InUseError:
     """The error for a store that another run uses."""
     who = f"process {said.get('pid', '?')} on {said.get('host', 'an unknown host')}, since {said.get('since', '?')}"
-    return CheckpointError(
+    return InUseError(
         f"{place} is in use by another run ({who}), and one run at a time can write its steps into a place; end that "
         "run, or give checkpoint= another place, such as a folder of its own in this one"
     )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.checkpoint.agreement import with_beats, without_beats
+from paceline.checkpoint.claim import InUseError
 from paceline.checkpoint.files import Content
 from paceline.checkpoint.store import StepStore
 from paceline.communication import Transport
@@ -115,16 +116,17 @@ class StepWriter:
 
     def _agree_and_write(self, report: StepReport) -> None:
         began, world = runtime.monotonic(), self.transport.world
-        told = self.transport.gather_json([report.count, report.missing, report.about["minibatches"]])
+        missing = report.missing or self._claim_problem()
+        told = self.transport.gather_json([report.count, missing, report.about["minibatches"]])
         said = [f"{world.name(rank)}: {one[1]}" for rank, one in enumerate(told) if one[1]]
         if not said and len({one[0] for one in told}) > 1:
             said = [f"workers stood after different exchanges ({sorted({one[0] for one in told})}); {CURE}"]
+        if self.lost:
+            return
         if said:
             self._skipped(f"no checkpoint after exchange {report.count}: {'; '.join(said)}")
             return
         assert report.content is not None
-        if writes_model(world) and not self._holds_claim():
-            return
         number, content = max(one[2] for one in told), report.content
         about = {**report.about, "minibatches": number}
         name = self._store.name(number)
@@ -140,13 +142,18 @@ class StepWriter:
         if maker:
             self._try_to_tidy(lambda: self._store.tidy(self._keep))
 
-    def _holds_claim(self) -> bool:
-        """Whether the store is still this run's; if not, the run ends with an error and writes nothing more."""
+    def _claim_problem(self) -> str:
+        """Why it cannot be told whether the store is still this run's, or "". If it is another run's by now, this run ends
+        with an error and writes nothing more."""
+        if not writes_model(self.transport.world):
+            return ""
         try:
             self.claim.check()
-        except CheckpointError as error:
+        except InUseError as error:
             self.stopped, self.lost = True, str(error)
-        return not self.lost
+        except CheckpointError as error:
+            return str(error)
+        return ""
 
     def raise_lost(self) -> None:
         """Raise the error that makes further steps impossible."""

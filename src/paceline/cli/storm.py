@@ -139,7 +139,7 @@ def _tape(
 
 def _compare(tape: Tape, changes: Changes, seed: int) -> None:
     """Show the recorded run, its replay, and what comes of the changes."""
-    from paceline.testing.storm.flight import Played
+    from paceline.testing.storm.tape import Played
     from paceline.testing.storm.what_if import changed, replay, rows
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

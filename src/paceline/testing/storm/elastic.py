@@ -11,19 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.core import runtime
 from paceline.errors import CheckpointError, OverError, PacelineError, RuleError, UnsupportedError
 from paceline.flow.control import ControlServer, Terms
 from paceline.observe.reports.elastic_events import event_text
 from paceline.testing.storm.faults import Faults
+from paceline.testing.storm.tape import Played
 from paceline.testing.world.disk import SimDisk
 from paceline.testing.world.process import Process, SimMachine, World
 from paceline.testing.world.scheduler import Broken
-
-if TYPE_CHECKING:
-    from paceline.testing.storm.flight import Played
 
 Program = Callable[[Callable[[BaseException | None], None]], Callable[[], None]]
 """Makes what a worker's process runs, from what gets why it ended."""

@@ -10,7 +10,6 @@ the end of the last epoch that was begun.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,30 +20,13 @@ from paceline.testing.storm.control import ControlStorm
 from paceline.testing.storm.elastic import CALM_S, StormSettings
 from paceline.testing.storm.meeting import Meetings
 from paceline.testing.storm.member import Job, Member, Truth, program
-from paceline.testing.storm.tape import Block, Flight, Tape
+from paceline.testing.storm.tape import Block, Flight
 from paceline.testing.world.process import Process, SimMachine
 
 LOOK_S = 0.005
 HEAL_S = 1.0
 TURNS_A_SECOND = 400
 """Of the world, at most, beside those of exchanges."""
-
-
-@dataclass(frozen=True)
-class Played:
-    """What is played.
-
-    Attributes:
-        tape: of the run.
-        exact: whether nothing is changed, so that events can be placed by the exchanges around them; else by time.
-        block: minibatches of a block; None: as recorded.
-        wire_s: seconds of an exchange; None: as recorded.
-    """
-
-    tape: Tape
-    exact: bool = True
-    block: int | None = None
-    wire_s: float | None = None
 
 
 class TapeStorm(ControlStorm):

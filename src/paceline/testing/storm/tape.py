@@ -146,6 +146,23 @@ class Tape:
         return Block(made, made * median([one.seconds / one.minibatches for one in blocks]))
 
 
+@dataclass(frozen=True)
+class Played:
+    """What is played.
+
+    Attributes:
+        tape: of the run.
+        exact: whether nothing is changed, so that events can be placed by the exchanges around them; else by time.
+        block: minibatches of a block; None: as recorded.
+        wire_s: seconds of an exchange; None: as recorded.
+    """
+
+    tape: Tape
+    exact: bool = True
+    block: int | None = None
+    wire_s: float | None = None
+
+
 def _seconds(value: Any, what: str) -> float:
     if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value < 1e9:
         raise MismatchError(f"{what} are seconds from 0 on, got {value!r:.80}")
@@ -326,12 +343,21 @@ _EVENTS: dict[str, Any] = {
 def _terms(said: Any) -> Terms:
     """Of a control plane."""
     given = validation.table(said, "the terms")
-    whole = {name: validation.whole(given.get(name), 0, 1 << 20, name) for name in ("min_workers", "max_workers")}
-    expected = validation.whole(given.get("expected"), 0, 1 << 20, "expected")
+    whole = {
+        name: validation.whole(given.get(name), 0, 1 << 20, name) for name in ("min_workers", "max_workers", "expected")
+    }
     times = {name: _seconds(given.get(name), name) for name in ("timeout_s", "start_s", "quorum_s")}
-    grace = given.get("grace_s")
+    grace_s = None if given.get("grace_s") is None else _seconds(given["grace_s"], "grace_s")
     try:
-        return Terms(**whole, **times, expected=expected, grace_s=None if grace is None else _seconds(grace, "grace_s"))
+        return Terms(
+            min_workers=whole["min_workers"],
+            max_workers=whole["max_workers"],
+            timeout_s=times["timeout_s"],
+            grace_s=grace_s,
+            start_s=times["start_s"],
+            expected=whole["expected"],
+            quorum_s=times["quorum_s"],
+        )
     except ValueError as error:
         raise MismatchError(str(error)) from None
 

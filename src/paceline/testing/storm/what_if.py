@@ -11,8 +11,8 @@ from paceline.flow.checks import check_rule
 from paceline.rules.codec.layout import Layout
 from paceline.rules.recipes import rule_from_text
 from paceline.testing.storm.elastic import Outcome, StormSettings
-from paceline.testing.storm.flight import Played, TapeStorm
-from paceline.testing.storm.tape import Tape, without
+from paceline.testing.storm.flight import TapeStorm
+from paceline.testing.storm.tape import Played, Tape, without
 
 
 @dataclass(frozen=True)
