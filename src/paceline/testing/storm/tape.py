@@ -296,7 +296,8 @@ class _Reader:
 
     def _generation(self, tape: Tape, said: dict[str, Any], now: float) -> None:
         number = validation.whole(said.get("number"), 1, validation.HUGE, "a generation")
-        members = [validation.row(one, 4, "a place")[0] for one in validation.rows(said.get("members"), "members")]
+        places = [validation.rows(one, "a place") for one in validation.rows(said.get("members"), "members")]
+        members = [place[0] if place else None for place in places]
         if not any(one.end == "left" for one in tape.flights):
             tape.generations.append((number, tuple(validation.workers(members))))
 
