@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ RULE = "bmuf(period=3)"
 CHOICES: dict[str, Any] = {"optimizer": adam, "samples": 48}
 HOLDER = """
 import sys
+from itertools import count
 from pathlib import Path
 from paceline.checkpoint.claim import DirectoryClaim
 for line in sys.stdin:

@@ -52,8 +52,12 @@ class Claim(Protocol):
         """Take it; CheckpointError if the store cannot be written, or another run uses it."""
 
     def check(self) -> None:
-        """Called before a step is written; InUseError if another run uses the store by now, and another CheckpointError if
-        that cannot be told."""
+        """Called before a step is written.
+
+        Raises:
+            InUseError: another run uses the store by now.
+            CheckpointError: it cannot be told.
+        """
 
     def release(self) -> None:
         """Release it for other runs."""

@@ -143,8 +143,10 @@ class StepWriter:
             self._try_to_tidy(lambda: self._store.tidy(self._keep))
 
     def _claim_problem(self) -> str:
-        """Why it cannot be told whether the store is still this run's, or "". If it is another run's by now, this run ends
-        with an error and writes nothing more."""
+        """Why it cannot be told whether the store is still this run's, or "".
+
+        If it is another run's by now, this run ends with an error and writes nothing more.
+        """
         if not writes_model(self.transport.world):
             return ""
         try:

@@ -44,11 +44,16 @@ def command(
         str,
         typer.Option(
             help="control: the control plane and its ledger. run: whole elastic runs with models. server: asynchronous "
-            "runs."
+            "runs. steps: lockstep runs that are killed and resume from checkpoints."
         ),
     ] = "control",
     rule: Annotated[str, typer.Option(help="Of whole runs, without it each seed draws one; of a recorded run.")] = "",
-    workers: Annotated[str, typer.Option(metavar="MIN:MAX", help="Workers with which a run begins.")] = "2:4",
+    workers: Annotated[
+        str,
+        typer.Option(
+            metavar="MIN:MAX", help="Workers with which a run begins.", show_default="2:4, 2:8 over the server"
+        ),
+    ] = "",
     faults: Annotated[str, typer.Option(help="Names of the faults to draw from, with commas; else all.")] = "",
     minutes: Annotated[float, typer.Option(help="Begin no more seeds after that.")] = 60.0,
     jobs: Annotated[int, typer.Option(help="Processes.")] = 2,
@@ -159,28 +164,24 @@ def _settings(over: str, rule: str, workers: str, faults: str) -> StormSettings:
     from paceline.flow.checks import check_rule
     from paceline.rules.recipes import rule_from_text
     from paceline.testing.storm.elastic import StormSettings
-    from paceline.testing.storm.faults import KINDS as FAULTS
-    from paceline.testing.storm.faults import SERVER_KINDS
-    from paceline.testing.storm.seeds import KINDS
+    from paceline.testing.storm.seeds import FAULTS, WORKERS
     from paceline.testing.storm.server import countable
+    from paceline.testing.storm.steps import in_lockstep
 
-    kinds = [kind for kind in KINDS if kind != "tape"]
-    if over not in kinds:
-        refuse(f"--over is one of {', '.join(kinds)}, got {over!r}")
+    if over not in FAULTS:
+        refuse(f"--over is one of {', '.join(FAULTS)}, got {over!r}")
     if rule and over == "control":
-        refuse("--rule is of whole runs: give it with --over run")
-    if rule and over == "server":
-        countable(rule)
-    elif rule:
-        check_rule(rule_from_text(rule))
+        refuse("--rule is of whole runs: give it with --over run, server or steps")
+    if rule:
+        {"run": lambda text: check_rule(rule_from_text(text)), "server": countable, "steps": in_lockstep}[over](rule)
     names = tuple(one.strip() for one in faults.split(",") if one.strip())
     if faults and not names:
         refuse(f"--faults are names with commas between, got {faults!r}")
-    known = SERVER_KINDS if over == "server" else FAULTS
-    unknown = [one for one in names if one not in known]
+    unknown = [one for one in names if one not in FAULTS[over]]
     if unknown:
-        refuse(f"there is no fault {unknown[0]!r} --over {over}; there are {', '.join(known)}")
-    low, _, high = workers.partition(":")
+        refuse(f"there is no fault {unknown[0]!r} --over {over}; there are {', '.join(FAULTS[over])}")
+    usual = WORKERS[over]
+    low, _, high = (workers or f"{usual[0]}:{usual[1]}").partition(":")
     if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high) <= 64):
         refuse(f"--workers is MIN:MAX with 1 <= MIN <= MAX <= 64, got {workers!r}")
     return StormSettings(over, names, rule, (int(low), int(high)))
@@ -188,9 +189,12 @@ def _settings(over: str, rule: str, workers: str, faults: str) -> StormSettings:
 
 def _options(settings: StormSettings) -> str:
     """The options of a drawn run."""
+    from paceline.testing.storm.seeds import WORKERS
+
     options = f" --over {settings.kind}" + (f" --rule '{settings.rule}'" if settings.rule else "")
     options += f" --faults {','.join(settings.faults)}" if settings.faults else ""
-    return options + ("" if settings.workers == (2, 4) else f" --workers {settings.workers[0]}:{settings.workers[1]}")
+    usual = settings.workers == WORKERS[settings.kind]
+    return options + ("" if usual else f" --workers {settings.workers[0]}:{settings.workers[1]}")
 
 
 def _storm(seeds: range, settings: StormSettings, jobs: int, seconds: float, command: str) -> None:

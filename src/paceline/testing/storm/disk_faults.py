@@ -4,19 +4,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol, cast
 
+from paceline.testing.storm.faults import Faults, Run
 from paceline.testing.world.disk import SimDisk
-
-if TYPE_CHECKING:
-    from paceline.testing.storm.faults import Faults
 
 MOST_OPERATIONS = 60
 """Within so many operations from now a disk's fault happens."""
 
 
+class RunWithSteps(Run, Protocol):
+    """What these faults happen to."""
+
+    @property
+    def disks(self) -> list[SimDisk]:
+        """Those with steps."""
+
+    def second_launcher(self) -> None:
+        """Start the same training a second time, at the same place."""
+
+    def damaged(self, why: str) -> None:
+        """From now on a step that was agreed may be damaged."""
+
+
+def _run(faults: Faults) -> RunWithSteps:
+    return cast(RunWithSteps, faults.run)
+
+
 def _disk(faults: Faults) -> SimDisk:
-    return faults.choose(faults.run.disks)
+    return faults.choose(_run(faults).disks)
 
 
 def room(faults: Faults) -> str:
@@ -44,7 +60,7 @@ def flip(faults: Faults) -> str:
         return ""
     file = faults.choose(files)
     disk.flip(file)
-    faults.run.damaged(str(file))
+    _run(faults).damaged(str(file))
     return str(file)
 
 
@@ -111,7 +127,7 @@ def clock_rate(faults: Faults) -> str:
 
 def second_launcher(faults: Faults) -> str:
     """The same training is started a second time."""
-    faults.run.second_launcher()
+    _run(faults).second_launcher()
     return "another run"
 
 

@@ -17,9 +17,8 @@ from paceline.core import runtime
 from paceline.errors import CheckpointError, OverError, PacelineError, RuleError, UnsupportedError
 from paceline.flow.control import ControlServer, Terms
 from paceline.observe.reports.elastic_events import event_text
-from paceline.testing.storm.faults import Faults
+from paceline.testing.storm.faults import KINDS, Faults, chosen
 from paceline.testing.storm.tape import Played
-from paceline.testing.world.disk import SimDisk
 from paceline.testing.world.process import Process, SimMachine, World
 from paceline.testing.world.scheduler import Broken
 
@@ -115,7 +114,7 @@ class ElasticStorm(ABC):
         self.exchanges = 0
         self._over = False
         self._wanted, self._started = 0, 0
-        self.faults = Faults(self, settings.faults, without)
+        self.faults = Faults(self, chosen(KINDS, settings.faults), without)
         self._start_control()
         self.arrive()
 
@@ -139,17 +138,6 @@ class ElasticStorm(ABC):
             self._wanted += 1
             self._start_worker(self.world.machine(f"host{self._wanted}"), program)
         return room
-
-    @property
-    def disks(self) -> list[SimDisk]:
-        """That of the control plane, which has the record."""
-        return [self.control_machine.disk]
-
-    def second_launcher(self) -> None:  # noqa: B027
-        """There is one control plane."""
-
-    def damaged(self, why: str) -> None:  # noqa: B027
-        """The record has a checksum."""
 
     @abstractmethod
     def prepare(self) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from paceline.testing.storm import disk_faults
-from paceline.testing.world.disk import SimDisk
 from paceline.testing.world.network import SimChannel
 from paceline.testing.world.process import Process, SimMachine, World
 
@@ -31,18 +29,8 @@ class Run(Protocol):
     def control(self) -> Process | None:
         """The control plane, if it lives."""
 
-    @property
-    def disks(self) -> list[SimDisk]:
-        """Those with steps."""
-
     def join(self) -> object:
         """Start a further worker."""
-
-    def second_launcher(self) -> None:
-        """Start the same training a second time, at the same place."""
-
-    def damaged(self, why: str) -> None:
-        """From now on a step that was agreed may be damaged."""
 
 
 class Faults:
@@ -50,7 +38,7 @@ class Faults:
 
     Args:
         run: that they happen to.
-        kinds: names of the faults to draw from; all by default.
+        kinds: the faults to draw from, by name.
         without: numbers of faults that are drawn, and left out: the others stay as they are.
 
     Attributes:
@@ -60,7 +48,7 @@ class Faults:
         touched: processes and addresses of machines to which something happened that may end a worker.
     """
 
-    def __init__(self, run: Run, kinds: Sequence[str] = (), without: Collection[int] = ()) -> None:
+    def __init__(self, run: Run, kinds: Mapping[str, Callable[[Faults], str]], without: Collection[int] = ()) -> None:
         self.run, self.world = run, run.world
         self._rng = random.Random(0)
         self._healing: list[Callable[[], None]] = []
@@ -68,13 +56,13 @@ class Faults:
         self.counts: Counter[str] = Counter()
         self.tape: list[tuple[float, str]] = []
         self.touched: set[object] = set()
-        self._kinds = list(kinds) or list(OF_CONTROL)
+        self._kinds = kinds
 
     def begin(self, count: int, seconds: float) -> None:
         """Let `count` faults happen within so many seconds, and then none."""
         rng, self.drawn = self.world.rng, count
         for number in range(count):
-            kind, when, seed = rng.choice(self._kinds), seconds * rng.random(), rng.getrandbits(32)
+            kind, when, seed = rng.choice(list(self._kinds)), seconds * rng.random(), rng.getrandbits(32)
             if number not in self._without:
                 self.world.after(when, partial(self._happen, kind, seed))
         self.world.after(seconds, self._heal)
@@ -92,12 +80,12 @@ class Faults:
 
     def _happen(self, kind: str, seed: int) -> None:
         self._rng = random.Random(seed)
-        what = {**KINDS, **SERVER_KINDS}[kind](self)
+        what = self._kinds[kind](self)
         if what:
             self.counts[kind] += 1
             self.tape.append((self.world.now, f"{kind}: {what}"))
 
-    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
         """Undo a fault then, or when all is healed."""
         done = [False]
 
@@ -113,11 +101,9 @@ class Faults:
         for call in self._healing:
             call()
 
-    def _span(self, low: float, high: float) -> float:
+    def span(self, low: float, high: float) -> float:
+        """A number between them, logarithms evenly."""
         return float(low * (high / low) ** self._rng.random())
-
-    span = _span
-    later = _later
 
     def choose(self, among: Sequence[T]) -> T:
         """One of them."""
@@ -176,18 +162,18 @@ class Faults:
         one = self._worker()
         if one is None:
             return ""
-        seconds = self._span(0.01, 6.0)
+        seconds = self.span(0.01, 6.0)
         self.touched.add(one)
         one.stop()
-        self._later(seconds, one.go_on)
+        self.later(seconds, one.go_on)
         return f"{one.name} for {seconds:.2f} s"
 
     def stop_control(self) -> str:
-        one, seconds = self.run.control, self._span(0.01, 6.0)
+        one, seconds = self.run.control, self.span(0.01, 6.0)
         if one is None:
             return ""
         one.stop()
-        self._later(seconds, one.go_on)
+        self.later(seconds, one.go_on)
         return f"for {seconds:.2f} s"
 
     def partition(self) -> str:
@@ -197,22 +183,22 @@ class Faults:
             return ""
         one, other = self._rng.sample(hosts, 2)
         self.touched |= {one, other}
-        seconds, both = self._span(0.01, 6.0), self._rng.random() < 0.6
+        seconds, both = self.span(0.01, 6.0), self._rng.random() < 0.6
         for sender, receiver in [(one, other), (other, one)][: 2 if both else 1]:
             network.cut(sender, receiver)
-            self._later(seconds, partial(network.heal, sender, receiver))
+            self.later(seconds, partial(network.heal, sender, receiver))
         return f"{one} {'<->' if both else '->'} {other} for {seconds:.2f} s"
 
     def isolate(self) -> str:
         """One host from all others."""
         network, hosts = self.world.network, sorted(self.world.machines)
-        one, seconds = self._rng.choice(hosts), self._span(0.01, 6.0)
+        one, seconds = self._rng.choice(hosts), self.span(0.01, 6.0)
         self.touched.add(one)
         for other in hosts:
             for sender, receiver in ((one, other), (other, one)):
                 if one != other:
                     network.cut(sender, receiver)
-                    self._later(seconds, partial(network.heal, sender, receiver))
+                    self.later(seconds, partial(network.heal, sender, receiver))
         return f"{one} for {seconds:.2f} s"
 
     def reset(self) -> str:
@@ -226,16 +212,16 @@ class Faults:
 
     def slow_network(self) -> str:
         network, before = self.world.network, self.world.network.slow_s
-        network.slow_s = self._span(0.01, 0.5)
-        self._later(self._span(0.05, 2.0), lambda: setattr(network, "slow_s", before))
+        network.slow_s = self.span(0.01, 0.5)
+        self.later(self.span(0.05, 2.0), lambda: setattr(network, "slow_s", before))
         return f"{network.slow_s:.3f} s"
 
     def drip(self) -> str:
         """Connections carry 1 to 100 KB/s."""
         network, before = self.world.network, self.world.network.byte_s
-        network.byte_s = seconds = self._span(1e-5, 1e-3)
+        network.byte_s = seconds = self.span(1e-5, 1e-3)
         self.touched |= set(self.world.machines)
-        self._later(self._span(0.05, 3.0), lambda: setattr(network, "byte_s", before))
+        self.later(self.span(0.05, 3.0), lambda: setattr(network, "byte_s", before))
         return f"{1e-3 / seconds:.1f} KB/s"
 
     def halves(self) -> str:
@@ -244,18 +230,18 @@ class Faults:
         if len(hosts) < 2:
             return ""
         self._rng.shuffle(hosts)
-        cut, seconds, both = self._rng.randint(1, len(hosts) - 1), self._span(0.5, 6.0), self._rng.random() < 0.7
+        cut, seconds, both = self._rng.randint(1, len(hosts) - 1), self.span(0.5, 6.0), self._rng.random() < 0.7
         for one in hosts[:cut]:
             for other in hosts[cut:]:
                 for sender, receiver in [(one, other), (other, one)][: 2 if both else 1]:
                     network.cut(sender, receiver)
-                    self._later(seconds, partial(network.heal, sender, receiver))
+                    self.later(seconds, partial(network.heal, sender, receiver))
         self.touched |= set(hosts)
         return f"{hosts[:cut]} {'<->' if both else '->'} {hosts[cut:]} for {seconds:.2f} s"
 
     def kill_at_frame(self) -> str:
         """The sender of one of the next frames is killed, before or after it has left."""
-        left, before = int(self._span(1, 200)), self._rng.random() < 0.5
+        left, before = int(self.span(1, 200)), self._rng.random() < 0.5
 
         def kill(channel: SimChannel) -> None:
             process = channel.process
@@ -269,15 +255,15 @@ class Faults:
 
     def slow_disk(self) -> str:
         disk = self.run.control_machine.disk
-        disk.slow_s = self._span(0.01, 2.0)
+        disk.slow_s = self.span(0.01, 2.0)
         seconds = disk.slow_s
-        self._later(self._span(0.05, 3.0), lambda: setattr(disk, "slow_s", 0.0))
+        self.later(self.span(0.05, 3.0), lambda: setattr(disk, "slow_s", 0.0))
         return f"{seconds:.3f} s"
 
     def full_disk(self) -> str:
         disk = self.run.control_machine.disk
         disk.full = True
-        self._later(self._span(0.05, 3.0), lambda: setattr(disk, "full", False))
+        self.later(self.span(0.05, 3.0), lambda: setattr(disk, "full", False))
         return "of the control plane"
 
     def join(self) -> str:
@@ -285,7 +271,7 @@ class Faults:
         return "a further worker"
 
 
-OF_CONTROL: dict[str, Callable[[Faults], str]] = {
+KINDS: dict[str, Callable[[Faults], str]] = {
     call.__name__: call
     for call in (
         Faults.kill_worker,
@@ -323,5 +309,8 @@ SERVER_KINDS: dict[str, Callable[[Faults], str]] = {
     )
 }
 """Of asynchronous runs, by name."""
-KINDS = {**OF_CONTROL, **SERVER_KINDS, **disk_faults.OF_DISKS, **disk_faults.OF_MACHINES}
-"""By name."""
+
+
+def chosen(kinds: Mapping[str, Callable[[Faults], str]], names: Sequence[str]) -> Mapping[str, Callable[[Faults], str]]:
+    """Those of these names; all if there are none."""
+    return {name: kinds[name] for name in names} if names else kinds

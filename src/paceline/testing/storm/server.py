@@ -25,7 +25,7 @@ from paceline.rules.topology import Sharded
 from paceline.rules.topology.sharded import UNIT
 from paceline.run.run import Run
 from paceline.testing.storm.elastic import CALM_S, STORM_S, TIMEOUT_S, Outcome, StormSettings
-from paceline.testing.storm.faults import SERVER_KINDS, Faults
+from paceline.testing.storm.faults import SERVER_KINDS, Faults, chosen
 from paceline.testing.storm.group import Group, GroupTransport
 from paceline.testing.storm.ones import Ones
 from paceline.testing.storm.server_checks import Ended, Worker, problems_of
@@ -100,7 +100,7 @@ class ServerStorm:
         self.problems: list[str] = []
         for rank in range(self.size):
             self._start(rank)
-        self.faults = Faults(self, settings.faults or tuple(SERVER_KINDS), without)
+        self.faults = Faults(self, chosen(SERVER_KINDS, settings.faults), without)
         self._count, self._begun = rng.randint(1, 6), False
         if rng.random() < 0.1:  # also while they meet
             self._begin()

@@ -8,7 +8,7 @@ the newest step that is whole on all hosts. Each host has a disk of its own, or 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,13 @@ from paceline.checkpoint.steps import is_step
 from paceline.communication.ring import RingListener, RingTransport
 from paceline.core import runtime
 from paceline.core.world import World as Coordinates
-from paceline.errors import CheckpointError, PacelineError, PeerLostError
+from paceline.errors import CheckpointError, PacelineError, PeerLostError, RuleError
 from paceline.rules.recipes import rule_from_text
+from paceline.rules.topology import Sharded
 from paceline.run.run import Run
 from paceline.testing.storm import disk_faults
 from paceline.testing.storm.elastic import CALM_S, STORM_S, TIMEOUT_S, Outcome, StormSettings
-from paceline.testing.storm.faults import Faults
+from paceline.testing.storm.faults import KINDS, Faults, chosen
 from paceline.testing.world.disk import SimDisk
 from paceline.testing.world.process import Process, SimMachine, World
 from paceline.testing.world.scheduler import Broken
@@ -39,17 +40,14 @@ STEP_S = (0.01, 0.25)
 """Seconds of a minibatch."""
 FAULTS_S = 4.0
 """Seconds in which faults happen."""
-FAULTS = (
-    "kill_worker",
-    "power_worker",
-    "stop_worker",
-    "isolate",
-    "reset",
-    "slow_network",
-    *disk_faults.OF_DISKS,
-    *disk_faults.OF_MACHINES,
-)
-"""Names of the faults that may happen."""
+STEP_KINDS: dict[str, Callable[[Faults], str]] = {
+    **{
+        name: KINDS[name] for name in ("kill_worker", "power_worker", "stop_worker", "isolate", "reset", "slow_network")
+    },
+    **disk_faults.OF_DISKS,
+    **disk_faults.OF_MACHINES,
+}
+"""By name, of lockstep runs with steps."""
 
 
 class Chaotic(nn.Module):
@@ -62,6 +60,12 @@ class Chaotic(nn.Module):
     def loss(self, ids: Tensor) -> Tensor:
         """Of a minibatch of samples, which are numbers."""
         return torch.cos(3.0 * self.weights + ids.to(torch.float32).sum()).sum()
+
+
+def in_lockstep(text: str) -> None:
+    """Raise `RuleError` for a rule under which workers are never at the same place, so that none writes steps."""
+    if isinstance(rule_from_text(text).topology, Sharded):
+        raise RuleError(f"a storm over steps is over rules that exchange together, got {text!r}: take --over server")
 
 
 @dataclass
@@ -134,7 +138,7 @@ class StepsStorm:
         self._started = 0
         self._over = False
         self.second_launcher()
-        self.faults = Faults(self, settings.faults or FAULTS, without)
+        self.faults = Faults(self, chosen(STEP_KINDS, settings.faults), without)
         self.faults.begin(rng.randint(1, 8), FAULTS_S)
 
     # -- what faults ask --------------------------------------------------------------------------

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storms over checkpoint steps: runs that are killed resume with the bits of one that went on."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.errors import RuleError
+from paceline.testing.storm.elastic import StormSettings
+from paceline.testing.storm.seeds import FAULTS, storm
+from paceline.testing.storm.steps import in_lockstep
+
+STEPS = StormSettings("steps")
+FOUND = {
+    80: "hosts with own disks, killed between their renames of the first step, had no whole step for ever",
+    413: "a lock that could not be read ended the training",
+}
+"""Seeds that failed before a mend."""
+
+
+@pytest.mark.parametrize("seed", [0, 1, *FOUND])
+def test_a_storm_over_steps(seed: int) -> None:
+    assert storm(seed, STEPS).problems == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", range(2, 26, 4))
+def test_more_storms_over_steps(first: int) -> None:
+    for seed in range(first, first + 4):
+        assert storm(seed, STEPS).problems == [], seed
+
+
+def test_a_seed_has_one_history() -> None:
+    one, other = storm(3, STEPS), storm(3, STEPS)
+    assert one.tape == other.tape and one.turns == other.turns and one.seconds == other.seconds
+
+
+def test_every_fault_is_known_by_its_name() -> None:
+    for name in FAULTS["steps"]:
+        assert storm(0, StormSettings("steps", (name,))).faults.keys() <= {name}
+
+
+def test_asynchronous_rules_have_no_steps() -> None:
+    with pytest.raises(RuleError, match="over rules that exchange together, got 'asgd'"):
+        in_lockstep("asgd")
