@@ -54,6 +54,10 @@ def worker_notice(rank: int, event: dict[str, Any], at_s: float) -> Notice | Non
         return Notice(at_s, f"{kind} {event.get('path')} {int(at_s) // 5}", f"{done} {event.get('path', '')}")
     if kind == "rule":
         return Notice(at_s, f"rule {event.get('why')}", str(event.get("why", "")))
+    if kind == "stage":
+        rate = f"{event.get('rate_factor')} times the learning rate of one"
+        text = f"{event.get('workers')} of {event.get('of')} workers train, at {rate}"
+        return Notice(at_s, f"stage {event.get('minibatches')}", text)
     if kind == "within":
         return Notice(at_s, f"within {event.get('text')}", str(event.get("text", "")))
     if kind == "error":
