@@ -9,4 +9,5 @@ bench block_options settings --seeds 1 --settings \
 bench block_options heights --seeds 1 --rates "falling*2" "flat*2" --settings ema=0.95
 bench block_options one_worker --seeds 1 --workers 1 \
     --settings "momentum=0, lr=1, local_state='keep', alone=True, ema=0.997"
+"$python" "$here/slow_momentum.py" "$results" ${quick:+--minibatches 256 --workers 4}
 "$python" "$here/plot.py" "$results"
