@@ -13,7 +13,7 @@ from paceline.rules.recipes import rule_from_text
 from paceline.rules.schedule import EveryBlock, GivenGrowth, Growth, Paced
 from paceline.rules.schedule.growth import make_growth, rate_factor
 from tests.forecast.sim.test_vectorised import batches, loss_of
-from tests.helpers import make_net, momentum_sgd, simulate
+from tests.helpers import make_net, momentum_sgd
 
 
 @pytest.mark.parametrize("name", ["bmuf", "bmuf_adam", "averaging", "diloco", "streaming_diloco", "auto"])
@@ -83,17 +83,10 @@ def test_a_rate_of_many_workers_with_and_without_growth() -> None:
         rule_from_text("bmuf(grow='auto', rate_exponent=2)")
 
 
-def test_simulations_of_a_fixed_number_say_what_to_use() -> None:
+def test_stacked_simulations_of_a_fixed_number_say_what_to_use() -> None:
     model = make_net()
     with pytest.raises(UnsupportedError, match="simulate_grown"):
         simulate_stacked(model, loss_of, momentum_sgd(model.parameters()), "bmuf(grow='auto')", [])
-
-    def attach() -> None:
-        model = make_net()
-        paceline.attach(model, momentum_sgd(model.parameters()), "bmuf(grow='auto')")
-
-    with pytest.raises(UnsupportedError, match=r"the number of virtual workers is fixed.*simulate_grown"):
-        simulate(attach, 2)
 
 
 def test_one_worker_alone_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -78,7 +78,7 @@ class Iteration:
         self._leases = leases
         self._length: int | None = None
         self.reached = (0, 0)
-        self.staged = StagedPass(position, lambda: self._world, self._begin)
+        self.staged = StagedPass(position, lambda: registry.world)  # a cycle would keep dropped data alive
         self.plan: SamplingPlan | None = None
         self._loading: Loading | None = None
         self.listed = ListPlan(loader) if isinstance(loader, Sequence) else None
@@ -133,7 +133,8 @@ class Iteration:
             return self.staged.batches(lambda first: self._from_list(listed, first))
         if plan is not None:
             return self.staged.batches(lambda first: self._planned(plan, self._assignment(plan, first)))
-        return self.staged.rounds(self.loader, self._position.rest.get(self._position.epoch), self._hand_out)
+        rest = self._position.rest.get(self._position.epoch)
+        return self.staged.rounds(self.loader, rest, self._hand_out, self._begin)
 
     def _begin(self, cut: Cut | None) -> None:
         self._position.now.cut = cut
@@ -187,7 +188,7 @@ class Iteration:
             return LeasedAssignment(self._leases, question, position.held)
         rest = self.rest(places)
         if position.now.turns:
-            return self.staged.assignment(plan, rest, skip)
+            return self.staged.assignment(plan, rest, skip, self._begin)
         cut = plan.cut(rest.total, world.size)
         self._begin(cut)
         whole = world.size if plan.whole else 0

@@ -27,14 +27,13 @@ class StagedPass:
     Args:
         position: this worker's.
         world: gives this worker.
-        begin: called with how the epoch is split, when a pass begins.
 
     Attributes:
         dealt: the last pass in stages; None before there was one.
     """
 
-    def __init__(self, position: Position, world: Callable[[], World], begin: Callable[[Cut], None]) -> None:
-        self._position, self._world, self._begin = position, world, begin
+    def __init__(self, position: Position, world: Callable[[], World]) -> None:
+        self._position, self._world = position, world
         self.dealt: Dealt | None = None
 
     def batches(self, make: Callable[[int], Generator[Any, None, None]]) -> Generator[Any, None, None]:
@@ -52,8 +51,13 @@ class StagedPass:
                     made.close()
                     break
 
-    def assignment(self, plan: SamplingPlan | ListPlan, rest: Ranges, first: int) -> Assignment:
-        """This worker's part of the epoch's places `rest`, from round `first` on."""
+    def assignment(
+        self, plan: SamplingPlan | ListPlan, rest: Ranges, first: int, begin: Callable[[Cut], None]
+    ) -> Assignment:
+        """This worker's part of the epoch's places `rest`, from round `first` on.
+
+        `begin` is called with how the epoch is split, when a pass begins.
+        """
         epoch, world = self._position.epoch, self._world()
 
         def part_of(rank: int, workers: int) -> int:
@@ -66,26 +70,30 @@ class StagedPass:
                     "of workers that grows; leave grow out, or let the sampler end after each epoch"
                 )
             )
-        return DealtAssignment(epoch, self._deal(plan.cut, rest), world.rank, part_of, first, plan.whole)
+        return DealtAssignment(epoch, self._deal(plan.cut, rest, begin), world.rank, part_of, first, plan.whole)
 
-    def _deal(self, cut: Callable[[int, int], Cut], rest: Ranges) -> Dealt:
+    def _deal(self, cut: Callable[[int, int], Cut], rest: Ranges, begin: Callable[[Cut], None]) -> Dealt:
         """The present pass in stages; `cut`: (places, workers) -> how they are split."""
         turns = self._position.now.turns
         stages = stages_of(turns, rest, lambda places, workers: split_of(cut(places, workers)))
         if self._position.now.cut is None:
-            self._begin(cut(rest.total, turns[0][1]))
+            begin(cut(rest.total, turns[0][1]))
         self.dealt = Dealt(stages, split_of(cut(rest.total, self._world().size)))
         return self.dealt
 
     def rounds(
-        self, loader: Iterable[Any], rest: Ranges | None, hand_out: Callable[[Any, int, int], Any]
+        self,
+        loader: Iterable[Any],
+        rest: Ranges | None,
+        hand_out: Callable[[Any, int, int], Any],
+        begin: Callable[[Cut], None],
     ) -> Generator[Any, None, None]:
         """Rounds of any iterable, each of as many batches as workers train in it."""
         position, rank = self._position, self._world().rank
         source, places = enumerate(loader), rest if rest is not None else Ranges([(0, ENDLESS)])
         nominal = number = 0
         while True:
-            dealt = self._deal(lambda total, workers: ("rounds", total, 1, workers), places)
+            dealt = self._deal(lambda total, workers: ("rounds", total, 1, workers), places, begin)
             workers = dealt.at(number).workers
             round_ = list(islice((batch for place, batch in source if place in places), workers))
             mine = None
