@@ -21,7 +21,7 @@ task = "small-speech" if any(row["task"] == "small-speech" for row in cells) els
 cells = [row for row in cells if row["task"] == task and row["over_serial"] is not None]
 
 plt.rcParams.update({"font.size": 13, "lines.linewidth": 2, "legend.fontsize": 11})
-figure, axes = plt.subplots(figsize=(5.2, 4.2), layout="constrained")
+figure, axes = plt.subplots(figsize=(7.6, 4.2), layout="constrained")
 for (kind, name), color in zip(NAMES.items(), ("C3", "C1", "C0", "C2", "C4"), strict=True):
     mine = [row for row in cells if row["method"].partition("-")[0] == kind]
     counts = sorted({row["workers"] for row in mine})
