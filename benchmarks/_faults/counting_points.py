@@ -103,7 +103,8 @@ def in_worker(points: Points) -> None:
     points.around(membership.ElasticMembership, "commit", before="summed", after="verdict")
     points.around(membership.ElasticMembership, "take_over", before="applied")
     points.around(saving, "write_rank", after="written")
-    points.around(saving, "_finish", before="finish", after="finished")
+    points.around(saving, "_seal", before="finish")
+    points.around(saving, "_replace", after="finished")
     points.around(store.DirectoryStore, "tidy", before="tidy")
     _commits(points)
 

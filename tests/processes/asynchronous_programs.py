@@ -24,7 +24,7 @@ from torch import nn
 
 import paceline
 from paceline.communication import Transport
-from paceline.communication.sockets.channel import HEADER_BYTES, FrameHeader, Late, Listener, connect
+from paceline.communication.sockets.channel import HEADER_BYTES, FrameHeader, Late, connect
 from paceline.communication.torch import transport
 from paceline.rules.traffic import bytes_per_block, overhead_bytes
 from paceline.update.server import rendezvous
@@ -230,23 +230,25 @@ def strangers(directory: Path, say: Saying) -> None:
     """While rank 0 waits for the others, all sorts of people come first."""
     guests: list[socket.socket] = []
 
-    class Visited(Listener):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            for word in (b"", b"GET / HTTP/1.0\r\n\r\n", frame("a guess"), frame("\u00e9\ud800"), frame("x", 1 << 30)):
-                guest = socket.create_connection((self.address, self.port))
-                guest.sendall(word)
-                guests.append(guest)
+    listen = rendezvous.listen
+
+    def visited(*args: Any) -> Any:
+        listener = listen(*args)
+        for word in (b"", b"GET / HTTP/1.0\r\n\r\n", frame("a guess"), frame("\u00e9\ud800"), frame("x", 1 << 30)):
+            guest = socket.create_connection((listener.address, listener.port))
+            guest.sendall(word)
+            guests.append(guest)
+        return listener
 
     if RANK == 0:
-        rendezvous.Listener = Visited
+        rendezvous.listen = visited
     try:
         began = time.monotonic()
         _, model = train("asgd", 10)
         say.found["strangers"] = time.monotonic() - began
         keep(model, directory, "strangers")
     finally:
-        rendezvous.Listener = Listener
+        rendezvous.listen = listen
         for guest in guests:
             guest.close()
 
@@ -326,12 +328,13 @@ def hosts(directory: Path) -> None:
     """A run between hosts; where this worker listens."""
     found: list[str] = []
 
-    class Noted(Listener):
-        def __init__(self, address: str, *args: Any) -> None:
-            super().__init__(address, *args)
-            found.append(address)
+    listen = rendezvous.listen
 
-    rendezvous.Listener = Noted
+    def noted(address: str, *args: Any) -> Any:
+        found.append(address)
+        return listen(address, *args)
+
+    rendezvous.listen = noted
     _, model = train("asgd", 20)
     keep(model, directory, "hosts")
     (directory / f"listened.{RANK}").write_text(" ".join(found))

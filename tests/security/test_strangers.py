@@ -35,23 +35,25 @@ PROGRAM = """
     import torch
     import paceline
     from paceline.update.server import rendezvous
-    from paceline.communication.sockets.channel import Listener, connect
+    from paceline.communication.sockets.channel import connect
 
     rank = os.environ["RANK"]
 
-    class Told(Listener):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            with open(f"new-{rank}", "w") as file:
-                json.dump([self.address, self.port], file)
-            os.rename(f"new-{rank}", f"door-{rank}")
+    opened = rendezvous.listen
 
-    def later(*arguments):
+def told(*arguments):
+    listener = opened(*arguments)
+    with open(f"new-{rank}", "w") as file:
+        json.dump([listener.address, listener.port], file)
+    os.rename(f"new-{rank}", f"door-{rank}")
+    return listener
+
+def later(*arguments):
         while not os.path.exists("go"):
             time.sleep(0.01)
         return connect(*arguments)
 
-    rendezvous.Listener, rendezvous.connect = Told, later
+    rendezvous.listen, rendezvous.connect = told, later
 
     def train(rule):
         torch.manual_seed(0)

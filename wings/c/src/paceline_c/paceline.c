@@ -11,6 +11,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -95,6 +96,7 @@ static int start_python(void) {
   const char *program = getenv("PACELINE_PYTHON"), *missing;
   char library[4096];
   wchar_t *name;
+  struct sigaction pipe_action;
   void *opened = NULL;
 
   if (program == NULL || *program == '\0') program = PL_BUILT_FOR;
@@ -116,6 +118,8 @@ static int start_python(void) {
   if (name == NULL) return fail(PL_PYTHON, "the path of Python, %s, is no text in this locale", program);
   py.Py_SetProgramName(name); /* Python finds the virtual environment by it, and keeps the pointer */
   py.Py_InitializeEx(0);      /* signals stay the tool's */
+  if (sigaction(SIGPIPE, NULL, &pipe_action) == 0 && pipe_action.sa_handler == SIG_DFL)
+    signal(SIGPIPE, SIG_IGN); /* else a write to a worker that has died ends this one */
   py.PyEval_SaveThread();     /* the tool's threads run */
   python = OURS;
   return PL_OK;
