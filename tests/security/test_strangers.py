@@ -41,14 +41,14 @@ PROGRAM = """
 
     opened = rendezvous.listen
 
-def told(*arguments):
-    listener = opened(*arguments)
-    with open(f"new-{rank}", "w") as file:
-        json.dump([listener.address, listener.port], file)
-    os.rename(f"new-{rank}", f"door-{rank}")
-    return listener
+    def told(*arguments):
+        listener = opened(*arguments)
+        with open(f"new-{rank}", "w") as file:
+            json.dump([listener.address, listener.port], file)
+        os.rename(f"new-{rank}", f"door-{rank}")
+        return listener
 
-def later(*arguments):
+    def later(*arguments):
         while not os.path.exists("go"):
             time.sleep(0.01)
         return connect(*arguments)
