@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 from pathlib import Path
 
@@ -47,3 +48,9 @@ def test_rules_under_which_the_model_cannot_count_are_refused() -> None:
         countable("averaging(period=2)")
     with pytest.raises(RuleError, match="cannot count"):
         countable("easgd(period=4)")
+
+
+def test_killed_workers_of_a_storm_leave_nothing_to_the_end_of_the_interpreter() -> None:
+    before = atexit._ncallbacks()
+    outcome = storm(5, StormSettings("server", ("kill_worker",), workers=(2, 8)))
+    assert outcome.faults["kill_worker"] > 0 and atexit._ncallbacks() == before

@@ -21,7 +21,7 @@ STEP_S = 2e-5
 """Most seconds that a thread takes from one turn to the next."""
 YIELDS = 0.15
 """How often an occasion to take the turn away is used."""
-MOST_TURNS = 100_000
+MOST_TURNS = 500_000
 """With more the world does not come to an end."""
 
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from paceline.communication import Transport, virtual
+from paceline.core import runtime
 from paceline.core.optimizer_state import Named
 from paceline.errors import EXPELLED, GivenUpError, OverError, UnsupportedError
 
@@ -31,6 +32,8 @@ def close_at_exit(run: virtual.Closable) -> Callable[[], None]:
         cluster, rank = transport.cluster, transport.world.rank
         cluster.endings[rank].append(run)
         return lambda: cluster.endings[rank].remove(run)
+    if runtime.host() is not None:  # the end of this interpreter is not that of a simulated process
+        return lambda: None
 
     def finish() -> None:
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # ends the interpreter
