@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,11 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import paceline
 from paceline.forecast.sim import simulate_grown
 from paceline.rules.schedule import Growth
+from tests.benchmarks.modules import FOLDER, imported
 
-FOLDER = Path(paceline.__file__).parents[2] / "benchmarks"
 NAMES = ("_quality_methods", "_quality_speech", "_quality_tasks", "_quality_times", "_quality_trials")
 K, STEPS = 4, 64
 
@@ -30,13 +26,8 @@ if not FOLDER.is_dir():
 @pytest.fixture(scope="module")
 def modules() -> Iterator[dict[str, ModuleType]]:
     """Modules of the benchmark, which go out of sight again."""
-    known = set(sys.modules)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        yield {name: importlib.import_module(name) for name in NAMES}
-    for name in set(sys.modules) - known:
-        if name.startswith("_"):
-            del sys.modules[name]
+    with imported(*NAMES) as found:
+        yield found
 
 
 def squares(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

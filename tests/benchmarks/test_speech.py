@@ -3,20 +3,16 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import paceline
 from paceline.forecast.sim import simulate_stacked
+from tests.benchmarks.modules import FOLDER, imported
 
-FOLDER = Path(paceline.__file__).parents[2] / "benchmarks"
 B, T, F, H = 3, 9, 7, 5
 TIMES = torch.tensor([T, 4, 6])
 ORDER = [1, 2, 3, 0]  # torch's i, f, g, o among o, i, f, g
@@ -28,13 +24,8 @@ if not FOLDER.is_dir():
 @pytest.fixture(scope="module")
 def modules() -> Iterator[dict[str, ModuleType]]:
     """Modules of the benchmark, which go out of sight again."""
-    known = set(sys.modules)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        yield {name: importlib.import_module(name) for name in ("_speech", "_speech_voices", "_speech_reader")}
-    for name in set(sys.modules) - known:
-        if name.startswith("_"):
-            del sys.modules[name]
+    with imported("_speech", "_speech_voices", "_speech_reader") as found:
+        yield found
 
 
 def as_torch(weight: Tensor) -> Tensor:
