@@ -58,11 +58,12 @@ class Faults:
         self.touched: set[object] = set()
         self._kinds = kinds
 
-    def begin(self, count: int, seconds: float) -> None:
-        """Let `count` faults happen within so many seconds, and then none."""
+    def begin(self, count: int, seconds: float, within_s: float | None = None) -> None:
+        """Let `count` faults begin within `within_s`, by default in all the time, and none last beyond `seconds`."""
         rng, self.drawn = self.world.rng, count
+        span = seconds if within_s is None else within_s
         for number in range(count):
-            kind, when, seed = rng.choice(list(self._kinds)), seconds * rng.random(), rng.getrandbits(32)
+            kind, when, seed = rng.choice(list(self._kinds)), span * rng.random(), rng.getrandbits(32)
             if number not in self._without:
                 self.world.after(when, partial(self._happen, kind, seed))
         self.world.after(seconds, self._heal)

@@ -102,12 +102,19 @@ class ServerStorm:
             self._start(rank)
         self.faults = Faults(self, chosen(SERVER_KINDS, settings.faults), without)
         self._count, self._begun = rng.randint(1, 6), False
+        # Half of the seeds have their faults while the workers train, which is shorter than a storm.
+        self._within_s = STORM_S if seed % 4 in (1, 2) else min(STORM_S, self._training_s())
         if rng.random() < 0.1:  # also while they meet
             self._begin()
 
     def _step_s(self) -> float:
         low, high = STEP_S
         return float(low * (high / low) ** self.world.rng.random())
+
+    def _training_s(self) -> float:
+        """Seconds of the training, where nothing happens to it."""
+        samples_s = sum(self.batch / pause for pause in self.pause_s)
+        return self.epochs * self.samples / samples_s
 
     def join(self) -> None:
         """Nobody joins."""
@@ -121,7 +128,7 @@ class ServerStorm:
     def _begin(self) -> None:
         if not self._begun:
             self._begun = True
-            self.faults.begin(self._count, STORM_S)
+            self.faults.begin(self._count, STORM_S, self._within_s)
             self.world.after(LOOK_S, self._look)
 
     # -- a worker ---------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def problems_of(workers: Sequence[Worker], epochs: int, samples: int, safe: set[
     size = len(workers)
     ended = [one for one in workers if one.ended is not None]
     problems = [*_errors(workers), *_sides(ended)]
-    if 2 * len(safe) > size:
+    if 2 * len(safe) > size and all(one.service is not None for one in workers):  # a death while all begin ends all
         problems += [
             f"rank {rank} did not come to the end, and no fault happened to ranks {sorted(safe)}: {workers[rank].error}"
             for rank in sorted(safe)
