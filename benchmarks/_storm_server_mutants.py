@@ -9,6 +9,7 @@ from _storm_mutants import Plant, _instead, _nothing
 
 from paceline.data.ledger.ledger import Ledger
 from paceline.update.server.durability import Durability
+from paceline.update.server.failures import Failures
 from paceline.update.server.owner import REPLICA, ShardServer
 from paceline.update.server.push_numbers import PushNumbers
 from paceline.update.server.quorum import Quorum
@@ -67,6 +68,11 @@ SERVER_MUTANTS: dict[str, Plant] = {
     "a replica does not say which pushes it holds": _restores_without_numbers,
     "samples of a push are not remembered": lambda: _instead(PushNumbers, "_cover", lambda *_: True),
     "a minority goes on": lambda: _instead(Quorum, "missed", lambda *_: True),
+    "a worker goes on though the others lost it": lambda: _instead(Failures, "_declared_lost", _nothing),
     "leases of a lost worker are not returned": lambda: _instead(Ledger, "lost", _nothing),
 }
 """By what is wrong."""
+
+OPEN = (224,)
+"""Seeds that fail without a planted bug: of two workers that lost both of their connections, one goes on and ends, and
+the other takes it for dead."""
