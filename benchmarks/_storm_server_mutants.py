@@ -10,6 +10,7 @@ from _storm_mutants import Plant, _instead, _nothing
 from paceline.data.ledger.ledger import Ledger
 from paceline.update.server.durability import Durability
 from paceline.update.server.failures import Failures
+from paceline.update.server.ledger_client import SocketLedgerClient
 from paceline.update.server.owner import REPLICA, ShardServer
 from paceline.update.server.push_numbers import PushNumbers
 from paceline.update.server.quorum import Quorum
@@ -59,6 +60,16 @@ def _restores_without_numbers() -> Any:
     return _instead(ParameterShard, "restore", forgets)
 
 
+def _leases_before_reports() -> Any:
+    lost = SocketLedgerClient.lost
+
+    def at_once(self: Any, rank: int, kept: bool = False) -> None:
+        lost(self, rank, kept)
+        self._unreported.clear()
+
+    return _instead(SocketLedgerClient, "lost", at_once)
+
+
 SERVER_MUTANTS: dict[str, Plant] = {
     "a push that is sent again is applied again": _applies_again,
     "a push counts before it is replicated": _safe_at_once,
@@ -69,6 +80,7 @@ SERVER_MUTANTS: dict[str, Plant] = {
     "samples of a push are not remembered": lambda: _instead(PushNumbers, "_cover", lambda *_: True),
     "a minority goes on": lambda: _instead(Quorum, "missed", lambda *_: True),
     "a worker goes on though the others lost it": lambda: _instead(Failures, "_declared_lost", _nothing),
+    "a new keeper leases before all have reported": _leases_before_reports,
     "leases of a lost worker are not returned": lambda: _instead(Ledger, "lost", _nothing),
 }
 """By what is wrong."""

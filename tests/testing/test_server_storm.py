@@ -43,6 +43,7 @@ def test_a_seed_has_one_history() -> None:
         ("a push that is sent again is applied again", range(5, 12)),
         ("a minority goes on", range(5, 12)),
         ("a worker goes on though the others lost it", range(58, 59)),
+        ("a new keeper leases before all have reported", range(35, 36)),
     ],
 )
 def test_planted_bugs_are_found(name: str, seeds: range) -> None:
@@ -62,3 +63,8 @@ def test_killed_workers_of_a_storm_leave_nothing_to_the_end_of_the_interpreter()
     before = atexit._ncallbacks()
     outcome = storm(5, StormSettings("server", ("kill_worker",), workers=(2, 8)))
     assert outcome.faults["kill_worker"] > 0 and atexit._ncallbacks() == before
+
+
+@pytest.mark.parametrize("seed", [3, 4, 7, 8])
+def test_half_of_the_seeds_have_their_faults_while_the_workers_train(seed: int) -> None:
+    assert storm(seed, StormSettings("server", ("kill_worker",), workers=(2, 8))).faults["kill_worker"] > 0

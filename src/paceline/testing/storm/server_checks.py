@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.data.ledger.ledger import Ledger
 from paceline.rules.topology.sharded import UNIT
 
 REPEATED = re.compile(r"(\d+) samples .* twice")
@@ -48,6 +49,7 @@ class Worker:
         service: that it has attached.
         repeated: samples that it reported as repeated in its shards.
         pulled: shards that it took over from pulled values, and said so.
+        early: samples that it leased as a new keeper of the ledger, before the worker that holds them said so.
     """
 
     rank: int
@@ -57,12 +59,20 @@ class Worker:
     service: Any = None
     repeated: int = 0
     pulled: set[int] = field(default_factory=set)
+    early: int = 0
     _server: Any = None
     _told: Callable[[str, str], None] = lambda kind, said: None
 
     def attached(self, engine: Any, told: Callable[[str, str], None]) -> None:
         """Its run has begun; `told` gets its events."""
         self.service, self._server, self._told = engine._service, engine._shards.server, told
+        ledger, holds = engine._shards.ledger, engine._shards.ledger.holds
+
+        def checked(worker: int, marks: Sequence[Sequence[int]]) -> None:
+            self.early += leased_to_others(ledger, worker, marks)
+            holds(worker, marks)
+
+        ledger.holds = checked
 
     @property
     def members(self) -> Any:
@@ -100,6 +110,16 @@ class Worker:
         return found
 
 
+def leased_to_others(ledger: Ledger, worker: int, marks: Sequence[Sequence[int]]) -> int:
+    """How many of these samples, which `worker` holds, the ledger has leased to others."""
+    found = 0
+    for loader, epoch, begin, end in marks:
+        book = ledger._epochs.get(loader, epoch)
+        for rank, leased in book.leased.items() if book is not None else ():
+            found += sum(high - low for low, high in leased.within(begin, end)) if rank != worker else 0
+    return found
+
+
 def problems_of(workers: Sequence[Worker], epochs: int, samples: int, safe: set[int]) -> list[str]:
     """What is wrong at the end.
 
@@ -111,6 +131,11 @@ def problems_of(workers: Sequence[Worker], epochs: int, samples: int, safe: set[
     size = len(workers)
     ended = [one for one in workers if one.ended is not None]
     problems = [*_errors(workers), *_sides(ended)]
+    problems += [
+        f"rank {one.rank} leased {one.early} samples that another worker holds, before that could say so"
+        for one in workers
+        if one.early
+    ]
     if 2 * len(safe) > size and all(one.service is not None for one in workers):  # a death while all begin ends all
         problems += [
             f"rank {rank} did not come to the end, and no fault happened to ranks {sorted(safe)}: {workers[rank].error}"
