@@ -163,7 +163,8 @@ class Run:
         """It finds the new server, and says again what was not answered."""
         one.away = False
         record = recovery.known(self.machine, one.number, one.secret)
-        self.do(recovery.back, self.machine, record, one.state, one.started, one.held.marks())
+        said = recovery.MemberState(one.state, one.started, one.generation.number)
+        self.do(recovery.back, self.machine, record, said, one.held.marks())
         if one.away or one.number not in self.workers:
             return
         if one.started:

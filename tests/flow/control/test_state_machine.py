@@ -12,6 +12,7 @@ from paceline.data.ledger.epoch_ledger import ENDLESS, Question
 from paceline.errors import GivenUpError, MismatchError, RefusedError
 from paceline.flow.control import About, Terms, recovery
 from paceline.flow.control.ledger import NOTHING, WORK
+from paceline.flow.control.recovery import MemberState
 from paceline.flow.control.state_machine import RESTORES, StateMachine
 from paceline.flow.control.worker_record import Commit
 
@@ -76,7 +77,7 @@ def test_a_commit_sent_again_to_a_new_server_has_the_same_answer() -> None:
     through(machine, 1)
     new = again(machine)
     for worker in (0, 1):
-        recovery.back(new, new.workers[worker], 0, 1, [], 0.0)
+        recovery.back(new, new.workers[worker], MemberState(0, 1, new.generation.number), [], 0.0)
     through(new, 0)
     assert said(new, "verdict") == [(0, (1,), new.generation.note())]
     with pytest.raises(MismatchError, match="the next one is 2"):
@@ -88,10 +89,10 @@ def test_nothing_is_leased_before_all_have_said_what_they_hold() -> None:
     machine.ask(0, 1, Question(0, 0, 4, 2), 0.0)
     machine.ask(1, 1, Question(0, 0, 4, 2), 0.0)
     new = again(machine)
-    recovery.back(new, new.workers[1], 0, 0, [(0, 0, 2, 4)], 0.0)
+    recovery.back(new, new.workers[1], MemberState(0, 0, new.generation.number), [(0, 0, 2, 4)], 0.0)
     new.ask(1, 2, Question(0, 0, 4, 2, dry=True), 0.0)
     assert said(new, "answer") == [(1, (NOTHING,), None)]
-    recovery.back(new, new.workers[0], 0, 0, [MARK], 0.0)
+    recovery.back(new, new.workers[0], MemberState(0, 0, new.generation.number), [MARK], 0.0)
     assert {one.kind for one in new.outbox.take() if one.worker == 1} >= {"news"}
     new.ask(1, 3, Question(0, 0, 4, 2), 0.0)
     assert said(new, "answer") == [(1, (NOTHING,), None)]
@@ -100,11 +101,29 @@ def test_nothing_is_leased_before_all_have_said_what_they_hold() -> None:
     assert said(new, "answer") == [(1, (WORK, *MARK), None)]
 
 
+def test_a_member_that_comes_back_with_a_state_that_the_record_does_not_know_of_keeps_it() -> None:
+    """The server was killed while it wrote that; the new one formed a generation in which the member needs the state.
+
+    The member would drop its work, and the server wait for the work on its leases.
+    """
+    machine = begun(3)
+    machine.ask(1, 1, Question(0, 0, 4, 2), 0.0)
+    machine.workers[1].holds = False
+    new = again(machine)
+    new.lost([2], "killed", 0.0)
+    assert (new.generation.number, new.generation.newcomers) == (2, {1})
+    recovery.back(new, new.workers[1], MemberState(0, 0, 1), [MARK], 0.0)
+    assert (new.generation.number, new.generation.newcomers, new.generation.workers) == (3, set(), [0, 1])
+    assert new.ledger._ledger.held(1) == [MARK]
+    recovery.back(new, new.workers[0], MemberState(0, 0, 1), [], 0.0)
+    assert new.generation.number == 3
+
+
 def test_a_record_that_is_older_than_its_workers_is_no_basis() -> None:
     machine = begun(1)
     new = again(machine)
     with pytest.raises(GivenUpError, match="holds exchange 3, the record"):
-        recovery.back(new, new.workers[0], 3, 0, [], 0.0)
+        recovery.back(new, new.workers[0], MemberState(3, 0, new.generation.number), [], 0.0)
 
 
 def test_only_what_a_worker_holds_can_be_marked() -> None:
@@ -184,8 +203,8 @@ def test_leases_that_a_worker_reports_after_a_restart_may_be_committed() -> None
     machine.ask(0, 1, Question(0, 0, 4, 2), 0.0)
     machine.ask(1, 1, Question(0, 0, 4, 2), 0.0)
     new = again(machine)
-    recovery.back(new, new.workers[0], 0, 0, [(0, 0, 0, 4)], 0.0)
-    recovery.back(new, new.workers[1], 0, 0, [(0, 0, 2, 4)], 0.0)
+    recovery.back(new, new.workers[0], MemberState(0, 0, new.generation.number), [(0, 0, 0, 4)], 0.0)
+    recovery.back(new, new.workers[1], MemberState(0, 0, new.generation.number), [(0, 0, 2, 4)], 0.0)
     through(new, 0, [(0, 0, 0, 4)])
     through(new, 1, [(0, 0, 2, 4)])
     assert new.exchange == 1 and new.ledger.strange == 2
@@ -244,7 +263,8 @@ def test_a_run_that_restores_one_checkpoint_too_often_is_given_up(further: bool)
         machine.holds_state(turn + 1, machine.generation.number, turn if further else 0, 0.0)
         if turn == 3:
             machine = again(machine)
-            recovery.back(machine, machine.workers[turn + 1], machine.exchange, 0, [], 0.0)
+            said_so = MemberState(machine.exchange, 0, machine.generation.number)
+            recovery.back(machine, machine.workers[turn + 1], said_so, [], 0.0)
     assert bool(machine.ended) != further
     if not further:
         assert "10 times in a row all workers were lost before another checkpoint" in machine.ended

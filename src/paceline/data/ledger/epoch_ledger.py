@@ -68,10 +68,9 @@ class EpochLedger:
     @property
     def done(self) -> Ranges:
         """The places whose work is in the global model."""
-        found = Ranges([(0, self.total)]).without(self.free)
-        for held in self.leased.values():
-            found = found.without(held)
-        return found
+        others = sorted(one for held in [self.free, *self.leased.values()] for one in held)
+        gaps = zip([0, *(end for _, end in others)], [*(begin for begin, _ in others), self.total], strict=True)
+        return Ranges(gaps)
 
 
 class Speeds:

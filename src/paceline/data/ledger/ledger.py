@@ -89,7 +89,8 @@ class Ledger:
         ledger = self._epochs.get(loader, epoch)
         if ledger is None:
             return []
-        return [rank for rank, held in ledger.leased.items() if held and rank not in ledger.dry | self._waiting]
+        idle = ledger.dry | self._waiting
+        return [rank for rank, held in ledger.leased.items() if held and rank not in idle]
 
     def settled(self, loader: int, epoch: int) -> bool:
         """Whether all of the epoch is done, that is, applied; unlike in :meth:`over`, leases count as missing."""

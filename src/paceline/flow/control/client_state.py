@@ -85,7 +85,7 @@ class ClientState:
             if not self._secret:
                 return wire.HELLO, (), self._about.note()
             note = {"secret": self._secret, "marks": self._held_leases.marks()}
-            return wire.BACK, (self.worker, self._state, self._started), note
+            return wire.BACK, (self.worker, self._state, self._started, self.generation.number), note
 
     def to_resend(self) -> list[FrameParts]:
         """Frames that may have been lost while there was no connection."""

@@ -86,7 +86,12 @@ class ControlLedger:
                 )
         for loader, epoch, begin, end in self._reported.get(worker, []):
             named.setdefault((loader, epoch), Ranges()).remove(begin, end)
+        held_places: dict[tuple[int, int], Ranges] = {}
+        for loader, epoch, begin, end in self._ledger.held(worker):
+            held_places.setdefault((loader, epoch), Ranges()).add(begin, end)
         for (loader, epoch), ranges in named.items():
+            if not ranges.without(held_places.get((loader, epoch), [])):
+                continue  # all are its leases, and so none is done: the usual case
             for begin, end in self._not_done(loader, epoch, ranges):
                 held = sum(high - low for *_, low, high in self._owned(worker, [(loader, epoch, begin, end)]))
                 if held != end - begin:

@@ -228,9 +228,9 @@ class MembershipState(ABC):
 
     def tell_waiting(self) -> None:
         """Tell workers beyond the wanted number that they are held, and those that are due that they are not."""
-        due = self.admitted(self.members)
+        due = {one.worker for one in self.admitted(self.members)}
         for one in self.waiting:
-            held = one not in due
+            held = one.worker not in due
             if held != one.held:
                 one.held = held
                 self.outbox.send(one.worker, "held", note=HELD if held else "")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hmac
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.communication.sockets.identity import Identity
@@ -13,6 +13,21 @@ from paceline.errors import GivenUpError, RefusedError
 from paceline.flow.control.messages import Generation, WorkerAddress
 from paceline.flow.control.state_machine import StateMachine
 from paceline.flow.control.worker_record import WorkerRecord
+
+
+@dataclass(frozen=True)
+class MemberState:
+    """What a member that reconnects says of itself.
+
+    Attributes:
+        holding: the exchange whose state it has, -1 for none.
+        started: the exchange that it has reached.
+        generation: the newest that it knows.
+    """
+
+    holding: int
+    started: int
+    generation: int
 
 
 def state(machine: StateMachine, now: float) -> dict[str, Any]:
@@ -89,16 +104,16 @@ def known(machine: StateMachine, worker: int, secret: Any, identity: Identity | 
     return record
 
 
-def back(
-    machine: StateMachine, record: WorkerRecord, holding: int, started: int, marks: list[Mark], now: float
-) -> None:
+def back(machine: StateMachine, record: WorkerRecord, said: MemberState, marks: list[Mark], now: float) -> None:
     """A member has reconnected after a restart of the server.
+
+    The restarted server may have formed a generation without it, and counted it among those that need the state, since
+    the record did not say that it has it. Then there is a new generation, in which it keeps its state and its leases.
 
     Args:
         machine: of the run.
         record: the member's.
-        holding: the exchange whose state it has, -1 for none.
-        started: the exchange that it has reached.
+        said: what it says of itself.
         marks: the leases that it holds.
         now: the time.
 
@@ -107,17 +122,20 @@ def back(
     """
     if record.absent is None:
         raise GivenUpError(f"worker {record.worker} was given up: it was taken for dead, or came twice")
-    if holding > machine.exchange:
+    if said.holding > machine.exchange:
         raise GivenUpError(
-            f"worker {record.worker} was given up: it holds exchange {holding}, the record of the control plane knows "
+            f"worker {record.worker} was given up: it holds exchange {said.holding}, the record of the control plane knows "
             f"{machine.exchange} only; all must begin from a checkpoint"
         )
     record.absent, record.seen = None, now
-    record.holds = record.holds or holding == machine.exchange
-    record.started = min(started, machine.exchange + 1)
+    record.holds = record.holds or said.holding == machine.exchange
+    record.started = min(said.started, machine.exchange + 1)
     machine.ledger.holds(record.worker, marks)
     machine.outbox.log("back", worker=record.worker, host=record.place.host)
-    if record.member and not machine.broken:
+    behind = said.generation < machine.generation.number
+    if behind and record.holds and record.worker in machine.generation.newcomers and not machine.broken:
+        machine.break_off(f"{record.name} has come back, and has the state", now)
+    elif record.member and not machine.broken:
         machine.outbox.send(record.worker, "generation", note=machine.generation.note())
     if machine.paused:
         saves = int(record.worker == machine.saver)

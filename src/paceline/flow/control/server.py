@@ -241,7 +241,8 @@ class ControlServer:
                 said = validation.table(hello.note, "what a worker says that comes back")
                 marks = validation.marks(said.get("marks"))
                 record = recovery.known(self._machine, hello.numbers[0], said.get("secret"), channel.identity)
-                recovery.back(self._machine, record, hello.numbers[1], hello.numbers[2], marks, now)
+                state = recovery.MemberState(*hello.numbers[1:4])
+                recovery.back(self._machine, record, state, marks, now)
             else:
                 raise MismatchError(f"a connection begins with a hello, not with a frame of kind {hello.kind}")
             connection = self._connections[record.worker] = ServerConnection(channel, str(record.worker))
