@@ -127,8 +127,8 @@ def _resends_nothing() -> Any:
 def _comes_back_without_its_leases() -> Any:
     back = recovery.back
 
-    def without(machine: Any, record: Any, holding: int, started: int, marks: Any, now: float) -> None:
-        back(machine, record, holding, started, [], now)
+    def without(machine: Any, record: Any, said: Any, marks: Any, now: float) -> None:
+        back(machine, record, said, [], now)
 
     return _instead(recovery, "back", without)
 

@@ -6,11 +6,11 @@
 The members are simulated: the frames that they would send go to the state machine one after another, each answer is
 encoded as a frame, and the record is written and synced to disk, all in one thread. There are no sockets.
 
-The last line is a JSON object: for each number of workers N `commit_ms_N` (median time from the last member's commit to
-the last encoded verdict), `exchange_ms_N` (median time of all frames of an exchange: each member asks for data, comes,
-and commits), `join_ms_N` (from one more worker's hello to the encoded answers), `grow_ms_N` (the commit with which it
-becomes a member), `start_s_N` (until all have joined and the first generation is sent), `member_kb_N` (memory that
-a member takes, with all members' leases), `verdict_bytes_N` (of one frame) and `record_bytes_N`.
+The last line is a JSON object: each of `commit_ms` (median time from the last member's commit to the last encoded
+verdict), `exchange_ms` (median time of all frames of an exchange: each member asks for data, comes, and commits),
+`join_ms` (from one more worker's hello to the encoded answers), `grow_ms` (the commit with which it becomes a member),
+`start_s` (until all have joined and hold the state), `member_kb` (memory that a member takes, with its leases),
+`verdict_bytes` (of one frame) and `record_bytes` gives a figure for each number of workers.
 """
 
 from __future__ import annotations
@@ -164,13 +164,14 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--exchanges", type=int, default=5)
     options = _quick.parse(parser, exchanges=2, workers=[10, 100])
-    result: dict[str, float] = {}
+    result: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for workers in options.workers:
             found = measure(workers, options.exchanges, Path(folder))
             found["member_kb"] = memory(workers, Path(folder))
             print(f"{workers} members: " + ", ".join(f"{name} {value:g}" for name, value in found.items()), flush=True)
-            result |= {f"{name}_{workers}": value for name, value in found.items()}
+            for name, value in found.items():
+                result.setdefault(name, {})[str(workers)] = value
     print(json.dumps(result))
 
 

@@ -41,6 +41,10 @@ FACE: dict[str, Any] = {
 }
 
 
+NEEDS = {"paceline.data.packed.parquet": "pyarrow"}
+"""Modules whose examples need an extra."""
+
+
 @pytest.mark.parametrize("name", FACE)
 def test_the_public_face_has_examples(name: str) -> None:
     assert ">>> " in (inspect.getdoc(FACE[name]) or ""), f"show in the docstring of {name} how it is used"
@@ -48,6 +52,8 @@ def test_the_public_face_has_examples(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_examples_are_true(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)  # what it has found before
     module = importlib.import_module(name)

@@ -45,6 +45,8 @@ COMMANDS = (
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("place", ["/proc/none", "ok.py/below", "/dev/null/x"])
 def test_a_log_directory_that_cannot_be(command: str, place: str) -> None:
+    if command.startswith("tune"):
+        pytest.importorskip("optuna")
     Path("ok.py").write_text("import paceline\npaceline.attach\n")
     done = call(command.replace("PLACE", place))
     assert done.exit_code == 2 and isinstance(done.exception, SystemExit)
@@ -114,5 +116,6 @@ def test_far_more_workers_than_processors_are_said(capsys: pytest.CaptureFixture
 
 
 def test_a_number_of_workers_that_grows_is_not_for_searches() -> None:
+    pytest.importorskip("optuna")
     result = call("""tune --search lr=log(1e-4,1e-1) --workers 2 --rule "bmuf(grow='auto')" ok.py""")
     assert result.exit_code == 2 and "with a fixed number of workers; leave grow out" in result.output

@@ -25,6 +25,7 @@ from paceline.cli.tune import search_rounds
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.tuning.search_round import Round, RoundOver
 
+pytest.importorskip("optuna")
 QUADRATIC = Path(__file__).with_name("quadratic.py")
 RATES = ("--search", "lr=log(1e-2,0.25)")
 

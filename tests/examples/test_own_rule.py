@@ -44,6 +44,7 @@ def test_it_keeps_the_laws(own: Any) -> None:
 
 
 def test_it_trains_and_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn")
     monkeypatch.syspath_prepend(str(EXAMPLE))
     monkeypatch.setattr(sys, "argv", ["train.py", "--workers", "2", "--epochs", "2"])
     runpy.run_path(str(EXAMPLE / "train.py"), run_name="__main__")

@@ -20,6 +20,10 @@ FOUND = {
     1441: "a goodbye was lost with the power of the control plane's machine, and the others waited for a day",
     609: "workers that waited for the quorum did not see that the control plane's machine had lost its power",
     937: "the same with one worker",
+    1306: "exchanges without end: the record did not say that a member had the state when the server was killed",
+    1957: "the same with one partition",
+    150: "after a full disk a server gave a generation's number again, and two generations exchanged states",
+    2603: "the same; a worker ended with a repeated sample",
     28: "the record was renamed and its folder not synced: after a power failure the run began anew",
 }
 """Seeds that failed before a mend."""

@@ -97,6 +97,7 @@ def test_the_first_values_cover_each_range(groups: int, seed: int) -> None:
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 999))
 def test_proposals_stay_in_range_and_near_the_winner(seed: int) -> None:
+    pytest.importorskip("optuna")
     trials = [(one.values, k / 11) for k, one in enumerate(first_round(SPACE, 12, seed))]
     winner = trials[0][0]
     found = Proposals(SPACE, trials, seed).near(winner)

@@ -193,7 +193,7 @@ class ElasticMembership:
             raise GivenUpError(f"worker {self.control.worker} is no member any more: {generation.reason}")
         self.generation = generation
         world = _world(generation, self.rank)
-        settings, label = self._settings, f"generation {generation.number}"
+        settings, label = self._settings, generation.label
         addresses = [Address(place.address, place.port, place.certificate) for place in places]
         inner: Transport = SoloTransport(world)
         if world.size > 1:

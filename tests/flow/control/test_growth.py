@@ -10,6 +10,7 @@ import pytest
 from paceline.errors import MismatchError
 from paceline.flow.control import About, Terms, recovery
 from paceline.flow.control.membership import HELD, NOT_WANTED
+from paceline.flow.control.recovery import MemberState
 from paceline.flow.control.state_machine import StateMachine
 from paceline.flow.control.worker_record import Commit
 from tests.flow.control.test_state_machine import again, said
@@ -133,7 +134,8 @@ def test_a_restarted_server_knows_the_number_and_tells_those_who_wait() -> None:
     new = again(machine)
     assert new.wanted == 4
     for worker in range(6):
-        recovery.back(new, new.workers[worker], 1 if worker < 4 else -1, 0, [], 0.0)
+        state = MemberState(1 if worker < 4 else -1, 0, new.generation.number)
+        recovery.back(new, new.workers[worker], state, [], 0.0)
     told = [(worker, note) for worker, _, note in said(new, "held") if worker is not None]
     assert told[-2:] == [(4, HELD), (5, HELD)]
     exchange(new, 4)

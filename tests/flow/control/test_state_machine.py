@@ -124,6 +124,8 @@ def test_a_record_that_is_older_than_its_workers_is_no_basis() -> None:
     new = again(machine)
     with pytest.raises(GivenUpError, match="holds exchange 3, the record"):
         recovery.back(new, new.workers[0], MemberState(3, 0, new.generation.number), [], 0.0)
+    with pytest.raises(GivenUpError, match="knows generation 2, the record of the control plane knows 1 only"):
+        recovery.back(new, new.workers[0], MemberState(0, 0, 2), [], 0.0)
 
 
 def test_only_what_a_worker_holds_can_be_marked() -> None:

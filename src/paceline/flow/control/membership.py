@@ -59,6 +59,7 @@ class MembershipState(ABC):
         self.generation = Generation()
         self.exchange = 0
         self.committed_in = 0
+        self.recorded = (0, 0)  # generation and exchange of the record from which this server began
         self.broken = True
         self.dirty = False
         self.paused = ""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,6 +80,15 @@ class Generation:
     def workers(self) -> list[int]:
         """The members' numbers, by rank."""
         return [place.worker for place in self.members]
+
+    @property
+    def label(self) -> str:
+        """Its name for connections among its members.
+
+        The number is not enough: a server whose record is old, since the disk was full, gives numbers a second time.
+        """
+        members = json.dumps([place.note() for place in self.members]).encode()
+        return f"generation {self.number} of {zlib.crc32(members):08x}"
 
     def rank(self, worker: int) -> int | None:
         """The rank of `worker`; None if it is no member."""

@@ -64,6 +64,7 @@ def load(machine: StateMachine, said: dict[str, Any], now: float) -> None:
     """Load a result of `state`: wait for its members, and lease nothing before all have reconnected."""
     machine.generation = Generation.read(said["generation"])
     machine.exchange, machine.committed_in = said["exchange"], said["committed_in"]
+    machine.recorded = (machine.generation.number, machine.exchange)
     machine.next_worker, machine.fingerprint = said["next_worker"], said["fingerprint"]
     machine.gone = {int(worker): str(why) for worker, why in said["gone"]}
     machine.finished, machine.ended = bool(said["finished"]), str(said["ended"])
@@ -122,10 +123,14 @@ def back(machine: StateMachine, record: WorkerRecord, said: MemberState, marks: 
     """
     if record.absent is None:
         raise GivenUpError(f"worker {record.worker} was given up: it was taken for dead, or came twice")
-    if said.holding > machine.exchange:
+    generation, exchange = machine.recorded
+    if said.holding > exchange or said.generation > generation:  # the disk was full as the record should be written
+        ahead = (
+            f"it holds exchange {said.holding}" if said.holding > exchange else f"it knows generation {said.generation}"
+        )
         raise GivenUpError(
-            f"worker {record.worker} was given up: it holds exchange {said.holding}, the record of the control plane knows "
-            f"{machine.exchange} only; all must begin from a checkpoint"
+            f"worker {record.worker} was given up: {ahead}, the record of the control plane knows "
+            f"{exchange if said.holding > exchange else generation} only; all must begin from a checkpoint"
         )
     record.absent, record.seen = None, now
     record.holds = record.holds or said.holding == machine.exchange

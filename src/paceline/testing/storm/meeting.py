@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from paceline.errors import PeerLostError
+from paceline.flow.control import Generation
 from paceline.testing.world.process import Process, World
 from paceline.testing.world.scheduler import SimThread
 
@@ -24,6 +25,7 @@ DETECT_S = 0.05
 class _Meeting:
     """One exchange of one generation."""
 
+    generation: int
     members: tuple[int, ...]
     contributions: dict[int, Model] = field(default_factory=dict)
     waiting: dict[int, SimThread] = field(default_factory=dict)
@@ -42,16 +44,15 @@ class Meetings:
 
     def __init__(self, world: World, wire_s: float = 0.0) -> None:
         self.world, self._wire_s = world, wire_s
-        self._meetings: dict[tuple[int, int], _Meeting] = {}
+        self._meetings: dict[tuple[str, int], _Meeting] = {}
         self._cancelled: dict[int, tuple[int, str]] = {}  # by worker: the last generation that is over, and why
-        self.states: dict[int, tuple[Process, int, tuple[Model, int]]] = {}  # by worker: generation, model, lineage
+        self.states: dict[int, tuple[Process, str, tuple[Model, str]]] = {}  # by worker: label, model, lineage
 
-    def exchange(
-        self, generation: int, members: tuple[int, ...], exchange: int, worker: int, own: Model, limit_s: float
-    ) -> Model:
+    def exchange(self, generation: Generation, exchange: int, worker: int, own: Model, limit_s: float) -> Model:
         """The sum of all members' contributions; PeerLostError if it does not come."""
         world = self.world
-        meeting = self._meetings.setdefault((generation, exchange), _Meeting(members))
+        first = _Meeting(generation.number, tuple(generation.workers))
+        meeting = self._meetings.setdefault((generation.label, exchange), first)
         me = world.current
         process = me.owner
         assert isinstance(process, Process)
@@ -62,7 +63,7 @@ class Meetings:
             for one in meeting.members:
                 world.after(self._wire_s + world.network.latency(), lambda one=one: self._arrived(meeting, one, total))  # type: ignore[misc]
         over, why = self._cancelled.get(worker, (0, ""))
-        if generation <= over:  # it was told so while it trained
+        if generation.number <= over:  # it was told so while it trained
             self._fail(meeting, worker, why, [])
         until = world.now + limit_s
         while worker not in meeting.results:
@@ -74,15 +75,15 @@ class Meetings:
                 meeting.failed[worker] = f"workers {missing} did not come", missing
         return meeting.results[worker]
 
-    def suspects(self, generation: int, exchange: int, worker: int) -> list[int]:
+    def suspects(self, generation: Generation, exchange: int, worker: int) -> list[int]:
         """Whom a member blames for a failed exchange."""
-        return self._meetings[generation, exchange].failed.get(worker, ("", []))[1]
+        return self._meetings[generation.label, exchange].failed.get(worker, ("", []))[1]
 
     def cancel(self, generation: int, worker: int, why: str) -> None:
         """A member is told that older generations are over."""
         self._cancelled[worker] = generation, why
-        for (number, _), meeting in self._meetings.items():
-            if number <= generation and worker in meeting.waiting and worker not in meeting.results:
+        for meeting in self._meetings.values():
+            if meeting.generation <= generation and worker in meeting.waiting and worker not in meeting.results:
                 self._fail(meeting, worker, why, [])
 
     def _arrived(self, meeting: _Meeting, worker: int, total: Model) -> None:

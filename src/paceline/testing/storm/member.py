@@ -28,15 +28,15 @@ class Truth:
     """What has really happened.
 
     Attributes:
-        models: by lineage (the generation that began from nothing) and exchange, the model of the first member that
-            applied it.
+        models: by lineage (the label of the generation that began from nothing) and exchange, the model of the first
+            member that applied it.
         forgotten: beginnings from nothing after a commit, of which the control plane does not know.
         ended: workers that came to the end of their program, with their models.
         of_liars: places that were leased to a member that lies: it may say of them what it likes.
         problems: what must not happen.
     """
 
-    models: dict[tuple[int, int], tuple[int, Model]] = field(default_factory=dict)
+    models: dict[tuple[str, int], tuple[int, Model]] = field(default_factory=dict)
     forgotten: list[str] = field(default_factory=list)
     ended: dict[int, Model] = field(default_factory=dict)
     of_liars: set[tuple[int, int]] = field(default_factory=set)
@@ -44,11 +44,11 @@ class Truth:
 
     def begun(self, generation: Generation) -> None:
         """A member begins from nothing."""
-        before = {lineage for lineage, _ in self.models if lineage != generation.number}
+        before = {lineage for lineage, _ in self.models if lineage != generation.label}
         if before and not generation.restored:
-            self.forgotten.append(f"generation {generation.number} begins anew after commits in {sorted(before)}")
+            self.forgotten.append(f"{generation.label} begins anew after commits in {sorted(before)}")
 
-    def applied(self, lineage: int, exchange: int, worker: int, model: Model) -> None:
+    def applied(self, lineage: str, exchange: int, worker: int, model: Model) -> None:
         """A member has applied a committed exchange."""
         first, known = self.models.setdefault((lineage, exchange), (worker, Model(model)))
         self.models.pop((lineage, exchange - KEPT), None)
@@ -94,10 +94,10 @@ class Member:
         process = job.world.current.owner
         assert isinstance(process, Process)
         machine = process.machine
-        about = About(machine.name, machine.address, 1, {"rule": "storm"})
+        about = About(machine.name, machine.address, process.number, {"rule": "storm"})
         self.client = ControlClient(*job.place, about, None, job.timeout_s)
         self.process = process
-        self.model, self.lineage = Model(), 0
+        self.model, self.lineage = Model(), ""
         self.held: list[Mark] = []
         self.generation = Generation()
 
@@ -140,11 +140,10 @@ class Member:
                 self._at(self, "starts", number)
                 client.starts(number)
                 own = Model((epoch, place) for _, epoch, begin, end in self.held for place in range(begin, end))
-                members = tuple(generation.workers)
-                total = job.meetings.exchange(generation.number, members, number, client.worker, own, job.timeout_s)
+                total = job.meetings.exchange(generation, number, client.worker, own, job.timeout_s)
             except PeerLostError as error:
                 client.check()
-                blamed = job.meetings.suspects(generation.number, number, client.worker)
+                blamed = job.meetings.suspects(generation, number, client.worker)
                 self._adopt(client.failed(generation.number, str(error), blamed))
                 continue
             self._at(self, "commits", number)
@@ -169,7 +168,7 @@ class Member:
             self.generation = generation
             if generation.donor is None:
                 if generation.restored or client.worker in generation.newcomers:
-                    self.model, self.held, self.lineage = Model(), [], generation.number
+                    self.model, self.held, self.lineage = Model(), [], generation.label
                     job.truth.begun(generation)
                     client.holds_state(generation.number)
             elif client.worker in generation.newcomers:
@@ -183,7 +182,7 @@ class Member:
 
     def _share(self) -> None:
         state = Model(self.model), self.lineage
-        self.job.meetings.states[self.client.worker] = (self.process, self.generation.number, state)
+        self.job.meetings.states[self.client.worker] = (self.process, self.generation.label, state)
 
     def _fetch(self, generation: Generation) -> Generation | None:
         """Get the donor's state; a newer generation if that is not possible."""
@@ -191,10 +190,10 @@ class Member:
         assert generation.donor is not None
         until = runtime.monotonic() + job.timeout_s
         while runtime.monotonic() < until:
-            donor, number, state = job.meetings.states.get(generation.donor, (None, -1, None))
+            donor, label, state = job.meetings.states.get(generation.donor, (None, "", None))
             if donor is None or donor.dead:
                 break
-            if number == generation.number:
+            if label == generation.label:
                 assert state is not None
                 self.model, self.lineage, self.held = Model(state[0]), state[1], []
                 return None
