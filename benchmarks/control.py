@@ -28,7 +28,7 @@ from typing import Any
 import _quick
 
 from paceline.communication.sockets.channel import Frame
-from paceline.communication.sockets.frames import FrameHeader, write_note
+from paceline.communication.sockets.frames import NUMBERS, FrameHeader, write_note
 from paceline.flow.control import log_file, recovery, wire
 from paceline.flow.control.dispatch import dispatch
 from paceline.flow.control.messages import About, Terms
@@ -65,9 +65,9 @@ class Plane:
             self.machine.dirty = False
             log_file.write(self.record, recovery.state(self.machine, self.now))
         for one in self.machine.outbox.take():
-            note = write_note(one.note)
             if one.worker is None:
                 continue
+            note = write_note(one.note)
             kind = wire.MESSAGE_KINDS[one.kind]
             self.bytes[one.kind] = len(FrameHeader.of(kind, (one.serial, *one.numbers), note, None).pack()) + len(note)
             if one.kind == "answer" and len(one.numbers) > 1:
@@ -75,7 +75,7 @@ class Plane:
 
     def frame(self, worker: int, kind: int, numbers: tuple[int, ...], note: Any = None) -> None:
         """A member's frame."""
-        whole = Frame(kind, (*numbers, *[0] * (8 - len(numbers))), None, note)
+        whole = Frame(kind, (*numbers, *[0] * (NUMBERS - len(numbers))), None, note)
         self.turn(lambda: dispatch(self.machine, worker, whole, self.now))
 
     def join(self) -> int:

@@ -22,6 +22,14 @@ NOTHING, WORK, OVER = range(3)
 """Answers to a question: nothing at present; a lease; the epoch is over for all workers."""
 
 
+def _by_epoch(marks: Iterable[Mark]) -> dict[tuple[int, int], Ranges]:
+    """The places of each (loader, epoch)."""
+    found: dict[tuple[int, int], Ranges] = {}
+    for loader, epoch, begin, end in marks:
+        found.setdefault((loader, epoch), Ranges()).add(begin, end)
+    return found
+
+
 class ControlLedger:
     """Keeps the ledger.
 
@@ -86,14 +94,13 @@ class ControlLedger:
                 )
         for loader, epoch, begin, end in self._reported.get(worker, []):
             named.setdefault((loader, epoch), Ranges()).remove(begin, end)
-        held_places: dict[tuple[int, int], Ranges] = {}
-        for loader, epoch, begin, end in self._ledger.held(worker):
-            held_places.setdefault((loader, epoch), Ranges()).add(begin, end)
+        leases = _by_epoch(self._ledger.held(worker))
         for (loader, epoch), ranges in named.items():
-            if not ranges.without(held_places.get((loader, epoch), [])):
+            own = leases.get((loader, epoch), Ranges())
+            if not ranges.without(own):
                 continue  # all are its leases, and so none is done: the usual case
             for begin, end in self._not_done(loader, epoch, ranges):
-                held = sum(high - low for *_, low, high in self._owned(worker, [(loader, epoch, begin, end)]))
+                held = sum(high - low for low, high in own.within(begin, end))
                 if held != end - begin:
                     raise MismatchError(
                         f"worker {worker} commits places {begin} to {end} of epoch {epoch} of loader {loader}, and "
@@ -179,15 +186,10 @@ class ControlLedger:
         self._reported[worker] = [mark for mark in marks if mark not in accepted]
 
     def _owned(self, worker: int, marks: Sequence[Mark]) -> list[Mark]:
-        held: dict[tuple[int, int], Ranges] = {}
-        for loader, epoch, begin, end in self._ledger.held(worker):
-            held.setdefault((loader, epoch), Ranges()).add(begin, end)
-        wanted: dict[tuple[int, int], Ranges] = {}
-        for loader, epoch, begin, end in marks:
-            wanted.setdefault((loader, epoch), Ranges()).add(begin, end)
+        held = _by_epoch(self._ledger.held(worker))
         return [
             (*key, low, high)
-            for key, ranges in wanted.items()
+            for key, ranges in _by_epoch(marks).items()
             for begin, end in ranges
             for low, high in held.get(key, Ranges()).within(begin, end)
         ]

@@ -124,24 +124,24 @@ def back(machine: StateMachine, record: WorkerRecord, said: MemberState, marks: 
     if record.absent is None:
         raise GivenUpError(f"worker {record.worker} was given up: it was taken for dead, or came twice")
     generation, exchange = machine.recorded
-    if said.holding > exchange or said.generation > generation:  # the disk was full as the record should be written
-        ahead = (
-            f"it holds exchange {said.holding}" if said.holding > exchange else f"it knows generation {said.generation}"
-        )
-        raise GivenUpError(
-            f"worker {record.worker} was given up: {ahead}, the record of the control plane knows "
-            f"{exchange if said.holding > exchange else generation} only; all must begin from a checkpoint"
-        )
+    ahead = (("holds exchange", said.holding, exchange), ("knows generation", said.generation, generation))
+    for what, its, recorded in ahead:
+        if its > recorded:  # the disk was full when the record should have been written
+            raise GivenUpError(
+                f"worker {record.worker} was given up: it {what} {its}, the record of the control plane knows "
+                f"{recorded} only; all must begin from a checkpoint"
+            )
     record.absent, record.seen = None, now
     record.holds = record.holds or said.holding == machine.exchange
     record.started = min(said.started, machine.exchange + 1)
     machine.ledger.holds(record.worker, marks)
     machine.outbox.log("back", worker=record.worker, host=record.place.host)
-    behind = said.generation < machine.generation.number
-    if behind and record.holds and record.worker in machine.generation.newcomers and not machine.broken:
-        machine.break_off(f"{record.name} has come back, and has the state", now)
-    elif record.member and not machine.broken:
-        machine.outbox.send(record.worker, "generation", note=machine.generation.note())
+    if record.member and not machine.broken:
+        behind = said.generation < machine.generation.number
+        if behind and record.holds and record.worker in machine.generation.newcomers:
+            machine.break_off(f"{record.name} has come back, and has the state", now)
+        else:
+            machine.outbox.send(record.worker, "generation", note=machine.generation.note())
     if machine.paused:
         saves = int(record.worker == machine.saver)
         machine.outbox.send(record.worker, "paused", numbers=(saves,), note=machine.paused)

@@ -7,8 +7,8 @@ A worker has two connections: one for requests, and one for heartbeats, which no
 from __future__ import annotations
 
 HELLO, BACK, PULSE = 1, 2, 3
-"""First frames: a new worker (its description); one that reconnects: (worker, holding, started,
-generation that it knows), its leases and its secret; heartbeats: (worker), its secret."""
+"""First frames: a new worker (its description); one that reconnects: (worker, holding, started, generation
+that it knows), its leases and its secret; heartbeats: (worker), its secret."""
 BEAT = 4
 """(steps), its activity."""
 STARTS, COMMIT, FAILED, HOLDS, ASK, TELL, LEDGER, BYE = range(5, 13)
