@@ -76,7 +76,7 @@ def store() -> dist.TCPStore:
 @clones
 def test_a_witness_answers_when_it_is_asked() -> None:
     ours = store()
-    witness = Responder(ours, "one", 2, lambda: Doing("busy", "", 5, 0.0, "train.py:3 f"))
+    witness = Responder(ours, "one", 2, lambda: Doing("busy", "", 5, 0.0, "train.py:3 f"), lambda: None)
     places, doing = DiagnosisKeys(ours, "one"), dict[int, Doing]()
     places.read(doing, [1, 2])
     assert doing == {}
@@ -93,7 +93,7 @@ def test_a_witness_answers_when_it_is_asked() -> None:
 @clones
 def test_an_unused_responder_ends_with_its_connection() -> None:
     ours = store()
-    witness = Responder(ours, "one", 0, lambda: Doing("busy"))
+    witness = Responder(ours, "one", 0, lambda: Doing("busy"), lambda: None)
     thread = witness._thread
     assert thread is not None and thread.is_alive()
     witness.end()
@@ -105,7 +105,7 @@ def test_an_unused_responder_ends_with_its_connection() -> None:
 @clones
 def test_a_witness_survives_the_end_of_its_store() -> None:
     ours = store()
-    witness = Responder(ours.clone(), "one", 0, lambda: Doing("busy"))
+    witness = Responder(ours.clone(), "one", 0, lambda: Doing("busy"), lambda: None)
     thread = witness._thread
     assert thread is not None
     del ours
@@ -115,5 +115,5 @@ def test_a_witness_survives_the_end_of_its_store() -> None:
 
 
 def test_a_store_that_cannot_be_cloned_has_no_responder() -> None:
-    witness = Responder(object(), "one", 0, lambda: Doing("busy"))
+    witness = Responder(object(), "one", 0, lambda: Doing("busy"), lambda: None)
     witness.end()

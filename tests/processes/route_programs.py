@@ -20,6 +20,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from paceline.communication import Transport, connect
+from paceline.communication.torch import gloo_sockets, groups
 from paceline.communication.torch import transport as process
 from paceline.errors import ClosedError, PeerLostError
 from paceline.rules.codec.dense import Dense
@@ -255,6 +256,42 @@ def silent(directory: Path) -> None:
             transport.barrier()
         except PeerLostError:
             (directory / "error.1").touch()
+
+
+def dropped(directory: Path) -> None:
+    """Rank 0 closes its connection while an operation of it waits for rank 1."""
+    all_here(directory)
+    transport = connect(600)
+    if RANK == 0:
+        transport.all_reduce(torch.ones(1))
+        transport.close()
+        (directory / "closed").touch()
+    else:
+        while not (directory / "closed").exists():
+            time.sleep(0.01)
+
+
+def unending(directory: Path, lost: str) -> None:
+    """The connection fails at rank 0 while rank 1 waits for rank 2, which never comes.
+
+    If the operation's end is `lost`, rank 1 does not learn of it through the connections.
+    """
+    if lost == "lost":
+        gloo_sockets.shut_down = lambda ports: None
+        groups.LOOK_EVERY_S, groups.LONGEST_CALL_S = 0.1, 1.0
+    all_here(directory)
+    transport = connect(600)
+    pair = transport.part([[0], [1, 2]])
+    transport.barrier()
+    try:
+        if RANK == 0:
+            transport._connection.fail("all_reduce", RuntimeError("for the test"))  # type: ignore[attr-defined]
+        elif RANK == 1:
+            pair.all_reduce(torch.ones(1)).wait()
+    except PeerLostError as error:
+        (directory / f"error.{RANK}").write_text(str(error))
+    while not (directory / "error.1").exists():  # rank 0 has the store
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def test_killing_rank_zero(tmp_path: Path) -> None:
         for rank in range(3):
             launch.until(f"going.{rank}")
         os.killpg(launch.processes[0].pid, signal.SIGKILL)
-        ended = launch.wait([1, 2], deadline_s=45)
+        ended = launch.wait([1, 2], deadline_s=90)
         for rank in (1, 2):
             assert ended[rank].code != 0
             assert "PeerLostError" in ended[rank].err

@@ -96,3 +96,18 @@ def test_a_message_that_nobody_sends(tmp_path: Path) -> None:
 def test_a_worker_that_does_not_come_to_open_a_channel(tmp_path: Path) -> None:
     run("absent", 2, tmp_path, module="route_programs")
     assert re.search(r"opening \S+channel1.* rank 1 on \S+ did not answer", (tmp_path / "error.0").read_text())
+
+
+def test_a_connection_that_closes_does_not_wait_for_its_operations(tmp_path: Path) -> None:
+    with Launch("dropped", 2, tmp_path, module="route_programs") as launch:
+        assert all(one.code == 0 for one in launch.wait(deadline_s=60).values()), launch.said()
+
+
+@pytest.mark.parametrize("lost", ["", "lost"])
+def test_an_operation_ends_with_the_connection(lost: str, tmp_path: Path) -> None:
+    """Its deadline is ten minutes away; and gloo may lose the end of an operation when a peer dies."""
+    with Launch("unending", 3, tmp_path, lost, module="route_programs") as launch:
+        assert all(one.code == 0 for one in launch.wait(deadline_s=60).values()), launch.said()
+    said = (tmp_path / "error.1").read_text()
+    assert re.search(r"rank 2 on \S+ did not come", said) and ("failed elsewhere" in said) == bool(lost)
+    assert (tmp_path / "error.0").exists()

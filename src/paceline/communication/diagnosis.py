@@ -13,9 +13,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -170,10 +172,19 @@ class Responder:
         name: of the connection.
         rank: this worker.
         doing: gives what it is doing now.
+        failed: called when another worker has asked.
+
+    Attributes:
+        asked: another worker has asked, so the connection has failed there.
+        over_at: when that was, or when the store was gone; on the monotonic clock, seconds, infinite before.
     """
 
-    def __init__(self, store: Any, name: str, rank: int, doing: Callable[[], Doing]) -> None:
+    def __init__(
+        self, store: Any, name: str, rank: int, doing: Callable[[], Doing], failed: Callable[[], None]
+    ) -> None:
+        self.asked, self.over_at = False, math.inf
         self._keys, self._rank, self._doing, self._over = DiagnosisKeys(store, name), rank, doing, False
+        self._failed = failed
         self._thread: threading.Thread | None = None
         with contextlib.suppress(Exception):  # a store that cannot be cloned: the worker has no responder
             own = DiagnosisKeys(store.clone(), name)
@@ -185,15 +196,16 @@ class Responder:
         while not self._over:
             try:
                 keys.store.wait([keys.asked(self._rank)], ASLEEP)
-            except dist.DistNetworkError:
-                return  # the store is gone
             except dist.DistStoreError:
                 continue  # no worker has asked yet
-            except RuntimeError:
+            except RuntimeError:  # the store is gone
+                self.over_at = time.monotonic()
                 return
             if not self._over:
+                self.asked, self.over_at = True, time.monotonic()
                 with contextlib.suppress(Exception):
                     keys.store.set(keys.answer(self._rank), self._doing().pack())
+                self._failed()
             return
 
     def end(self) -> None:

@@ -11,11 +11,18 @@ refers to it any more (frames of exceptions and operations in flight do), which 
 one. So all learn of a failure within moments, although only the lost worker's neighbours notice it by themselves. Then
 each worker reads the reports, asks the responders of workers without one (:mod:`paceline.communication.diagnosis`), and
 raises an error that says who waits for whom.
+
+A group with an operation in flight closes its sockets only when that ends. So a worker that has failed, or whose
+responder has been asked, first ends the connections (:mod:`paceline.communication.torch.gloo_sockets`). gloo can lose
+the end of an operation even so, if the peer dies between its "ready" and our data. So a thread of its own drops the
+groups, and a worker that waits for an operation looks every few seconds whether the connection has failed elsewhere.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
+import math
 import threading
 import time
 import traceback
@@ -28,6 +35,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.communication.diagnosis import DiagnosisKeys, Doing, Responder, place_of, rows, table
+from paceline.communication.torch import gloo_sockets
 from paceline.core.world import World
 from paceline.errors import ClosedError, PeerLostError, UnsupportedError
 
@@ -38,6 +46,12 @@ ASK_AFTER_S = 0.3
 """Seconds for the workers' own reports, before the responders are asked."""
 LONGEST_CALL_S = 5.0
 """Most seconds for all reports and answers; less if a quarter of the deadline is less."""
+LOOK_EVERY_S = 5.0
+"""Seconds that a worker waits for an operation before it looks whether the connection has failed at another worker."""
+STORE_GONE_S = 30.0
+"""Seconds that an operation may take after the store is gone: rank 0 may have ended well and left its last data."""
+DROP_S = 1.0
+"""Seconds to wait until dropped groups have closed their sockets."""
 
 
 class GroupHolder:
@@ -60,6 +74,11 @@ class TorchOperation:
         operation: its name, for messages.
         number: counts the operations of the connection.
         then: called by `wait` once the data have arrived.
+
+    Attributes:
+        lost: in flight when the connection failed or was closed.
+        resumable: a wait with a short deadline leaves it as it is. Not so a message between two workers over gloo: its
+            connection is closed at the first deadline.
     """
 
     def __init__(
@@ -72,7 +91,7 @@ class TorchOperation:
     ) -> None:
         self._connection, self.operation, self.number, self._then = connection, operation, number, then
         self.handle = handle
-        self.lost = False  # in flight when the connection failed or was closed
+        self.lost, self.resumable = False, False
 
     def wait(self) -> None:
         if self.handle is None and not self.lost:
@@ -109,14 +128,16 @@ class Connection:
         self._name, self._store = name, _store()
         self._lock = threading.Lock()
         self._holders: list[GroupHolder] = []
+        self._ports: set[int] = set()  # at which its groups listen
         self._in_flight: set[TorchOperation] = set()
         self._operations = 0
         self._failing = self._closed = False
+        self._failed_at = math.inf  # on the monotonic clock, seconds
         self._cause = self._reason = self._table = ""
         self._cause_known = threading.Event()
         self._waits: dict[int, tuple[TorchOperation, float]] = {}  # thread -> its operation, since when
         self._user = threading.get_ident()  # presumably the training thread
-        self._responder = Responder(self._store, name, rank, self._doing)
+        self._responder = Responder(self._store, name, rank, self._doing, self._end_operations)
         self.told: Callable[[list[dict[str, Any]]], None] | None = None
 
     def open(self, label: str, ranks: list[int]) -> GroupHolder:
@@ -141,7 +162,8 @@ class Connection:
         kinds = dist.ProcessGroup.BackendType
         group._set_default_backend(kinds.GLOO if "gloo" in self.backend else kinds.NCCL)
         if "gloo" in self.backend:
-            gloo = dist.ProcessGroupGloo(_under("cpu", store), rank, size, timeout)
+            gloo, port = gloo_sockets.make(lambda: dist.ProcessGroupGloo(_under("cpu", store), rank, size, timeout))
+            self._ports |= {port} if port is not None else set()
             group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
         if "nccl" in self.backend:
             options = dist.ProcessGroupNCCL.Options()
@@ -151,9 +173,9 @@ class Connection:
         return group
 
     def start(
-        self, holder: GroupHolder, operation: str, begin: Begin, then: Callable[[], None] | None = None
+        self, holder: GroupHolder, operation: str, begin: Begin, then: Callable[[], None] | None, collective: bool
     ) -> TorchOperation:
-        """Start `operation` on the group of `holder`."""
+        """Start `operation` on the group of `holder`; `collective` if all members of the group take part."""
         with self._lock:
             self._operations += 1
             number, group, failing = self._operations, holder.group, self._failing
@@ -165,6 +187,7 @@ class Connection:
             if group is None:
                 raise RuntimeError("the connection has failed before")
             work = TorchOperation(self, begin(group), operation, number, then)
+            work.resumable = collective and "nccl" not in self.backend
         except RuntimeError as error:
             problem = error
         del group, begin  # they would keep the sockets open
@@ -188,13 +211,29 @@ class Connection:
         thread = threading.get_ident()
         self._waits[thread] = (work, time.monotonic())
         try:
-            handle.wait()
+            if work.resumable:
+                self._wait_and_look(handle)
+            else:
+                handle.wait()
         finally:
             del handle
         del self._waits[thread]  # not after an error: what a failed worker waited for is reported
         with self._lock:
             work.handle = None
             self._in_flight.discard(work)
+
+    def _wait_and_look(self, handle: Any) -> None:
+        """Wait until torch's operation has ended, or has not ended long after the connection failed elsewhere."""
+        while True:
+            try:
+                handle.wait(timedelta(seconds=LOOK_EVERY_S))
+                return
+            except RuntimeError:
+                if handle.is_completed():
+                    raise
+                now, grace = time.monotonic(), LONGEST_CALL_S if self._responder.asked else STORE_GONE_S
+                if now > min(self._responder.over_at + grace, self._failed_at + LONGEST_CALL_S):
+                    raise RuntimeError("the connection has failed elsewhere, and this operation does not end") from None
 
     def fail(self, operation: str, error: RuntimeError, number: int | None = None) -> NoReturn:
         """Find the cause and raise `PeerLostError`; the first thread that calls it asks the other workers."""
@@ -204,7 +243,7 @@ class Connection:
             traceback.clear_frames(error.__traceback__)  # torch's frames refer to the group
         with self._lock:
             first = not self._failing
-            self._failing = True
+            self._failing, self._failed_at = True, min(self._failed_at, time.monotonic())
             number = self._operations if number is None else number
         if first:
             try:
@@ -243,6 +282,7 @@ class Connection:
         doing = {self.world.rank: own}
         try:
             self._store.set(keys.failed(self.world.rank), own.pack())
+            self._end_operations()
             self.drop()
             began, asked = time.monotonic(), False
             while len(doing) < size and time.monotonic() < began + min(LONGEST_CALL_S, max(1.0, self.timeout_s / 4)):
@@ -254,8 +294,13 @@ class Connection:
         except Exception:  # the store is gone: no worker can be named
             return None
         finally:
+            self._end_operations()
             self.drop()
         return {rank: doing.get(rank, Doing("silent")) for rank in range(size)}
+
+    def _end_operations(self) -> None:
+        """Let all operations over gloo fail, here and at the members whose connections this worker has accepted."""
+        gloo_sockets.shut_down(self._ports)
 
     def _find_cause(self, doing: dict[int, Doing] | None) -> None:
         """Describe which workers are missing."""
@@ -285,17 +330,41 @@ class Connection:
 
     def drop(self, holders: list[GroupHolder] | None = None) -> None:
         """Drop the groups of `holders` (default: all): their sockets close, which ends the waits of the peers."""
+        dropped: list[Any] = []
         with self._lock:
             if holders is None:
                 holders, self._holders = self._holders, []
                 for work in self._in_flight:  # an operation in flight refers to the group's connections
+                    dropped.append(work.handle)
                     work.handle, work.lost = None, True
                 self._in_flight.clear()
             else:
                 self._holders = [holder for holder in self._holders if holder not in holders]
             for holder in holders:
+                dropped.append(holder.group)
                 holder.group = None
-        gc.collect()
+        dropper = threading.Thread(target=_forget, args=(dropped,), name="paceline-drop", daemon=True)
+        _droppers.add(dropper)
+        dropper.start()
+        dropper.join(DROP_S)
+
+
+_droppers: set[threading.Thread] = set()
+
+
+def _forget(dropped: list[Any]) -> None:
+    """Drop the last references to groups, which waits until their operations have ended."""
+    dropped.clear()
+    gc.collect()
+    _droppers.discard(threading.current_thread())
+
+
+@atexit.register
+def _await_droppers() -> None:
+    """One that comes back from native code while the interpreter ends would abort the process."""
+    end = time.monotonic() + 2 * DROP_S
+    for dropper in list(_droppers):
+        dropper.join(max(0.0, end - time.monotonic()))
 
 
 def _store() -> Any:

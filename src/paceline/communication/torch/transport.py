@@ -131,18 +131,23 @@ class ProcessTransport(SubgroupTransport["ProcessTransport"]):
     def send(self, x: Tensor, to: int) -> Pending:
         check_other(self.world, to, "send to")
         self.count("send", x)
-        return self._start(f"send to {self._name_of(to)}", lambda group: group.send([x], to, 0))
+        return self._message(f"send to {self._name_of(to)}", lambda group: group.send([x], to, 0))
 
     def receive(self, x: Tensor, source: int) -> Pending:
         check_other(self.world, source, "receive from")
-        return self._start(f"receive from {self._name_of(source)}", lambda group: group.recv([x], source, 0))
+        return self._message(f"receive from {self._name_of(source)}", lambda group: group.recv([x], source, 0))
 
     def _name_of(self, rank: int) -> str:
         return self._connection.world.name(self._ranks[rank])
 
     def _start(self, operation: str, begin: Begin, then: Callable[[], None] | None = None) -> Pending:
-        label = operation if self.call == AGREEMENT else f"{operation} for {self.call}"
-        return self._connection.start(self._holder, label, begin, then)
+        return self._connection.start(self._holder, self._named(operation), begin, then, collective=True)
+
+    def _message(self, operation: str, begin: Begin) -> Pending:
+        return self._connection.start(self._holder, self._named(operation), begin, None, collective=False)
+
+    def _named(self, operation: str) -> str:
+        return operation if self.call == AGREEMENT else f"{operation} for {self.call}"
 
     def close(self) -> None:
         if self._parent is None:
