@@ -8,9 +8,11 @@ import shutil
 import socket
 import ssl
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from paceline.communication.sockets import channel as channels
-from paceline.communication.sockets import framing
+from paceline.communication.sockets import framing, key_update
 from paceline.communication.sockets.channel import TLS, Channel, Late, Listener, connect
 from paceline.errors import MismatchError, PeerLostError, UnsupportedError
 from tests.communication.connections import HERE, SOON, both, pair
@@ -121,8 +123,9 @@ def test_workers_of_one_job_understand_each_other(job: Authority, tls: TLS) -> N
 def test_a_key_that_has_encrypted_too_much_is_said_once(
     tls: TLS, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two records of the first frame, one of each small one."""
+    """Two records of the first frame, one of each small one; on an interpreter that cannot renew it."""
     monkeypatch.setattr(framing, "MOST_RECORDS", 3)
+    monkeypatch.setattr(key_update, "_function", lambda: None)
     with pair(tls) as (near, far):
         near.send(1, body=torch.zeros(20_000, dtype=torch.uint8))
         far.receive(deadline_s=SOON)
@@ -130,9 +133,52 @@ def test_a_key_that_has_encrypted_too_much_is_said_once(
         for _ in range(3):
             near.send(2)
         assert [one.getMessage() for one in caplog.records if "with one key" in one.getMessage()] == [
-            "the connection to server has sent 3 records with one key, and AES-GCM's margin is for no more (RFC 8446, "
-            "5.5): see docs/security.md; a new connection has a new key"
+            "the connection to server has sent 3 records with one key, AES-GCM's margin is for no more (RFC 8446, "
+            "5.5), and this Python cannot renew it: see docs/security.md; a new connection has a new key"
         ]
+
+
+def test_keys_are_renewed_while_both_ends_send(tls: TLS, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenSSL tells of each KeyUpdate that leaves one end; what arrives is what was sent."""
+    updates: Counter[str] = Counter()
+
+    def seen(connection: Any, direction: str, version: int, content: int, kind: int, data: bytes) -> None:
+        updates[direction] += (content, kind) == (22, 24)  # a handshake message, and its type
+
+    own = TLS.client
+
+    def watched(self: TLS) -> ssl.SSLContext:
+        context = own(self)
+        context._msg_callback = seen  # type: ignore[attr-defined]
+        return context
+
+    monkeypatch.setattr(framing, "MOST_RECORDS", 40)
+    monkeypatch.setattr(TLS, "client", watched)
+    with pair(tls) as (near, far):
+
+        def talk(channel: Channel, value: int) -> None:
+            for number in range(100):
+                channel.send(1, [number], torch.full((50_000,), value, dtype=torch.uint8), deadline_s=SOON)
+
+        def listen(channel: Channel, value: int) -> None:
+            for number in range(100):
+                frame = channel.receive(deadline_s=SOON)
+                assert frame.numbers[0] == number and frame.body is not None and frame.body.eq(value).all()
+
+        both(
+            lambda: both(lambda: talk(near, 2), lambda: listen(near, 3)),
+            lambda: both(lambda: talk(far, 3), lambda: listen(far, 2)),
+        )
+        assert updates["write"] == near.keys_renewed > 10 and far.keys_renewed > 10
+        assert near.records_sent < 40 and far.records_sent < 40
+        assert near._sock.version() == "TLSv1.3"
+
+
+def test_no_key_is_renewed_in_a_layout_that_is_not_known(tls: TLS, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pair(tls) as (near, _):
+        assert key_update.renew(near._sock)  # type: ignore[arg-type]
+        monkeypatch.setattr(key_update, "_FIELDS", key_update._FIELDS + key_update._WORD)
+        assert not key_update.renew(near._sock)  # type: ignore[arg-type]
 
 
 def test_in_the_clear_there_are_no_records() -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.communication.sockets import key_update
 from paceline.communication.sockets.frames import (
     HEADER_BYTES,
     Closed,
@@ -45,7 +46,7 @@ _SLICE = 1 << 26
 _RECORD = 15_000  # bytes; up to this a small frame is one TLS record instead of two
 _RECORD_BYTES = 1 << 14  # of TLS, at most
 MOST_RECORDS = 23_726_566
-"""Records that one key of AES-GCM may encrypt: 2^24.5 (RFC 8446, 5.5). OpenSSL leaves its renewal to the program."""
+"""Records that one key of AES-GCM may encrypt: 2^24.5 (RFC 8446, 5.5)."""
 logger = logging.getLogger("paceline")
 _TLS_SLICE = 1 << 18  # a TLS connection allows one call at a time: short ones, so that reads and writes alternate
 
@@ -64,7 +65,8 @@ class Channel:
         identity: of the other end's certificate; None without TLS.
         bytes_sent: headers, notes and bodies of whole frames, without the overhead of TLS.
         bytes_received: the same for received frames.
-        records_sent: records of TLS that were sent with the connection's key; estimated from the calls.
+        records_sent: records of TLS that were sent with the present key; estimated from the calls.
+        keys_renewed: how often this end has renewed the key with which it sends.
         heard_at: when data were last received, on the monotonic clock.
         stall_s: seconds that the rest of a frame may take once it has begun, if a call gives no deadline.
     """
@@ -75,7 +77,7 @@ class Channel:
         self.limit = limit
         self.stall_s = STALL_S
         self.bytes_sent = 0
-        self.records_sent = 0
+        self.records_sent = self.keys_renewed = 0
         self.bytes_received = 0
         self.heard_at = time.monotonic()
         self._sock = sock
@@ -251,7 +253,7 @@ class Channel:
                 if self._tls:
                     with self._turn:
                         sent = self._sock.send(parts[0][: self._slice])
-                    self._count_records(sent)
+                        self._count_records(sent)
                 else:
                     sent = self._sock.sendmsg(parts)
             except AGAIN as error:
@@ -270,12 +272,16 @@ class Channel:
                     parts.pop(0)
 
     def _count_records(self, sent: int) -> None:
-        """Say once that the key has encrypted more than it should."""
+        """Renew the key long before it has encrypted too much; say once where that is not possible."""
         before, self.records_sent = self.records_sent, self.records_sent - (-sent // _RECORD_BYTES)
-        if before < MOST_RECORDS <= self.records_sent:
+        if self.records_sent < MOST_RECORDS // 2:
+            return
+        if key_update.renew(self._sock):  # type: ignore[arg-type]
+            self.records_sent, self.keys_renewed = 0, self.keys_renewed + 1
+        elif before < MOST_RECORDS <= self.records_sent:
             logger.warning(
-                "the connection to %s has sent %d records with one key, and AES-GCM's margin is for no more "
-                "(RFC 8446, 5.5): see docs/security.md; a new connection has a new key",
+                "the connection to %s has sent %d records with one key, AES-GCM's margin is for no more (RFC 8446, "
+                "5.5), and this Python cannot renew it: see docs/security.md; a new connection has a new key",
                 self.peer,
                 self.records_sent,
             )
