@@ -21,6 +21,7 @@ groups, and a worker that waits for an operation looks every few seconds whether
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import math
 import threading
@@ -225,15 +226,14 @@ class Connection:
     def _wait_and_look(self, handle: Any) -> None:
         """Wait until torch's operation has ended, or has not ended long after the connection failed elsewhere."""
         while True:
-            try:
+            with contextlib.suppress(RuntimeError):  # too long, or the operation's own error, which is raised below
                 handle.wait(timedelta(seconds=LOOK_EVERY_S))
-                return
-            except RuntimeError:
-                if handle.is_completed():
-                    raise
-                now, grace = time.monotonic(), LONGEST_CALL_S if self._responder.asked else STORE_GONE_S
-                if now > min(self._responder.over_at + grace, self._failed_at + LONGEST_CALL_S):
-                    raise RuntimeError("the connection has failed elsewhere, and this operation does not end") from None
+            if handle.is_completed():
+                break
+            now, grace = time.monotonic(), LONGEST_CALL_S if self._responder.asked else STORE_GONE_S
+            if now > min(self._responder.over_at + grace, self._failed_at + LONGEST_CALL_S):
+                raise RuntimeError("the connection has failed elsewhere, and this operation does not end")
+        handle.wait()
 
     def fail(self, operation: str, error: RuntimeError, number: int | None = None) -> NoReturn:
         """Find the cause and raise `PeerLostError`; the first thread that calls it asks the other workers."""
