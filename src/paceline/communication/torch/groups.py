@@ -275,24 +275,26 @@ class Connection:
         """Report what this worker waited for, wake the other workers, and collect reports and answers.
 
         Returns:
-            What each worker was doing ("silent" without a report); None if the store is gone.
+            What each worker was doing ("silent" without a report); None if the store is gone before all that live
+            can have answered.
         """
         now, size, keys = self._doing(), self.world.size, DiagnosisKeys(self._store, self._name)
         own = now if now.state == "waits" else replace(failed, at=now.at)
         doing = {self.world.rank: own}
+        began, longest, asked = time.monotonic(), min(LONGEST_CALL_S, max(1.0, self.timeout_s / 4)), False
         try:
             self._store.set(keys.failed(self.world.rank), own.pack())
             self._end_operations()
             self.drop()
-            began, asked = time.monotonic(), False
-            while len(doing) < size and time.monotonic() < began + min(LONGEST_CALL_S, max(1.0, self.timeout_s / 4)):
+            while len(doing) < size and time.monotonic() < began + longest:
                 keys.read(doing, range(size))
                 if not asked and time.monotonic() > began + ASK_AFTER_S:  # by then the waiting workers have reported
                     asked = True
                     keys.ask(rank for rank in range(size) if rank not in doing)
                 time.sleep(0.02)
-        except Exception:  # the store is gone: no worker can be named
-            return None
+        except Exception:  # the store is gone
+            if not asked or time.monotonic() < began + longest / 2:
+                return None  # no worker can be named
         finally:
             self._end_operations()
             self.drop()
