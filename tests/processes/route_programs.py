@@ -20,7 +20,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from paceline.communication import Transport, connect
-from paceline.communication.torch import gloo_sockets, groups
+from paceline.communication.torch import gloo_sockets
 from paceline.communication.torch import transport as process
 from paceline.errors import ClosedError, PeerLostError
 from paceline.rules.codec.dense import Dense
@@ -278,7 +278,6 @@ def unending(directory: Path, lost: str) -> None:
     """
     if lost == "lost":
         gloo_sockets.shut_down = lambda ports: None
-        groups.LOOK_EVERY_S, groups.LONGEST_CALL_S = 0.1, 1.0
     all_here(directory)
     transport = connect(600)
     pair = transport.part([[0], [1, 2]])

@@ -47,8 +47,9 @@ ASK_AFTER_S = 0.3
 """Seconds for the workers' own reports, before the responders are asked."""
 LONGEST_CALL_S = 5.0
 """Most seconds for all reports and answers; less if a quarter of the deadline is less."""
-LOOK_EVERY_S = 5.0
-"""Seconds that a worker waits for an operation before it looks whether the connection has failed at another worker."""
+LOOK_EVERY_S = 1.0
+"""Seconds that a worker waits for an operation before it looks whether the connection has failed at another worker, and
+that an operation may take to end after that. So it learns of a failure while the others still collect reports."""
 STORE_GONE_S = 30.0
 """Seconds that an operation may take after the store is gone: rank 0 may have ended well and left its last data."""
 DROP_S = 1.0
@@ -230,8 +231,8 @@ class Connection:
                 handle.wait(timedelta(seconds=LOOK_EVERY_S))
             if handle.is_completed():
                 break
-            now, grace = time.monotonic(), LONGEST_CALL_S if self._responder.asked else STORE_GONE_S
-            if now > min(self._responder.over_at + grace, self._failed_at + LONGEST_CALL_S):
+            now, grace = time.monotonic(), LOOK_EVERY_S if self._responder.asked else STORE_GONE_S
+            if now > min(self._responder.over_at + grace, self._failed_at + LOOK_EVERY_S):
                 raise RuntimeError("the connection has failed elsewhere, and this operation does not end")
         handle.wait()
 
