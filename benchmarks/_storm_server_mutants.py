@@ -12,6 +12,7 @@ from paceline.update.server.durability import Durability
 from paceline.update.server.failures import Failures
 from paceline.update.server.ledger_client import SocketLedgerClient
 from paceline.update.server.owner import REPLICA, ShardServer
+from paceline.update.server.partial_pushes import PartialPushes, PushedAlone
 from paceline.update.server.push_numbers import PushNumbers
 from paceline.update.server.quorum import Quorum
 from paceline.update.server.replication import Replicas
@@ -70,6 +71,17 @@ def _leases_before_reports() -> Any:
     return _instead(SocketLedgerClient, "lost", at_once)
 
 
+def _reports_at_once() -> Any:
+    report = PartialPushes.report
+
+    def at_once(self: Any) -> None:
+        for rank in self._context.membership.live:
+            self._heard[rank] |= set(self._context.membership.lost)
+        report(self)
+
+    return _instead(PartialPushes, "report", at_once)
+
+
 SERVER_MUTANTS: dict[str, Plant] = {
     "a push that is sent again is applied again": _applies_again,
     "a push counts before it is replicated": _safe_at_once,
@@ -81,6 +93,10 @@ SERVER_MUTANTS: dict[str, Plant] = {
     "a minority goes on": lambda: _instead(Quorum, "missed", lambda *_: True),
     "a worker goes on though the others lost it": lambda: _instead(Failures, "_declared_lost", _nothing),
     "a new keeper leases before all have reported": _leases_before_reports,
+    "samples that some shards have are leased with others": lambda: _instead(Ledger, "pushed", _nothing),
+    "minibatches that some shards have are pushed with others": lambda: _instead(PushedAlone, "hand_out", _nothing),
+    "the keeper leases before it knows what shards have": lambda: _instead(PartialPushes, "known", True),
+    "an owner says what it has before all know of the loss": _reports_at_once,
     "leases of a lost worker are not returned": lambda: _instead(Ledger, "lost", _nothing),
 }
 """By what is wrong."""

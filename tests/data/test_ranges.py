@@ -53,6 +53,14 @@ def test_no_two_ranges_touch(changes: list[tuple[bool, Range]]) -> None:
 
 
 @property_test
+@given(changes, st.integers(0, 40))
+def test_where_a_run_ends(changes: list[tuple[bool, Range]], place: int) -> None:
+    ours, theirs = made(changes)
+    end = next((k for k in range(place, 1000) if (k in theirs) != (place in theirs)), None)
+    assert ours.run_end(place) == end
+
+
+@property_test
 @given(changes, bounds)
 def test_what_lies_between_two_numbers(changes: list[tuple[bool, Range]], asked: Range) -> None:
     ours, theirs = made(changes)

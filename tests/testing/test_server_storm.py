@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,25 @@ FOUND = {
     4529: "after a late death a worker asked workers that had ended for the model that it had already",
 }
 """Seeds that failed before a mend."""
+REPEATED = [
+    ("asgd(period=8)", 3),
+    ("asgd(period=8)", 211),
+    ("asgd(hold=3)", 59),
+    ("asgd(hold=3)", 219),
+    ("ssp(staleness=2, period=3)", 10),
+    ("ssp(staleness=2, period=3)", 234),
+]
+"""Seeds in which samples of a lost worker's last push were pushed again together with others."""
 
 
 @pytest.mark.parametrize("seed", [0, 1, *FOUND])
 def test_a_storm_over_the_server(seed: int) -> None:
     assert storm(seed, SETTINGS).problems == []
+
+
+@pytest.mark.parametrize(("rule", "seed"), REPEATED)
+def test_pushes_of_several_minibatches_repeat_no_sample(rule: str, seed: int) -> None:
+    assert storm(seed, replace(SETTINGS, rule=rule)).problems == []
 
 
 def test_a_seed_has_one_history() -> None:

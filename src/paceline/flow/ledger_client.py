@@ -42,6 +42,9 @@ class ControlLedgerClient:
             self._join()
             self._control.wait_news(LOOK_EVERY_S)
 
+    def hand_out(self, marks: list[Mark]) -> None:
+        """Does nothing: an exchange is committed as a whole, or not at all."""
+
     def leave_early(self, loader: int, epoch: int, marks: list[Mark]) -> None:
         """This worker ends its pass before the epoch is over, and returns these places of its leases."""
         self._control.tell("left", loader, epoch, [list(mark) for mark in marks])

@@ -30,6 +30,7 @@ GOOD: list[tuple[FrameKind, tuple[int, ...], Any, torch.Tensor | None]] = [
     (FrameKind.OUT, (3, 1), "it was silent", None),
     (FrameKind.LEASE, (1, 0, 0, 40, 1, 16, 0), None, None),
     (FrameKind.DONE, (), None, None),
+    (FrameKind.COVERS, (), [[1, 3], *ROWS], None),
 ]
 BAD: list[tuple[int, tuple[int, ...], Any, torch.Tensor | None, str]] = [
     (200, (), None, None, "no worker sends a frame of kind 200"),
@@ -48,6 +49,9 @@ BAD: list[tuple[int, tuple[int, ...], Any, torch.Tensor | None, str]] = [
     (FrameKind.LEASE, (1, 0, 0, 40, 0, 16, 0), None, None, "a request for 16 units of 0 samples"),
     (FrameKind.OUT, (4, 1), "it was silent", None, "worker 4 of 4 is said to be lost"),
     (FrameKind.REPLICA, (3, 1), {"piece": "3"}, BODY, "a replica is of a shard"),
+    (FrameKind.COVERS, (), [], None, "begins with lost workers"),
+    (FrameKind.COVERS, (), [[4]], None, "begins with lost workers"),
+    (FrameKind.COVERS, (), [[1], [0, 0, 4]], None, "sample ranges are"),
 ]
 
 

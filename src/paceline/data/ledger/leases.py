@@ -15,6 +15,9 @@ class Leases(Protocol):
     def ask(self, question: Question) -> Mark | None:
         """A lease, or None; with `dry`, None means that the epoch is over for all workers."""
 
+    def hand_out(self, marks: list[Mark]) -> None:
+        """The program gets a batch of these places next: push work that must not be mixed with it."""
+
     def leave_early(self, loader: int, epoch: int, marks: list[Mark]) -> None:
         """This worker ends its pass before the epoch is over, and returns these places of its leases."""
 

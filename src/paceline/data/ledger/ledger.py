@@ -16,6 +16,9 @@ A lease is sized by measured speed: a worker gets half of its speed share of wha
 (one, before its first mark). So leases shrink towards the end of an epoch, and all workers reach it at nearly the same
 time (C. Polychronopoulos and D. Kuck, IEEE Trans. Computers, 1987: guided self-scheduling).
 
+Where the model is in shards, a lost worker's last updates may be in some of them only. Places of which a shard says so
+are leased again, but never together with others (:mod:`paceline.update.server.partial_pushes`).
+
 Nothing here waits or sends. One worker keeps the ledger (:mod:`paceline.update.server`). A mark travels inside the push
 that it belongs to, so that both are applied, or neither.
 """
@@ -48,6 +51,7 @@ class Ledger:
         self._waiting: set[int] = set()
         self._history = History()
         self._speeds = Speeds()
+        self._pushed: dict[tuple[int, int], Ranges] = {}  # of epochs that are not over
         self.repeated = 0
 
     # -- requests and marks -----------------------------------------------------------------------
@@ -196,6 +200,20 @@ class Ledger:
                 ledger.free.remove(low, high)
                 ledger.leased.setdefault(worker, Ranges()).add(low, high)
 
+    def pushed(self, marks: Iterable[Sequence[int]]) -> None:
+        """Some shards hold updates from these places, also where they are not done."""
+        self._pushed = {key: places for key, places in self._pushed.items() if not self._over(key)}
+        for loader, epoch, begin, end in marks:
+            if not self._over((loader, epoch)):
+                self._pushed.setdefault((loader, epoch), Ranges()).add(begin, end)
+
+    def is_pushed(self, mark: Mark) -> bool:
+        """Whether some shards may hold updates from these leased places."""
+        return mark[2] in self._pushed.get(mark[:2], Ranges())
+
+    def _over(self, key: tuple[int, int]) -> bool:
+        return key not in self._epochs and self._epochs.is_over(*key)
+
     # -- replicas ---------------------------------------------------------------------------------
 
     def news(self, reader: int) -> Any:
@@ -251,7 +269,8 @@ class Ledger:
         )
         first = next(iter(ledger.free))[0]
         size = (first // question.unit + units) * question.unit - first
-        taken = ledger.free.take(size)
+        end = self._pushed.get((loader, epoch), Ranges()).run_end(first)
+        taken = ledger.free.take(size if end is None else min(size, end - first))
         assert taken is not None
         ledger.leased.setdefault(worker, Ranges()).add(*taken)
         ledger.dry.discard(worker)

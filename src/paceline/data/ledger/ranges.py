@@ -39,6 +39,13 @@ class Ranges:
         k = bisect_right(self._begins, place) - 1
         return k >= 0 and place < self._ends[k]
 
+    def run_end(self, place: int) -> int | None:
+        """Where the run of numbers ends that are in it, or not in it, as `place` is; None if it has no end."""
+        k = bisect_right(self._begins, place) - 1
+        if k >= 0 and place < self._ends[k]:
+            return self._ends[k]
+        return self._begins[k + 1] if k + 1 < len(self._begins) else None
+
     @property
     def total(self) -> int:
         return sum(self._ends) - sum(self._begins)

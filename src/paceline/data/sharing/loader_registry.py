@@ -69,6 +69,7 @@ class LoaderRegistry:
         self._steps: deque[tuple[int, list[list[int]]]] = deque()  # step -> [epoch, batches] of each loader
         self._rows: list[list[int]] = []  # the last of them
         self._in_hand: list[Mark] = []  # handed out, but not yet in a push
+        self._coming: list[Mark] = []  # of the batch that is handed out now
 
     def share(self, loader: Iterable[Any], even: bool = False) -> SharedLoader:
         """This worker's part of `loader`; the same object for the same loader, the same position for the same data.
@@ -160,6 +161,10 @@ class LoaderRegistry:
 
     def handed_out(self, samples: int, nominal: int, marks: list[Mark]) -> None:
         """A batch goes to the program; `samples` is 0 if unknown."""
+        if self.leases is not None:
+            self._coming = marks
+            self.leases.hand_out(marks)
+            self._coming = []
         self._since[0] += samples
         self._since[1] += 1
         self._batches += 1
@@ -188,7 +193,7 @@ class LoaderRegistry:
     def holding(self) -> list[Mark]:
         """The leased places whose work is not pushed yet."""
         held = [mark for position in self._positions for mark in (*position.begun(), *position.held)]
-        return [*self._in_hand, *held]
+        return [*self._in_hand, *self._coming, *held]
 
     @property
     def epoch(self) -> int:

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is checked of an asynchronous run at its end.
 
-Every sample is in every shard exactly once for each epoch, unless the run itself said that it is not: samples that it
-reported as repeated may be repeated so often, and shards that went on from pulled values, of which nobody knows what is
-in them, are left out.
+Every sample is in every shard exactly once for each epoch. Left out are only shards of which the run itself said that
+they went on from pulled values: nobody knows what is in them.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +16,6 @@ from torch import Tensor
 
 from paceline.data.ledger.ledger import Ledger
 from paceline.rules.topology.sharded import UNIT
-
-REPEATED = re.compile(r"(\d+) samples .* twice")
 
 
 @dataclass
@@ -47,7 +43,6 @@ class Worker:
         error: that ended it.
         killed: whether it was.
         service: that it has attached.
-        repeated: samples that it reported as repeated in its shards.
         pulled: shards that it took over from pulled values, and said so.
         early: samples that it leased as a new keeper of the ledger, before the worker that holds them said so.
     """
@@ -57,7 +52,6 @@ class Worker:
     error: BaseException | None = None
     killed: bool = False
     service: Any = None
-    repeated: int = 0
     pulled: set[int] = field(default_factory=set)
     early: int = 0
     _server: Any = None
@@ -81,10 +75,7 @@ class Worker:
 
     def note(self, kind: str, **fields: Any) -> None:
         """An event of its log."""
-        if kind == "inexact":
-            found = REPEATED.match(fields["what"])
-            self.repeated += int(found[1]) if found else 0
-        elif kind == "takeover" and fields["from"] == "last pulled values":
+        if kind == "takeover" and fields["from"] == "last pulled values":
             self.pulled |= set(self._server.shards)
         if kind in ("inexact", "takeover", "lost", "error"):
             self._told(kind, ", ".join(f"{name} {value}" for name, value in fields.items()))
@@ -189,21 +180,18 @@ def _heirs(one: Worker, other: Worker) -> list[str]:
 
 
 def _counts(one: Worker, workers: Sequence[Worker], epochs: int, samples: int) -> list[str]:
-    """Samples that are lost or repeated, and no worker said so."""
+    """Samples that are lost or repeated."""
     assert one.ended is not None
     times = one.ended.times
     unknown = set().union(*(worker.pulled for worker in workers))
     known = times[[number for number in range(len(times)) if number not in unknown]]
-    said = sum(worker.repeated for worker in workers)
-    if said:  # compensation for delays sees what a repeated sample added first, and adds a part of it
-        known = torch.where(known > epochs, known.ceil(), known)
     if not torch.equal(known, known.round()):
         return ["shards have parts of samples"]
     more = known[:, :samples] - epochs
     lost, repeated = int((-more).clamp(min=0).sum()), int(more.clamp(min=0).sum())
-    if lost or repeated > said or known[:, samples:].any():
+    if lost or repeated or known[:, samples:].any():
         return [
-            f"rank {one.rank} ends with {lost} lost and {repeated} repeated, of which {said} were reported; in shards "
+            f"rank {one.rank} ends with {lost} lost and {repeated} repeated; in shards "
             f"{[number for number in range(len(times)) if bool((times[number, :samples] != epochs).any())]}"
         ]
     return []

@@ -38,9 +38,25 @@ class FrameKind(IntEnum):
     SAFE = 23
     ALIVE = 24
     HERE = 25
+    COVERS = 26
 
 
-LEDGER = (FrameKind.LEASE, FrameKind.LEFT, FrameKind.ENDS, FrameKind.DONE, FrameKind.WAITS, FrameKind.HOLDS)
+LEDGER = (
+    FrameKind.LEASE,
+    FrameKind.LEFT,
+    FrameKind.ENDS,
+    FrameKind.DONE,
+    FrameKind.WAITS,
+    FrameKind.HOLDS,
+    FrameKind.COVERS,
+)
 """Handled by the worker that keeps the ledger."""
-BACKGROUND = (FrameKind.SAFE, FrameKind.REPLICA, FrameKind.CLOCKS, FrameKind.OUT, FrameKind.ALIVE)
+BACKGROUND = (
+    FrameKind.SAFE,
+    FrameKind.REPLICA,
+    FrameKind.CLOCKS,
+    FrameKind.OUT,
+    FrameKind.ALIVE,
+    FrameKind.COVERS,
+)
 """Sent by background threads: they do not show that the sender's program makes progress."""

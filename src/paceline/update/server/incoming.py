@@ -46,6 +46,11 @@ def check(frame: Frame, size: int) -> None:
         raise MismatchError(f"a replica is of a shard, got {note.get('piece')!r:.80}")
     if kind in (FrameKind.MARKS, FrameKind.LEFT, FrameKind.DONE, FrameKind.HOLDS):
         _marks(note or [])
+    if kind == FrameKind.COVERS:
+        _rows(note)
+        _marks(note[1:])
+        if not note or not all(0 <= rank < size for rank in note[0]):
+            raise MismatchError(f"a frame of kind {kind} begins with lost workers, got {note!r:.80}")
     if kind in (FrameKind.SAFE, FrameKind.CLOCKS):
         _rows(note or [])
     if kind == FrameKind.PUSH and min(numbers[3], numbers[4], numbers[5]) < 0:

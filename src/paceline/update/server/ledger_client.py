@@ -3,8 +3,8 @@
 
 Samples are done when every shard has the push that they went into, at its owner and at its successor; their worker
 reports that. So samples that a lost worker had pushed to some owners only are leased again, and the shards that have
-them skip them (:mod:`.push_numbers`). An idle worker first makes all of its pushes safe. Then it polls the ledger: the
-answer is work that a lost worker left, or that the epoch is over for all workers.
+them skip them (:mod:`.push_numbers`, :mod:`.partial_pushes`). An idle worker first makes all of its pushes safe. Then
+it polls the ledger: the answer is work that a lost worker left, or that the epoch is over for all workers.
 
 When the keeper of the ledger is lost, the new owner of its shard keeps the ledger, at the state that it last knew. It
 leases nothing before every live worker has reported which samples it holds; all other samples that are not done are
@@ -27,6 +27,7 @@ from paceline.update.server.context import ServiceContext
 from paceline.update.server.durability import Durability
 from paceline.update.server.failures import Failures
 from paceline.update.server.frames import FrameKind
+from paceline.update.server.partial_pushes import PartialPushes, PushedAlone
 from paceline.update.server.peers import Peers
 from paceline.update.server.shard import LEDGER_SHARD
 
@@ -64,6 +65,7 @@ class SocketLedgerClient:
 
     Attributes:
         idle: whether other workers need not wait for this worker's clock.
+        partial: what the living workers say after a loss.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class SocketLedgerClient:
         self._context, self._peers, self._failures, self._durability = context, peers, failures, durability
         self._data, self._ledger = data, data.ledger
         self.idle = False
+        self.partial, self._alone = PartialPushes(context, peers, data.ledger), PushedAlone(data.push_rest)
         self._numbers = 0
         self._answers: dict[int, tuple[int, ...]] = {}
         self._question: tuple[int, Question] | None = None
@@ -97,7 +100,9 @@ class SocketLedgerClient:
             self.report()
             kind, *mark = self._inquire(first)
             if kind == LeaseAnswer.WORK:
-                loader, epoch, begin, end = mark[:4]
+                loader, epoch, begin, end, again = mark[:5]
+                if again:
+                    self._alone.leased((loader, epoch, begin, end))
                 return loader, epoch, begin, end
             if kind == LeaseAnswer.OVER or not question.dry:
                 return None
@@ -157,6 +162,10 @@ class SocketLedgerClient:
             self.idle = False
             self._announce_idle()
 
+    def hand_out(self, marks: list[Mark]) -> None:
+        """Push what must not be mixed with the next batch, which is of these places."""
+        self._alone.hand_out(marks)
+
     def leave_early(self, loader: int, epoch: int, marks: list[Mark]) -> None:
         """End this worker's pass before the epoch is over, and return these sample ranges of its leases."""
         self._tell(FrameKind.LEFT, (loader, epoch), [list(mark) for mark in marks])
@@ -215,6 +224,8 @@ class SocketLedgerClient:
             elif frame.kind == FrameKind.HOLDS:
                 self._ledger.holds(rank, frame.note or ())
                 self._unreported.discard(rank)
+            elif frame.kind == FrameKind.COVERS:
+                self.partial.reported(rank, frame.note)
 
     def _lease(self, rank: int, numbers: tuple[int, ...]) -> tuple[int, ...]:
         _, loader, epoch, total, unit, most, dry = numbers[:7]
@@ -223,11 +234,11 @@ class SocketLedgerClient:
             unreported = sorted(self._unreported)
         self._failures.give_up_silent(unreported, "did not say what data it holds", self._keeper_since)
         with self._ledger.lock:
-            if self._unreported or not self._keeps:
+            if self._unreported or not self._keeps or not self.partial.known:
                 return (LeaseAnswer.NOTHING,)
             mark = self._ledger.ask(rank, question, runtime.monotonic())
             if mark is not None:
-                return LeaseAnswer.WORK, *mark
+                return LeaseAnswer.WORK, *mark, int(self._ledger.is_pushed(mark))
             if self._ledger.over(loader, epoch):
                 return (LeaseAnswer.OVER,)
             holders = self._ledger.holders(loader, epoch)
@@ -250,6 +261,7 @@ class SocketLedgerClient:
             self._report_due = True
             if self._question is not None:
                 self._send_question()
+        self.partial.report()
 
     # -- checkpoints ------------------------------------------------------------------------------
 

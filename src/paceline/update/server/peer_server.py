@@ -125,6 +125,7 @@ class PeerServer:
             parts.shards.tick(self._rank, frame.note)
         elif frame.kind == FrameKind.OUT:
             parts.failures.told(numbers[0], str(frame.note), bool(numbers[1]))
+            parts.ledger_client.partial.told(self._rank, numbers[0])
         elif frame.kind in LEDGER:
             parts.ledger_client.handle(self._rank, self._channel, frame)
         elif frame.kind == FrameKind.IDLE:

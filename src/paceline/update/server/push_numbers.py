@@ -5,7 +5,8 @@ Every worker numbers its pushes by its clock. A push whose number the shard has 
 was lost before the sender knew that a replica holds the push. So sending a push again is harmless.
 
 The last push of a worker that dies may have reached only some shards. Its samples go to another worker, which pushes
-them to all shards; those that have them already skip them. So each shard remembers which samples are in it.
+them to all shards; those that have them already skip them. So each shard remembers which samples are in it. Such
+samples are pushed again one minibatch at a time (:mod:`.partial_pushes`), so that a shard has all of a push or none.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.ledger.ranges import Ranges
 
 EPOCHS = 8
@@ -64,6 +66,10 @@ class PushNumbers:
         """Drop all but the last epochs."""
         for key in sorted(key for key in self._covered if key[0] == loader)[:-EPOCHS]:
             del self._covered[key]
+
+    def marks(self) -> list[Mark]:
+        """The samples that are in the shard, of the last epochs."""
+        return [(*key, begin, end) for key, places in self._covered.items() for begin, end in places]
 
     def state(self) -> dict[str, Any]:
         """The state for a replica or a checkpoint, as JSON types."""

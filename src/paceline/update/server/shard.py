@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.core import runtime
+from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.ledger.ledger import Ledger
 from paceline.rules.outer.arrival import Push
 from paceline.update.server.push_numbers import PushNumbers
@@ -56,6 +57,7 @@ class ParameterShard:
         self._update_rule = update_rule(anchor)
         self._keeps_origins = keeps_origins
         self.origins: dict[int, dict[int, Tensor]] = {}  # worker -> version -> the values that it pulled
+        self._left: set[int] = set()  # workers whose pushes come too late: what they had pushed has been counted
         self._spare: list[Tensor] = []  # memory of such values that are not needed any more
         self._first = anchor.clone() if keeps_origins else None
 
@@ -70,6 +72,8 @@ class ParameterShard:
         The samples of a refused push count as done: they would be refused again.
         """
         with self.lock:
+            if incoming.sender in self._left:
+                return 0
             self.version = max(self.version, incoming.version)  # a replica may be older than what a worker has pulled
             self.clocks.tick(incoming.sender, incoming.clock)
             if not self.numbered.is_new(incoming.sender, incoming.clock, incoming.marks):
@@ -117,8 +121,14 @@ class ParameterShard:
     def leave(self, rank: int) -> None:
         """Forget worker `rank`, which is done or lost."""
         with self.lock:
+            self._left.add(rank)
             self.clocks.leave(rank)
             self.origins.pop(rank, None)
+
+    def marks(self) -> list[Mark]:
+        """The samples that are in it, of the last epochs."""
+        with self.lock:
+            return self.numbered.marks()
 
     @torch.no_grad()
     def state(self) -> dict[str, Any]:

@@ -62,6 +62,9 @@ class SimulatedLedgerClient:
     def _over(self, question: Question) -> bool:
         return self._ledger.over(question.loader, question.epoch)
 
+    def hand_out(self, marks: list[Mark]) -> None:
+        """Nothing: no worker is lost, so that no push is in some shards only."""
+
     def leave_early(self, loader: int, epoch: int, marks: list[Mark]) -> None:
         """End this worker's pass before the epoch is over, and return these sample ranges of its leases."""
         self._ledger.leave_early(self._rank, loader, epoch, marks)
