@@ -71,17 +71,6 @@ def _leases_before_reports() -> Any:
     return _instead(SocketLedgerClient, "lost", at_once)
 
 
-def _reports_at_once() -> Any:
-    report = PartialPushes.report
-
-    def at_once(self: Any) -> None:
-        for rank in self._context.membership.live:
-            self._heard[rank] |= set(self._context.membership.lost)
-        report(self)
-
-    return _instead(PartialPushes, "report", at_once)
-
-
 SERVER_MUTANTS: dict[str, Plant] = {
     "a push that is sent again is applied again": _applies_again,
     "a push counts before it is replicated": _safe_at_once,
@@ -96,11 +85,6 @@ SERVER_MUTANTS: dict[str, Plant] = {
     "samples that some shards have are leased with others": lambda: _instead(Ledger, "pushed", _nothing),
     "minibatches that some shards have are pushed with others": lambda: _instead(PushedAlone, "hand_out", _nothing),
     "the keeper leases before it knows what shards have": lambda: _instead(PartialPushes, "known", True),
-    "an owner says what it has before all know of the loss": _reports_at_once,
     "leases of a lost worker are not returned": lambda: _instead(Ledger, "lost", _nothing),
 }
 """By what is wrong."""
-
-OPEN = (224,)
-"""Seeds that fail without a planted bug: of two workers that lost both of their connections, one goes on and ends, and
-the other takes it for dead."""

@@ -69,6 +69,7 @@ def test_a_process_of_this_host_is_known_to_be_gone() -> None:
             theirs = [*mine[:2], str(child.pid), stat.read().rpartition(")")[2].split()[19]]
         assert not is_gone(theirs)
         child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert is_gone(theirs), "also before anybody has waited for it"
     assert is_gone([*mine[:2], str(os.getpid()), "0"]), "another process has its number now"
     assert not is_gone(["another kernel", *theirs[1:]]) and not is_gone([])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from paceline.core import runtime
 from paceline.errors import PeerLostError
 from paceline.update.server.context import ServiceContext
-from paceline.update.server.quorum import Identity, Quorum, is_gone
+from paceline.update.server.quorum import DYING_S, Identity, Quorum, is_gone
 
 OUT_S = 0.25
 """A frame that declares this worker lost may arrive so long after the other connection has ended."""
@@ -59,7 +59,7 @@ class Failures:
 
         The other connection to it may still hold unread frames: a goodbye, or one that declares this worker lost.
         """
-        context, members = self._context, self._context.membership
+        context, members, began = self._context, self._context.membership, runtime.monotonic()
         with context.changed:
             patience = GOODBYE_S if rank in members.finished else OUT_S
             ended = lambda: context.over or members.done_with(rank)  # noqa: E731
@@ -69,6 +69,8 @@ class Failures:
                     members.left.add(rank)
                 return
         gone = is_gone(self._identities[rank])  # first: this process may be stopped meanwhile
+        if context.stall_detector.paused(began - DYING_S):
+            gone = False  # the other one may have gone on before it ended
         stalled_s = context.stall_detector.stalled_s()
         if stalled_s and self._quorum.without(members.rank):
             self._declared_lost(f"this process stood still for {stalled_s:.0f} s")

@@ -89,12 +89,14 @@ class StallDetector:
         self._timeout_s, self._lock = timeout_s, runtime.Lock()
         self._silence_s = silence(timeout_s)
         self._beat_at = self._resumed_at = runtime.monotonic()
-        self._stalled_s = 0.0
+        self._stalled_s, self._paused_at = 0.0, -1.0
 
     def beat(self) -> float:
         """The time. One thread calls this all the time, others before they judge."""
         with self._lock:
             now = runtime.monotonic()
+            if now - self._beat_at > 4 * LOOK_EVERY_S:
+                self._paused_at = now
             if now - self._beat_at > max(4 * LOOK_EVERY_S, self._silence_s / 4):
                 self._resumed_at, self._stalled_s = now, now - self._beat_at
             self._beat_at = now
@@ -107,6 +109,11 @@ class StallDetector:
     def silent(self, since: float) -> bool:
         """Whether a worker whose last sign of life came at `since` has been silent for too long."""
         return self.beat() - max(since, self._resumed_at) > self._silence_s
+
+    def paused(self, since: float) -> bool:
+        """Whether this process was stopped for a second or longer, until later than `since`."""
+        self.beat()
+        return self._paused_at > since
 
     def stalled_s(self) -> float:
         """Seconds that this process was stopped recently, if other workers may have declared it lost; else 0."""

@@ -7,7 +7,8 @@ that are missed within a deadline of each other count as missed at once.
 
 Workers that have certainly stopped are not counted: those that announced that they leave, and processes of this host
 that the kernel no longer has; workers of that host tell the other hosts. So any number of workers of one host may be
-killed.
+killed. A process that lived on after its connection had ended is counted: it may have gone on without this worker,
+and ended well.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ Identity = list[str]
 """Kernel, process namespace, process id and start time; [] where /proc does not have them."""
 DYING_S = 1.0
 """How long a process may take to end after its connections are closed."""
+EXITING = 0x4
+"""The kernel's flag of a process that ends."""
 
 
 def majority(alive: set[int], counted: set[int]) -> bool:
@@ -78,16 +81,16 @@ def identity() -> Identity:
 
 
 def is_gone(who: Identity) -> bool:
-    """Whether that process has ended, or does within a second; False for processes of other hosts."""
+    """Whether that process has ended, or is ending and has within a second; False for processes of other hosts."""
     mine = identity()
     if not who or who[:2] != mine[:2]:
         return False
-    end = runtime.monotonic() + DYING_S
+    end, lived = runtime.monotonic() + DYING_S, _lives(int(who[2]), who[3], ending=False)
     while _lives(int(who[2]), who[3]):
         if runtime.monotonic() > end:
             return False
         runtime.sleep(0.01)
-    return True
+    return not lived
 
 
 def _fields(pid: int) -> list[str]:
@@ -98,11 +101,12 @@ def _since(pid: int) -> str:
     return _fields(pid)[19]  # in clock ticks since boot
 
 
-def _lives(pid: int, since: str) -> bool:
+def _lives(pid: int, since: str, ending: bool = True) -> bool:
+    """Whether the process is there; `ending`: also if it is ending."""
     if runtime.process() is not None:
         return runtime.lives(pid)
     try:
         fields = _fields(pid)
     except (OSError, IndexError):
         return False
-    return fields[0] not in "ZX" and fields[19] == since
+    return fields[0] not in "ZX" and fields[19] == since and (ending or not int(fields[6]) & EXITING)
