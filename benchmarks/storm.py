@@ -3,13 +3,13 @@
 
     python benchmarks/storm.py [--minutes 10] [--first 0] [--mutant-seeds 1000] [--jobs 2] [--out DIR] [--quick]
 
-`--minutes` are shared by the control plane with its ledger (two quarters), whole elastic runs with models and whole
-asynchronous runs. Then each planted bug of `_storm_mutants.py` is looked for in at most `--mutant-seeds` seeds of the
-control plane, or of whole runs where only these have it.
+`--minutes` are shared by the control plane with its ledger (a half), whole elastic runs with models, whole asynchronous
+runs, and lockstep runs that resume from checkpoint steps (a tenth). Then each planted bug of `_storm_mutants.py`,
+`_storm_server_mutants.py` and `_storm_steps_mutants.py` is looked for in at most `--mutant-seeds` seeds of the kind of
+storm that has it.
 
 The last line is a JSON object: `seeds` (of the control plane), `run_seeds` (of whole elastic runs), `server_seeds` (of
-asynchronous runs), `failed` and what failed
-seeds reported: samples `lost` and `repeated`, models that `diverged`, runs that got `stuck`, and what was `else`;
+asynchronous runs), `steps_seeds` (of runs that resume from steps), `failed` and what failed seeds reported: samples `lost` and `repeated`, models that `diverged`, runs that got `stuck`, and what was `else`;
 `faults` by kind; `mutants` (name -> the first seed that found it, or null) and `mutants_found`.
 """
 
@@ -25,14 +25,21 @@ import _quick
 import torch
 from _storm_mutants import MUTANTS, RUN_MUTANTS
 from _storm_server_mutants import SERVER_MUTANTS
+from _storm_steps_mutants import STEPS_MUTANTS
 
 from paceline.testing.storm.elastic import Outcome, StormSettings
 from paceline.testing.storm.seeds import WORKERS, Tally, storm, storms
 
 WORDS = {"lost": " lost", "repeated": " repeated", "diverged": "differ", "stuck": "stuck"}
-SHARES = {"control": 0.5, "run": 0.25, "server": 0.25}
+SHARES = {"control": 0.5, "run": 0.2, "server": 0.2, "steps": 0.1}
 """Of the minutes."""
-PLANTED = [*MUTANTS, *RUN_MUTANTS, *SERVER_MUTANTS]
+PLANTED = {
+    **{name: ("control", plant) for name, plant in MUTANTS.items()},
+    **{name: ("run", plant) for name, plant in RUN_MUTANTS.items()},
+    **{name: ("server", plant) for name, plant in SERVER_MUTANTS.items()},
+    **{name: ("steps", plant) for name, plant in STEPS_MUTANTS.items()},
+}
+"""Name -> the kind of storm that looks for it, and how it is planted."""
 
 
 def parse() -> argparse.Namespace:
@@ -41,12 +48,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--first", type=int, default=0, help="seed")
     parser.add_argument("--mutant-seeds", type=int, default=1000, help="at most, for each planted bug")
-    parser.add_argument("--mutants", nargs="*", choices=PLANTED, default=PLANTED)
+    parser.add_argument("--mutants", nargs="*", choices=list(PLANTED), default=list(PLANTED))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, help="folder for the JSON")
-    return _quick.parse(
-        parser, minutes=0.1, mutant_seeds=20, mutants=[PLANTED[0], *list(RUN_MUTANTS)[-1:], PLANTED[-1]]
-    )
+    quick = [next(iter(MUTANTS)), *list(RUN_MUTANTS)[-1:], *list(SERVER_MUTANTS)[-1:], next(iter(STEPS_MUTANTS))]
+    return _quick.parse(parser, minutes=0.1, mutant_seeds=20, mutants=quick)
 
 
 def run(kind: str, args: argparse.Namespace) -> Tally:
@@ -71,9 +77,9 @@ def what(outcomes: list[Outcome]) -> dict[str, int]:
 
 def hunt(name: str, seeds: int) -> int | None:
     """The first seed that finds a planted bug."""
-    kind = "run" if name in RUN_MUTANTS else "server" if name in SERVER_MUTANTS else "control"
+    kind, plant = PLANTED[name]
     settings = StormSettings(kind, workers=WORKERS[kind])
-    with {**MUTANTS, **RUN_MUTANTS, **SERVER_MUTANTS}[name]():
+    with plant():
         return next((seed for seed in range(seeds) if storm(seed, settings).problems), None)
 
 
@@ -81,20 +87,19 @@ def main() -> None:
     """Run the seeds, and plant the bugs."""
     args = parse()
     torch.set_num_threads(1)
-    control, whole, server = run("control", args), run("run", args), run("server", args)
+    tallies = {kind: run(kind, args) for kind in SHARES}
     logging.disable(logging.CRITICAL)
     mutants = {name: hunt(name, args.mutant_seeds) for name in args.mutants}
     for name, seed in mutants.items():
         print(f"{name:55} {'not found' if seed is None else f'found by seed {seed}'}", flush=True)
-    failed = [*control.failed, *whole.failed, *server.failed]
+    failed = [outcome for tally in tallies.values() for outcome in tally.failed]
     result = {
-        "seeds": control.seeds,
-        "run_seeds": whole.seeds,
-        "server_seeds": server.seeds,
-        "exchanges": control.exchanges + whole.exchanges + server.exchanges,
+        "seeds": tallies["control"].seeds,
+        **{f"{kind}_seeds": tally.seeds for kind, tally in tallies.items() if kind != "control"},
+        "exchanges": sum(tally.exchanges for tally in tallies.values()),
         "failed": len(failed),
         **what(failed),
-        "faults": dict(sorted((control.faults + whole.faults + server.faults).items())),
+        "faults": dict(sorted(sum((tally.faults for tally in tallies.values()), Counter()).items())),
         "mutants": mutants,
         "mutants_found": sum(seed is not None for seed in mutants.values()),
     }

@@ -29,6 +29,7 @@ from paceline.run.run import Run
 from paceline.testing.storm import disk_faults
 from paceline.testing.storm.elastic import CALM_S, STORM_S, TIMEOUT_S, Outcome, StormSettings
 from paceline.testing.storm.faults import KINDS, Faults, chosen
+from paceline.testing.storm.steps_checks import Resuming, StepChecks
 from paceline.testing.world.disk import SimDisk
 from paceline.testing.world.process import Process, SimMachine, World
 from paceline.testing.world.scheduler import Broken
@@ -78,6 +79,7 @@ class Attempt:
         addresses: of the workers' listeners, by rank.
         processes: by rank.
         attached: ranks that have got through `attach`.
+        resuming: what there was when the first rank began to look for a step.
         resumed: the minibatches at which each rank goes on.
         trained: whether a rank has made a step.
         closing: whether a rank has come to the end of its training.
@@ -89,6 +91,7 @@ class Attempt:
     addresses: dict[int, tuple[str, int]] = field(default_factory=dict)
     processes: list[Process] = field(default_factory=list)
     attached: set[int] = field(default_factory=set)
+    resuming: Resuming | None = None
     resumed: dict[int, int] = field(default_factory=dict)
     trained: bool = False
     closing: bool = False
@@ -130,9 +133,8 @@ class StepsStorm:
         self.tape: list[tuple[float, str]] = []
         self.workers: dict[int, Process] = {}
         self.history: dict[tuple[int, int], str] = {}
-        self.agreed = 0
+        self.checks = StepChecks(PLACE, [machine.disk for machine in self.of_rank], self.keep, self.problems)
         self.exchanges = 0
-        self.excused, self._failures = "", 0
         self._attempts: list[Attempt] = []
         self._launchers = 0
         self._started = 0
@@ -162,8 +164,8 @@ class StepsStorm:
         return [self.shared] if self.shared is not None else [machine.disk for machine in self.machines]
 
     def damaged(self, why: str) -> None:
-        """From now on a step that was agreed may be damaged or seem so."""
-        self.excused = why
+        """A bit of this file has flipped."""
+        self.checks.flipped(why)
 
     def second_launcher(self) -> None:
         """Start the same training a second time, at the same place, under another name."""
@@ -213,8 +215,9 @@ class StepsStorm:
     def _judge(self, attempt: Attempt, process: Process, error: BaseException) -> None:
         """Whether a worker may end so."""
         text = str(error)
-        if isinstance(error, CheckpointError) and "is whole" in text and self._may_be_damaged:
-            self._move_steps_away()
+        if isinstance(error, CheckpointError) and "is whole" in text:
+            if self.checks.none_is_whole(process.name, attempt.resuming):
+                self._move_steps_away()
         elif isinstance(error, CheckpointError) and attempt.trained:
             self.problems.append(f"{process.name} ended in its training: {text}")
         elif isinstance(error, CheckpointError) and not ("in use" in text or self.faults.counts):
@@ -224,13 +227,9 @@ class StepsStorm:
         elif not isinstance(error, PacelineError):
             self.problems.append(f"{process.name} ended: {error!r}")
 
-    @property
-    def _may_be_damaged(self) -> bool:
-        return bool(self.excused) or sum(disk.failures for disk in self.disks) > self._failures
-
     def _move_steps_away(self) -> None:
         """What the error asks the user for."""
-        self.agreed = 0
+        self.checks.moved_away()
         for disk in self.disks:
             disk.forget(PLACE)
 
@@ -248,6 +247,7 @@ class StepsStorm:
         )
         with Run(model, optimizer, rule_from_text(self.rule), settings) as run:
             self._attached(attempt, rank, run)
+            attempt.resuming = attempt.resuming or Resuming(self.checks)
             run.resume()
             self._resumed(attempt, rank, run.minibatches)
             share = run.share(DataLoader(list(range(self.samples)), 1, shuffle=True))  # type: ignore[arg-type]
@@ -287,11 +287,11 @@ class StepsStorm:
             if attempt.trains and other.run != attempt.run and other.trains:
                 self.problems.append(f"runs {other.run} and {attempt.run} both train at one place")
         writer = run._parts.checkpointer._writer
-        note = writer._note
+        note, tidy = writer._note, writer._store.tidy
 
         def told(kind: str, **about: Any) -> None:
             if kind == "save":
-                self.agreed = max(self.agreed, about["minibatches"])
+                self.checks.saved(about["minibatches"])
                 self.tape.append((self.world.now, f"rank {rank} has saved step {about['minibatches']}"))
             elif kind == "save_failed":
                 self.tape.append((self.world.now, f"rank {rank}: {about['why']}"))
@@ -299,16 +299,20 @@ class StepsStorm:
                     self.problems.append(f"rank {rank} could not save, and there was no fault: {about['why']}")
             note(kind, **about)
 
-        writer._note = told
+        def tidied(keep: int) -> None:
+            tidy(keep)
+            self.checks.tidied(self.of_rank[rank].disk)
+
+        writer._note, writer._store.tidy = told, tidied
 
     def _resumed(self, attempt: Attempt, rank: int, minibatches: int) -> None:
         attempt.resumed[rank] = minibatches
         if len(set(attempt.resumed.values())) > 1:
             self.problems.append(f"workers resume from different steps: {attempt.resumed}")
-        if minibatches < self.agreed and not self._may_be_damaged:
-            self.problems.append(f"rank {rank} resumes from step {minibatches}, and {self.agreed} was agreed")
+        assert attempt.resuming is not None
+        self.checks.resumed(attempt.processes[rank].name, minibatches, attempt.resuming)
         if len(attempt.resumed) == self.size:
-            self.agreed, self.excused, self._failures = minibatches, "", sum(disk.failures for disk in self.disks)
+            self.checks.all_resumed(minibatches)
 
     def _at(self, rank: int, minibatches: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """The bits of a worker after so many minibatches are always the same."""
@@ -343,4 +347,4 @@ class StepsStorm:
         return Outcome(self.seed, problems, faults.counts, faults.drawn, tape, self.exchanges, seconds, turns)
 
     def _situation(self) -> str:
-        return f"processes {[process.name for process in self.workers.values()]}, agreed step {self.agreed}"
+        return f"processes {[process.name for process in self.workers.values()]}, agreed steps {self.checks.agreed}"
