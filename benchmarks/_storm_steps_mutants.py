@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bugs that are planted into checkpoint steps: how they are written, kept, found and claimed; a storm has to find each."""
+"""Bugs that are planted into how checkpoint steps are written, kept, found and claimed; a storm has to find each."""
 
 from __future__ import annotations
 

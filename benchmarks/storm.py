@@ -9,8 +9,9 @@ runs, and lockstep runs that resume from checkpoint steps (a tenth). Then each p
 storm that has it.
 
 The last line is a JSON object: `seeds` (of the control plane), `run_seeds` (of whole elastic runs), `server_seeds` (of
-asynchronous runs), `steps_seeds` (of runs that resume from steps), `failed` and what failed seeds reported: samples `lost` and `repeated`, models that `diverged`, runs that got `stuck`, and what was `else`;
-`faults` by kind; `mutants` (name -> the first seed that found it, or null) and `mutants_found`.
+asynchronous runs), `steps_seeds` (of runs that resume from steps), `failed` and what failed seeds reported: samples
+`lost` and `repeated`, models that `diverged`, runs that got `stuck`, and what was `else`; `faults` by kind; `mutants`
+(name -> the first seed that found it, or null) and `mutants_found`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from paceline.checkpoint.steps import is_step
 from paceline.testing.storm.faults import Faults, Run
 from paceline.testing.world.disk import SimDisk
 
@@ -53,15 +54,18 @@ def drag(faults: Faults) -> str:
 
 
 def flip(faults: Faults) -> str:
-    """A bit of a file of a step flips."""
+    """A bit of a file of a step flips; in half of the cases one of the newest, and a worker is killed: it is read."""
     disk = _disk(faults)
     files = [file for file in disk.files() if "step-" in file.parent.name]
     if not files:
         return ""
-    file = faults.choose(files)
+    file, read = faults.choose(files), faults.number(0, 1)
+    if read:
+        newest = max((one.parent for one in files), key=lambda folder: (is_step(folder), folder))
+        file = faults.choose([one for one in files if one.parent == newest])
     disk.flip(file)
     _run(faults).damaged(str(file))
-    return str(file)
+    return f"{file}; killed: {faults.kill_worker() or 'nobody'}" if read else str(file)
 
 
 def unreadable(faults: Faults) -> str:

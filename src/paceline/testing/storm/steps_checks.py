@@ -126,7 +126,7 @@ class StepChecks:
         kinds = [match[2] for name in sorted(names) if (match := NAME.fullmatch(name))]
         most = {"": self._keep, ".old": 1, ".partial": 0, ".damaged": self._keep}
         if any(kinds.count(kind) > limit for kind, limit in most.items()):
-            self._problems.append(f"after it was tidied a disk holds {sorted(names)}, and {self._keep} steps were to be")
+            self._problems.append(f"a disk holds {sorted(names)} after it was tidied, and {self._keep} are to be kept")
 
 
 class Resuming:
