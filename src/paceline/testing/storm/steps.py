@@ -216,8 +216,8 @@ class StepsStorm:
         """Whether a worker may end so."""
         text = str(error)
         if isinstance(error, CheckpointError) and "is whole" in text:
-            if self.checks.none_is_whole(process.name, attempt.resuming):
-                self._move_steps_away()
+            self.checks.none_is_whole(process.name, attempt.resuming)
+            self.checks.moved_away()  # what the error asks the user for
         elif isinstance(error, CheckpointError) and attempt.trained:
             self.problems.append(f"{process.name} ended in its training: {text}")
         elif isinstance(error, CheckpointError) and not ("in use" in text or self.faults.counts):
@@ -226,12 +226,6 @@ class StepsStorm:
             self.problems.append(f"{process.name} lost a peer, and there was no fault: {text}")
         elif not isinstance(error, PacelineError):
             self.problems.append(f"{process.name} ended: {error!r}")
-
-    def _move_steps_away(self) -> None:
-        """What the error asks the user for."""
-        self.checks.moved_away()
-        for disk in self.disks:
-            disk.forget(PLACE)
 
     # -- a worker ---------------------------------------------------------------------------------
 

@@ -69,13 +69,15 @@ class StepChecks:
             named: only those that have their own name on a disk.
         """
         suffixes = WHERE[:2] if named else WHERE
-        found = {
+        return {number for number in self._there(suffixes) if self._is_whole(number)}
+
+    def _there(self, suffixes: Sequence[str]) -> set[int]:
+        return {
             int(match[1])
             for disk in dict.fromkeys(self._disks)
             for file in disk.files(self._place)
             if (match := NAME.fullmatch(file.parent.name)) and match[2] in suffixes
         }
-        return {number for number in found if self._is_whole(number)}
 
     def _is_whole(self, number: int) -> bool:
         manifests = [self._manifest(disk, rank, number) for rank, disk in enumerate(self._disks)]
@@ -109,16 +111,21 @@ class StepChecks:
         self.damaged = {one for one in self.damaged if one <= number}
         self._failures = self.failures()
 
-    def none_is_whole(self, who: str, before: Resuming | None) -> bool:
-        """A worker says so and ends; whether it may be."""
+    def none_is_whole(self, who: str, before: Resuming | None) -> None:
+        """A worker says so, and ends; the user then takes all steps away."""
         there = self.whole()
-        if there and not (before is None or self._failed(before.failures)):
+        if there and before is not None and not self._failed(before.failures):
             self._problems.append(f"{who} says that no step is whole, and {sorted(there)} are")
-        return self.newest == 0
+        elif self.newest:
+            self._problems.append(f"{who} says that no step is whole, and {self.newest} was agreed")
+        elif self._there(WHERE[:2]) and not (self.damaged or self._failed(self._failures)):
+            self._problems.append(f"{who} says that no step is whole, and nothing has damaged one")
 
     def moved_away(self) -> None:
         """The user has taken all steps away."""
         self.agreed, self.damaged = [], set()
+        for disk in dict.fromkeys(self._disks):
+            disk.forget(self._place)
 
     def tidied(self, disk: SimDisk) -> None:
         """A worker has removed from a disk what is not needed any more."""
