@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from paceline.errors import RuleError
 from paceline.testing.storm.elastic import StormSettings
 from paceline.testing.storm.seeds import FAULTS, storm
 from paceline.testing.storm.steps import in_lockstep
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from _storm_steps_mutants import STEPS_MUTANTS
 
 STEPS = StormSettings("steps")
 FOUND = {
@@ -28,6 +34,23 @@ def test_a_storm_over_steps(seed: int) -> None:
 def test_more_storms_over_steps(first: int) -> None:
     for seed in range(first, first + 4):
         assert storm(seed, STEPS).problems == [], seed
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "faults"),
+    [
+        ("each worker resumes from its own newest step", 6, ()),
+        ("sums of a step's files are not looked at", 0, ("flip",)),
+        ("files of a step are not synced", 5, ()),
+        ("the folder is not synced after a step's rename", 29, ()),
+        ("an old step is deleted before the new one is safe", 25, ()),
+    ],
+)
+def test_planted_bugs_are_found(name: str, seed: int, faults: tuple[str, ...]) -> None:
+    settings = StormSettings("steps", faults)
+    assert storm(seed, settings).problems == []
+    with STEPS_MUTANTS[name]():
+        assert storm(seed, settings).problems != []
 
 
 def test_a_seed_has_one_history() -> None:

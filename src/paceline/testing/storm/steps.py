@@ -325,7 +325,7 @@ class StepsStorm:
         """Let it go to its end."""
         problems = self.problems
         try:
-            if not self.world.run(lambda: self._over and not self.workers, STORM_S + CALM_S):
+            if not self.world.run(lambda: bool(problems) or (self._over and not self.workers), STORM_S + CALM_S):
                 problems.append(f"stuck: {self._situation()}")
         except Broken as error:
             problems.append(f"{error}: {self._situation()}")

@@ -46,8 +46,13 @@ class StepChecks:
 
     def saved(self, number: int) -> None:
         """All workers have written a step."""
-        if number not in self.agreed:
-            self.agreed = sorted([*self.agreed, number])
+        if (
+            number in self.agreed
+        ):  # of the first that says so: later ones may say it when the step is too old to be kept
+            return
+        self.agreed = sorted([*self.agreed, number])
+        if number not in self.damaged | self.whole():
+            self._problems.append(f"step {number} is said to be written, and is not whole")
 
     @property
     def newest(self) -> int:
