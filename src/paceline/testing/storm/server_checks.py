@@ -127,7 +127,8 @@ def problems_of(workers: Sequence[Worker], epochs: int, samples: int, safe: set[
         for one in workers
         if one.early
     ]
-    if 2 * len(safe) > size and all(one.service is not None for one in workers):  # a death while all begin ends all
+    begun = all(one.service is not None for one in workers)  # a death while all begin ends all
+    if 2 * len(safe) > size and (begun or ended):
         problems += [
             f"rank {rank} did not come to the end, and no fault happened to ranks {sorted(safe)}: {workers[rank].error}"
             for rank in sorted(safe)
