@@ -21,6 +21,7 @@ from torch import nn
 import paceline
 from paceline.checkpoint import claim, files, saving
 from paceline.checkpoint.claim import DirectoryClaim
+from paceline.checkpoint.store import DirectoryStore
 from paceline.core.disk import LocalDisk
 from paceline.errors import CheckpointError, MismatchError, UnsupportedError
 from tests.checkpoint.test_exact import kept, steps
@@ -289,3 +290,14 @@ def test_a_step_that_is_a_link_is_not_followed_and_a_place_that_is_one_is(tmp_pa
     outs = resumed(tmp_path / "place")
     assert len(outs[0].losses) == 12 - 6  # the step before it
     assert sorted(one.name for one in elsewhere.iterdir()) == before
+
+
+@pytest.mark.parametrize("left", ["step-000000001.old", "step-000000002.old"])
+def test_what_was_renamed_goes_with_its_step(left: str, tmp_path: Path) -> None:
+    """A process was killed after it had put a new step in the place of one of the same number."""
+    store = DirectoryStore(tmp_path)
+    for name in ("step-000000002", "step-000000003", "step-000000004", left):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / files.MANIFEST).write_text("{}")
+    store.tidy(2)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["step-000000003", "step-000000004"]

@@ -83,6 +83,10 @@ class DirectoryStore:
         """The directory of a step."""
         return self._path / step_name(number)
 
+    def _paths(self, number: int) -> tuple[Path, Path]:
+        """Where a step's directory can be: at its own name, or renamed to make room for its successor."""
+        return self.path(number), self._path / (step_name(number) + ".old")
+
     def name(self, number: int) -> str:
         return str(self.path(number))
 
@@ -118,7 +122,8 @@ class DirectoryStore:
         whole = [number for number in numbers if disk.is_file(self.path(number) / MANIFEST)]
         half = [number for number in numbers if whole and number < whole[-1] and number not in whole]
         for number in [*whole[:-keep], *half]:  # half: of an earlier process that was killed while it removed them
-            remove(self.path(number))
+            for path in self._paths(number):
+                remove(path)
         there = [self._path / name for name in disk.names(self._path)]
         aside = [entry for entry in there if _kind(entry) == "damaged"]
         unfinished = [entry for entry in there if _kind(entry) == "partial"]
@@ -128,7 +133,7 @@ class DirectoryStore:
     def set_aside(self, numbers: Iterable[int]) -> None:
         disk = runtime.disk()
         for number in numbers:
-            for path in (self.path(number), self.path(number).with_name(step_name(number) + ".old")):
+            for path in self._paths(number):
                 target = path.with_name(step_name(number) + ".damaged")
                 with contextlib.suppress(FileNotFoundError):  # another host that shares the disk was first
                     if disk.exists(path) and disk.exists(target):
