@@ -32,7 +32,7 @@ from paceline.testing.storm.elastic import Outcome, StormSettings
 from paceline.testing.storm.seeds import WORKERS, Tally, storm, storms
 
 WORDS = {"lost": " lost", "repeated": " repeated", "diverged": "differ", "stuck": "stuck"}
-SHARES = {"control": 0.5, "run": 0.2, "server": 0.2, "steps": 0.1}
+SHARES = {"control": 0.62, "run": 0.16, "server": 0.13, "steps": 0.09}
 """Of the minutes."""
 PLANTED = {
     **{name: ("control", plant) for name, plant in MUTANTS.items()},

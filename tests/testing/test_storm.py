@@ -24,6 +24,7 @@ FOUND = {
     1957: "the same with one partition",
     150: "after a full disk a server gave a generation's number again, and two generations exchanged states",
     2603: "the same; a worker ended with a repeated sample",
+    13525: "a server told what it had read from a record whose rename its killed predecessor had not synced",
     28: "the record was renamed and its folder not synced: after a power failure the run began anew",
 }
 """Seeds that failed before a mend."""

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from paceline.errors import CheckpointError
 from paceline.flow.control import log_file
+from paceline.testing.world.process import World
 
 STATE = {"exchange": 12, "gone": [[3, "it was silent for 0.8 s"]], "waited": 0.125, "books": {"saved": {"a": [1, 2]}}}
 
@@ -39,3 +41,26 @@ def test_no_flipped_bit_goes_unseen(tmp_path: Path) -> None:
         path.write_bytes(bytes(data))
         with pytest.raises(CheckpointError):
             log_file.read(path)
+
+
+def test_what_was_read_stays_if_power_fails() -> None:
+    """The writer is killed before it has synced the folder; the reader tells others what it has read."""
+    path, newer = Path("/record"), {**STATE, "exchange": 13}
+    for seed in range(20):
+        world = World(seed)
+        machine = world.machine("a")
+        found: list[object] = []
+
+        def run(program: Callable[[], object], fault: bool = False) -> None:
+            process = machine.start(program, "control")  # noqa: B023
+            if fault:
+                machine.disk.armed = (4, process.kill)  # noqa: B023  # after the write, its sync and the rename
+            world.run(lambda: process.dead, 10.0)  # noqa: B023
+
+        run(lambda: log_file.write(path, STATE))
+        run(lambda: log_file.write(path, newer), fault=True)
+        for _ in range(2):
+            run(lambda: found.append(log_file.read(path)))  # noqa: B023
+            machine.fail()
+        world.close()
+        assert found == [newer, newer]

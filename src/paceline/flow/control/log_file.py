@@ -36,11 +36,17 @@ def write(path: Path, state: dict[str, Any]) -> None:
 def read(path: Path) -> dict[str, Any] | None:
     """The last written record; None if there is no file.
 
+    It is on the disk for sure when this returns. The process that renamed it may have been killed before it had synced
+    the folder, and the reader will tell workers what is in it.
+
     Raises:
         CheckpointError: the file is damaged, or of another kind.
     """
+    disk = runtime.disk()
     try:
-        said = json.loads(runtime.disk().read(path))
+        said = json.loads(disk.read(path))
+        disk.sync(path)
+        disk.sync_folder(path.parent)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
