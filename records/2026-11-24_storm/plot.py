@@ -16,11 +16,12 @@ import matplotlib.pyplot as plt
 def main(folder: Path) -> None:
     """Read result.json, and write plot.png."""
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5), width_ratios=(2, 3))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 10), width_ratios=(2, 3))
     faults = sorted(result["faults"].items(), key=lambda one: one[1])
     left.barh([name.replace("_", " ") for name, _ in faults], [count for _, count in faults], color="#0072b2")
     left.set_xlabel("times that it happened")
-    left.set_title(f"faults in {result['seeds'] + result['run_seeds']:,} seeds")
+    seeds_of_all = sum(result[name] for name in ("seeds", "run_seeds", "server_seeds", "steps_seeds"))
+    left.set_title(f"faults in {seeds_of_all:,} seeds")
     mutants = sorted(result["mutants"].items(), key=lambda one: -1 if one[1] is None else -one[1])
     seeds = [0 if seed is None else seed + 1 for _, seed in mutants]
     right.barh([name for name, _ in mutants], seeds, color="#d55e00")
