@@ -3,10 +3,10 @@
 
     python benchmarks/storm.py [--minutes 10] [--first 0] [--mutant-seeds 1000] [--jobs 2] [--out DIR] [--quick]
 
-`--minutes` are shared by the control plane with its ledger (a half), whole elastic runs with models, whole asynchronous
-runs, and lockstep runs that resume from checkpoint steps (a tenth). Then each planted bug of `_storm_mutants.py`,
-`_storm_server_mutants.py` and `_storm_steps_mutants.py` is looked for in at most `--mutant-seeds` seeds of the kind of
-storm that has it.
+`--minutes` are shared by the control plane with its ledger (the most), whole elastic runs with models, whole
+asynchronous runs, and lockstep runs that resume from checkpoint steps (`SHARES`). Then each planted bug of
+`_storm_mutants.py`, `_storm_server_mutants.py` and `_storm_steps_mutants.py` is looked for in at most `--mutant-seeds`
+seeds of the kind of storm that has it.
 
 The last line is a JSON object: `seeds` (of the control plane), `run_seeds` (of whole elastic runs), `server_seeds` (of
 asynchronous runs), `steps_seeds` (of runs that resume from steps), `failed` and what failed seeds reported: samples

@@ -104,6 +104,11 @@ def own_sum(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
+def renamed(path: Path) -> Path:
+    """Where a checkpoint's directory is while a new one takes its place."""
+    return path.with_name(path.name + ".old")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file and sync it to disk."""
     disk = runtime.disk()
@@ -117,7 +122,7 @@ def write_text(path: Path, text: str) -> None:
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint, with the `directory` of its files."""
     disk = runtime.disk()
-    places = [path, path.with_name(path.name + ".old"), path.with_name(path.name + ".partial")]
+    places = [path, renamed(path), path.with_name(path.name + ".partial")]
     found = next((one for one in places if disk.is_file(one / MANIFEST)), path)  # others: killed between two renames
     file = found / MANIFEST
     if not disk.is_file(file):

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from paceline.checkpoint.agreement import all_well
-from paceline.checkpoint.files import MANIFEST
+from paceline.checkpoint.files import MANIFEST, renamed
 from paceline.checkpoint.loading import FoundCheckpoint, everywhere, load, look, newest, step_of
 from paceline.checkpoint.remote import local_path, parent_and_number
 from paceline.checkpoint.steps import is_step
@@ -70,7 +70,7 @@ class CheckpointFinder:
         """A checkpoint, or the newest of a directory of steps."""
         store = store_for(path)
         disk = runtime.disk()
-        single = disk.is_file(path / MANIFEST) or disk.is_folder(path.with_name(path.name + ".old")) or is_step(path)
+        single = disk.is_file(path / MANIFEST) or disk.is_folder(renamed(path)) or is_step(path)
         steps = not single and disk.is_folder(path) and bool(store.numbers())
         told = self._transport.gather_json([single, steps])
         if not any(one[0] for one in told) and any(one[1] for one in told):

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from paceline.checkpoint.agreement import Working, all_well, without_beats
-from paceline.checkpoint.files import MANIFEST, MARK, OURS, Content, manifest_text, write_model, write_rank
+from paceline.checkpoint.files import MANIFEST, MARK, OURS, Content, manifest_text, renamed, write_model, write_rank
 from paceline.checkpoint.files import write_text as write_durably
 from paceline.communication import Transport
 from paceline.core import runtime
@@ -151,7 +151,7 @@ def _start_over(path: Path, partial: Path, mark: str) -> None:
     if disk.exists(path):
         _remove_old(path)
     else:
-        _refuse_others(path.with_name(path.name + ".old"))
+        _refuse_others(renamed(path))
     disk.make_folder(partial)
     disk.write(partial / MARK, mark.encode())
 
@@ -205,7 +205,7 @@ def merged(sums: list[dict[str, str]]) -> dict[str, str]:
 
 def _replace(partial: Path, path: Path) -> None:
     """Replace the old directory by the new one."""
-    old, disk = path.with_name(path.name + ".old"), runtime.disk()
+    old, disk = renamed(path), runtime.disk()
     if disk.exists(path):  # else `old` may be all there is, after a kill between the two renames
         _remove_old(path)
         disk.replace(path, old)
@@ -216,7 +216,7 @@ def _replace(partial: Path, path: Path) -> None:
 
 def _remove_old(path: Path) -> None:
     """Remove what was renamed to make room for `path`, once no power failure can give it its name back."""
-    old, disk = path.with_name(path.name + ".old"), runtime.disk()
+    old, disk = renamed(path), runtime.disk()
     if disk.exists(old):
         disk.sync_folder(path.parent)
         remove(old)

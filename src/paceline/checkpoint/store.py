@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from paceline.checkpoint.agreement import Working
 from paceline.checkpoint.claim import Claim, DirectoryClaim
-from paceline.checkpoint.files import MANIFEST, Content
+from paceline.checkpoint.files import MANIFEST, Content, renamed
 from paceline.checkpoint.saving import remove, write
 from paceline.checkpoint.steps import STEP, Needed, step_name
 from paceline.communication import Transport
@@ -85,7 +85,7 @@ class DirectoryStore:
 
     def _paths(self, number: int) -> tuple[Path, Path]:
         """Where a step's directory can be: at its own name, or renamed to make room for its successor."""
-        return self.path(number), self._path / (step_name(number) + ".old")
+        return self.path(number), renamed(self.path(number))
 
     def name(self, number: int) -> str:
         return str(self.path(number))

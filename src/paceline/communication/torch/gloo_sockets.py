@@ -13,24 +13,18 @@ import contextlib
 import os
 import socket
 import stat
-import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 Made = TypeVar("Made")
-_making = threading.Lock()
 DESCRIPTORS = "/dev/fd"
 
 
 def make(build: Callable[[], Made]) -> tuple[Made, int | None]:
-    """What `build` makes, and the port at which it listens; None if it cannot be told apart from other threads' ports.
-
-    Only one thread of the process is in here at a time.
-    """
-    with _making:
-        before = _listening()
-        made = build()
-        new = _listening() - before
+    """What `build` makes, and the port at which it listens; None if another thread has begun to listen meanwhile."""
+    before = _listening()
+    made = build()
+    new = _listening() - before
     return made, new.pop() if len(new) == 1 else None
 
 

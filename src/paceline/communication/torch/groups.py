@@ -15,7 +15,7 @@ raises an error that says who waits for whom.
 A group with an operation in flight closes its sockets only when that ends. So a worker that has failed, or whose
 responder has been asked, first ends the connections (:mod:`paceline.communication.torch.gloo_sockets`). gloo can lose
 the end of an operation even so, if the peer dies between its "ready" and our data. So a thread of its own drops the
-groups, and a worker that waits for an operation looks every few seconds whether the connection has failed elsewhere.
+groups, and a worker that waits for an operation looks every second whether the connection has failed elsewhere.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Connection:
         self._ports: set[int] = set()  # at which its groups listen
         self._in_flight: set[TorchOperation] = set()
         self._operations = 0
-        self._failing = self._closed = False
+        self._closed = False
         self._failed_at = math.inf  # on the monotonic clock, seconds
         self._cause = self._reason = self._table = ""
         self._cause_known = threading.Event()
@@ -141,6 +141,10 @@ class Connection:
         self._user = threading.get_ident()  # presumably the training thread
         self._responder = Responder(self._store, name, rank, self._doing, self._end_operations)
         self.told: Callable[[list[dict[str, Any]]], None] | None = None
+
+    @property
+    def _failing(self) -> bool:
+        return self._failed_at < math.inf
 
     def open(self, label: str, ranks: list[int]) -> GroupHolder:
         """A group of `ranks` of the connection; all of them call this with the same new `label`."""
@@ -244,7 +248,7 @@ class Connection:
             traceback.clear_frames(error.__traceback__)  # torch's frames refer to the group
         with self._lock:
             first = not self._failing
-            self._failing, self._failed_at = True, min(self._failed_at, time.monotonic())
+            self._failed_at = min(self._failed_at, time.monotonic())
             number = self._operations if number is None else number
         if first:
             try:

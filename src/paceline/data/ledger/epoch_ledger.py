@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.data.ledger.ranges import Ranges
@@ -14,6 +15,14 @@ ENDLESS = 1 << 62
 """Number of places of an epoch whose length is unknown."""
 MOST = 16
 """The most units of a lease."""
+
+
+def by_epoch(marks: Iterable[Sequence[int]]) -> dict[tuple[int, int], Ranges]:
+    """The places of each (loader, epoch) that marks name."""
+    found: dict[tuple[int, int], Ranges] = {}
+    for loader, epoch, begin, end in marks:
+        found.setdefault((loader, epoch), Ranges()).add(begin, end)
+    return found
 
 
 @dataclass(frozen=True)

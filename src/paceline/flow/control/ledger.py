@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question
+from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question, by_epoch
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
 from paceline.errors import MismatchError
@@ -20,14 +20,6 @@ MOST_OPEN = 256
 """Epochs of all loaders for which one worker may ask at a time."""
 NOTHING, WORK, OVER = range(3)
 """Answers to a question: nothing at present; a lease; the epoch is over for all workers."""
-
-
-def _by_epoch(marks: Iterable[Mark]) -> dict[tuple[int, int], Ranges]:
-    """The places of each (loader, epoch)."""
-    found: dict[tuple[int, int], Ranges] = {}
-    for loader, epoch, begin, end in marks:
-        found.setdefault((loader, epoch), Ranges()).add(begin, end)
-    return found
 
 
 class ControlLedger:
@@ -94,7 +86,7 @@ class ControlLedger:
                 )
         for loader, epoch, begin, end in self._reported.get(worker, []):
             named.setdefault((loader, epoch), Ranges()).remove(begin, end)
-        leases = _by_epoch(self._ledger.held(worker))
+        leases = by_epoch(self._ledger.held(worker))
         for (loader, epoch), ranges in named.items():
             own = leases.get((loader, epoch), Ranges())
             if not ranges.without(own):
@@ -186,10 +178,10 @@ class ControlLedger:
         self._reported[worker] = [mark for mark in marks if mark not in accepted]
 
     def _owned(self, worker: int, marks: Sequence[Mark]) -> list[Mark]:
-        held = _by_epoch(self._ledger.held(worker))
+        held = by_epoch(self._ledger.held(worker))
         return [
             (*key, low, high)
-            for key, ranges in _by_epoch(marks).items()
+            for key, ranges in by_epoch(marks).items()
             for begin, end in ranges
             for low, high in held.get(key, Ranges()).within(begin, end)
         ]

@@ -36,6 +36,7 @@ class StepChecks:
 
     def __init__(self, place: Path, disks: Sequence[SimDisk], keep: int, problems: list[str]) -> None:
         self._place, self._disks, self._keep, self._problems = place, disks, keep, problems
+        self._each = list(dict.fromkeys(disks))  # hosts may share one
         self.agreed: list[int] = []
         self.damaged: set[int] = set()
         self._failures = 0
@@ -46,9 +47,7 @@ class StepChecks:
 
     def saved(self, number: int) -> None:
         """All workers have written a step."""
-        if (
-            number in self.agreed
-        ):  # of the first that says so: later ones may say it when the step is too old to be kept
+        if number in self.agreed:  # some worker said so before, perhaps long ago: the step may be too old to be kept
             return
         self.agreed = sorted([*self.agreed, number])
         if number not in self.damaged | self.whole():
@@ -62,7 +61,7 @@ class StepChecks:
 
     def failures(self) -> int:
         """Operations of all disks that failed."""
-        return sum(disk.failures for disk in dict.fromkeys(self._disks))
+        return sum(disk.failures for disk in self._each)
 
     def _failed(self, before: int) -> bool:
         return self.failures() > before
@@ -79,7 +78,7 @@ class StepChecks:
     def _there(self, suffixes: Sequence[str]) -> set[int]:
         return {
             int(match[1])
-            for disk in dict.fromkeys(self._disks)
+            for disk in self._each
             for file in disk.files(self._place)
             if (match := NAME.fullmatch(file.parent.name)) and match[2] in suffixes
         }
@@ -129,7 +128,7 @@ class StepChecks:
     def moved_away(self) -> None:
         """The user has taken all steps away."""
         self.agreed, self.damaged = [], set()
-        for disk in dict.fromkeys(self._disks):
+        for disk in self._each:
             disk.forget(self._place)
 
     def tidied(self, disk: SimDisk) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from paceline.data.ledger.epoch_ledger import Mark
+from paceline.data.ledger.epoch_ledger import Mark, by_epoch
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
 from paceline.update.server.context import ServiceContext
@@ -54,10 +54,8 @@ class PartialPushes:
         members = self._context.membership
         lost, others = set(members.lost), [rank for rank in members.live if rank != members.rank]
         if lost and all(self._heard[rank] >= lost for rank in others):
-            samples: dict[tuple[int, int], Ranges] = {}
-            for shard in list(self._context.server.shards.values()):
-                for loader, epoch, begin, end in shard.marks():
-                    samples.setdefault((loader, epoch), Ranges()).add(begin, end)
+            shards = list(self._context.server.shards.values())
+            samples = by_epoch(mark for shard in shards for mark in shard.marks())
             marks = [[*key, begin, end] for key, places in samples.items() for begin, end in places]
             self._peers[members.owners[LEDGER_SHARD]].say(FrameKind.COVERS, (), note=[sorted(lost), *marks])
 
