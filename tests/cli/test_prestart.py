@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from paceline.cli import launch
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.prestart import environment, prestart
 from paceline.cli.launch.rendezvous import rendezvous_of
 from paceline.cli.launch.spawn import Command
+from paceline.core import parent_death
 
 TELL = "import json, os, sys; json.dump(dict(os.environ), sys.stdout)"
 STAY = "import sys; sys.stdin.read(); import time; time.sleep(600)"
@@ -68,12 +69,16 @@ def test_what_torchrun_would_say_is_said() -> None:
     assert environment("run")["TORCHELASTIC_USE_AGENT_STORE"] == str(handler.use_agent_store)
 
 
-@pytest.mark.parametrize("name", ["cluster", "prestart", "parent_death", "signals", "spawn"])
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["cluster", "prestart", "forks", "signals", "spawn"])
 def test_it_needs_no_torch(name: str) -> None:
-    path = Path(launch.__file__).with_name(f"{name}.py")
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    program = f"import sys, paceline.cli.launch.{name}; print('torch' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
+    assert said.stdout.split() == ["False"]
+
+
+def test_what_is_executed_by_its_path_needs_the_standard_library_alone() -> None:
+    nodes = list(ast.walk(ast.parse(Path(parent_death.__file__).read_text(encoding="utf-8"))))
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-    assert imported, "nothing was found"
-    ours = {one for one in imported if one.startswith("paceline.cli.")}
-    assert not [one for one in imported - ours if one.split(".")[0] in ("torch", "paceline")]
+    assert imported and imported <= set(sys.stdlib_module_names)

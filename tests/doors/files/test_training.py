@@ -132,7 +132,7 @@ def test_a_loss_that_is_not_there_is_told() -> None:
 
 
 def test_a_starter_ends_the_tool_with_its_worker() -> None:
-    from paceline.cli.launch import parent_death
+    from paceline.core import parent_death
 
     run(plan(starter=[sys.executable, "-I", "-S", parent_death.__file__]))
     assert numbers("out.bin") == [0.375, 1.375, -1.625]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.console import refuse, refusing
-from paceline.cli.launch import parent_death
+from paceline.core import parent_death
 from paceline.errors import DataError
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.cli.launch import parent_death
+from paceline.cli.launch.forks import ForkedWorker, ForkServer
 from paceline.cli.launch.output_files import output_files
+from paceline.core import parent_death
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class WorkerProcess:
     """One process and the two files that take its output."""
 
     rank: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedWorker
     stdout: Path
     stderr: Path
 
@@ -36,6 +37,7 @@ class Command:
     of_rank: Callable[[int], Mapping[str, str]] = lambda rank: {}  # further variables of a rank
     may_lose: Callable[[int], bool] = lambda rank: False  # whether the run continues without this rank
     start: int = 0  # number of earlier starts
+    forks: ForkServer | None = None  # starts the workers; None: each is executed
 
 
 def spawn(command: Command, rank: int, coordinates: Mapping[str, str]) -> WorkerProcess:
@@ -45,6 +47,8 @@ def spawn(command: Command, rank: int, coordinates: Mapping[str, str]) -> Worker
     turn = f".{command.start + 1}" if command.start else ""
     stdout, stderr = (command.output / f"rank-{rank:03d}{turn}.{name}" for name in ("out", "err"))
     with output_files(stdout, stderr) as (out, err):
+        if command.forks is not None:
+            return WorkerProcess(rank, command.forks.start(command.arguments, environment, out, err), stdout, stderr)
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command.arguments],
             env=environment,

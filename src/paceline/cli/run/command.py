@@ -21,6 +21,7 @@ from paceline.cli.console.program_options import (
     RuleText,
     Timeout,
 )
+from paceline.cli.launch.forks import fork_server
 from paceline.cli.run import certificates, checks, dry_run, fixed, start, under_mpi, zero_lines
 from paceline.cli.run.conclusion import conclude
 from paceline.cli.run.elastic import ElasticOptions, print_plan, resume_run, start_run
@@ -122,13 +123,14 @@ def run(
     program = None if script is None else find(script, arguments, module)
     if program is None and (elastic is None or workers != 0):
         refuse("no program was given: paceline run [OPTIONS] PROGRAM [ARGUMENTS]")
-    opens_connections = checks.check_rule(rule)
     options = zero_lines.ZeroLineOptions(as_is, force_zero_lines, random_data)
     security = certificates.Security(tls, job, in_the_clear)
     security.check()
     asked_hosts = HostOptions(workers, hosts, host_index, master)
     mpi_process = None if is_elastic else under_mpi.process(asked_hosts)
     transport = under_mpi.check_transport(transport, mpi_process, is_elastic)
+    if is_elastic or mpi_process is not None:
+        checks.check_rule(rule)
     if is_elastic:
         zero_lines.refuse_elastic(program, options)
         if elastic is not None:
@@ -147,18 +149,21 @@ def run(
     log = log or job_log_directory(scheduler)
     variables = zero_lines.environment(cluster, bare, random_data) | start.chosen_transport(transport)
     if print_only:
+        checks.check_rule(rule)
         directory = dry_run.log_directory(log)
         added = start.environment(cluster, rule, directory) | dry_run.environment(cluster, security, directory)
         return dry_run.run(ctx, cluster, scheduler, command, added | variables, directory)
-    checks.free_port(cluster)
-    checks.warn_oversubscription(cluster.workers, quiet)
-    directory = checks.log_directory(log, cluster, overwrite)
-    announces = opens_connections and not quiet
-    added = fixed.environment(cluster, rule, directory, security, announces)
-    sign = fixed.signing(cluster, directory, security, announces)
-    started = time.monotonic()
-    outcome = fixed.launch(cluster, command, added | variables, directory, quiet, restarts, bare, sign)
-    code = conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
+    # before the launcher loads torch to check the rule: both load it at the same time
+    with fork_server(start.loaded(cluster) | variables if bare else None) as forks:
+        announces = checks.check_rule(rule) and not quiet
+        checks.free_port(cluster)
+        checks.warn_oversubscription(cluster.workers, quiet)
+        directory = checks.log_directory(log, cluster, overwrite)
+        added = fixed.environment(cluster, rule, directory, security, announces)
+        sign = fixed.signing(cluster, directory, security, announces)
+        started = time.monotonic()
+        outcome = fixed.launch(cluster, command, added | variables, directory, quiet, restarts, bare, sign, forks)
+        code = conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
     if code == 0 and zero_lines.work_not_shared(directory, options, program, cluster.size, rule):
         code = 1
     fixed.leave(code, outcome)

@@ -18,6 +18,7 @@ from paceline.cli.run.certificates import Security
 from paceline.cli.run.conclusion import failed
 
 if TYPE_CHECKING:
+    from paceline.cli.launch.forks import ForkServer
     from paceline.cli.launch.launch import Outcome
 
 
@@ -62,6 +63,7 @@ def launch(
     restarts: int = 0,
     rank_0_only: bool = False,
     of_rank: Callable[[int], Mapping[str, str]] = _nothing,
+    forks: ForkServer | None = None,
 ) -> Outcome:
     """Start the workers, show what they print, and wait for them; start all again after a failure, if asked to."""
     from paceline.cli.launch.spawn import Command
@@ -69,7 +71,7 @@ def launch(
 
     output = directory / "output"
     output.mkdir(exist_ok=True)
-    command = Command(arguments, added, output, of_rank, partial(failure.may_lose, directory))
+    command = Command(arguments, added, output, of_rank, partial(failure.may_lose, directory), forks=forks)
     with start.shown(directory, cluster.size, quiet, rank_0_only) as show:
         return launch_with_restarts(restarts, command, lambda command: start.follow(cluster, command, show), failed)
 

@@ -12,7 +12,6 @@ import importlib.util
 import os
 import re
 import shutil
-import sys
 import warnings
 import zipfile
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from paceline.cli.console import refuse
 from paceline.cli.console.program_options import own_arguments
+from paceline.cli.launch.forks import ZERO_LINES
 from paceline.doors.zero import module_file
 from paceline.errors import PacelineError
 
@@ -66,8 +66,7 @@ class Program:
         """The command of a worker, by way of `paceline.zero` where the program has zero lines of ours."""
         if self.is_tool:
             return self.typed
-        zero = ("-m", "paceline.zero") if zero_lines else ()
-        return [sys.executable, "-u", *zero, *self.typed]
+        return [*(ZERO_LINES if zero_lines else ZERO_LINES[:2]), *self.typed]
 
 
 def find(script: Path, arguments: Sequence[str] | None = None, module: bool = False) -> Program:

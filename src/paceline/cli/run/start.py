@@ -31,11 +31,15 @@ def environment(cluster: LaunchCluster, rule: str | None, directory: Path) -> di
         "PACELINE_LOG": str(directory),
         "PACELINE_RUN": secrets.token_hex(8),
         "PACELINE_TIMEOUT_S": f"{cluster.timeout_s:g}",
-        "PYTHONUNBUFFERED": "1",
+        **loaded(cluster),
     }
-    if "OMP_NUM_THREADS" not in os.environ:
-        added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // cluster.workers))
     return added | ({} if rule is None else {"PACELINE_RULE": rule, "PACELINE_RULE_ASKED": "1"})
+
+
+def loaded(cluster: LaunchCluster) -> dict[str, str]:
+    """Those that Python and its libraries read when they are loaded."""
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // cluster.workers))
+    return {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": threads}
 
 
 def chosen_transport(transport: str) -> dict[str, str]:

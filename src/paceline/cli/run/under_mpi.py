@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cli.console import err, refuse
-from paceline.cli.launch import parent_death
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks, failure, start, zero_lines
 from paceline.cli.run.certificates import Security
@@ -25,6 +24,7 @@ from paceline.cli.run.program import Program
 from paceline.cli.run.zero_lines import ZeroLineOptions
 from paceline.communication import schedulers
 from paceline.communication.schedulers import Worker
+from paceline.core import parent_death
 from paceline.core.world import host_name
 from paceline.errors import PacelineError
 

@@ -40,7 +40,7 @@ from paceline.data.streams.dataset import ShardStream
 from paceline.data.streams.reader import ShardAssignment, ShardReading
 from paceline.data.workers.batching import BatchRequest
 from paceline.data.workers.loader import Loading
-from paceline.errors import CheckpointError, UnsupportedError
+from paceline.errors import CheckpointError, PeerLostError, UnsupportedError
 
 if TYPE_CHECKING:
     from paceline.core.world import World
@@ -264,7 +264,9 @@ class Iteration:
         finally:
             if isinstance(assignment, LeasedAssignment):
                 if not complete and self._leases is not None:
-                    self._leases.leave_early(self._number, position.epoch, [*position.begun(), *assignment.held])
+                    held = [*position.begun(), *assignment.held]
+                    with contextlib.suppress(PeerLostError):  # a worker that was given up has no leases to return
+                        self._leases.leave_early(self._number, position.epoch, held)
                 assignment.held.clear()
                 position.begun = list
 

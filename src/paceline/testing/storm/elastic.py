@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from paceline.flow.control import ControlServer, Terms
 from paceline.observe.reports.elastic_events import event_text
 from paceline.testing.storm.faults import KINDS, Faults, chosen
 from paceline.testing.storm.tape import Played
+from paceline.testing.world.disk import SimDisk
 from paceline.testing.world.process import Process, SimMachine, World
 from paceline.testing.world.scheduler import Broken
 
@@ -94,10 +95,14 @@ class ElasticStorm(ABC):
     Attributes:
         limit_s: seconds in which all must come to the end.
         flight: whether the control plane writes a flight tape.
+        hosts_disk: that the workers' hosts share; None: each has its own.
+        kinds: faults to draw from, by name.
     """
 
     limit_s = STORM_S + CALM_S
     flight = False
+    hosts_disk: SimDisk | None = None
+    kinds: Mapping[str, Callable[[Faults], str]] = KINDS
 
     def __init__(self, seed: int, settings: StormSettings, without: Collection[int] = ()) -> None:
         self.settings = settings
@@ -114,7 +119,7 @@ class ElasticStorm(ABC):
         self.exchanges = 0
         self._over = False
         self._wanted, self._started = 0, 0
-        self.faults = Faults(self, chosen(KINDS, settings.faults), without)
+        self.faults = Faults(self, chosen(self.kinds, settings.faults), without)
         self._start_control()
         self.arrive()
 
@@ -136,7 +141,7 @@ class ElasticStorm(ABC):
         room = self._wanted < self.terms.max_workers
         if room:
             self._wanted += 1
-            self._start_worker(self.world.machine(f"host{self._wanted}"), program)
+            self._start_worker(self.world.machine(f"host{self._wanted}", self.hosts_disk), program)
         return room
 
     @abstractmethod
@@ -146,6 +151,11 @@ class ElasticStorm(ABC):
     @abstractmethod
     def program(self, done: Callable[[BaseException | None], None]) -> Callable[[], None]:
         """What a worker's process runs; `done` gets why it ended."""
+
+    def ends_the_run(self, error: BaseException | None) -> bool:
+        """Whether nobody is started any more after a worker has ended so."""
+        # Without a checkpoint a run ends, and says so, when all that held the model are gone.
+        return error is None or isinstance(error, (OverError, CheckpointError))
 
     @abstractmethod
     def check(self) -> None:
@@ -191,8 +201,7 @@ class ElasticStorm(ABC):
         self._started += 1
 
         def ended(error: BaseException | None) -> None:
-            # Without a checkpoint a run ends, and says so, when all that held the model are gone.
-            self._over = self._over or error is None or isinstance(error, (OverError, CheckpointError))
+            self._over = self._over or self.ends_the_run(error)
             if isinstance(error, (UnsupportedError, RuleError)):  # it cannot train, whatever happens
                 self.problems.append(str(error))
                 self._over = True

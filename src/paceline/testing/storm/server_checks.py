@@ -155,12 +155,16 @@ def _errors(workers: Sequence[Worker]) -> list[str]:
 
 
 def _sides(ended: Sequence[Worker]) -> list[str]:
-    """Two sides that both went on, and different models."""
+    """Two sides that both went on, and different models.
+
+    Of two workers that part, one cannot know whether its goodbye arrived. So one may take the other for lost once
+    neither has more to push; they still have the same model.
+    """
     found = []
     for one in ended:
         for other in ended:
             assert one.ended is not None and other.ended is not None
-            if other.rank in one.members.lost:
+            if other.rank in one.members.lost and other.rank not in one.members.finished:
                 found.append(f"ranks {one.rank} and {other.rank} both went on to the end, and one lost the other")
             elif one.rank < other.rank and not torch.equal(one.ended.times, other.ended.times):
                 found.append(f"ranks {one.rank} and {other.rank} end with models that differ")

@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A storm over whole elastic runs: `attach`, shared data, exchanges over rings, and a model that counts its samples."""
+"""A storm over whole elastic runs: `attach`, shared data, exchanges over rings, and a model that counts its samples.
+
+Some of the runs keep checkpoint steps, and go on from them when all workers are gone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch.utils.data import DataLoader
 
 from paceline.core import runtime
-from paceline.errors import PacelineError
+from paceline.errors import CheckpointError, PacelineError
 from paceline.rules.recipes import rule_from_text
 from paceline.run.run import Run
 from paceline.testing.storm.counting import Count, Counting, times
 from paceline.testing.storm.elastic import TIMEOUT_S, ElasticStorm
+from paceline.testing.storm.run_steps import PLACE, RUN_STEP_KINDS, drawn
+from paceline.testing.world.disk import SimDisk
 from paceline.update.engine.settings import Settings
 
 EXCHANGES = 200
@@ -32,6 +38,23 @@ class TrainingStorm(ElasticStorm):
         self.samples, self.epochs, self.rule = rng.randint(12, 40), rng.choice([1, 1, 2]), rng.choice(RULES)
         self.rule = self.settings.rule or self.rule
         self.ended: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.steps = drawn(self.seed, self.world, self.problems)
+        if self.steps is not None:
+            self.hosts_disk, self.kinds = self.steps.disk, RUN_STEP_KINDS
+
+    @property
+    def disks(self) -> list[SimDisk]:
+        """Those with steps."""
+        return [self.steps.disk] if self.steps is not None else []
+
+    def damaged(self, why: str) -> None:
+        """A bit of this file has flipped."""
+        if self.steps is not None:
+            self.steps.checks.flipped(why)
+
+    def ends_the_run(self, error: BaseException | None) -> bool:
+        lost = isinstance(error, CheckpointError) and self.steps is not None
+        return super().ends_the_run(error) and not lost  # the user takes damaged steps away, and starts again
 
     def program(self, done: Callable[[BaseException | None], None]) -> Callable[[], None]:
         def main() -> None:
@@ -50,14 +73,24 @@ class TrainingStorm(ElasticStorm):
         model = Counting(self.samples, self.epochs, EXCHANGES)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         address, port = self.place
+        steps = self.steps
         settings = Settings(control=f"{address}:{port}", timeout_s=TIMEOUT_S)
+        if steps is not None:
+            settings = replace(settings, checkpoint=PLACE, every_blocks=steps.every, keep=steps.keep)
         with Run(model, optimizer, rule_from_text(self.rule), settings) as run:
             members = run._parts.membership
             assert members is not None
             worker = members.control.worker
+            if steps is not None:
+                steps.watch(run)
+                steps.resume(run, f"worker {worker}", model)
+            seen = run.blocks
             share = run.share(DataLoader(list(range(self.samples)), 1, shuffle=True))  # type: ignore[arg-type]
             for epoch in range(run.epoch, self.epochs):
                 for ids in share:
+                    if steps is not None and run.blocks != seen:
+                        seen = run.blocks
+                        steps.exchanged(f"worker {worker}", seen, model)
                     runtime.sleep(low + (high - low) * rng.random())
                     model.count(ids, epoch, worker, run.blocks)
                     optimizer.step()

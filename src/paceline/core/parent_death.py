@@ -19,7 +19,7 @@ NOT_STARTED = 127  # as a shell says it
 
 def exec_worker(launcher: int, command: list[str]) -> int:
     """Execute `command`, which ends with the process `launcher`; returns an exit code only on failure."""
-    _request_death_signal()
+    request_death_signal()
     if os.getppid() != launcher:  # it ended before the request
         return 128 + signal.SIGKILL
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the worker would inherit that
@@ -31,7 +31,7 @@ def exec_worker(launcher: int, command: list[str]) -> int:
         return NOT_STARTED
 
 
-def _request_death_signal() -> None:
+def request_death_signal() -> None:
     """Ask the kernel for SIGKILL at the parent's death; without it the worker still runs."""
     try:
         import ctypes

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoint steps of an elastic run under a storm, on a disk that all hosts share and that outlasts them.
+
+When all workers that held the model are gone, the run goes on from its newest whole step, with the bits that it had
+there before. Which steps are whole is read off the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from paceline.errors import CheckpointError
+from paceline.run.run import Run
+from paceline.testing.storm import disk_faults
+from paceline.testing.storm.faults import KINDS, Faults
+from paceline.testing.storm.steps_checks import Resuming, StepChecks
+from paceline.testing.world.disk import SimDisk
+from paceline.testing.world.scheduler import Scheduler
+
+PLACE = Path("/runs/steps")
+SHARE = 0.4
+"""Of all seeds, so many have steps."""
+
+
+def kill_all(faults: Faults) -> str:
+    """All workers are killed at once: nobody holds the model any more."""
+    living = [one for one in faults.run.workers.values() if not one.dead]
+    for one in living:
+        one.kill()
+    return f"{len(living)} workers" if living else ""
+
+
+RUN_STEP_KINDS: dict[str, Callable[[Faults], str]] = {**KINDS, kill_all.__name__: kill_all, **disk_faults.OF_DISKS}
+"""Faults of elastic runs with steps, by name."""
+
+
+def drawn(seed: int, world: Scheduler, problems: list[str]) -> RunSteps | None:
+    """The steps of a seed's run; None: it has none. Nothing else that the seed decides depends on it."""
+    rng = random.Random(f"steps {seed}")
+    return RunSteps(rng, world, problems) if rng.random() < SHARE else None
+
+
+class RunSteps:
+    """The steps of one run.
+
+    Args:
+        rng: draws how often steps are taken, and how many are kept.
+        world: that they lie in.
+        problems: gets what is wrong.
+
+    Attributes:
+        disk: that all hosts share.
+        every: exchanges from one step to the next.
+        keep: how many are kept.
+        checks: of the disk.
+        resumed: how often a run went on from a step, or from the beginning after exchanges.
+    """
+
+    def __init__(self, rng: random.Random, world: Scheduler, problems: list[str]) -> None:
+        self.disk = SimDisk(world)
+        self.every, self.keep = rng.randint(1, 4), rng.randint(1, 3)
+        self.checks = StepChecks(PLACE, [self.disk], self.keep, problems)
+        self.resumed = 0
+        self._problems = problems
+        self._bits: dict[int, str] = {}  # of the model after each exchange, since the run last went on from a step
+
+    def watch(self, run: Run) -> None:
+        """See what this worker's writer does."""
+        checkpointer = run._parts.checkpointer
+        assert checkpointer is not None
+        writer = checkpointer._writer
+        note, tidy = writer._note, writer._store.tidy
+
+        def told(kind: str, **about: Any) -> None:
+            if kind == "save":
+                self.checks.saved(about["minibatches"])
+            note(kind, **about)
+
+        def tidied(keep: int) -> None:
+            tidy(keep)
+            self.checks.tidied(self.disk)
+
+        writer._note, writer._store.tidy = told, tidied  # type: ignore[method-assign]
+
+    def resume(self, run: Run, who: str, model: nn.Module) -> None:
+        """Let a worker resume."""
+        before, steps, monitor = Resuming(self.checks), [0], run._parts.context.monitor
+        note = monitor.note
+
+        def told(kind: str, **about: Any) -> None:
+            if kind == "resume":
+                steps.append(int(Path(about["path"]).name.partition("-")[2]))
+            note(kind, **about)
+
+        monitor.note = told  # type: ignore[method-assign]
+        try:
+            run.resume()
+        except CheckpointError as error:
+            if "is whole" in str(error):
+                self.checks.none_is_whole(who, before)
+                self.checks.moved_away()  # what the error asks the user for
+            raise
+        finally:
+            monitor.note = note  # type: ignore[method-assign]
+        elastic = run._parts.elastic
+        assert elastic is not None
+        if elastic.joining.given is None:  # nobody sent it the state
+            self._goes_on(who, steps[-1], run.blocks, model, before)
+
+    def _goes_on(self, who: str, step: int, exchanges: int, model: nn.Module, before: Resuming) -> None:
+        self.resumed += bool(self._bits)
+        self.checks.resumed(who, step, before)
+        self.checks.all_resumed(step)
+        self._bits = {number: bits for number, bits in self._bits.items() if number <= exchanges}
+        if step:
+            self.exchanged(who, exchanges, model)
+
+    def exchanged(self, who: str, exchange: int, model: nn.Module) -> None:
+        """A worker holds the model after so many exchanges."""
+        digest = hashlib.sha256()
+        for weights in model.parameters():
+            digest.update(weights.detach().numpy().tobytes())
+        if self._bits.setdefault(exchange, digest.hexdigest()) != digest.hexdigest():
+            self._problems.append(f"{who} has other bits after {exchange} exchanges than the run had before")
