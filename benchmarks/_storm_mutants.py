@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from paceline.checkpoint.store import DirectoryStore
 from paceline.flow.commit import CommittedExchange
 from paceline.flow.control import recovery
 from paceline.flow.control.client_connection import ClientConnection
@@ -19,6 +20,7 @@ from paceline.flow.control.membership import MembershipState
 from paceline.flow.control.server import ControlServer
 from paceline.flow.control.state_machine import StateMachine
 from paceline.flow.joining import Joining
+from paceline.flow.ledger_client import ControlLedgerClient
 from paceline.flow.membership import ElasticMembership
 from paceline.testing.world.process import _ProcessDisk
 
@@ -202,9 +204,16 @@ def _joins_without_the_state() -> Any:
     return _instead(Joining, "take_given", empty)
 
 
+def _passes_over_the_newest_step() -> Any:
+    numbers = DirectoryStore.numbers
+    return _instead(DirectoryStore, "numbers", lambda self: numbers(self)[:-1])
+
+
 RUN_MUTANTS: dict[str, Plant] = {
     "an exchange is applied before its commit": _applies_before_the_commit,
     "a repeated exchange has lost the contribution": _repeats_without_its_contribution,
     "a joining worker does not load the state": _joins_without_the_state,
+    "the newest step is passed over": _passes_over_the_newest_step,
+    "a resumed run forgets which samples are done": lambda: _instead(ControlLedgerClient, "expect", _nothing),
 }
 """Those that only whole runs have."""

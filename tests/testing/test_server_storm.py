@@ -34,9 +34,10 @@ FOUND_UNDER = [
     ("asgd(hold=3)", 219),
     ("ssp(staleness=2, period=3)", 10),
     ("ssp(staleness=2, period=3)", 234),
+    ("ssp(staleness=2, period=3)", 553),  # a goodbye was cut off after the end, which no protocol can exclude
 ]
-"""Rules and seeds that failed before a mend; but for the first, samples of a lost worker's last push were pushed again
-together with others."""
+"""Rules and seeds that failed before a mend; but for the first and the last, samples of a lost worker's last push were
+pushed again together with others."""
 
 
 @pytest.mark.parametrize("seed", [0, 1, *FOUND])

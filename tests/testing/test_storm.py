@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from paceline.testing.storm.faults import KINDS
 from paceline.testing.storm.seeds import shrunk, storm, storms
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-from _storm_mutants import MUTANTS
+from _storm_mutants import MUTANTS, RUN_MUTANTS
 
 FOUND = {
     471: "a worker whose goodbye was lost with the power of the control plane's machine had stopped its heartbeats",
@@ -90,3 +91,15 @@ def test_every_fault_happens() -> None:
 def test_a_rule_that_cannot_serve_ends_the_storm() -> None:
     outcome = storm(0, StormSettings("run", rule="bmuf(period=4, overlap=1)"))
     assert "overlap" in outcome.problems[0] and outcome.seconds < 1
+
+
+def test_a_run_goes_on_from_its_steps_when_all_workers_are_killed() -> None:
+    outcomes = [storm(seed, StormSettings("run", ("kill_all",))) for seed in range(6)]
+    assert all(outcome.problems == [] and outcome.exchanges for outcome in outcomes)
+    assert sum((outcome.faults for outcome in outcomes), start=Counter())["kill_all"] > 6
+
+
+@pytest.mark.parametrize("name", ["the newest step is passed over", "a resumed run forgets which samples are done"])
+def test_bugs_of_steps_are_found(name: str) -> None:
+    with RUN_MUTANTS[name]():
+        assert any(storm(seed, StormSettings("run", ("kill_all",))).problems for seed in range(6))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,16 @@ RUN_STEP_KINDS: dict[str, Callable[[Faults], str]] = {**KINDS, kill_all.__name__
 """Faults of elastic runs with steps, by name."""
 
 
-def drawn(seed: int, world: Scheduler, problems: list[str]) -> RunSteps | None:
-    """The steps of a seed's run; None: it has none. Nothing else that the seed decides depends on it."""
+def drawn(seed: int, world: Scheduler, problems: list[str], faults: Collection[str]) -> RunSteps | None:
+    """The steps of a seed's run; None: it has none. Nothing else that the seed decides depends on it.
+
+    Args:
+        seed, world, problems: of the storm.
+        faults: that were asked for; if some need steps, there are steps.
+    """
     rng = random.Random(f"steps {seed}")
-    return RunSteps(rng, world, problems) if rng.random() < SHARE else None
+    has = rng.random() < SHARE or not KINDS.keys() >= set(faults)
+    return RunSteps(rng, world, problems) if has else None
 
 
 class RunSteps:

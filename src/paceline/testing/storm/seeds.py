@@ -19,6 +19,7 @@ from paceline.testing.storm import faults
 from paceline.testing.storm.control import ControlStorm
 from paceline.testing.storm.elastic import ElasticStorm, Outcome, StormSettings
 from paceline.testing.storm.flight import TapeStorm
+from paceline.testing.storm.run_steps import RUN_STEP_KINDS
 from paceline.testing.storm.server import ServerStorm
 from paceline.testing.storm.steps import STEP_KINDS, StepsStorm
 from paceline.testing.storm.training import TrainingStorm
@@ -32,7 +33,7 @@ KINDS: dict[str, type[ElasticStorm] | type[ServerStorm] | type[StepsStorm]] = {
 }
 """What storms are over: the control plane and its ledger; whole elastic runs with models; asynchronous runs; lockstep
 runs that resume from steps; a recorded run."""
-FAULTS = {"control": faults.KINDS, "run": faults.KINDS, "server": faults.SERVER_KINDS, "steps": STEP_KINDS}
+FAULTS = {"control": faults.KINDS, "run": RUN_STEP_KINDS, "server": faults.SERVER_KINDS, "steps": STEP_KINDS}
 """Which faults there are, by what a storm is over."""
 WORKERS = {"control": (2, 4), "run": (2, 4), "server": (2, 8), "steps": (2, 4)}
 """With how many a run begins, if nothing else is asked for."""

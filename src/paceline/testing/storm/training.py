@@ -38,7 +38,7 @@ class TrainingStorm(ElasticStorm):
         self.samples, self.epochs, self.rule = rng.randint(12, 40), rng.choice([1, 1, 2]), rng.choice(RULES)
         self.rule = self.settings.rule or self.rule
         self.ended: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.steps = drawn(self.seed, self.world, self.problems)
+        self.steps = drawn(self.seed, self.world, self.problems, self.settings.faults)
         if self.steps is not None:
             self.hosts_disk, self.kinds = self.steps.disk, RUN_STEP_KINDS
 
