@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.communication import virtual
 from paceline.communication.base import Transport
-from paceline.communication.ring import RingTransport
+from paceline.communication.ring import RingTransport, wire
 from paceline.errors import ClosedError
 from tests.communication.connections import SOON
 from tests.communication.ring.rings import everywhere, ring
@@ -25,6 +25,11 @@ from tests.processes.route_programs import parts
 
 SIZES = {1: [0, 100], 2: [0, 1, 4096, 4097], 3: [150_001], 4: [100], 5: [1, 20_000]}
 """Elements, for each number of workers: nothing, direct, the border, several pieces."""
+
+
+@pytest.fixture(autouse=True)
+def _several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "PIECE", 1 << 17)
 
 
 def noise(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -184,8 +184,7 @@ class Connections:
 
     def finished(self, operation: Operation) -> None:
         """It is complete: a deferred one may begin."""
-        unmatched = None
-        sequence = operation.sequence
+        unmatched, sequence = None, operation.sequence
         with self._changed:
             self._operations.pop(operation.key, None)
             sequence.in_flight.discard(operation)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 HELLO, DATA, GRANT, BREAK, BYE = 1, 2, 3, 4, 5
 
-PIECE = 1 << 18
+PIECE = 1 << 20
 """Bytes of a piece: in flight at a time on one hop, and held by a reader besides the tensors."""
 EAGER = 1 << 14
 """Largest part, in bytes, that a worker sends without a grant."""

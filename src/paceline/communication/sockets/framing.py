@@ -35,13 +35,12 @@ from paceline.communication.sockets.frames import (
     write_note,
 )
 from paceline.communication.sockets.identity import Identity
+from paceline.communication.sockets.records import AGAIN, receive_records
 from paceline.communication.sockets.waker import Waker
 from paceline.errors import MismatchError
 
 STALL_S = 60.0
 """Seconds that the rest of a frame may take once it has begun, if the caller gives no deadline."""
-AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""Errors of a socket call that would block."""
 _SLICE = 1 << 26
 _RECORD = 15_000  # bytes; up to this a small frame is one TLS record instead of two
 _RECORD_BYTES = 1 << 14  # of TLS, at most
@@ -296,7 +295,7 @@ class Channel:
             try:
                 if self._tls:
                     with self._turn:
-                        got = self._sock.recv_into(view[: self._slice])
+                        got = receive_records(self._sock, view[: self._slice])  # type: ignore[arg-type]
                 else:
                     got = self._sock.recv_into(view[: self._slice])
             except AGAIN as error:
