@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import shutil
+import statistics
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -136,6 +137,17 @@ class Bench:
         return found | {"loss": trainings[0]["loss"] if trainings else None, "failures": failures}
 
 
+def zero_over_ddp(bench: Bench, workers: int) -> float | None:
+    """The first step with zero lines over that of DistributedDataParallel, in the same repetition; the median."""
+    zero, ddp = (
+        {row["repetition"]: row["first"] for row in bench.rows("start", door, workers)}
+        for door in DOORS
+        if door.name in ("paceline, zero lines", "PyTorch DDP")
+    )
+    ratios = [zero[number] / ddp[number] for number in zero.keys() & ddp.keys()]
+    return round(statistics.median(ratios), 3) if ratios else None
+
+
 def _tried(what: Any) -> dict[str, Any]:
     try:
         return dict(what())
@@ -187,6 +199,7 @@ def main() -> None:
         "repetitions": options.repetitions,
         "doors": {door.name: bench.about(door, options.workers) for door in DOORS},
     }
+    results["zero_over_ddp"] = zero_over_ddp(bench, max(options.workers))
     print(table(results, options.workers))
     if options.plot:
         picture(results, options.workers, options.plot)
