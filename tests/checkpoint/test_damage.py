@@ -301,3 +301,56 @@ def test_what_was_renamed_goes_with_its_step(left: str, tmp_path: Path) -> None:
         (tmp_path / name / files.MANIFEST).write_text("{}")
     store.tidy(2)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["step-000000003", "step-000000004"]
+
+
+TENSORS = {
+    "half": torch.arange(5).to(torch.bfloat16),
+    "empty": torch.zeros(0, 3),
+    "number": torch.tensor(3.5, dtype=torch.float64),
+    "whole": torch.arange(6).reshape(2, 3),
+    "flags": torch.tensor([True, False]),
+}
+
+
+def test_the_sum_of_a_file_is_taken_of_what_is_in_memory(tmp_path: Path) -> None:
+    found = files.write_rank(tmp_path, 0, files.Content({"a": 1}, TENSORS, {})) | files.write_model(tmp_path, TENSORS)
+    assert found == {name: files.sha256(tmp_path / name) for name in files.all_names(1)}
+
+
+def test_a_bit_that_flips_while_a_checkpoint_is_written_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = LocalDisk.sync
+
+    def flipped(self: LocalDisk, path: Path) -> None:
+        if path.suffix == ".safetensors":
+            data = bytearray(path.read_bytes())
+            data[-1] ^= 1
+            path.write_bytes(data)
+        sync(self, path)
+
+    monkeypatch.setattr(LocalDisk, "sync", flipped)
+    found = files.write_rank(tmp_path, 0, files.Content({}, TENSORS, {}))
+    with pytest.raises(CheckpointError, match=r"rank-000\.safetensors is damaged"):
+        files.checked({"directory": str(tmp_path), "files": found}, "rank-000.safetensors")
+
+
+@pytest.mark.parametrize("at", range(8, 310, 7))
+def test_a_header_that_is_another_one_is_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    save_file = files.save_file
+
+    def flipped(tensors: Any, file: Path) -> None:
+        save_file(tensors, file)
+        data = bytearray(file.read_bytes())
+        data[at] ^= 1
+        file.write_bytes(data)
+
+    monkeypatch.setattr(files, "save_file", flipped)
+    header = tmp_path / "rank-000.safetensors"
+    try:
+        files.write_rank(tmp_path, 0, files.Content({}, TENSORS, {}))
+    except CheckpointError as error:
+        assert "its header is another one" in str(error)
+    else:  # a type: the header is read, and says how the bytes are to be taken
+        with pytest.raises(CheckpointError, match="no safetensors file"):
+            files.read_tensors(header)

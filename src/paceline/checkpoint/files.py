@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -73,23 +74,53 @@ def sha256(path: Path) -> str:
 def write_rank(directory: Path, rank: int, content: Content) -> dict[str, str]:
     """Write the two files of a rank; name -> sum."""
     tensor_name, json_name = rank_names(rank)
-    _write_tensors(directory / tensor_name, content.tensors)
-    write_text(directory / json_name, json.dumps(content.rest))
-    return {name: sha256(directory / name) for name in (tensor_name, json_name)}
+    rest = json.dumps(content.rest)
+    write_text(directory / json_name, rest)
+    found = _write_tensors(directory / tensor_name, content.tensors)
+    return {tensor_name: found, json_name: hashlib.sha256(rest.encode()).hexdigest()}
 
 
 def write_model(directory: Path, model: dict[str, Tensor]) -> dict[str, str]:
     """Write the global model; name -> sum."""
-    _write_tensors(directory / GLOBAL, model)
-    return {GLOBAL: sha256(directory / GLOBAL)}
+    return {GLOBAL: _write_tensors(directory / GLOBAL, model)}
 
 
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write a file and sync it to disk."""
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
+    """Write a file and sync it to disk; its sum."""
     disk = runtime.disk()
     with disk.writing(path) as file:
         save_file(tensors, file)
+        found = _sum_of(file, tensors)
     disk.sync(path)
+    return found
+
+
+def _sum_of(file: Path, tensors: dict[str, Tensor]) -> str:
+    """The sum that a file of these tensors has to have: of its header, and of what is in memory.
+
+    The sum of the file itself would be right for a bit that has flipped since, too.
+
+    Raises:
+        CheckpointError: the header is not that of these tensors.
+    """
+    with file.open("rb") as written:
+        head = written.read(8)
+        header = written.read(int.from_bytes(head, "little"))
+    digest, at = hashlib.sha256(head + header), 0
+    try:
+        places = {name: about for name, about in json.loads(header).items() if name != "__metadata__"}
+        if places.keys() != tensors.keys():
+            raise ValueError(f"it names {sorted(places)}")
+        for name, about in sorted(places.items(), key=lambda one: (one[1]["data_offsets"], one[0])):
+            tensor = tensors[name].detach()
+            end = at + tensor.numel() * tensor.element_size()
+            if about["data_offsets"] != [at, end] or about["shape"] != list(tensor.shape):
+                raise ValueError(f"it says {about} of {name}")
+            digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+            at = end
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} is damaged: its header is another one than was written: {error}") from error
+    return digest.hexdigest()
 
 
 def manifest_text(about: dict[str, Any], size: int, sums: dict[str, str]) -> str:
