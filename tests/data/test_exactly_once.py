@@ -416,7 +416,7 @@ def test_leases_of_one_size_would_leave_the_slow_worker_behind() -> None:
             return question.most
 
     ledger = Ledger()
-    ledger._speeds = Fixed()
+    ledger.speeds = Fixed()
     fixed = Cluster(Job(20_000, unit=8, most=400), workers(*SPEEDS), ledger).run()
     fixed.check()
     assert spread(fixed) > 10 * spread(one_epoch(400))

@@ -53,7 +53,7 @@ class EpochLedger:
     Attributes:
         total: places.
         free: places that are neither leased nor done.
-        leased: worker -> its leased places.
+        leased: worker -> its leased places; only workers that have some.
         dry: workers that wait for a lease.
         left: whether a worker's program left this epoch early.
     """
@@ -70,47 +70,73 @@ class EpochLedger:
 
     def shorten(self, total: int) -> None:
         """The epoch turned out to have only `total` places."""
-        for held in [self.free, *self.leased.values()]:
-            held.remove(total, self.total)
+        self.free.remove(total, self.total)
+        for worker in list(self.leased):
+            self.release(worker, total, self.total)
         self.total = total
+
+    def release(self, worker: int, begin: int, end: int) -> int:
+        """`worker` holds begin .. end (excl.) no more; returns how many of them it held."""
+        held = self.leased.get(worker)
+        if held is None:
+            return 0
+        found = held.remove(begin, end)
+        if not held:
+            del self.leased[worker]
+        return found
+
+    @property
+    def unfinished(self) -> Ranges:
+        """The places that are free or leased."""
+        return Ranges.joined([*self.free, *(one for held in self.leased.values() for one in held)])
 
     @property
     def done(self) -> Ranges:
         """The places whose work is in the global model."""
-        others = sorted(one for held in [self.free, *self.leased.values()] for one in held)
+        others = list(self.unfinished)
         gaps = zip([0, *(end for _, end in others)], [*(begin for begin, _ in others), self.total], strict=True)
-        return Ranges(gaps)
+        return Ranges.joined((begin, end) for begin, end in gaps if begin < end)
 
 
 class Speeds:
-    """How fast workers go through a loader, measured from their marks."""
+    """How fast workers go through a loader, measured from their marks.
+
+    The speeds are as of the first request after the latest mark, so that not every request costs time for every worker.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, int], tuple[float, int]] = {}  # (loader, worker) -> since when, places
+        self._sums: dict[int, _Sum] = {}  # loader -> since its latest mark
 
     def begin(self, loader: int, worker: int, now: float) -> None:
         """Start measuring `worker`, at its first lease."""
-        self._seen.setdefault((loader, worker), (now, 0))
+        if (loader, worker) not in self._seen:
+            self._seen[loader, worker] = now, 0
+            if loader in self._sums:
+                self._sums[loader].workers += 1
 
     def marked(self, loader: int, worker: int, places: int) -> None:
         if (loader, worker) in self._seen:
             began, before = self._seen[loader, worker]
             self._seen[loader, worker] = began, before + places
+            self._sums.pop(loader, None)
 
     def lost(self, worker: int) -> None:
         self._seen = {key: seen for key, seen in self._seen.items() if key[1] != worker}
+        self._sums.clear()
 
     def share(self, loader: int, worker: int, now: float) -> float | None:
         """This worker's share of the summed speed, 0 to 1; None before its first mark.
 
         Other workers without a mark count with the mean speed.
         """
-        rates = {rank: self._rate(one, rank, now) for one, rank in self._seen if one == loader}
-        own, known = rates.get(worker), [rate for rate in rates.values() if rate is not None]
-        if own is None:
-            return None
-        mean = sum(known) / len(known)
-        return own / sum(mean if rate is None else rate for rate in rates.values())
+        whole = self._sums.get(loader)
+        if whole is None:
+            rates = [self._rate(one, rank, now) for one, rank in self._seen if one == loader]
+            known = [rate for rate in rates if rate is not None]
+            whole = self._sums[loader] = _Sum(now, sum(known), len(known), len(rates))
+        own = self._rate(loader, worker, whole.at) if (loader, worker) in self._seen else None
+        return None if own is None else own / whole.speed * whole.known / whole.workers
 
     def fair_units(self, worker: int, question: Question, units: int, now: float) -> int:
         """Half of this worker's speed share of `units`, clamped to 1 .. `most`."""
@@ -129,3 +155,21 @@ class Speeds:
     def load(self, state: list[list[float]], passed: float) -> None:
         """Restore `state`, by a clock that is `passed` seconds ahead of the one then."""
         self._seen = {(int(one), int(rank)): (began + passed, int(n)) for one, rank, began, n in state}
+        self._sums.clear()
+
+
+@dataclass
+class _Sum:
+    """The speeds of the workers of a loader.
+
+    Attributes:
+        at: time of which they are.
+        speed: their sum, of those that have one, places a second.
+        known: so many have one.
+        workers: of the loader.
+    """
+
+    at: float
+    speed: float
+    known: int
+    workers: int

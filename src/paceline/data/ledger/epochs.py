@@ -77,7 +77,7 @@ class Epochs:
         found = {epoch: rest for (one, epoch), rest in self._expected.items() if one == loader}
         for (one, epoch), ledger in self._ledgers.items():
             if one == loader and not ledger.left:
-                found[epoch] = Ranges([(0, ledger.total)]).without(ledger.done)
+                found[epoch] = ledger.unfinished
         over = range(min(found, default=0), self.closed(loader) + 1) if found else range(0)
         return {epoch: Ranges() for epoch in over} | found
 
@@ -88,15 +88,15 @@ class Epochs:
             ledger.done.total for ledger in self._ledgers.values()
         )
 
-    def state(self) -> dict[str, Any]:
-        """State for a checkpoint or replica, as JSON values."""
+    def state(self, workers: bool = True) -> dict[str, Any]:
+        """State for a checkpoint or replica, as JSON values; without `workers`, all that is not done is free."""
         rows = [
             {
                 "key": list(key),
                 "total": ledger.total,
-                "free": ledger.free.state(),
-                "leased": [[rank, held.state()] for rank, held in ledger.leased.items()],
-                "dry": sorted(ledger.dry),
+                "free": (ledger.free if workers else ledger.unfinished).state(),
+                "leased": [[rank, held.state()] for rank, held in ledger.leased.items()] if workers else [],
+                "dry": sorted(ledger.dry) if workers else [],
                 "left": ledger.left,
             }
             for key, ledger in self._ledgers.items()

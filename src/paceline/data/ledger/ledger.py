@@ -41,16 +41,18 @@ class Ledger:
 
     Attributes:
         lock: for callers that share the ledger between threads; nothing here takes it.
+        epochs: the active ones.
+        speeds: of the workers.
         repeated: places that were marked though they were done, or leased to another worker.
     """
 
     def __init__(self) -> None:
         self.lock = runtime.RLock()
-        self._epochs = Epochs()
+        self.epochs = Epochs()
         self._at: dict[tuple[int, int], int] = {}  # (loader, worker) -> epoch of its last request
         self._waiting: set[int] = set()
         self._history = History()
-        self._speeds = Speeds()
+        self.speeds = Speeds()
         self._pushed: dict[tuple[int, int], Ranges] = {}  # of epochs that are not over
         self.repeated = 0
 
@@ -62,10 +64,11 @@ class Ledger:
         None if nothing is free now; :meth:`over` then says whether more may come.
         """
         self._at[question.loader, worker] = question.epoch
-        slowest = min(epoch for (one, _), epoch in self._at.items() if one == question.loader)
-        self._epochs.close_left(question.loader, slowest)
+        if any(begun.left for begun in self.epochs.ledgers()):
+            slowest = min(epoch for (one, _), epoch in self._at.items() if one == question.loader)
+            self.epochs.close_left(question.loader, slowest)
         ledger = self._open(question)
-        for (loader, epoch), earlier in sorted(self._epochs, key=lambda one: one[0]):
+        for (loader, epoch), earlier in sorted(self.epochs, key=lambda one: one[0]):
             if loader == question.loader and epoch < question.epoch and not earlier.left and earlier.free:
                 return self._lease(worker, loader, epoch, earlier, question, now)
         if ledger is not None and ledger.free:
@@ -76,9 +79,9 @@ class Ledger:
 
     def over(self, loader: int, epoch: int) -> bool:
         """Whether no place of the epoch is free or may become free."""
-        ledger = self._epochs.get(loader, epoch)
+        ledger = self.epochs.get(loader, epoch)
         if ledger is None:
-            return self._epochs.is_over(loader, epoch)
+            return self.epochs.is_over(loader, epoch)
         return not ledger.free and not self.holders(loader, epoch)
 
     def waits(self, worker: int, now: bool) -> None:
@@ -90,37 +93,37 @@ class Ledger:
 
     def holders(self, loader: int, epoch: int) -> list[int]:
         """Workers that are training on places of the epoch, and may still be lost."""
-        ledger = self._epochs.get(loader, epoch)
+        ledger = self.epochs.get(loader, epoch)
         if ledger is None:
             return []
         idle = ledger.dry | self._waiting
-        return [rank for rank, held in ledger.leased.items() if held and rank not in idle]
+        return [rank for rank in ledger.leased if rank not in idle]
 
     def settled(self, loader: int, epoch: int) -> bool:
         """Whether all of the epoch is done, that is, applied; unlike in :meth:`over`, leases count as missing."""
-        ledger = self._epochs.get(loader, epoch)
-        return ledger.settled if ledger is not None else self._epochs.is_over(loader, epoch)
+        ledger = self.epochs.get(loader, epoch)
+        return ledger.settled if ledger is not None else self.epochs.is_over(loader, epoch)
 
     def extent(self, loader: int, epoch: int) -> tuple[int, int] | None:
         """(places of an epoch, end of the last one that is done); None if it is not active."""
-        ledger = self._epochs.get(loader, epoch)
+        ledger = self.epochs.get(loader, epoch)
         return None if ledger is None else (ledger.total, max((end for _, end in ledger.done), default=0))
 
     def newest(self, loader: int) -> int | None:
         """The last epoch that is active or over; None if there is none."""
-        begun = [epoch for (one, epoch), _ in self._epochs if one == loader]
-        closed = self._epochs.closed(loader)
+        begun = [epoch for (one, epoch), _ in self.epochs if one == loader]
+        closed = self.epochs.closed(loader)
         return max([*begun, *([closed] if closed >= 0 else [])], default=None)
 
     def done_places(self, loader: int, epoch: int) -> Ranges:
         """The places of an epoch that are done; none if it is not active."""
-        ledger = self._epochs.get(loader, epoch)
+        ledger = self.epochs.get(loader, epoch)
         return Ranges() if ledger is None else ledger.done
 
     def held(self, worker: int) -> list[Mark]:
         return [
             (loader, epoch, begin, end)
-            for (loader, epoch), ledger in self._epochs
+            for (loader, epoch), ledger in self.epochs
             for begin, end in ledger.leased.get(worker, Ranges())
         ]
 
@@ -128,60 +131,69 @@ class Ledger:
         """`worker`'s updates from these places were applied to the global model; returns how many places are new."""
         count = 0
         for loader, epoch, begin, end in marks:
-            ledger = self._epochs.get(loader, epoch)
+            ledger = self.epochs.get(loader, epoch)
             if ledger is None:
                 self.repeated += end - begin
                 continue
-            found = ledger.leased[worker].remove(begin, end) if worker in ledger.leased else 0
+            found = ledger.release(worker, begin, end)
             if found < end - begin:  # its lease was freed meanwhile
                 found += ledger.free.remove(begin, end)
             self.repeated += end - begin - found
             count += found
             self._history.add(loader, epoch, begin, end, ledger)
-            self._speeds.marked(loader, worker, found)
-            self._epochs.close_settled(loader)
+            self.speeds.marked(loader, worker, found)
+            self.epochs.close_settled(loader)
         return count
 
     def give_back(self, worker: int, marks: Iterable[Sequence[int]]) -> None:
         """`worker` returns these places of its leases."""
         for loader, epoch, begin, end in marks:
-            ledger = self._epochs.get(loader, epoch)
+            ledger = self.epochs.get(loader, epoch)
             if ledger is not None and worker in ledger.leased:
                 for low, high in ledger.leased[worker].within(begin, end):
-                    ledger.leased[worker].remove(low, high)
+                    ledger.release(worker, low, high)
                     ledger.free.add(low, high)
+
+    def move(self, worker: int, other: int, marks: Iterable[Sequence[int]]) -> None:
+        """What `worker` holds of these places is leased to `other` from now on."""
+        for loader, epoch, begin, end in marks:
+            ledger = self.epochs.get(loader, epoch)
+            if ledger is not None and worker in ledger.leased:
+                for low, high in ledger.leased[worker].within(begin, end):
+                    ledger.release(worker, low, high)
+                    ledger.leased.setdefault(other, Ranges()).add(low, high)
 
     def leave_early(self, worker: int, loader: int, epoch: int, marks: Iterable[Sequence[int]]) -> None:
         """`worker`'s program ends its pass before the epoch is over."""
         self.give_back(worker, marks)
-        ledger = self._epochs.get(loader, epoch)
+        ledger = self.epochs.get(loader, epoch)
         if ledger is not None:
             ledger.left = True
             self._history.add(loader, epoch, 0, 0, ledger)
 
     def ends(self, loader: int, epoch: int, total: int) -> None:
         """The loader turned out to have only `total` places in this epoch."""
-        ledger = self._epochs.get(loader, epoch)
+        ledger = self.epochs.get(loader, epoch)
         if ledger is not None and total < ledger.total:
             ledger.shorten(total)
             self._history.add(loader, epoch, 0, 0, ledger)
-            self._epochs.close_settled(loader)
+            self.epochs.close_settled(loader)
 
     def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
         """When this epoch begins, only these places remain: an earlier run did the rest.
 
         If there are none, it is over, as are all epochs before it of which nothing is expected.
         """
-        self._epochs.expect(loader, epoch, rest)
+        self.epochs.expect(loader, epoch, rest)
 
     def lost(self, worker: int) -> None:
         """`worker` is lost: what it leased and did not mark is free again."""
-        for ledger in self._epochs.ledgers():
+        for ledger in self.epochs.ledgers():
             for begin, end in ledger.leased.pop(worker, Ranges()):
                 ledger.free.add(begin, end)
             ledger.dry.discard(worker)
         self._waiting.discard(worker)
-        self._speeds.lost(worker)
+        self.speeds.lost(worker)
         self._at = {key: epoch for key, epoch in self._at.items() if key[1] != worker}
 
     def holds(self, worker: int, marks: Iterable[Sequence[int]]) -> None:
@@ -191,9 +203,9 @@ class Ledger:
         """
         self.lost(worker)
         for loader, epoch, begin, end in marks:
-            ledger = self._epochs.get(loader, epoch)
-            if ledger is None and not self._epochs.is_over(loader, epoch):
-                ledger = self._epochs.begin((loader, epoch), ENDLESS)
+            ledger = self.epochs.get(loader, epoch)
+            if ledger is None and not self.epochs.is_over(loader, epoch):
+                ledger = self.epochs.begin((loader, epoch), ENDLESS)
             if ledger is None:
                 continue
             for low, high in ledger.free.within(begin, end):
@@ -212,7 +224,7 @@ class Ledger:
         return mark[2] in self._pushed.get(mark[:2], Ranges())
 
     def _over(self, key: tuple[int, int]) -> bool:
-        return key not in self._epochs and self._epochs.is_over(*key)
+        return key not in self.epochs and self.epochs.is_over(*key)
 
     # -- replicas ---------------------------------------------------------------------------------
 
@@ -220,7 +232,7 @@ class Ledger:
         """The changes that `reader` lacks, as JSON values for its :meth:`learn`; None if there are none."""
         missing = self._history.missing(reader)
         if missing is None:
-            return {"whole": self.state()} if self._epochs else None
+            return {"whole": self.state()} if self.epochs else None
         return missing or None
 
     def learn(self, news: Any) -> None:
@@ -230,31 +242,31 @@ class Ledger:
             self.forget_leases()
             return
         for loader, epoch, begin, end, total, left in news:
-            if epoch <= self._epochs.closed(loader) and (loader, epoch) not in self._epochs:
+            if epoch <= self.epochs.closed(loader) and (loader, epoch) not in self.epochs:
                 continue
             ledger = self._open(Question(loader, epoch, total))
             assert ledger is not None
             ledger.left = ledger.left or bool(left)
             ledger.free.remove(begin, end)
             self.ends(loader, epoch, total)
-            self._epochs.close_settled(loader)
+            self.epochs.close_settled(loader)
 
     def catch_up(self, state: dict[str, Any]) -> None:
         """Load `state`, another replica of this ledger, unless this one is newer."""
         other = Ledger()
         other.load(state)
-        if other._epochs.progress >= self._epochs.progress:
+        if other.epochs.progress >= self.epochs.progress:
             self.load(state)
 
     def _open(self, question: Question) -> EpochLedger | None:
         """The ledger of an epoch, begun if necessary; None if the epoch is over."""
         key = (question.loader, question.epoch)
-        for (loader, epoch), begun in self._epochs:
+        for (loader, epoch), begun in self.epochs:
             if loader == question.loader and epoch <= question.epoch and begun.total == ENDLESS:
                 self.ends(loader, epoch, question.total)
-        ledger = self._epochs.get(*key)
-        if ledger is None and not self._epochs.is_over(*key):
-            ledger = self._epochs.begin(key, question.total)
+        ledger = self.epochs.get(*key)
+        if ledger is None and not self.epochs.is_over(*key):
+            ledger = self.epochs.begin(key, question.total)
         if ledger is not None and question.total != ledger.total and ENDLESS not in (question.total, ledger.total):
             raise MismatchError(
                 f"workers do not share the same data: an epoch of loader {question.loader} has {ledger.total} samples "
@@ -263,10 +275,8 @@ class Ledger:
         return ledger
 
     def _lease(self, worker: int, loader: int, epoch: int, ledger: EpochLedger, question: Question, now: float) -> Mark:
-        self._speeds.begin(loader, worker, now)
-        units = self._speeds.fair_units(
-            worker, question, -(-min(ledger.free.total, ledger.total) // question.unit), now
-        )
+        self.speeds.begin(loader, worker, now)
+        units = self.speeds.fair_units(worker, question, -(-min(ledger.free.total, ledger.total) // question.unit), now)
         first = next(iter(ledger.free))[0]
         size = (first // question.unit + units) * question.unit - first
         end = self._pushed.get((loader, epoch), Ranges()).run_end(first)
@@ -280,33 +290,33 @@ class Ledger:
 
     def unfinished(self, loader: int) -> dict[int, Ranges]:
         """As :meth:`Epochs.unfinished`."""
-        return self._epochs.unfinished(loader)
+        return self.epochs.unfinished(loader)
 
     def closed(self, loader: int) -> int:
         """As :meth:`Epochs.closed`."""
-        return self._epochs.closed(loader)
+        return self.epochs.closed(loader)
 
-    def state(self, now: float = 0.0) -> dict[str, Any]:
-        """State for a checkpoint or replica, as JSON values."""
+    def state(self, now: float = 0.0, workers: bool = True) -> dict[str, Any]:
+        """State for a checkpoint or replica, as JSON values; without `workers`, none has leases or a speed."""
         places = [[loader, rank, epoch] for (loader, rank), epoch in self._at.items()]
-        epochs = self._epochs.state()
+        epochs = self.epochs.state(workers)
         return {
             "books": epochs["books"],
             "closed": epochs["closed"],
             "at": places,
             "expected": epochs["expected"],
-            "speeds": self._speeds.state(),
+            "speeds": self.speeds.state() if workers else [],
             "now": now,
         }
 
     def load(self, state: dict[str, Any], now: float = 0.0) -> None:
         """Restore `state`; `now` may come from another clock."""
         self._history.forget_readers()
-        self._epochs.load(state)
+        self.epochs.load(state)
         self._at = {(loader, rank): epoch for loader, rank, epoch in state["at"]}
-        self._speeds.load(state["speeds"], now - state["now"])
+        self.speeds.load(state["speeds"], now - state["now"])
 
     def forget_leases(self) -> None:
         """Free all that is not done: a new keeper starts so, before live workers report their leases."""
-        for worker in sorted({rank for ledger in self._epochs.ledgers() for rank in ledger.leased}):
+        for worker in sorted({rank for ledger in self.epochs.ledgers() for rank in ledger.leased}):
             self.lost(worker)

@@ -23,6 +23,18 @@ class Ranges:
         for begin, end in ranges:
             self.add(begin, end)
 
+    @classmethod
+    def joined(cls, ranges: Iterable[Range]) -> Ranges:
+        """The union of ranges that do not overlap, in any order."""
+        found = cls()
+        for begin, end in sorted(ranges):
+            if found._ends and found._ends[-1] == begin:
+                found._ends[-1] = end
+            else:
+                found._begins.append(begin)
+                found._ends.append(end)
+        return found
+
     def __iter__(self) -> Iterator[Range]:
         return zip(list(self._begins), list(self._ends), strict=True)
 
@@ -100,7 +112,9 @@ class Ranges:
 
     def within(self, begin: int, end: int) -> list[Range]:
         """Its intersection with begin .. end (excl.)."""
-        both = [(max(low, begin), min(high, end)) for low, high in self]
+        first, last = bisect_right(self._ends, begin), bisect_left(self._begins, end)
+        near = zip(self._begins[first:last], self._ends[first:last], strict=True)
+        both = [(max(low, begin), min(high, end)) for low, high in near]
         return [(low, high) for low, high in both if low < high]
 
     def without(self, other: Iterable[Range]) -> Ranges:

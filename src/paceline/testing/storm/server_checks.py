@@ -105,7 +105,7 @@ def leased_to_others(ledger: Ledger, worker: int, marks: Sequence[Sequence[int]]
     """How many of these samples, which `worker` holds, the ledger has leased to others."""
     found = 0
     for loader, epoch, begin, end in marks:
-        book = ledger._epochs.get(loader, epoch)
+        book = ledger.epochs.get(loader, epoch)
         for rank, leased in book.leased.items() if book is not None else ():
             found += sum(high - low for low, high in leased.within(begin, end)) if rank != worker else 0
     return found
