@@ -15,9 +15,9 @@ from paceline.checkpoint.store import DirectoryStore
 from paceline.flow.commit import CommittedExchange
 from paceline.flow.control import recovery
 from paceline.flow.control.client_connection import ClientConnection
+from paceline.flow.control.group_commit import GroupCommit
 from paceline.flow.control.ledger import ControlLedger
 from paceline.flow.control.membership import MembershipState
-from paceline.flow.control.server import ControlServer
 from paceline.flow.control.state_machine import StateMachine
 from paceline.flow.joining import Joining
 from paceline.flow.ledger_client import ControlLedgerClient
@@ -42,15 +42,14 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def _speaks_before_it_writes() -> Any:
-    deliver = ControlServer._deliver
+    whole = GroupCommit._round
 
     def first(self: Any) -> None:
-        dirty, self._machine.dirty = self._machine.dirty, False
-        deliver(self)
-        self._machine.dirty = dirty
-        deliver(self)
+        while self._calls:
+            self._calls.popleft()()
+        whole(self)
 
-    return _instead(ControlServer, "_deliver", first)
+    return _instead(GroupCommit, "_round", first)
 
 
 def _stale_generation() -> Any:
@@ -71,6 +70,7 @@ def _commits_with_the_first() -> Any:
         if said and not self.broken:
             for one in living:
                 one.commit = one.commit or replace(said[0].commit, marks=[], returned=[])
+                self.roll.note(one)
         conclude(self, now)
 
     return _instead(StateMachine, "conclude", early)
@@ -80,8 +80,8 @@ def _forgets_who_died_after_its_commit() -> Any:
     conclude = StateMachine.conclude
 
     def forgets(self: Any, now: float) -> None:
-        for one in self.departed.values():
-            one.commit = replace(one.commit, marks=[])
+        for worker in self.departed:
+            self.ledger.abort(worker)
         conclude(self, now)
 
     return _instead(StateMachine, "conclude", forgets)
@@ -91,15 +91,11 @@ def _leases_before_all_are_back() -> Any:
     ask = StateMachine.ask
 
     def early(self: Any, *given: Any) -> None:
-        absent = {one.worker: one.absent for one in self.workers.values()}
-        for one in self.workers.values():
-            one.absent = None
+        absent, self.absent = self.absent, set()
         try:
             ask(self, *given)
         finally:
-            for worker, since in absent.items():
-                if worker in self.workers:
-                    self.workers[worker].absent = since
+            self.absent = absent & set(self.workers)
 
     return _instead(StateMachine, "ask", early)
 

@@ -135,11 +135,11 @@ def in_launcher(points: Points) -> None:
 
     write = server.ControlServer._write
 
-    def written(self: Any) -> None:
+    def written(self: Any, state: bytes) -> None:
         commit, self._machine.just_committed = getattr(self._machine, "just_committed", False), False
         if commit:
             points.at("record")
-        write(self)
+        write(self, state)
         if commit:
             points.at("recorded")
 

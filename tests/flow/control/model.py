@@ -18,6 +18,7 @@ from paceline.flow.control import recovery
 from paceline.flow.control.held_leases import HeldLeases
 from paceline.flow.control.ledger import OVER, WORK
 from paceline.flow.control.messages import About, Generation, Terms
+from paceline.flow.control.roll_call import RollCall
 from paceline.flow.control.state_machine import StateMachine
 from paceline.flow.control.worker_record import Commit, ControlMessage
 
@@ -83,6 +84,7 @@ class Run:
         """Something happens at the server: the record is written, then what is said is on its way."""
         before, generation = self.machine.exchange, self.machine.generation
         result = call(*args, self.now)
+        self.look_at_sets()
         if self.machine.exchange != before:
             assert self.machine.exchange == before + 1
             sent = self.sent.get((generation.number, before + 1), set())
@@ -91,7 +93,7 @@ class Run:
             if self.dies_here():
                 return result
             self.machine.dirty = False
-            self.record = json.dumps(recovery.state(self.machine, self.now))
+            self.record = json.dumps(recovery.state(self.machine))
         said = self.machine.outbox.take()
         if self.crash_next:
             self.crash_next = False
@@ -116,6 +118,13 @@ class Run:
                 self.deliver_all(one)
         self.restart()
         return True
+
+    def look_at_sets(self) -> None:
+        """The sets that are changed one by one are those of the records."""
+        machine, afresh = self.machine, RollCall()
+        afresh.begin(machine.members, machine.exchange + 1)
+        assert machine.roll.sets() == afresh.sets()
+        assert machine.absent == {one.worker for one in machine.workers.values() if one.absent is not None}
 
     def look_at(self, generation: Generation) -> None:
         """What must be true of every generation."""
@@ -263,7 +272,8 @@ class Run:
         elif one.pending is None or said.serial != self.serial_of(one.pending):
             return
         elif said.kind == "verdict":
-            self.judged(one, bool(said.numbers[0]), Generation.read(said.note))
+            new = one.generation.committed(*said.numbers[1:]) if said.note is None else Generation.read(said.note)
+            self.judged(one, bool(said.numbers[0]), new)
         elif said.kind == "newer":
             assert Generation.read(said.note).number > one.pending[2]
             self.learn(one, Generation.read(said.note))

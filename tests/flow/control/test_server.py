@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,14 +83,12 @@ def test_below_the_quorum_no_worker_enters_and_all_get_the_reason() -> None:
 def test_a_worker_gives_up_a_control_plane_that_closes_every_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would join again and again, each time as a new worker, and never be a member."""
 
-    def welcome_only(self: ServerConnection) -> None:
-        welcome = self._outbox.get()
-        assert welcome is not None
+    def welcome_only(self: ServerConnection, *frame: Any) -> None:
         with contextlib.suppress(PacelineError):  # a worker that has left
-            self.channel.send(welcome[0], welcome[1], note=welcome[2])
+            self.channel.send(*frame[:2], note=frame[2])
         self.channel.close()
 
-    monkeypatch.setattr(ServerConnection, "_send", welcome_only)
+    monkeypatch.setattr(ServerConnection, "send", welcome_only)
     with control(TERMS) as (server, log):
         one = member(server.port, timeout_s=1.0)
         with pytest.raises(PeerLostError, match="has closed every connection for 1 s before it sent anything"):

@@ -146,7 +146,9 @@ class Frame:
 
 
 def write_note(note: Any) -> bytes:
-    """`note` as JSON, b"" for None; TypeError if it is not serializable."""
+    """`note` as JSON, b"" for None; TypeError if it is not serializable. Bytes are JSON already: for many receivers."""
+    if isinstance(note, bytes):
+        return note
     return b"" if note is None else json.dumps(note, separators=(",", ":")).encode()
 
 

@@ -252,5 +252,6 @@ class ControlClient(ClientState):
                 self._changed.wait(left)
 
     def _newest(self, frame: Frame) -> Generation:
-        self._learn(Generation.read(frame.note))
+        if frame.note is not None:
+            self._learn(Generation.read(frame.note))
         return self.generation

@@ -152,6 +152,8 @@ class ClientState:
             elif kind == "verdict" and frame.numbers[1]:
                 self._held_leases.settle([*request[2]["marks"], *request[2]["returned"]])
                 self._state = request[1][2]
+                if frame.note is None:  # the members are as before
+                    self._learn(self.generation.committed(*frame.numbers[2:6]))
             elif request[0] == wire.TELL:
                 if kind == "wrong":
                     raise MismatchError(validation.text(frame.note, validation.REASON, "what is wrong"))

@@ -7,7 +7,7 @@ holds, an epoch is over when all of it is committed, and a resumed run's remaini
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question, by_epoch
@@ -20,6 +20,8 @@ MOST_OPEN = 256
 """Epochs of all loaders for which one worker may ask at a time."""
 NOTHING, WORK, OVER = range(3)
 """Answers to a question: nothing at present; a lease; the epoch is over for all workers."""
+PREPARED = -1
+"""Holds the places of commits that wait for other members, in place of the workers."""
 
 
 class ControlLedger:
@@ -42,7 +44,8 @@ class ControlLedger:
         self._asked: set[int] = set()  # loaders with leases so far
         self._opened: dict[int, set[tuple[int, int]]] = {}  # worker -> epochs for which it asked
         self._reported: dict[int, list[Mark]] = {}  # leases that a worker says it had before this server's restart
-        self.saved = self._ledger.state()
+        self._prepared: dict[int, tuple[list[Mark], int]] = {}  # worker -> places of its commit, and strange ones
+        self.save()
 
     def ask(self, worker: int, question: Question, now: float) -> tuple[int, Mark | None]:
         """WORK with a lease, NOTHING or OVER; MismatchError if the workers' data differ."""
@@ -86,7 +89,7 @@ class ControlLedger:
                 )
         for loader, epoch, begin, end in self._reported.get(worker, []):
             named.setdefault((loader, epoch), Ranges()).remove(begin, end)
-        leases = by_epoch(self._ledger.held(worker))
+        leases = by_epoch(self._held(worker))
         for (loader, epoch), ranges in named.items():
             own = leases.get((loader, epoch), Ranges())
             if not ranges.without(own):
@@ -109,11 +112,35 @@ class ControlLedger:
         kept = [(begin, min(end, total)) for begin, end in ranges if begin < total]
         return [left for begin, end in kept for left in Ranges([(begin, end)]).without(done)]
 
+    def prepare(self, worker: int, marks: Sequence[Mark]) -> None:
+        """A worker's commit of these places waits for the other members; `merge` or `abort` follows.
+
+        They are cut from its leases now, so that a verdict does not cost time for the marks of every worker.
+        """
+        self.abort(worker)
+        owned = self._owned(worker, marks)
+        self._ledger.move(worker, PREPARED, owned)
+        self._prepared[worker] = owned, _places(marks) - _places(owned)
+
+    def abort(self, worker: int) -> None:
+        """The exchange of its commit is cancelled, if it has one: the worker holds the places again."""
+        owned, _ = self._prepared.pop(worker, ([], 0))
+        self._ledger.move(PREPARED, worker, owned)
+
+    def merge(self) -> None:
+        """The exchange is committed: the places of all commits are in the global model."""
+        self._ledger.done(PREPARED, self._ledger.held(PREPARED))
+        for worker, (owned, strange) in self._prepared.items():
+            self.strange += strange
+            for loader, _, begin, end in owned:
+                self._ledger.speeds.marked(loader, worker, end - begin)
+        self._prepared.clear()
+
     def done(self, worker: int, marks: Sequence[Mark]) -> None:
         """These places of its leases are in the global model."""
         owned = self._owned(worker, marks)
         self._ledger.done(worker, owned)
-        self.strange += sum(end - begin for *_, begin, end in marks) - sum(end - begin for *_, begin, end in owned)
+        self.strange += _places(marks) - _places(owned)
 
     def give_back(self, worker: int, marks: Sequence[Mark]) -> int:
         """The work on these places of its leases was left out of the exchange: they go to another worker, once.
@@ -138,18 +165,19 @@ class ControlLedger:
         self._ledger.give_back(worker, self._owned(worker, marks))
 
     def lost(self, worker: int) -> None:
-        """Free the leases of a lost worker."""
+        """Free the leases of a lost worker, and the places of its commit."""
+        self.abort(worker)
         self._ledger.lost(worker)
         self._opened.pop(worker, None)
         self._reported.pop(worker, None)
 
-    def save(self, now: float) -> None:
+    def save(self) -> None:
         """A commit: save the ledger's present state."""
-        self.saved = self._ledger.state(now)
+        self.saved = {**self._ledger.state(workers=False), "at": []}
 
-    def unmerged(self, workers: Iterable[int]) -> bool:
-        """Whether one of these holds places."""
-        return any(self._ledger.held(worker) for worker in workers)
+    def unmerged(self, of: Callable[[int], bool]) -> bool:
+        """Whether a worker holds places of whom `of` says so."""
+        return any(of(worker) for epoch in self._ledger.epochs.ledgers() for worker in epoch.leased)
 
     def tell(self, worker: int, kind: str, values: Sequence[Any]) -> None:
         """Handle a worker's message about the data; MismatchError if it is invalid."""
@@ -174,8 +202,13 @@ class ControlLedger:
     def holds(self, worker: int, marks: Sequence[Mark]) -> None:
         """Leases that a worker reports after a server restart; done places and other workers' leases stay unchanged."""
         self._ledger.holds(worker, marks)
-        accepted = self._ledger.held(worker)
+        accepted = self._held(worker)
         self._reported[worker] = [mark for mark in marks if mark not in accepted]
+
+    def _held(self, worker: int) -> list[Mark]:
+        """Its leases, and the places of its commit."""
+        owned, _ = self._prepared.get(worker, ([], 0))
+        return [*self._ledger.held(worker), *owned]
 
     def _owned(self, worker: int, marks: Sequence[Mark]) -> list[Mark]:
         held = by_epoch(self._ledger.held(worker))
@@ -196,7 +229,7 @@ class ControlLedger:
                 f"worker {worker} says that epoch {epoch} of loader {loader} ends after {total} places, and all "
                 f"workers said before that it has {extent[0]}; give all workers the same data"
             )
-        holds = any((one, its) == (loader, epoch) for one, its, *_ in self._ledger.held(worker))
+        holds = any((one, its) == (loader, epoch) for one, its, *_ in self._held(worker))
         if extent is None or not holds or total < extent[1]:
             raise MismatchError(
                 f"worker {worker} says that epoch {epoch} of loader {loader} ends after {total} places, and it "
@@ -212,7 +245,7 @@ class ControlLedger:
         if known is None and loader not in self._asked:
             self._expected[loader, epoch] = rest.state()
             self._ledger.expect(loader, epoch, rest)
-            self.saved = self._ledger.state()
+            self.save()
         elif known != rest.state():
             raise MismatchError(
                 f"workers do not resume from one checkpoint: of epoch {epoch} of loader {loader} one has the places "
@@ -222,10 +255,10 @@ class ControlLedger:
 
     # -- the record -------------------------------------------------------------------------------
 
-    def state(self, now: float) -> dict[str, Any]:
-        """For the record."""
+    def state(self) -> dict[str, Any]:
+        """For the record: without leases, which the members report to a restarted server."""
         return {
-            "ledger": self._ledger.state(now),
+            "ledger": self._ledger.state(workers=False),
             "saved": self.saved,
             "expected": [[*key, rest] for key, rest in self._expected.items()],
             "asked": sorted(self._asked),
@@ -240,3 +273,7 @@ class ControlLedger:
         self._expected = {(loader, epoch): rest for loader, epoch, rest in state["expected"]}
         self._asked = set(state["asked"])
         self._given_back = {(one, epoch): Ranges(places) for one, epoch, places in state.get("given_back", [])}
+
+
+def _places(marks: Sequence[Mark]) -> int:
+    return sum(end - begin for *_, begin, end in marks)

@@ -17,15 +17,19 @@ WITHOUT_CHECKSUM = "paceline control 1"
 ADVICE = "move it away to begin anew; the workers then start from a checkpoint"
 
 
-def write(path: Path, state: dict[str, Any]) -> None:
-    """Replace the record; only its owner can read it, since it holds the workers' secrets.
+def encode(state: dict[str, Any]) -> bytes:
+    """The contents of the file of a record."""
+    text = _text(state)
+    head = _text({"format": FORMAT, "crc32": zlib.crc32(text)})
+    return head[:-1] + b"," + text[1:]  # encoded once: it is long with many workers
+
+
+def write(path: Path, text: bytes) -> None:
+    """Replace the record by a result of `encode`; only its owner can read it, since it holds the workers' secrets.
 
     Raises:
         OSError: it cannot be written; the previous record is kept.
     """
-    text = _text(state)
-    head = _text({"format": FORMAT, "crc32": zlib.crc32(text)})
-    text = head[:-1] + b"," + text[1:]  # encoded once: it is long with many workers
     beside, disk = path.with_name(f"{path.name}.tmp"), runtime.disk()
     disk.write_private(beside, text)
     disk.sync(beside)

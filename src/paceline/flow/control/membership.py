@@ -22,6 +22,7 @@ from paceline.flow.control.admission import Admission
 from paceline.flow.control.ledger import ControlLedger
 from paceline.flow.control.messages import About, Generation, Terms, WorkerAddress
 from paceline.flow.control.outbox import ControlOutbox
+from paceline.flow.control.roll_call import RollCall
 from paceline.flow.control.stragglers import StragglerCalls
 from paceline.flow.control.suspicion import Suspicion
 from paceline.flow.control.worker_record import WorkerRecord
@@ -51,11 +52,14 @@ class MembershipState(ABC):
         wanted: members that the run wants at present; 0: as many as there are.
         finished: whether a worker has finished its program.
         ended: why no worker is accepted any more; "" during the run.
+        roll: the live members, with respect to the next exchange.
+        absent: workers for which a restarted server waits.
     """
 
     def __init__(self, terms: Terms, secret: Callable[[], str] = lambda: runtime.token_hex(16)) -> None:
         self.terms, self._secret = terms, secret
         self.workers: dict[int, WorkerRecord] = {}
+        self.absent: set[int] = set()
         self.generation = Generation()
         self.exchange = 0
         self.committed_in = 0
@@ -69,7 +73,7 @@ class MembershipState(ABC):
         self.restores, self.restored_from = 0, -1  # times in a row from the checkpoint of that exchange
         self.reason = ""  # why the run waits for workers
         self.ledger = ControlLedger()
-        self.calls = StragglerCalls(terms)
+        self.calls, self.roll = StragglerCalls(terms), RollCall()
         self.suspicion = Suspicion()
         self.admission = Admission()
         self.gone: dict[int, str] = {}
@@ -203,6 +207,8 @@ class MembershipState(ABC):
         broke = False
         for worker in workers:
             record = self.workers.pop(worker)
+            self.roll.forget(worker)
+            self.absent.discard(worker)
             if record.member and record.commit is not None and not self.broken:
                 self.departed[worker] = record
                 self.departed_since = now
@@ -229,6 +235,8 @@ class MembershipState(ABC):
 
     def tell_waiting(self) -> None:
         """Tell workers beyond the wanted number that they are held, and those that are due that they are not."""
+        if not self.wanted and not self._told_held:
+            return  # none is held
         due = {one.worker for one in self.admitted(self.members)}
         for one in self.waiting:
             held = one.worker not in due
@@ -242,10 +250,10 @@ class MembershipState(ABC):
 
     def hint(self) -> None:
         """Tell workers without data to ask again."""
-        for one in self.workers.values():
-            if one.dry:
-                one.dry = False
-                self.outbox.send(one.worker, "news")
+        for worker in sorted(self.roll.dry):
+            self.workers[worker].dry = False
+            self.roll.note(self.workers[worker])
+            self.outbox.send(worker, "news")
 
     # -- generations ------------------------------------------------------------------------------
 
@@ -290,9 +298,9 @@ class MembershipState(ABC):
             self.outbox.log("paused", reason=reason)
         elif reason == self.paused:
             return
-        self.paused = reason
+        self.paused, saver = reason, self.saver
         for worker in self.workers:
-            self.outbox.send(worker, "paused", numbers=(int(worker == self.saver),), note=reason)
+            self.outbox.send(worker, "paused", numbers=(int(worker == saver),), note=reason)
 
     def _resume(self) -> None:
         if self.paused:
@@ -331,6 +339,7 @@ class MembershipState(ABC):
             one.late = one.late or (not one.member and self.calls.first is not None)
             one.member, one.held = True, False
         self._announce()
+        self.roll.begin(chosen, self.exchange + 1)
         self.tell_waiting()
         self.suspicion.over()
         self.calls.again(now)
@@ -343,6 +352,8 @@ class MembershipState(ABC):
             self.gone[worker] = why = NOT_WANTED if self.workers[worker].held else OVER
             self.outbox.send(worker, "given_up", numbers=(1,), note=why)
             del self.workers[worker]
+        self.absent.clear()
+        self.roll.begin((), self.exchange + 1)
         self.dirty = True
 
     def _announce(self) -> None:
@@ -352,6 +363,7 @@ class MembershipState(ABC):
             self.outbox.send(one.worker, "generation", note=note)
             if one.commit is not None:
                 self.outbox.send(one.worker, "verdict", one.commit.serial, (0,), note)
+                self.ledger.abort(one.worker)
                 one.commit = None
             if one.failed is not None:
                 self.outbox.send(one.worker, "newer", one.failed, note=note)
@@ -365,10 +377,16 @@ class MembershipState(ABC):
         """Call the members that are due to join the exchange."""
         if self.broken:
             return
-        for one in self.calls.due(self.members, self.exchange + 1, now, self.ledger.unmerged):
+
+        def idles(worker: int) -> bool:
+            return worker in self.roll.idle and not self.workers[worker].waits
+
+        for worker in self.calls.due(self.roll, now, lambda: self.ledger.unmerged(idles)):
+            one = self.workers[worker]
             one.called = self.exchange + 1
-            self.outbox.send(one.worker, "called", numbers=(one.called,))
-            self.outbox.log("called", worker=one.worker, exchange=one.called)
+            self.roll.note(one)
+            self.outbox.send(worker, "called", numbers=(one.called,))
+            self.outbox.log("called", worker=worker, exchange=one.called)
 
     def member(self, worker: int) -> WorkerRecord:
         record = self.workers.get(worker)

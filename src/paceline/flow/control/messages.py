@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from paceline.errors import MismatchError
 from paceline.flow.control import validation
 
 
@@ -93,6 +94,18 @@ class Generation:
     def rank(self, worker: int) -> int | None:
         """The rank of `worker`; None if it is no member."""
         return self.workers.index(worker) if worker in self.workers else None
+
+    def committed(self, number: int, exchange: int, donor: int, wanted: int) -> Generation:
+        """This generation once `exchange` is committed: all members hold the state, and `donor` is the first of them.
+
+        Raises:
+            MismatchError: the exchange is of another generation.
+        """
+        if number != self.number:
+            raise MismatchError(
+                f"exchange {exchange} is of generation {number}, the newest known here is {self.number}"
+            )
+        return replace(self, exchange=exchange, newcomers=frozenset(), donor=donor, wanted=wanted)
 
     def note(self) -> dict[str, Any]:
         """For JSON."""

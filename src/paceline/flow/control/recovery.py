@@ -30,7 +30,7 @@ class MemberState:
     generation: int
 
 
-def state(machine: StateMachine, now: float) -> dict[str, Any]:
+def state(machine: StateMachine) -> dict[str, Any]:
     """The state for the record; serializable as JSON."""
     return {
         "generation": machine.generation.note(),
@@ -45,7 +45,7 @@ def state(machine: StateMachine, now: float) -> dict[str, Any]:
         "run": machine.run,
         "wanted": machine.wanted,
         "restores": [machine.restores, machine.restored_from],
-        "books": machine.ledger.state(now),
+        "books": machine.ledger.state(),
         "admission": machine.admission.state(),
     }
 
@@ -79,6 +79,8 @@ def load(machine: StateMachine, said: dict[str, Any], now: float) -> None:
             place, str(one["secret"]), now, bool(one["member"]), bool(one["holds"]), absent=now, told=int(one["told"])
         )
     known = set(machine.workers)
+    machine.absent = set(known)
+    machine.roll.begin(machine.members, machine.exchange + 1)
     machine.broken = machine.generation.number == 0 or not known >= set(machine.generation.workers)
     if machine.broken and machine.generation.number:
         machine.settle(now, "the control plane was started again")
@@ -88,7 +90,7 @@ def load(machine: StateMachine, said: dict[str, Any], now: float) -> None:
 def undecided(machine: StateMachine) -> bool:
     """Whether the run is full, but may free places: not all recorded workers have reconnected yet."""
     full = len(machine.workers) >= machine.terms.max_workers
-    return full and any(one.absent is not None for one in machine.workers.values())
+    return full and bool(machine.absent)
 
 
 def known(machine: StateMachine, worker: int, secret: Any, identity: Identity | None = None) -> WorkerRecord:
@@ -132,8 +134,12 @@ def back(machine: StateMachine, record: WorkerRecord, said: MemberState, marks: 
                 f"{recorded} only; all must begin from a checkpoint"
             )
     record.absent, record.seen = None, now
+    machine.absent.discard(record.worker)
+    machine.suspicion.heard(record.worker, now)
     record.holds = record.holds or said.holding == machine.exchange
     record.started = min(said.started, machine.exchange + 1)
+    if record.member:
+        machine.roll.note(record)
     machine.ledger.holds(record.worker, marks)
     machine.outbox.log("back", worker=record.worker, host=record.place.host)
     if record.member and not machine.broken:
@@ -146,7 +152,7 @@ def back(machine: StateMachine, record: WorkerRecord, said: MemberState, marks: 
         saves = int(record.worker == machine.saver)
         machine.outbox.send(record.worker, "paused", numbers=(saves,), note=machine.paused)
     machine.tell_waiting()
-    if all(one.absent is None for one in machine.workers.values()):
+    if not machine.absent:
         for one in machine.workers.values():
             machine.outbox.send(one.worker, "news")
     machine.call(now)

@@ -3,7 +3,8 @@
 
 A new connection must send its hello before a deadline. The number of connections without one is limited: the oldest is
 closed first. After the hello, one thread reads the worker's frames and another sends to it. All events go through the
-state machine under one lock; its record is on disk before any message that depends on it is sent.
+state machine under one lock; its record is on disk before any message that depends on it is sent, and one write of the
+record serves all events that wait.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import collections
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from paceline.communication.sockets.channel import TLS, Channel, Closed, Frame, listen
+from paceline.communication.sockets.frames import write_note
 from paceline.communication.sockets.rejected import turned_away
 from paceline.core import runtime
 from paceline.errors import GivenUpError, MismatchError, OverError, PacelineError, RefusedError
@@ -23,6 +26,7 @@ from paceline.flow.control import log_file, recovery, validation, wire
 from paceline.flow.control.dispatch import dispatch
 from paceline.flow.control.event_sender import EventSender
 from paceline.flow.control.flight import FlightRecorder
+from paceline.flow.control.group_commit import GroupCommit
 from paceline.flow.control.messages import About, Terms
 from paceline.flow.control.server_connection import ServerConnection
 from paceline.flow.control.state_machine import StateMachine
@@ -77,6 +81,7 @@ class ControlServer:
         self._machine = StateMachine(terms)
         self._record = record
         self._lock = runtime.RLock()
+        self._commits = GroupCommit(self._lock, self._changed, self._write)
         self._connections: dict[int, ServerConnection] = {}
         self._ending: collections.deque[ServerConnection] = collections.deque(maxlen=MOST_ENDING)
         self._heartbeats: dict[int, Channel] = {}
@@ -85,7 +90,7 @@ class ControlServer:
         self._start = runtime.token_hex(8)  # a restarted server has another one
         self._ticked = runtime.monotonic()
         self._events = EventSender(told)
-        self._flight = FlightRecorder(self._events.tell) if flight else None
+        self._flight = FlightRecorder(self._tell) if flight else None
         self._load()
         self._listener = listen(address, tls, port)
         self.port = self._listener.port
@@ -102,7 +107,8 @@ class ControlServer:
     def start(self) -> None:
         """Accept workers."""
         if self._flight is not None:
-            self._flight.begin(self._machine, self._machine.terms)
+            with self._turn():
+                self._flight.begin(self._machine, self._machine.terms)
         for call in (self._accept, self._watch_clock):
             self._threads.append(runtime.thread(call, f"paceline-control{call.__name__}"))
             self._threads[-1].start()
@@ -202,9 +208,8 @@ class ControlServer:
             while True:
                 frame = channel.receive()
                 with self._turn() as now:
-                    if self._connections.get(worker) is not connection:  # read on, and ignore it
-                        connection.end()
-                        continue
+                    if self._connections.get(worker) is not connection:
+                        continue  # its last frame is on its way: read on, and ignore it
                     self._machine.sign_of_life(worker, now)
                     dispatch(self._machine, worker, frame, now)
                     if self._flight is not None:
@@ -252,7 +257,7 @@ class ControlServer:
             note = {"secret": record.secret, "beat_s": terms.beat_s, "silence_s": terms.silence_s}
             note |= {"quorum_s": terms.quorum_s, "run": self._machine.run, "most": terms.max_workers}
             note["start"] = self._start
-            connection.send(wire.WELCOME, (record.worker,), note)
+            self._commits.add(partial(connection.send, wire.WELCOME, (record.worker,), write_note(note)))
             return record.worker, connection
 
     def _serve_heartbeats(self, channel: Channel, record: WorkerRecord) -> None:
@@ -290,39 +295,52 @@ class ControlServer:
 
     @contextlib.contextmanager
     def _turn(self) -> Any:
-        """Context with the state machine locked; sends the resulting messages at its end."""
+        """Context with the state machine locked. At its end the record has what happened, and the messages are sent.
+
+        Other threads' turns may go on meanwhile. Also a turn without messages waits: what its caller says next, such as
+        a refusal, may depend on an event of theirs.
+        """
         with self._lock:
             try:
                 yield runtime.monotonic()
             finally:
-                self._deliver()
+                self._queue_messages()
+                self._commits.flush()
 
-    def _deliver(self) -> None:
-        machine = self._machine
-        if machine.dirty:
-            machine.dirty = False
-            self._write()
+    def _queue_messages(self) -> None:
+        machine, now = self._machine, runtime.monotonic()
+        notes: dict[int, bytes] = {}  # many messages share one, such as the generation
         for one in machine.outbox.take():
             if self._flight is not None:
-                self._flight.message(machine, one, runtime.monotonic())
+                self._flight.message(machine, one, now)
             elif one.worker is None:
-                self._events.tell(one.kind, one.note)
-            if one.worker is None:
+                self._tell(one.kind, one.note)
+            if one.worker is None or one.worker not in self._connections:
                 continue
-            connection = self._connections.get(one.worker)
-            if connection is None:
-                continue
-            connection.send(wire.MESSAGE_KINDS[one.kind], (one.serial, *one.numbers), one.note)
+            connection = self._connections[one.worker]
+            if id(one.note) not in notes:
+                notes[id(one.note)] = write_note(one.note)
+            frame = (wire.MESSAGE_KINDS[one.kind], (one.serial, *one.numbers), notes[id(one.note)])
+            self._commits.add(partial(connection.send, *frame))
             if one.kind in ("given_up", "farewell"):
                 del self._connections[one.worker]
-                connection.end()
+                self._commits.add(connection.end)
                 self._ending.append(connection)
 
-    def _write(self) -> None:
-        if self._record is None:
-            return
+    def _tell(self, kind: str, about: dict[str, Any]) -> None:
+        self._commits.add(partial(self._events.tell, kind, about))
+
+    def _changed(self) -> bytes | None:
+        if not self._machine.dirty or self._record is None:
+            return None
+        text = log_file.encode(recovery.state(self._machine))
+        self._machine.dirty = False
+        return text
+
+    def _write(self, state: bytes) -> None:
+        assert self._record is not None
         try:
-            log_file.write(self._record, recovery.state(self._machine, runtime.monotonic()))
+            log_file.write(self._record, state)
         except OSError as error:  # a full disk must not end the run; a restart from the older one is refused then
             self._machine.dirty = True
             self._events.limited("record", {"path": str(self._record), "why": str(error)})

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's end of a worker's connection: a thread of its own sends, so that the state machine never waits."""
+"""The server's end of a worker's connection: the state machine never waits for it.
+
+A small frame that the kernel takes at once is sent by the thread that has it, since to wake a thread for each of a
+thousand verdicts takes ten times as long as to send them. All else is left to a thread of the connection's own.
+"""
 
 from __future__ import annotations
 
 import queue
-from typing import Any
 
 from paceline.communication.sockets.channel import Channel
 from paceline.core import runtime
 from paceline.errors import PacelineError
 from paceline.flow.control.wire import MESSAGE_KINDS
 
+SMALL = 1024
+"""Bytes of a note, at most, that may be sent at once."""
 OUTBOX = 1000
 """Most frames queued for a worker that does not read them; with more it is lost."""
 SEND_S = 10.0
@@ -30,16 +35,26 @@ class ServerConnection:
 
     def __init__(self, channel: Channel, name: str) -> None:
         self.channel = channel
-        self._outbox: queue.SimpleQueue[tuple[int, tuple[int, ...], Any] | None] = runtime.SimpleQueue()
+        self._outbox: queue.SimpleQueue[tuple[int, tuple[int, ...], bytes] | None] = runtime.SimpleQueue()
+        self._queued = self._taken = 0  # frames; each is counted by one thread only
         self._read, self._sent = runtime.Event(), runtime.Event()
         self._ended = False
         runtime.thread(self._send, f"paceline-say-{name}").start()
 
-    def send(self, kind: int, numbers: tuple[int, ...] = (), note: Any = None) -> None:
-        """Queue a frame; never waits."""
-        if self._outbox.qsize() > OUTBOX:
+    def send(self, kind: int, numbers: tuple[int, ...] = (), note: bytes = b"") -> None:
+        """Send a frame, or queue it; never waits. One thread at a time.
+
+        Args:
+            kind: of the frame.
+            numbers: of the frame.
+            note: as JSON.
+        """
+        if self._queued == self._taken and len(note) <= SMALL and self.channel.takes():
+            self._try(kind, numbers, note)
+        elif self._outbox.qsize() > OUTBOX:
             self.channel.close()
         else:
+            self._queued += 1
             self._outbox.put((kind, numbers, note))
 
     def end(self, read: bool = False) -> None:
@@ -61,14 +76,22 @@ class ServerConnection:
     def _send(self) -> None:
         try:
             while (one := self._outbox.get()) is not None:
-                kind, numbers, note = one
-                try:
-                    self.channel.send(kind, numbers, note=note, deadline_s=SEND_S)
-                except ValueError as error:  # too long for a frame
-                    self.channel.send(MESSAGE_KINDS["wrong"], numbers[:1], note=str(error)[:500], deadline_s=SEND_S)
+                if not self._try(*one):
+                    return
+                self._taken += 1
             self._read.wait(READ_S)
-        except (PacelineError, OSError, ValueError):
-            pass  # its reader sees the closed connection
         finally:
             self.channel.close()
             self._sent.set()
+
+    def _try(self, kind: int, numbers: tuple[int, ...], note: bytes) -> bool:
+        """Send a frame; whether it is sent. If not, the connection is closed, which its reader sees."""
+        try:
+            try:
+                self.channel.send(kind, numbers, note=note, deadline_s=SEND_S)
+            except ValueError as error:  # too long for a frame
+                self.channel.send(MESSAGE_KINDS["wrong"], numbers[:1], note=str(error)[:500], deadline_s=SEND_S)
+            return True
+        except (PacelineError, OSError, ValueError):
+            self.channel.close()
+            return False

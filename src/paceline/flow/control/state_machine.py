@@ -20,14 +20,13 @@ question or a message about the data that contradicts other workers is answered 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from paceline.data.ledger.epoch_ledger import Question
 from paceline.errors import MismatchError
 from paceline.flow.control.ledger import NOTHING
 from paceline.flow.control.membership import MembershipState
-from paceline.flow.control.worker_record import Commit, WorkerRecord
+from paceline.flow.control.worker_record import Commit, WorkerRecord, activity
 
 MOST_WRONG = 3
 """Messages of a worker that contradict other workers, after which it is put out if it has not ended by itself."""
@@ -46,6 +45,7 @@ class StateMachine(MembershipState):
         if exchange > self.exchange + 1:
             raise MismatchError(f"{record.name} comes to exchange {exchange}, the next one is {self.exchange + 1}")
         record.started = max(record.started, exchange)
+        self.roll.note(record)
         self.call(now)
 
     def commit(self, worker: int, generation: int, exchange: int, said: Commit, now: float) -> None:
@@ -68,7 +68,9 @@ class StateMachine(MembershipState):
         else:
             self._check_wanted(record, said.wanted)
             self.ledger.check(worker, [*said.marks, *said.returned])
+            self.ledger.prepare(worker, said.marks)
             record.commit = said
+            self.roll.note(record)
             self.call(now)
             self.conclude(now)
 
@@ -101,17 +103,16 @@ class StateMachine(MembershipState):
 
     def conclude(self, now: float) -> None:
         """Commit the exchange, if all live members have."""
-        living = self.members
-        if self.broken or not living or any(one.commit is None for one in living):
+        if self.broken or self.roll.missing or not self.roll.present:
             return
+        living = self.members
         outvoted = self._outvoted(living)
         if outvoted:  # what they brought is in the sums, as that of a worker that dies after its commit
             for worker, why in outvoted.items():
                 self.lost([worker], why, now)
             return
+        self.ledger.merge()
         for one in [*living, *self.departed.values()]:
-            assert one.commit is not None
-            self.ledger.done(one.worker, one.commit.marks)
             self._give_back(one)
         for worker in self.departed:
             self.ledger.lost(worker)
@@ -119,8 +120,7 @@ class StateMachine(MembershipState):
 
     def _give_back(self, one: WorkerRecord) -> None:
         """Return the places whose work was left out of the exchange, for another worker."""
-        assert one.commit is not None
-        if one.commit.returned:
+        if one.commit is not None and one.commit.returned:
             skipped = self.ledger.give_back(one.worker, one.commit.returned)
             places = sum(end - begin for *_, begin, end in one.commit.returned)
             self.outbox.log("returned", worker=one.worker, places=places, skipped=skipped)
@@ -131,20 +131,15 @@ class StateMachine(MembershipState):
         self.dirty = True
         self.calls.over()
         self.suspicion.forget()
-        self.ledger.save(now)
+        self.ledger.save()
         first, said = living[0].worker, living[0].commit
         if said is not None:
             self.want(said.wanted, f"{len(living)} workers were worth {said.facts.get('effective', 'so many')}")
-        self.generation = replace(
-            self.generation,
-            exchange=self.exchange,
-            newcomers=frozenset(),
-            donor=first,
-            wanted=self.wanted,
-        )
+        self.generation = self.generation.committed(self.committed_in, self.exchange, first, self.wanted)
         serials = [(one, one.commit.serial) for one in living if one.commit is not None]
         for one in living:
             one.commit, one.holds, one.dry, one.late = None, True, False, False
+        self.roll.begin(living, self.exchange + 1)
         gone, new = [one.name for one in self.departed.values()], [one.name for one in self.admitted(living)]
         self.departed.clear()
         before = self.outbox.take()
@@ -155,8 +150,11 @@ class StateMachine(MembershipState):
             self._renew(living, "; ".join(one for one in (lost, came) if one), now)
         after = self.outbox.take()
         self.outbox.add(before)
+        now_is = self.generation
+        numbers = (1, now_is.number, now_is.exchange, first, now_is.wanted)
+        note = None if now_is.number == self.committed_in else now_is.note()
         for one, serial in serials:  # first: a worker told to save while the run waits must know the verdict
-            self.outbox.send(one.worker, "verdict", serial, (1,), self.generation.note())
+            self.outbox.send(one.worker, "verdict", serial, numbers, note)
         self.outbox.add(after)
 
     def _renew(self, living: list[WorkerRecord], reason: str, now: float) -> None:
@@ -180,13 +178,14 @@ class StateMachine(MembershipState):
         """
         record = self.member(worker)
         if generation == self.generation.number and not record.holds:  # else: start afresh
-            first = not any(one.holds for one in self.members)
+            first = len(self.roll.stateless) == len(self.roll.present)
             record.holds = self.dirty = True
+            self.roll.note(record)
             self.outbox.log("holds", worker=worker, exchange=self.exchange)
             if first and self.generation.restored:
                 self._restored(exchanges, now)
             self.want(wanted, "so many trained at the checkpoint")
-            if self.wanted and not self.broken and all(one.holds for one in self.members):
+            if self.wanted and not self.broken and not self.roll.stateless:
                 self.settle(now, f"{self.wanted} workers are wanted")
 
     def _restored(self, exchanges: int, now: float) -> None:
@@ -213,22 +212,22 @@ class StateMachine(MembershipState):
             self.outbox.send(worker, "newer", serial, note=self.generation.note())
             return
         record.failed = serial
-        self.suspicion.accuse(
-            record.name, worker, why, [one for one in suspects if one in self.generation.workers], now
-        )
+        first, known = self.suspicion.since is None, set(self.generation.workers)
+        if first:
+            self.suspicion.begin(f"{record.name}: {why}", self.roll.present, now)
+        self.suspicion.accuse(worker, known.intersection(suspects))
         if self.departed:
             self.break_off(why, now)
         elif not self.broken:
-            for one in self.members:
+            for one in self.members if first else ():
                 self.outbox.send(one.worker, "check")
             self._judge(now)
 
     def _judge(self, now: float) -> None:
         """Cancel the exchange, once it is known of each member whether it lives."""
-        since = self.suspicion.since
-        if since is None or self.broken or any(one.failed is None and one.seen <= since for one in self.members):
+        if self.suspicion.since is None or self.broken or self.suspicion.unheard:
             return
-        accused = self.suspicion.again([one.worker for one in self.members])
+        accused = self.suspicion.again(self.roll.present)
         if accused is None:
             self.break_off(f"an exchange failed: {self.suspicion.why}", now)
         else:
@@ -244,6 +243,7 @@ class StateMachine(MembershipState):
             if doing != record.doing:
                 record.doing, record.since = doing, now
             record.step = step
+        self.suspicion.heard(worker, now)
         self._judge(now)
 
     # -- the data ---------------------------------------------------------------------------------
@@ -256,7 +256,8 @@ class StateMachine(MembershipState):
         record.asked = serial
         record.left = False
         record.started = min(record.started, self.exchange)  # it has left a cancelled exchange
-        if not record.holds or any(one.absent is not None for one in self.workers.values()):
+        self.roll.note(record)
+        if not record.holds or self.absent:
             self.outbox.send(worker, "answer", serial, (NOTHING,))
             return
         try:
@@ -266,6 +267,7 @@ class StateMachine(MembershipState):
             self.outbox.send(worker, "wrong", serial, note=str(error))
             return
         record.dry = kind == NOTHING and question.dry
+        self.roll.note(record)
         if record.dry:
             self.call(now)
         self.outbox.send(worker, "answer", serial, (kind, *(mark or ())))
@@ -287,6 +289,7 @@ class StateMachine(MembershipState):
             record.left = record.left or kind == "left"
             if kind == "waits":
                 record.waits = bool(values[0])
+            self.roll.note(record)
             self.dirty = True
             self.hint()
             self.call(now)
@@ -310,8 +313,8 @@ class StateMachine(MembershipState):
         silent = [one for one in self.workers.values() if one.absent is None and now - one.seen > self.terms.silence_s]
         for one in silent:
             self.lost([one.worker], f"it was silent for {now - one.seen:.1f} s", now)
-        absent = [one for one in self.workers.values() if one.absent is not None]
-        late = [one.worker for one in absent if one.absent is not None and now - one.absent > self.terms.return_s]
+        gone = [(one, self.workers[one].absent) for one in sorted(self.absent)]
+        late = [one for one, since in gone if since is not None and now - since > self.terms.return_s]
         self.lost(late, "it did not come back after the control plane was started again", now)
         if self.broken:
             self.settle(now, "" if self.paused else "the time to wait for others is over")
@@ -341,35 +344,17 @@ class StateMachine(MembershipState):
         first, living = self.calls.first, self.members
         if first is None or self.broken or now - first <= self.terms.timeout_s:
             return
-        come = self.calls.come(living, self.exchange + 1)
-        missing = [one for one in living if one not in come] or [one for one in living if one.commit is None]
-        waiting = [one for one in living if one not in missing]
-        self.outbox.log("stuck", exchange=self.exchange + 1, waited_s=round(now - first, 3), workers=self.dump(now))
+        absent = (self.roll.present - self.roll.come) or self.roll.missing
+        missing = [one for one in living if one.worker in absent]
+        waiting = [one for one in living if one.worker not in absent]
+        dump = [activity(one, now) for one in self.workers.values()]
+        self.outbox.log("stuck", exchange=self.exchange + 1, waited_s=round(now - first, 3), workers=dump)
         if missing and waiting:
             names = ", ".join(one.name for one in waiting)
             why = f"{names} waited {now - first:.1f} s for it at exchange {self.exchange + 1}"
             self.lost([one.worker for one in missing], why, now)
         else:
             self.break_off(f"exchange {self.exchange + 1} was not over within {self.terms.timeout_s:g} s", now)
-
-    def dump(self, now: float) -> list[dict[str, Any]]:
-        """Each worker's activity, and since when."""
-        return [
-            {
-                "worker": one.worker,
-                "host": one.place.host,
-                "member": one.member,
-                "doing": one.doing,
-                "for_s": round(now - one.since, 3),
-                "step": one.step,
-                "silent_s": round(now - one.seen, 3),
-                "came_to": one.started,
-                "called_to": one.called,
-                "commits": one.commit is not None,
-                "absent": one.absent is not None,
-            }
-            for one in self.workers.values()
-        ]
 
     def forgive(self, gap_s: float) -> None:
         """The server itself was stopped for `gap_s` seconds: do not count them as a worker's silence."""
@@ -384,8 +369,8 @@ class StateMachine(MembershipState):
         return {
             "generation": self.generation.number,
             "exchange": self.exchange,
-            "members": [one for one in self.dump(now) if one["member"]],
-            "waiting": [one for one in self.dump(now) if not one["member"]],
+            "members": [activity(one, now) for one in self.workers.values() if one.member],
+            "waiting": [activity(one, now) for one in self.waiting],
             "wanted": self.wanted,
             "held": sum(one.held for one in self.workers.values()),
             "paused": self.paused,

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from paceline.flow.control.messages import Terms
-from paceline.flow.control.worker_record import WorkerRecord
+from paceline.flow.control.roll_call import RollCall
 
 
 class StragglerCalls:
@@ -38,37 +38,23 @@ class StragglerCalls:
         self.first = None if self.first is None else self.first + gap_s
         self._enough = None if self._enough is None else self._enough + gap_s
 
-    def come(self, members: Sequence[WorkerRecord], exchange: int) -> list[WorkerRecord]:
-        """The members that have reached the exchange."""
-        return [one for one in members if one.started >= exchange or one.commit is not None]
-
-    def due(
-        self, members: Sequence[WorkerRecord], exchange: int, now: float, unmerged: Callable[[list[int]], bool]
-    ) -> list[WorkerRecord]:
+    def due(self, roll: RollCall, now: float, unmerged: Callable[[], bool]) -> list[int]:
         """The members to call now; each is called once.
 
         Args:
-            members: all live ones.
-            exchange: the next one.
+            roll: of the live members, for the next exchange.
             now: the time.
-            unmerged: whether one of these workers holds places whose work is in no commit.
+            unmerged: whether an idle member holds places whose work is in no commit.
         """
-        started = self.come(members, exchange)
-        idle = [one for one in members if one.idle]
-        called: Sequence[WorkerRecord] = []
-        if started:
+        called: Iterable[int] = ()
+        if roll.come:
             self.first = now if self.first is None else self.first
-            called = [one for one in members if one.idle or one.late]
-            if self._grace_is_over(len(started), now):
-                called = members
-            return self._new(called, exchange)
-        self.over()
-        if len(idle) == len(members) and unmerged([one.worker for one in idle if not one.waits]):
-            called = members
-        return self._new(called, exchange)
-
-    def _new(self, called: Sequence[WorkerRecord], exchange: int) -> list[WorkerRecord]:
-        return [one for one in called if max(one.called, one.started) < exchange]
+            called = roll.uncalled if self._grace_is_over(len(roll.come), now) else roll.due
+        else:
+            self.over()
+            if len(roll.idle) == len(roll.present) and unmerged():
+                called = roll.uncalled
+        return sorted(called)
 
     def _grace_is_over(self, started: int, now: float) -> bool:
         if self._terms.grace_s is None or started < self._terms.min_workers:

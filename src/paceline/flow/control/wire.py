@@ -38,5 +38,10 @@ MESSAGE_KINDS = {
     "farewell": 79,
     "held": 80,
 }
-"""The state machine's messages, and the kinds of their frames: (serial, numbers..), note."""
+"""The state machine's messages, and the kinds of their frames: (serial, numbers..), note.
+
+A verdict is (serial, 1, generation, exchange, donor, wanted members) if the exchange is committed. It has the
+generation as its note if the members have changed, or if the commit had been sent again. It is (serial, 0) and the
+newest generation if the exchange must be repeated.
+"""
 MESSAGE_NAMES = {number: kind for kind, number in MESSAGE_KINDS.items()}

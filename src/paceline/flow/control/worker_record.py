@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.flow.control.messages import WorkerAddress
 
 
-@dataclass(frozen=True)
-class ControlMessage:
+class ControlMessage(NamedTuple):
     """A message to a worker, or an event.
 
     Attributes:
@@ -112,3 +111,20 @@ class WorkerRecord:
     def idle(self) -> bool:
         """Whether an exchange would not interrupt it."""
         return self.dry or self.left or self.waits
+
+
+def activity(one: WorkerRecord, now: float) -> dict[str, Any]:
+    """What a worker does, and since when; serializable as JSON."""
+    return {
+        "worker": one.worker,
+        "host": one.place.host,
+        "member": one.member,
+        "doing": one.doing,
+        "for_s": round(now - one.since, 3),
+        "step": one.step,
+        "silent_s": round(now - one.seen, 3),
+        "came_to": one.started,
+        "called_to": one.called,
+        "commits": one.commit is not None,
+        "absent": one.absent is not None,
+    }

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What keeps a run of a thousand members cheap: short verdicts, a short record, no message for each of them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+from paceline.data.ledger.epoch_ledger import Question
+from paceline.flow.control import recovery
+from paceline.flow.control.messages import Generation
+from paceline.flow.control.recovery import MemberState
+from paceline.flow.control.state_machine import StateMachine
+from paceline.flow.control.worker_record import Commit
+from tests.flow.control.test_state_machine import ABOUT, MARK, begun, through
+
+QUESTION = Question(0, 0, 40, 2)
+
+
+def test_a_verdict_has_no_member_list_unless_the_members_have_changed() -> None:
+    machine = begun(2)
+    mine = machine.generation
+    through(machine, 0)
+    through(machine, 1)
+    verdicts = [one for one in machine.outbox.take() if one.kind == "verdict"]
+    assert [one.note for one in verdicts] == [None, None]
+    assert {mine.committed(*one.numbers[1:]) for one in verdicts} == {machine.generation}
+    machine.join(ABOUT, 0.0)
+    through(machine, 0, exchange=2)
+    through(machine, 1, exchange=2)
+    verdicts = [one for one in machine.outbox.take() if one.kind == "verdict"]
+    assert [Generation.read(one.note).workers for one in verdicts] == [[0, 1, 2]] * 2
+    assert verdicts[0].note is verdicts[1].note, "it is encoded once for all"
+
+
+def test_the_places_of_a_commit_are_the_workers_again_if_the_exchange_is_cancelled() -> None:
+    machine = begun(2)
+    machine.ask(0, 1, QUESTION, 0.0)
+    through(machine, 0, [MARK])
+    assert machine.ledger._ledger.held(0) == [] and machine.ledger.saved["books"] == []
+    machine.lost([1], "killed", 0.0)
+    assert machine.ledger._ledger.held(0) == [MARK]
+    through(machine, 0, [MARK], generation=2)
+    assert machine.exchange == 1 and machine.ledger.saved["books"][0]["free"] == [[2, 40]]
+
+
+def test_the_places_of_a_commit_are_free_if_its_worker_dies_and_the_exchange_is_cancelled() -> None:
+    machine = begun(2)
+    machine.ask(0, 1, QUESTION, 0.0)
+    through(machine, 0, [MARK])
+    machine.lost([0], "killed", 0.0)
+    machine.failed(1, 2, 1, "reset by peer", [0], 0.0)
+    assert machine.generation.workers == [1]
+    machine.ask(1, 3, QUESTION, 0.0)
+    assert machine.ledger._ledger.held(1) == [MARK]
+
+
+def test_a_worker_that_commits_twice_is_counted_with_its_last_commit() -> None:
+    machine = begun(2)
+    machine.ask(0, 1, QUESTION, 0.0)
+    through(machine, 0, [MARK])
+    through(machine, 0, [(0, 0, 0, 1)])
+    through(machine, 1)
+    assert machine.ledger.saved["books"][0]["free"] == [[1, 40]] and machine.ledger.strange == 0
+
+
+def test_speeds_are_those_of_the_workers_that_trained() -> None:
+    machine = begun(2)
+    for now in (1.0, 2.0):
+        for worker in (0, 1):
+            machine.ask(worker, int(now), QUESTION, now)
+    through(machine, 0, [MARK, (0, 0, 4, 6)])
+    through(machine, 1, [(0, 0, 2, 4)])
+    speeds = machine.ledger._ledger.speeds
+    assert [speeds.share(0, worker, 3.0) for worker in (0, 1)] == [2 / 3, 1 / 3]
+
+
+def test_the_record_is_as_long_with_leases_as_without() -> None:
+    machine = begun(3)
+    for worker in range(3):
+        machine.ask(worker, 1, QUESTION, 0.0)
+    books = recovery.state(machine)["books"]["ledger"]
+    assert books["books"][0]["free"] == [[0, 40]] and not books["books"][0]["leased"] and not books["speeds"]
+
+
+def test_a_record_of_an_earlier_version_with_leases_and_speeds_is_read() -> None:
+    machine = begun(2)
+    for worker in (0, 1):
+        machine.ask(worker, 1, QUESTION, 1.0)
+    through(machine, 0, [MARK])
+    through(machine, 1)
+    state = recovery.state(machine)
+    full = machine.ledger._ledger.state(3.0)
+    assert full["books"][0]["leased"] == [[1, [[2, 4]]]] and full["speeds"]
+    found = []
+    for ledger in (state["books"]["ledger"], full):
+        new = StateMachine(machine.terms)
+        recovery.load(new, json.loads(json.dumps({**state, "books": {**state["books"], "ledger": ledger}})), 5.0)
+        for worker, marks in ((0, []), (1, [(0, 0, 2, 4)])):
+            recovery.back(new, new.workers[worker], MemberState(1, 1, 1), marks, 5.0)
+        new.ask(0, 2, QUESTION, 6.0)
+        found.append((recovery.state(new)["books"], new.ledger._ledger.held(0), new.ledger._ledger.held(1)))
+    assert found[0][1:] == found[1][1:] == ([(0, 0, 4, 6)], [(0, 0, 2, 4)])
+    assert found[0][0]["ledger"]["books"] == found[1][0]["ledger"]["books"]
+
+
+def test_members_are_asked_once_whether_they_live_however_many_complain() -> None:
+    machine = begun(4)
+    for worker in range(3):
+        machine.failed(worker, 1, 1, "reset by peer", [3], 1.0)
+    assert Counter(one.worker for one in machine.outbox.take() if one.kind == "check") == dict.fromkeys(range(4), 1)
+    assert machine.generation.number == 1
+    machine.sign_of_life(3, 1.0)
+    assert machine.generation.number == 1, "it may have been sent before the complaint"
+    machine.sign_of_life(3, 1.5)
+    assert machine.generation.number == 2
+
+
+def test_a_commit_that_returns_places_frees_them_at_the_verdict() -> None:
+    machine = begun(2)
+    machine.ask(0, 1, QUESTION, 0.0)
+    machine.commit(0, 1, 1, Commit(9, [(0, 0, 0, 1)], {}, [(0, 0, 1, 2)]), 0.0)
+    assert machine.ledger._ledger.held(0) == [(0, 0, 1, 2)]
+    through(machine, 1)
+    assert machine.ledger.saved["books"][0]["free"] == [[1, 40]]
