@@ -126,7 +126,8 @@ class Plane:
         self.lines: dict[int, Line] = {}
         self.leases: dict[int, list[list[int]]] = {}
         self.counts, self.bytes = Counter[str](), dict[str, int]()
-        self._changed, self._ready = threading.Condition(), lambda: False
+        self._changed = threading.Condition()
+        self._ready: Callable[[], bool] = lambda: False
         self.serial = 0
 
     def wait(self, what: str, ready: Callable[[], bool]) -> None:
