@@ -116,7 +116,7 @@ def _sum_of(file: Path, tensors: dict[str, Tensor]) -> str:
             end = at + tensor.numel() * tensor.element_size()
             if about["data_offsets"] != [at, end] or about["shape"] != list(tensor.shape):
                 raise ValueError(f"it says {about} of {name}")
-            digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
             at = end
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{file} is damaged: its header is another one than was written: {error}") from error
