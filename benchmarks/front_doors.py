@@ -18,7 +18,9 @@ import json
 import os
 import shutil
 import statistics
+import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -148,6 +150,21 @@ def zero_over_ddp(bench: Bench, workers: int) -> float | None:
     return round(statistics.median(ratios), 3) if ratios else None
 
 
+def first_line_s(bench: Bench, door: Door) -> float:
+    """Seconds from the launch of `paceline run` to the first line that it prints."""
+    place, began = bench.place(door), time.monotonic()
+    place.folder.mkdir()
+    command = [place.python, "-m", "paceline", "run", "--workers", "2", str(PROGRAMS / door.program)]
+    with subprocess.Popen(
+        command, cwd=place.folder, env=place.variables(stop=False), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        seconds = time.monotonic() - began
+        process.terminate()
+    return round(seconds, 3)
+
+
 def _tried(what: Any) -> dict[str, Any]:
     try:
         return dict(what())
@@ -200,6 +217,7 @@ def main() -> None:
         "doors": {door.name: bench.about(door, options.workers) for door in DOORS},
     }
     results["zero_over_ddp"] = zero_over_ddp(bench, max(options.workers))
+    results["first_line_s"] = statistics.median(first_line_s(bench, DOORS[0]) for _ in range(options.repetitions))
     print(table(results, options.workers))
     if options.plot:
         picture(results, options.workers, options.plot)

@@ -74,7 +74,7 @@ def test_an_unchanged_program_on_two_workers(tmp_path: Path) -> None:
     assert [line.split()[:2] for line in epochs] == [["length", "6"]] * 2
     losses = [float(line.split()[-1]) for line in epochs]
     assert losses[1] < losses[0]
-    assert done.stderr.splitlines()[0] == "a remark"
+    assert done.stderr.splitlines()[:2] == ["starting 2 workers of train.py", "a remark"]
     assert "paceline: 2 workers under averaging(period=4): Linear (2 trained numbers) and its SGD" in done.stderr
     rows = list(enumerate(PROGRAM.splitlines(), 1))
     line = {part: number for number, text in rows for part in ("in training", "in held_out") if part in text}

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.console import refuse
+from paceline.cli.console import err, refuse
 from paceline.cli.console.program_options import (
     Arguments,
     AsIs,
@@ -153,6 +153,8 @@ def run(
         directory = dry_run.log_directory(log)
         added = start.environment(cluster, rule, directory) | dry_run.environment(cluster, security, directory)
         return dry_run.run(ctx, cluster, scheduler, command, added | variables, directory)
+    if not quiet:
+        err().print(f"starting {start.count(cluster)} of {program.name}", markup=False)
     # before the launcher loads torch to check the rule: both load it at the same time
     with fork_server(start.loaded(cluster) | variables if bare else None) as forks:
         announces = checks.check_rule(rule) and not quiet

@@ -36,6 +36,12 @@ def environment(cluster: LaunchCluster, rule: str | None, directory: Path) -> di
     return added | ({} if rule is None else {"PACELINE_RULE": rule, "PACELINE_RULE_ASKED": "1"})
 
 
+def count(cluster: LaunchCluster) -> str:
+    """How many workers start on this host, for messages."""
+    here = "1 worker" if cluster.workers == 1 else f"{cluster.workers} workers"
+    return here if cluster.hosts == 1 else f"{here} on host {cluster.host_index} of {cluster.hosts}"
+
+
 def loaded(cluster: LaunchCluster) -> dict[str, str]:
     """Those that Python and its libraries read when they are loaded."""
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // cluster.workers))
