@@ -117,7 +117,7 @@ class Plane:
 
     def __init__(self, workers: int, more: int, folder: Path) -> None:
         self.record = folder / f"record_{workers}.json"
-        terms = Terms(max_workers=workers + more, expected=workers, timeout_s=600.0, start_s=600.0)
+        terms = Terms(max_workers=workers + more, timeout_s=600.0)
         self.server = ControlServer("127.0.0.1", 0, None, terms, self.record, flight=True)
         self.server._listener.close()
         self.listener = self.server._listener = Lines()  # type: ignore[assignment]
@@ -163,7 +163,7 @@ class Plane:
         """All join, and hold the common start."""
         for _ in range(workers):
             self.hello()
-        self.wait("the start", lambda: len(self.lines) == workers and self.counts["generation"] >= workers)
+        self.wait("the start", lambda: len(self.machine.generation.members) == workers)
         self.hold()
 
     def hold(self) -> None:

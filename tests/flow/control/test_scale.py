@@ -8,7 +8,8 @@ from collections import Counter
 
 from paceline.data.ledger.epoch_ledger import Question
 from paceline.flow.control import recovery
-from paceline.flow.control.messages import Generation
+from paceline.flow.control.membership import ADMIT_S, FEW
+from paceline.flow.control.messages import Generation, Terms
 from paceline.flow.control.recovery import MemberState
 from paceline.flow.control.state_machine import StateMachine
 from paceline.flow.control.worker_record import Commit
@@ -123,3 +124,18 @@ def test_a_commit_that_returns_places_frees_them_at_the_verdict() -> None:
     assert machine.ledger._ledger.held(0) == [(0, 0, 1, 2)]
     through(machine, 1)
     assert machine.ledger.saved["books"][0]["free"] == [[1, 40]]
+
+
+def test_many_workers_that_join_before_the_first_commit_do_not_make_a_generation_each() -> None:
+    """Every one is told to all members: a thousand would be told half a million times."""
+    machine = StateMachine(Terms())
+    for _ in range(300):
+        machine.join(ABOUT, 0.0)
+    assert len(machine.generation.members) == machine.generation.number == FEW + 1, "a few become members at once"
+    machine.tick(1.0)
+    assert len(machine.generation.members) == 300 and machine.generation.number == FEW + 2
+    machine.join(ABOUT, 1.1)
+    machine.tick(1.2)
+    assert len(machine.generation.members) == 300
+    machine.tick(1.0 + ADMIT_S * 300)
+    assert len(machine.generation.members) == 301

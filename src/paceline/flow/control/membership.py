@@ -30,6 +30,9 @@ from paceline.flow.control.worker_record import WorkerRecord
 OVER = "the run is over: its workers have come to the end of the program"
 NOT_WANTED = "the run is over: this worker waited until it would be worth it, and was not needed"
 HELD = "the run has as many workers as are worth it at present"
+FEW, ADMIT_S = 64, 0.001
+"""Before the first commit joining workers become members at once; with more than `FEW` members, `ADMIT_S` seconds for
+each further one after the last change of the members, which is told to all of them."""
 REMEMBERED = 1024
 """Number of lost workers whose reason is remembered."""
 
@@ -58,8 +61,7 @@ class MembershipState(ABC):
 
     def __init__(self, terms: Terms, secret: Callable[[], str] = lambda: runtime.token_hex(16)) -> None:
         self.terms, self._secret = terms, secret
-        self.workers: dict[int, WorkerRecord] = {}
-        self.absent: set[int] = set()
+        self.workers, self.absent = dict[int, WorkerRecord](), set[int]()
         self.generation = Generation()
         self.exchange = 0
         self.committed_in = 0
@@ -83,7 +85,7 @@ class MembershipState(ABC):
         self.waits_since: float | None = None  # below the quorum
         self.enough_since: float | None = None  # at the very start: above it
         self.departed: dict[int, WorkerRecord] = {}  # died after a commit that may still go through
-        self.departed_since = 0.0
+        self._admits_at = self.departed_since = 0.0
         self._told_held = 0
         self.outbox = ControlOutbox()
 
@@ -265,9 +267,9 @@ class MembershipState(ABC):
     def settle(self, now: float, reason: str) -> None:
         """Form a new generation if one is needed and the quorum is reached."""
         if not self.broken:
-            begun = self.calls.first is not None or self.departed
-            if self.exchange == 0 and self.admitted(self.members) and not begun:
-                self.make([*self.members, *self.admitted(self.members)], reason, now)
+            begun, new = self.calls.first is not None or self.departed, self.admitted(self.members)
+            if self.exchange == 0 and new and not begun and now >= self._admits_at:
+                self.make([*self.members, *new], reason, now)
             return
         survivors = self.members
         workers = [*survivors, *self.admitted(survivors)]
@@ -331,8 +333,8 @@ class MembershipState(ABC):
             reason[:1000],
             self.wanted,
         )
-        self.broken = False
-        self.dirty = True
+        self._admits_at = now + ADMIT_S * max(0, len(chosen) - FEW)
+        self.broken, self.dirty = False, True
         self._resume()
         self.outbox.log("generation", **self.generation.note())
         for one in chosen:

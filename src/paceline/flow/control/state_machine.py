@@ -323,6 +323,8 @@ class StateMachine(MembershipState):
         if self.departed and now - self.departed_since > self.terms.silence_s:
             names = ", ".join(one.name for one in self.departed.values())
             self.break_off(f"{names} died after a commit that the others did not reach", now)
+        if self.exchange == 0:
+            self.settle(now, "workers have joined")
         self._judge(now)
         self.call(now)
         self._break_stuck(now)
