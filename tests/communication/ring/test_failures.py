@@ -188,7 +188,7 @@ def test_operations_that_do_not_belong_together() -> None:
         ),
         (GRANT, (5, 1, 0, 0), 10, "with data"),
         (DATA, (5, 1, 0, 0), 0, "without data"),
-        (DATA, (5, 1, 0, 0), 1 << 21, "a body of 2097152 bytes is announced, the limit of this channel is 1048576"),
+        (DATA, (5, 1, 0, 0), 1 << 22, "a body of 4194304 bytes is announced, the limit of this channel is 2097152"),
         (4, (), 0, "it breaks off with a malformed notice"),
     ],
 )

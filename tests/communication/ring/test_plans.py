@@ -111,3 +111,13 @@ def test_what_is_large_waits_to_be_asked_for() -> None:
     assert (plan.gated, plan.grants) == ({1}, {3})
     plan = Pairwise({2: small}, {4: small}, asked=True)
     assert (plan.gated, plan.grants) == ({2}, {4})
+
+
+@pytest.mark.parametrize("numel", [0, 1, 65_536, 65_537, 1_000_000, 30_000_000])
+def test_pieces_grow_with_what_they_are_cut_from(numel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    x = torch.empty(numel)
+    sizes = [piece.nbytes for piece in wire.pieces_of(x)]
+    assert sum(sizes) == x.nbytes and all(0 < size <= wire.PIECE for size in sizes)
+    assert all(size >= wire.LEAST_PIECE for size in sizes[:-1])
+    assert len(sizes) <= max(9, 1 + x.nbytes // wire.PIECE)

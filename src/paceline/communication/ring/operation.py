@@ -5,7 +5,7 @@ Two rules bound memory. Parts larger than `EAGER` are sent only to a worker that
 so (a grant). Smaller ones wait at a receiver that has not begun it, and at most `WINDOW` collectives of a sequence are
 in flight; further ones begin when one of those completes.
 
-A piece is copied to its place under the operation's lock, never read straight into the tensor: once a wait has ended
+A piece is copied to its place under a lock, never read straight into the tensor: once a wait has ended
 with an error, nothing is written there any more.
 """
 
@@ -78,6 +78,7 @@ class Operation:
         self._carrier, self._plan, self._finish = carrier, plan, finish
         self._signature = signature(likeness)
         self._lock = runtime.Lock()
+        self._placing = runtime.Lock()  # beside it, so that a sender does not wait for a sum
         self._live = True
         self._incoming, self._outgoing = dict(plan.incoming), dict(plan.outgoing)
         self._held: dict[int, list[Piece]] = {rank: [] for rank in plan.gated}
@@ -116,7 +117,7 @@ class Operation:
     def arrived(self, rank: int, said: int, step: int, index: int, body: Tensor) -> None:
         """A piece has arrived; MismatchError if it does not belong here."""
         self._compare(rank, said)
-        with self._lock:
+        with self._placing:
             if not self._live:
                 return
             place = self._plan.place(rank, step, index)
@@ -130,11 +131,11 @@ class Operation:
                 add(place.view, body.view(place.view.dtype))
             else:
                 raw(place.view).copy_(body)
-            self.progress = runtime.monotonic()
         further = self._plan.then(rank, step, index)
         if further is not None:
             self._send(further, False)
         with self._lock:
+            self.progress = runtime.monotonic()
             self._incoming[rank] -= 1
             over = self._all_done()
         if over:
@@ -146,7 +147,7 @@ class Operation:
 
     def kill(self) -> None:
         """End it without a result; nothing is written to its tensors from now on."""
-        with self._lock:
+        with self._placing, self._lock:
             self._live = False
         self._over.set()
 

@@ -23,8 +23,8 @@ from torch import Tensor
 
 HELLO, DATA, GRANT, BREAK, BYE = 1, 2, 3, 4, 5
 
-PIECE = 1 << 20
-"""Bytes of a piece: in flight at a time on one hop, and held by a reader besides the tensors."""
+PIECE, LEAST_PIECE = 1 << 21, 1 << 18
+"""Bytes of a piece, at most and at least: in flight at a time on one hop, and held by a reader besides the tensors."""
 EAGER = 1 << 14
 """Largest part, in bytes, that a worker sends without a grant."""
 WINDOW = 8
@@ -75,8 +75,9 @@ def raw(x: Tensor) -> Tensor:
 
 
 def pieces_of(x: Tensor) -> list[Tensor]:
-    """`x`, one-dimensional, cut into pieces of at most `PIECE` bytes."""
-    return list(torch.split(x, PIECE // x.element_size())) if x.numel() else []
+    """`x`, one-dimensional, cut into about eight pieces: few frames, and the next hop soon has something to send."""
+    size = min(PIECE, max(LEAST_PIECE, x.nbytes // 8))
+    return list(torch.split(x, size // x.element_size())) if x.numel() else []
 
 
 def add(place: Tensor, more: Tensor) -> None:
