@@ -44,6 +44,9 @@ class Phase:
         kills: worker -> [minibatch, "before" or "after" the optimizer's step], where it gets SIGKILL.
         nans: worker -> minibatch in which its model becomes nan.
         jumps: worker -> minibatch in which its model goes far away.
+        climbs: worker -> minibatch from which it climbs.
+        judged: exchanges from one judgement by held-out loss to the next; 0 for none. The task is a line then, and the
+            rate small: what is learnt in a block is more than its noise.
         stops: worker -> minibatch before which it gets SIGSTOP.
         slow: worker -> seconds that its minibatches take.
         tunes: worker -> [minibatch, settings]: what it asks for then.
@@ -63,6 +66,8 @@ class Phase:
     kills: dict[str, list[Any]] = field(default_factory=dict)
     nans: dict[str, int] = field(default_factory=dict)
     jumps: dict[str, int] = field(default_factory=dict)
+    climbs: dict[str, int] = field(default_factory=dict)
+    judged: int = 0
     stops: dict[str, int] = field(default_factory=dict)
     slow: dict[str, float] = field(default_factory=dict)
     tunes: dict[str, list[Any]] = field(default_factory=dict)
@@ -91,10 +96,12 @@ class Model(nn.Module):
         return found
 
 
-def task(samples: int) -> tuple[Tensor, Tensor]:
+def task(samples: int, line: bool = False) -> tuple[Tensor, Tensor]:
     """Inputs (samples, 8) and what is to be learnt of them (samples, 1)."""
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(samples, 8, generator=generator)
+    if line:
+        return x, x.sum(1, keepdim=True)
     return x, torch.sin(x.sum(1, keepdim=True)) + 0.1 * torch.randn(samples, 1, generator=generator)
 
 
@@ -105,9 +112,11 @@ class Program:
         self.phase = phase
         torch.manual_seed(phase.seed)
         self.model = Model(phase.samples, phase.width)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.8 / phase.width, momentum=0.9)
+        rate = 0.01 if phase.judged else 0.8
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=rate / phase.width, momentum=0.9)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (1 + 0.001 * step))
-        self.run = paceline.attach(self.model, self.optimizer, phase.rule, timeout_s=phase.timeout)
+        guard = paceline.Guard(held_out=self.held_out, audit_every=phase.judged) if phase.judged else "auto"
+        self.run = paceline.attach(self.model, self.optimizer, phase.rule, timeout_s=phase.timeout, guard=guard)
         self.run.include(scheduler=self.scheduler)
         live = self.run._parts.membership
         self.worker = live.control.worker if live is not None else self.run.world.rank
@@ -118,6 +127,11 @@ class Program:
         self.start = self.snapshot()
         self.book = Path(phase.books) / f"worker-{self.worker:03d}.jsonl"
 
+    def held_out(self) -> Tensor:
+        """The loss on data of this worker's own."""
+        x, y = task(512, line=True)
+        return nn.functional.mse_loss(self.model(x), y)
+
     def snapshot(self) -> tuple[Tensor, Tensor]:
         """The counting buffers as they are."""
         return self.model.entered.clone(), self.model.slots.clone()
@@ -125,7 +139,7 @@ class Program:
     def __call__(self) -> dict[str, Any]:
         """Train to the end."""
         phase = self.phase
-        x, y = task(phase.samples)
+        x, y = task(phase.samples, line=bool(phase.judged))
         data = TensorDataset(torch.arange(phase.samples), x, y)
         share = self.run.share(DataLoader(data, phase.batch, shuffle=True))
         for _ in range(self.run.epoch, phase.epochs):
@@ -173,7 +187,9 @@ class Program:
         if self.phase.stops.get(str(self.worker)) == self.steps:
             os.kill(os.getpid(), signal.SIGSTOP)
         self.optimizer.zero_grad()
-        nn.functional.mse_loss(self.model(x), y).backward()
+        climbs = self.steps >= self.phase.climbs.get(str(self.worker), 1 << 30)
+        loss = nn.functional.mse_loss(self.model(x), y)
+        (-loss if climbs else loss).backward()
         self.made += 1
         self.counts += torch.bincount(ids, minlength=self.phase.samples)
         with torch.no_grad():

@@ -105,7 +105,7 @@ class CommittedExchange:
         self._generation = self._membership.generation.number
         self._pending_header: PendingHeader | None = None
         self._running: list[Running] = []
-        self._arrived: tuple[ExchangeSummary, list[Total]] | None = None
+        self._arrived: tuple[ExchangeSummary, Sequence[Total]] | None = None
         self._heard: GatheredRequests | None = None
         self._sent_before = 0
         self._membership.control.starts(self._membership.exchange)
@@ -127,9 +127,9 @@ class CommittedExchange:
             ]
 
     def _part(self, given: Tensor) -> Tensor:
-        """The tensor to send: the contribution, or zeros if it is an outlier that the exchange drops."""
+        """The tensor to send: the contribution, or zeros if the exchange drops an outlier or a suspect."""
         assert self._pending_header is not None
-        if self._header.usual:
+        if self._header.usual and not self._header.suspect:
             return given.clone()
         own = self._pending_header.summary().headers[self._membership.transport.world.rank]
         return given.clone() if own.factor else torch.zeros_like(given)
@@ -143,16 +143,19 @@ class CommittedExchange:
         """Wait for all chunks; returns each chunk's new state."""
         return [state for _, state in self._arrive()[1]]
 
-    def _arrive(self) -> tuple[ExchangeSummary, list[Total]]:
+    def _arrive(self) -> tuple[ExchangeSummary, Sequence[Total]]:
         while self._arrived is None:
             try:
                 if self._pending_header is None:
                     self._begin()
                 assert self._pending_header is not None
                 summary, there = self._pending_header.summary(), time.perf_counter()
-                totals = [running.finish() for running in self._running]
+                totals: Sequence[Total] = [running.finish() for running in self._running]
                 self._exchanger.wire_s = time.perf_counter() - there
                 self._exchanger.sent = self._exchanger.transport.bytes_sent - self._sent_before
+                if self._exchanger.auditor is not None:
+                    judge = self._exchanger.auditor.judge
+                    summary, totals = judge(self._exchanger, summary, self._chunks, self._given, totals, self._number)
                 if summary.asked:
                     self._heard = self._exchanger.tuner.gather(self._membership.transport)
                 self._arrived = summary, totals

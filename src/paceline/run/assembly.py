@@ -105,6 +105,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
     owned = validation.own_parameters(model, optimizers)
     validation.check_rule(rule, owned)
     validation.check_bound(rule, settings.data == "split")
+    validation.check_held_out(rule, settings.guard, given, settings.group)
     check_scaler(rule, settings.scaler)
 
     transport, membership = connect_all(rule, model, owned, settings)
@@ -112,6 +113,8 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         on_error.callback((membership or transport).close)
         worker = membership.control.worker if membership is not None else transport.world.rank
         exchanges = rule.exchanges_among(transport.world.size) or membership is not None
+        most = membership.control.most if membership is not None else transport.world.size
+        validation.check_majority(settings.guard, transport.world, most)
         if membership is None:
             validation.check_growth(rule, transport.world, given, settings.data == "split")
         if exchanges:

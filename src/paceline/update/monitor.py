@@ -15,16 +15,14 @@ from paceline.communication import Transport
 from paceline.data.sharing.cache_log import CacheLog
 from paceline.observe import processes
 from paceline.observe.event_log import EventLog
-from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary, Timing
+from paceline.update.exchange.header import ExchangeSummary, Timing
+from paceline.update.exchange.rejections import Rejections
 from paceline.version import __version__
 
 logger = logging.getLogger("paceline")
 
 FOLD_S = 0.25
 """Exchanges less than this apart share one line of the log."""
-
-BROKEN = 3
-"""After so many rejections in a row a worker is reported as probably broken."""
 
 LEAST_S = 0.001
 """A shorter wait for data has no line of its own at the end of a run."""
@@ -63,56 +61,6 @@ class LogLine:
         """
         if self.met is None or number & -number >= self.met[0] & -self.met[0]:
             self.met = number, when
-
-
-class Rejections:
-    """Warns of rejected contributions, and notes them in the log.
-
-    Args:
-        transport: names the workers.
-        note: writes an event into the log.
-
-    Attributes:
-        total: contributions rejected so far.
-    """
-
-    def __init__(self, transport: Transport, note: Callable[..., None]) -> None:
-        self._transport, self._note = transport, note
-        self.total = 0
-        self._in_a_row: Counter[int] = Counter()  # of each rank
-
-    def report(self, summary: ExchangeSummary) -> None:
-        """Report the contributions that this exchange rejected."""
-        self.total += len(summary.left_out)
-        for rank, header in enumerate(summary.headers):
-            if rank in summary.left_out:
-                self._in_a_row[rank] += 1
-                self._report_one(rank, header, summary.between)
-            elif header.brings:
-                self._in_a_row[rank] = 0
-
-    def _report_one(self, rank: int, header: ExchangeHeader, between: tuple[float, float] | None) -> None:
-        name, times = self._transport.world.name(rank), self._in_a_row[rank]
-        why = "inf or nan in what it brought" if not header.finite else f"norm {header.norm:.3g}"
-        if header.finite and between is not None:
-            why += f" where {between[0]:.3g} to {between[1]:.3g} is usual"
-        logger.warning("%s left out of exchange %d: %s; it goes on from the global model", name, header.sequence, why)
-        if times == BROKEN:
-            logger.warning(
-                "%s was left out %d times in a row and is probably broken: look at its memory (ECC errors, dmesg) and "
-                "at its part of the data, or start it on another host",
-                name,
-                times,
-            )
-        self._note(
-            "left_out",
-            rank_left_out=rank,
-            exchange=header.sequence,
-            why=why,
-            finite=header.finite,
-            norm=header.norm if header.finite else None,
-            in_a_row=times,
-        )
 
 
 class Monitor:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from paceline.observe.reports.events import LeftOut
 from paceline.observe.reports.log import RunLog, WorkerLog
 
 UNKNOWN = "n/a"
@@ -136,17 +137,15 @@ def waits_long_for_data(run: RunLog) -> bool:
     return any(shares(workers).data >= MUCH_WAIT for workers in (run.workers, *([worker] for worker in run.workers)))
 
 
-def rejected_counts(run: RunLog, finite: bool | None = None) -> Counter[int]:
-    """Rejected contributions by worker; with `finite` only the finite ones, or only the others.
+def rejected_counts(run: RunLog) -> Counter[int]:
+    """Rejected contributions by worker."""
+    return _fullest_log(run)[0]
 
-    Every worker's log has all of them, so the log with most is used.
-    """
-    logged = [(Counter(r for line in w.exchanges for r in line.left_out), w) for w in run.workers]
-    counts, worker = max(logged, key=lambda pair: pair[0].total(), default=(Counter[int](), None))
-    if finite is None or worker is None:
-        return counts
-    large = Counter(line.rank for line in worker.left_out if line.finite)
-    return large if finite else counts - large
+
+def _fullest_log(run: RunLog) -> tuple[Counter[int], list[LeftOut]]:
+    """Rejected contributions by worker, and their events: all logs have all of them, so the one with most is used."""
+    logged = [(Counter(r for line in w.exchanges for r in line.left_out), w.left_out) for w in run.workers]
+    return max(logged, key=lambda pair: pair[0].total(), default=(Counter[int](), []))
 
 
 def warnings(run: RunLog) -> list[str]:
@@ -206,8 +205,15 @@ def _losses(run: RunLog) -> list[str]:
 def _rejected(run: RunLog) -> list[str]:
     """A sentence on each reason for a rejection, and one on each worker that is probably broken."""
     found = []
-    for finite, why in ((False, "not finite"), (True, "far larger than usual")):
-        counts = rejected_counts(run, finite)
+    rejected, lines = _fullest_log(run)
+    harmful = Counter(line.rank for line in lines if line.judged)
+    large = Counter(line.rank for line in lines if line.finite and not line.judged)
+    reasons = {
+        "not finite": rejected - large - harmful,
+        "far larger than usual": large,
+        "the held-out loss gets worse with them": harmful,
+    }
+    for why, counts in reasons.items():
         if counts:
             who = ranks_text(sorted(counts), 8)
             found.append(f"Rejected because {why}: {counts.total()} contribution(s) of {who}.")

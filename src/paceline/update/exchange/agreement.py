@@ -15,7 +15,7 @@ from paceline.update.exchange.outliers import outliers
 
 def refuse_nothing(summary: ExchangeSummary, world: World) -> None:
     """Raise `NonFiniteError` where no worker brought a contribution that can be averaged."""
-    if not summary.empty and summary.left_out and summary.weight == 0:
+    if not summary.empty and all(not h.finite for h in summary.headers if h.brings) and summary.weight == 0:
         raise NonFiniteError(
             world.sign(
                 f"the contributions of all workers to exchange {summary.headers[0].sequence} hold inf or nan, so "

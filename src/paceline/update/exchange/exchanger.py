@@ -77,6 +77,29 @@ class StartedExchange(Protocol):
         """Finish the exchange and apply it."""
 
 
+class Auditor(Protocol):
+    """Judges one contribution to some exchanges; see :class:`paceline.update.exchange.audit.Audit`."""
+
+    def drop_waiting(self, summary: ExchangeSummary) -> ExchangeSummary:
+        """The summary with the factor 0 for suspects that are not judged in this exchange."""
+
+    def start(
+        self, exchanger: Exchanger, header: ExchangeHeader, chunks: Sequence[Chunk], number: int
+    ) -> StartedExchange | None:
+        """Start an exchange whose headers were voted on, if it judges a contribution; else None."""
+
+    def judge(
+        self,
+        exchanger: Exchanger,
+        summary: ExchangeSummary,
+        chunks: Sequence[Chunk],
+        given: Sequence[Tensor],
+        totals: Sequence[tuple[Tensor, State]],
+        number: int,
+    ) -> tuple[ExchangeSummary, Sequence[tuple[Tensor, State]]]:
+        """The headers and the sums that are to be applied."""
+
+
 class Exchanger:
     """Starts exchanges over one transport, one after another.
 
@@ -85,14 +108,22 @@ class Exchanger:
         codec: encodes the chunks.
         topology: the route over which they are summed.
         overlapped: whether the next block computes while an exchange is under way.
+
+    Attributes:
+        auditor: judges contributions by held-out losses; None without one.
+        voted: the header that `pre_vote` sent, until `open` returns it.
+        vote_s: seconds of waiting for that vote, until the exchange counts them.
     """
+
+    auditor: Auditor | None = None  # it survives a new connection
 
     def __init__(self, transport: Transport, codec: Codec, topology: Topology, overlapped: bool = False) -> None:
         self.transport, self.codec = transport, codec
         self._route = topology.route(transport, codec.operations)
         self._overlapped = overlapped
         self._pipeline = Pipeline(transport.background and (self._route.stages > 1 or overlapped), self._route.stages)
-        self._voted: PendingHeader | None = None
+        self.voted: PendingHeader | None = None
+        self.vote_s = 0.0
         self.sequence = 0
         self.asks: Callable[[], bool] = lambda: False
         """Whether this worker has a request for all workers, to be read once the next exchange is over."""
@@ -102,8 +133,8 @@ class Exchanger:
 
     def open(self, header: ExchangeHeader) -> PendingHeader:
         """Send `header` to all workers, with the number of the exchange and whether this worker has a request."""
-        if self._voted is not None:
-            pending_header, self._voted = self._voted, None
+        if self.voted is not None:
+            pending_header, self.voted = self.voted, None
             return pending_header
         self.sequence += 1
         return PendingHeader(self, replace(header, sequence=self.sequence, asks=self.asks()))
@@ -113,11 +144,14 @@ class Exchanger:
 
         Whether an unusual contribution goes into the mean depends on what the other workers bring.
         """
-        self._voted = pending_header = self.open(header)
+        self.voted = pending_header = self.open(header)
+        began = self.transport.now()
         try:
             return pending_header.summary().headers[self.transport.world.rank]
         except (DesyncError, MismatchError):  # raised again when the exchange is finished, with nothing on the wire
             return replace(pending_header.header, factor=0.0)
+        finally:
+            self.vote_s = self.transport.now() - began
 
     def gather_row(self, row: Tensor) -> tuple[Pending, Tensor]:
         """Start an all-gather of `row`, int64, shape (k,): its handle, and the rows, shape (N, k)."""
@@ -161,7 +195,16 @@ class Exchanger:
 
         `checksum` computes the header's checksum again, where the exchange is repeated.
         """
+        if self.auditor is not None and self.voted is not None:
+            audited = self.auditor.start(self, header, chunks, number)
+            if audited is not None:
+                return audited
         return InFlightExchange.start(self, header, chunks, number, in_flight)
+
+    def take_vote_s(self) -> float:
+        """Seconds of waiting for a vote before the exchange that starts now."""
+        waited_s, self.vote_s = self.vote_s, 0.0
+        return waited_s
 
     def close(self) -> None:
         """End the pipeline's threads."""
@@ -196,6 +239,8 @@ class PendingHeader:
                 rows = self._rows.tolist()
                 summary = ExchangeSummary(tuple(ExchangeHeader.unpack(row) for row in rows)).with_joined
                 summary = with_outliers_dropped(summary)
+                if self._exchanger.auditor is not None:
+                    summary = self._exchanger.auditor.drop_waiting(summary)
                 self._exchanger.timing.wait_s += self._exchanger.transport.now() - began
                 agree(summary, self._exchanger.transport.world)
                 if self._exchanger.left is None and summary.somebody_left:
@@ -225,7 +270,7 @@ class InFlightExchange:
         self._factor, self._number, self._in_flight = 0.0, 0, 0
         self._left = deque[Chunk]()
         self._under_way = deque(under_way)
-        self._spent_s = self._began_s = 0.0
+        self._spent_s = self._began_s = self._vote_s = 0.0
 
     @classmethod
     def start(
@@ -252,6 +297,7 @@ class InFlightExchange:
             flight._factor = own.factor if own.brings else 0.0
         flight._fill_up()
         flight._spent_s, flight._began_s = exchanger.transport.now() - began, began
+        flight._vote_s = exchanger.take_vote_s()
         return flight
 
     @classmethod
@@ -317,6 +363,7 @@ class InFlightExchange:
         timing.exchange_s = timing.flight_s = self._spent_s + now() - began - timing.wait_s
         if self.overlapped:
             timing.flight_s = max(0.0, self._pending_header.arrived_s - self._began_s) if self._began_s else 0.0
+        timing.wait_s += self._vote_s
         if failure is not None:
             raise failure
         assert summary is not None

@@ -31,6 +31,8 @@ class ExchangeHeader:
         asks: whether the worker has a request for all workers, to be read once this exchange is over.
         merges: whether it ends the block early, in `run.merge()`.
         mean_norm: of the mean displacement of its last exchange; 0 where not computed.
+        suspect: whether its last contribution was left out because of held-out losses (:mod:`.judging`).
+        watched: whether these gave evidence against it, and not enough.
     """
 
     sequence: int
@@ -47,11 +49,14 @@ class ExchangeHeader:
     asks: bool = False
     merges: bool = False
     mean_norm: float = 0.0
+    suspect: bool = False
+    watched: bool = False
 
     @property
     def row(self) -> Tensor:
         """The header as it is sent: int64, shape (11,)."""
         condition = self.finite | self.usual << 1 | self.asks << 2 | self.merges << 3
+        condition |= self.suspect << 4 | self.watched << 5
         values = [
             self.sequence,
             self.kind.code,
@@ -59,28 +64,57 @@ class ExchangeHeader:
             self.leaving,
             condition,
             self.minibatches,
-            _bits(self.norm),
+            to_bits(self.norm),
         ]
-        values += [_bits(self.factor), self.total, self.checksum, _bits(self.mean_norm)]
+        values += [to_bits(self.factor), self.total, self.checksum, to_bits(self.mean_norm)]
         return torch.tensor([int(v) for v in values], dtype=torch.int64)
 
     @classmethod
     def unpack(cls, row: list[int]) -> ExchangeHeader:
         """The inverse of `row`."""
-        finite, *more = (bool(row[4] >> bit & 1) for bit in range(4))
-        flags = (bool(row[2]), bool(row[3]), finite)
-        norm, factor, *mean_norm = (_number(bits) for bits in (row[6], row[7], *row[10:]))
-        return cls(row[0], ExchangeKind(row[1]), *flags, row[5], norm, factor, row[8], row[9], *more, *mean_norm)
+        finite, usual, asks, merges, suspect, watched = (bool(row[4] >> bit & 1) for bit in range(6))
+        norm, factor, *mean_norm = (from_bits(bits) for bits in (row[6], row[7], *row[10:]))
+        numbers = row[8], row[9], usual, asks, merges, mean_norm[0] if mean_norm else 0.0, suspect, watched
+        return cls(row[0], ExchangeKind(row[1]), bool(row[2]), bool(row[3]), finite, row[5], norm, factor, *numbers)
 
 
-def _bits(number: float) -> int:
+def to_bits(number: float) -> int:
     """The bits of a number as an integer of the same width."""
     return int(struct.unpack("<q", struct.pack("<d", number))[0])
 
 
-def _number(bits: int) -> float:
-    """The inverse of `_bits`."""
+def from_bits(bits: int) -> float:
+    """The inverse of `to_bits`."""
     return float(struct.unpack("<d", struct.pack("<q", bits))[0])
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the workers found about one contribution, by held-out losses.
+
+    Attributes:
+        rank: whose contribution was judged.
+        against: votes that the loss gets worse with it.
+        voters: all other workers.
+        losses: with it and without it, the medians of the voters.
+        left_out: whether it was left out.
+        watched: whether there is evidence against it, and it is judged again soon.
+        anew: whether the workers have found so many harmful that their idea of the noise must be wrong: all are
+            accepted, and the judgements begin anew.
+    """
+
+    rank: int
+    against: int
+    voters: int
+    losses: tuple[float, float]
+    left_out: bool
+    watched: bool = False
+    anew: bool = False
+
+    def __str__(self) -> str:
+        with_it, without = self.losses
+        votes = f"so {self.against} of {self.voters} other workers"
+        return f"held-out loss {with_it:.6g} with it and {without:.6g} without it, {votes}"
 
 
 @dataclass(frozen=True)
@@ -90,10 +124,12 @@ class ExchangeSummary:
     Attributes:
         headers: with the factor 0 where a contribution is rejected.
         between: least and greatest norm accepted before, where norms are checked.
+        judgement: of one contribution, where one was judged by held-out losses.
     """
 
     headers: tuple[ExchangeHeader, ...]
     between: tuple[float, float] | None = None
+    judgement: Judgement | None = None
 
     @property
     def weight(self) -> float:
@@ -113,7 +149,7 @@ class ExchangeSummary:
 
     @property
     def left_out(self) -> list[int]:
-        """Ranks whose contribution was rejected: not finite, or far larger than usual."""
+        """Ranks whose contribution was rejected: not finite, far larger than usual, or harmful to the held-out loss."""
         return [rank for rank, h in enumerate(self.headers) if not h.finite or (not h.usual and not h.factor)]
 
     @property

@@ -131,6 +131,11 @@ class OuterState(ABC):
     def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
         """Apply the mean of [begin, end) to the outer state only; `snapshot` becomes the input of `move`."""
 
+    def show(  # noqa: B027
+        self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd
+    ) -> None:
+        """Put the workers' mean of [begin, end) into the tensors, if the model is evaluated with them."""
+
     def move(self, begin: int, end: int, made: int) -> None:
         """Move the tensors by the result of `prepare`, `made` minibatches after the snapshot."""
         self._put(begin, end, self._add(begin, end, 1))
@@ -218,6 +223,10 @@ class ParameterState(OuterState):
             self._mix(begin, end, start, self._at_once)
         elif start is not out or out.data_ptr() == self.scratch(1, end - begin).data_ptr():
             self.fragment.write(begin, end, start)
+
+    def show(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
+        """The mean of the workers' models, whatever the outer step makes of it."""
+        self.fragment.write(begin, end, torch.add(self._origin(begin, end), mean, out=self.scratch(3, end - begin)))
 
     def _step(self, begin: int, end: int, mean: Tensor, block: BlockEnd, out: Tensor) -> Tensor:
         """The outer step on a range; the start of the next block."""

@@ -14,13 +14,15 @@ from paceline.errors import NonFiniteError
 from paceline.rules.rule import Rule
 from paceline.update.engine.blocks.chunks import OuterStateChunk, cut_states
 from paceline.update.engine.blocks.fragment_state import FragmentState
+from paceline.update.engine.blocks.held_out import HeldOutLosses
 from paceline.update.engine.blocks.local_optimizers import LocalOptimizers
 from paceline.update.engine.blocks.numbers import BlockNumbers
 from paceline.update.engine.settings import Settings
+from paceline.update.exchange.audit import Audit
 from paceline.update.exchange.exchanger import IN_FLIGHT, Exchanger, StartedExchange
 from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
 from paceline.update.exchange.kind import STANDS, ExchangeKind
-from paceline.update.exchange.outliers import block_norms
+from paceline.update.exchange.outliers import Guard, block_norms
 from paceline.update.exchange.work import LocalWork
 
 
@@ -42,8 +44,9 @@ class BlockUpdate:
         optimizers: the worker's own.
         chunks: its outer state cut for the wire; empty before the first exchange.
         in_flight: the pending exchange, if any.
-        left_out: whether this worker's part of the last exchange was not finite, or an outlier.
+        left_out: whether this worker's part of the last exchange was not finite, an outlier, or harmful.
         norms: the recently accepted norms; None without an outlier policy.
+        audit: judges contributions by held-out losses; None without them.
     """
 
     def __init__(
@@ -73,6 +76,14 @@ class BlockUpdate:
         self._measures = self.norms is not None or rule.follows_diversity
         if self._measures:
             self.state.take_mean_norms()
+        self.audit = self._audit(settings.guard, model)
+
+    def _audit(self, guard: Guard | None, model: Modules | None) -> Audit | None:
+        if guard is None or guard.held_out is None or model is None:
+            return None
+        losses = HeldOutLosses(guard.held_out, model, self.state, lambda: self.chunks, self.exchanger)
+        self.exchanger.auditor = audit = Audit(guard, lambda: self.numbers.block, losses)
+        return audit
 
     def retune(self, rule: Rule) -> None:
         """Continue with other numbers of the rule; an in-flight exchange keeps its own. Another codec, which comes
@@ -107,7 +118,7 @@ class BlockUpdate:
         for one in self.state.buffers:
             one.reset_nonfinite()
         header = self._header(work)
-        if not header.usual:
+        if not header.usual or self.audit is not None:
             header = self.exchanger.pre_vote(header)
         self.left_out = not header.finite or (header.brings and not header.factor)
         if overlapped:
@@ -137,6 +148,8 @@ class BlockUpdate:
             usual=not norm or self.norms is None or self.norms.usual(rank, norm),
             merges=work.merges,
             mean_norm=self.state.mean_norm,
+            suspect=self.audit is not None and self.audit.suspect,
+            watched=self.audit is not None and self.audit.watched,
         )
 
     def _begin_next_block(self) -> None:
@@ -159,17 +172,22 @@ class BlockUpdate:
         self.state.refresh()
         try:
             summary = exchange.finish(made or 0)
+            rank = self.exchanger.transport.world.rank  # only now: an elastic run may have other members
+            own = summary.headers[rank]
+            self.left_out = self.left_out or (own.brings and not own.factor)
             if summary.weight > 0:
                 end = self.numbers.advance(summary)
                 self.optimizers.advance(summary.tau, end.ahead, made, self.left_out)
+            elif self.left_out:  # nobody else brought anything
+                self.restart()
         except NonFiniteError:
             self.restart()
             raise
         finally:
             self.state.release_snapshot()
             self.numbers.release()
-        own = summary.headers[self.exchanger.transport.world.rank]
-        self.left_out = self.left_out or (own.brings and not own.factor)
+        if self.audit is not None:
+            self.audit.settle(summary, rank)
         if self.norms is None:
             return summary
         between = self.norms.between
@@ -213,6 +231,8 @@ class BlockUpdate:
         self.numbers.renumber(workers)
         if self.norms is not None:
             self.norms.mix()
+        if self.audit is not None:
+            self.audit.evidence.mix()
         for chunk in self.chunks:
             chunk.state = {}
         self.state.renew_checksums()
