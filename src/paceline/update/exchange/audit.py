@@ -31,6 +31,7 @@ from paceline.update.exchange.judging import (
     Choice,
     Evidence,
     Finding,
+    H,
     Losses,
     choose,
     tally,
@@ -62,7 +63,7 @@ class Audit:
         self, guard: Guard, block: Callable[[], int], losses: Callable[[Sequence[Candidate]], list[float]]
     ) -> None:
         self._every, self._block, self._losses = guard.audit_every, block, losses
-        self.evidence = Evidence(guard)
+        self.evidence = Evidence()
         self.suspect = self.watched = False
         self._found: tuple[Finding, bool] | None = None  # of the exchange under way, and whether the member was drawn
 
@@ -146,7 +147,7 @@ class Audit:
         share, norm = header.factor / summary.weight, summary.mean_of_norms
         found = self.evidence.find(judged, losses, share, norm, header.suspect)
         self._found = found, drawn
-        vote = AGAINST if found.evidence >= self.evidence.most else WATCH if found.evidence > 0 else 0
+        vote = AGAINST if found.evidence >= H else WATCH if found.evidence > 0 else 0
         return [vote, to_bits(losses.with_it), to_bits(losses.without)]
 
     def begin_among_others(self) -> None:

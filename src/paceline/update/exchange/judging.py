@@ -19,7 +19,7 @@ against i:
     s   = 1.4826 * median(median(X) - x' of the x' in X below the median) * (1 + FEW / number of X)
     z   = (x - median(X)) / s
     S_i = S_i + min(z - DRIFT, H / 2)    where e > w max(p, 0) and e > ROUNDING * |without|,     else S_i - DRIFT
-    S_i = min(max(S_i, 0), H)            H = `audit_threshold`
+    S_i = min(max(S_i, 0), H)
 
 That is a CUSUM test: a member whose blocks are harmful by d standard deviations gains d - DRIFT a judgement, an honest
 one loses DRIFT. In normal noise it comes to H in about one of 4,000 judgements, most of these while X is small. At
@@ -50,7 +50,7 @@ from typing import Any
 
 from paceline.core.rng import mix
 from paceline.update.exchange.header import ExchangeSummary, Judgement, from_bits
-from paceline.update.exchange.outliers import SIGMA, Guard
+from paceline.update.exchange.outliers import SIGMA
 
 FIRST = 16
 """So many first exchanges all judge a member, to measure the noise."""
@@ -60,6 +60,8 @@ LEAST_VALUES, FEW = 10, 8
 """Values that tell a spread, and how much wider it is taken where they are few."""
 DRIFT = 1.5
 """Standard deviations of harm that are no evidence."""
+H = 5.0
+"""Evidence that makes a vote against a member, in standard deviations."""
 ROUNDING = 2e-6
 """Relative difference of two losses that rounding makes, in float32."""
 LEAST_WORKERS = 3
@@ -144,14 +146,9 @@ class Finding:
 
 
 class Evidence:
-    """What earlier judgements of this worker found.
+    """What earlier judgements of this worker found."""
 
-    Args:
-        guard: the settings.
-    """
-
-    def __init__(self, guard: Guard) -> None:
-        self.most = guard.audit_threshold
+    def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=WINDOW)
         self._against: dict[int, float] = {}  # rank -> S, where it is not 0
 
@@ -178,14 +175,14 @@ class Evidence:
         x = harm / (share * norm)
         before = self._against.get(rank, 0.0)
         if suspect:
-            before = max(before, self.most - DRIFT)
+            before = max(before, H - DRIFT)
         if not math.isfinite(harm):
-            return Finding(rank, x, self.most if math.isfinite(losses.without) else before)
+            return Finding(rank, x, H if math.isfinite(losses.without) else before)
         progress = max(0.0, losses.start - losses.without)
         gain = -DRIFT
         if harm > share * progress and harm > ROUNDING * abs(losses.without):
-            gain = min(self.deviations(x) - DRIFT, self.most / 2)
-        return Finding(rank, x, min(max(before + gain, 0.0), self.most))
+            gain = min(self.deviations(x) - DRIFT, H / 2)
+        return Finding(rank, x, min(max(before + gain, 0.0), H))
 
     def keep(self, finding: Finding, drawn: bool) -> None:
         """The exchange was applied; `drawn`: whether the judged one was drawn."""

@@ -76,7 +76,6 @@ class Guard:
         gradients: whether the norms of the gradients of single steps are judged as well, where a rule exchanges them.
         held_out: gives the loss of the model on held-out data, a number; None judges by norms alone.
         audit_every: exchanges from one judgement by held-out loss to the next.
-        audit_threshold: evidence that leaves a member out, in standard deviations of the noise of earlier judgements.
     """
 
     window: int = 32
@@ -86,7 +85,6 @@ class Guard:
     gradients: bool = True
     held_out: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
     audit_every: int = 16
-    audit_threshold: float = 5.0
 
     def __post_init__(self) -> None:
         for name, lowest in (("window", 2), ("history", 2), ("audit_every", 1)):
@@ -101,8 +99,6 @@ class Guard:
             raise UnsupportedError(
                 f"threshold of a guard must be above 0 and least at least 1, got {self.threshold!r} and {self.least!r}"
             )
-        if not self.audit_threshold > 0:
-            raise UnsupportedError(f"audit_threshold of a guard must be above 0, got {self.audit_threshold!r}")
         if self.held_out is not None and not callable(self.held_out):
             raise UnsupportedError(
                 f"held_out of a guard must be a function that returns the held-out loss, got {self.held_out!r}"
