@@ -22,7 +22,7 @@ against i:
     S_i = min(max(S_i, 0), H)
 
 That is a CUSUM test: a member whose blocks are harmful by d standard deviations gains d - DRIFT a judgement, an honest
-one loses DRIFT. In normal noise it comes to H in about one of 4,000 judgements, most of these while X is small. At
+one loses DRIFT. In normal noise it comes to H in about one of 5,000 judgements, most of them while X is small. At
 least two judgements must agree, unless only `with` is not finite. Worker k votes to watch i where S_i > 0, and against
 i where S_i = H. What more than half of the other workers vote is done: what i brought is left out, or it counts and i
 is watched. Below LEAST_VALUES in X there is no evidence.
