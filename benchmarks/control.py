@@ -9,7 +9,8 @@ member has a connection for requests and one for heartbeats.
 
 The last line is a JSON object. Each of these gives a figure for each number of workers:
 
-- `start_s`: until all have joined and hold the state.
+- `start_s`: until all have joined and hold the state; `scattered_start_s`: if nobody has said how many will come, null
+  if that took more than two minutes.
 - `commit_ms` and `commit_cpu_ms`: median time by the clock and of the processor, from the last member's commit to the
   last encoded verdict. `exchange_ms`: of a whole exchange: each member asks for data four times, comes, and commits.
 - `join_ms` and `join_worst_ms`: median and worst time from one more worker's hello to its welcome. `grow_ms`: the
@@ -113,11 +114,12 @@ class Plane:
         workers: number of members at the start.
         more: workers that may join later.
         folder: of its record.
+        expected: how many it waits for before the run begins.
     """
 
-    def __init__(self, workers: int, more: int, folder: Path) -> None:
-        self.record = folder / f"record_{workers}.json"
-        terms = Terms(max_workers=workers + more, timeout_s=600.0)
+    def __init__(self, workers: int, more: int, folder: Path, expected: int) -> None:
+        self.record = folder / f"record_{workers}_{expected}.json"
+        terms = Terms(max_workers=workers + more, expected=expected, timeout_s=600.0, start_s=600.0 * bool(expected))
         self.server = ControlServer("127.0.0.1", 0, None, terms, self.record, flight=True)
         self.server._listener.close()
         self.listener = self.server._listener = Lines()  # type: ignore[assignment]
@@ -159,12 +161,14 @@ class Plane:
         self.listener.connect(line)
         return line
 
-    def start(self, workers: int) -> None:
-        """All join, and hold the common start."""
+    def start(self, workers: int) -> float:
+        """All join, and hold the common start; seconds."""
+        began = time.perf_counter()
         for _ in range(workers):
             self.hello()
-        self.wait("the start", lambda: len(self.machine.generation.members) == workers)
+        self._until(lambda: len(self.lines) == len(self.machine.generation.members) == workers)
         self.hold()
+        return round(time.perf_counter() - began, 3)
 
     def hold(self) -> None:
         """Newcomers hold the state."""
@@ -249,10 +253,8 @@ def resident_kb() -> float:
 def measure(workers: int, exchanges: int, joins: int, folder: Path) -> dict[str, float]:
     """All figures of one number of workers."""
     before = resident_kb()
-    plane = Plane(workers, joins, folder)
-    began = time.perf_counter()
-    plane.start(workers)
-    found = {"start_s": round(time.perf_counter() - began, 3)}
+    plane = Plane(workers, joins, folder, expected=workers)
+    found = {"start_s": plane.start(workers)}
     plane.pulses()
     commits, wholes = [], []
     for _ in range(exchanges):
@@ -275,6 +277,17 @@ def measure(workers: int, exchanges: int, joins: int, folder: Path) -> dict[str,
     return found
 
 
+def scattered(workers: int, folder: Path) -> float | None:
+    """The start if nobody has said how many will come: each becomes a member as soon as it may."""
+    plane = Plane(workers, 0, folder, expected=0)
+    try:
+        return plane.start(workers)
+    except TimeoutError:
+        return None
+    finally:
+        plane.close()
+
+
 def main() -> None:
     """Measure, and print JSON on the last line."""
     parser = argparse.ArgumentParser(description="The cost of the control plane.")
@@ -283,10 +296,11 @@ def main() -> None:
     parser.add_argument("--joins", type=int, default=20, help="workers that join afterwards, one by one")
     options = _quick.parse(parser, exchanges=2, joins=3, workers=[10, 50])
     result: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         for workers in options.workers:
-            found = measure(workers, options.exchanges, options.joins, Path(folder))
-            print(f"{workers} members: " + ", ".join(f"{name} {value:g}" for name, value in found.items()), flush=True)
+            found: dict[str, float | None] = {**measure(workers, options.exchanges, options.joins, Path(folder))}
+            found["scattered_start_s"] = scattered(workers, Path(folder))
+            print(f"{workers} members: " + ", ".join(f"{name} {value}" for name, value in found.items()), flush=True)
             for name, value in found.items():
                 result.setdefault(name, {})[str(workers)] = value
     for name in ("commit_ms", "commit_cpu_ms"):

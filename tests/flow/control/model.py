@@ -121,9 +121,12 @@ class Run:
 
     def look_at_sets(self) -> None:
         """The sets that are changed one by one are those of the records."""
-        machine, afresh = self.machine, RollCall()
+        machine, afresh, single = self.machine, RollCall(), RollCall()
         afresh.begin(machine.members, machine.exchange + 1)
-        assert machine.roll.sets() == afresh.sets()
+        single.begin((), machine.exchange + 1)
+        for one in machine.members:
+            single.note(one)
+        assert machine.roll.sets() == afresh.sets() == single.sets()
         assert machine.absent == {one.worker for one in machine.workers.values() if one.absent is not None}
 
     def look_at(self, generation: Generation) -> None:

@@ -30,12 +30,16 @@ class RollCall:
 
     def begin(self, members: Iterable[WorkerRecord], exchange: int) -> None:
         """From now on of these members, and of this exchange."""
+        rows = [(one.worker, one) for one in members]  # set by set, which for a thousand is faster than `note`
         self.exchange = exchange
-        self.present = set[int]()
-        self.come, self.idle, self.uncalled, self.due = set[int](), set[int](), set[int](), set[int]()
-        self.missing, self.stateless, self.dry = set[int](), set[int](), set[int]()
-        for one in members:
-            self.note(one)
+        self.present = {worker for worker, _ in rows}
+        self.come = {worker for worker, one in rows if one.started >= exchange or one.commit is not None}
+        self.idle = {worker for worker, one in rows if one.dry or one.left or one.waits}
+        self.uncalled = {worker for worker, one in rows if one.called < exchange and one.started < exchange}
+        self.due = self.uncalled & (self.idle | {worker for worker, one in rows if one.late})
+        self.missing = {worker for worker, one in rows if one.commit is None}
+        self.stateless = {worker for worker, one in rows if not one.holds}
+        self.dry = {worker for worker, one in rows if one.dry}
 
     def note(self, one: WorkerRecord) -> None:
         """A member's record is new, or has changed."""

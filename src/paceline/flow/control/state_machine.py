@@ -91,6 +91,8 @@ class StateMachine(MembershipState):
         for one in living:
             assert one.commit is not None
             votes.setdefault(one.commit.wanted, []).append(one)
+        if len(votes) == 1:
+            return {}
         right = max(votes, key=lambda wanted: (len(votes[wanted]), -min(one.worker for one in votes[wanted])))
         names = ", ".join(one.name for one in votes[right])
         return {
