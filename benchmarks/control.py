@@ -23,6 +23,7 @@ The last line is a JSON object. Each of these gives a figure for each number of 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import queue
@@ -252,6 +253,7 @@ def resident_kb() -> float:
 
 def measure(workers: int, exchanges: int, joins: int, folder: Path) -> dict[str, float]:
     """All figures of one number of workers."""
+    gc.freeze()  # as the launcher does
     before = resident_kb()
     plane = Plane(workers, joins, folder, expected=workers)
     found = {"start_s": plane.start(workers)}

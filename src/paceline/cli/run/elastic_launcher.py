@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import queue
@@ -125,6 +126,7 @@ def control(plan: SavedPlan, directory: Path, events: Events) -> Iterator[tuple[
         yield plan, None
         return
     server = host(plan, directory / saved_plan.CONTROL, events.write)
+    gc.freeze()  # a full collection would look at all that torch has made, and hold up a commit for 0.1 s
     try:
         server.start()
         yield SavedPlan(**{**vars(plan), "control": (plan.control[0], server.port)}), server

@@ -7,6 +7,7 @@ holds, an epoch is over when all of it is committed, and a resumed run's remaini
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ class ControlLedger:
         self._opened: dict[int, set[tuple[int, int]]] = {}  # worker -> epochs for which it asked
         self._reported: dict[int, list[Mark]] = {}  # leases that a worker says it had before this server's restart
         self._prepared: dict[int, tuple[list[Mark], int]] = {}  # worker -> places of its commit, and strange ones
+        self._trained: dict[int, Counter[int]] = {}  # the same worker -> loader -> how many places
         self.save()
 
     def ask(self, worker: int, question: Question, now: float) -> tuple[int, Mark | None]:
@@ -121,20 +123,25 @@ class ControlLedger:
         owned = self._owned(worker, marks)
         self._ledger.move(worker, PREPARED, owned)
         self._prepared[worker] = owned, _places(marks) - _places(owned)
+        self._trained[worker] = Counter()
+        for loader, _, begin, end in owned:
+            self._trained[worker][loader] += end - begin
 
     def abort(self, worker: int) -> None:
         """The exchange of its commit is cancelled, if it has one: the worker holds the places again."""
+        self._trained.pop(worker, None)
         owned, _ = self._prepared.pop(worker, ([], 0))
         self._ledger.move(PREPARED, worker, owned)
 
     def merge(self) -> None:
         """The exchange is committed: the places of all commits are in the global model."""
         self._ledger.done(PREPARED, self._ledger.held(PREPARED))
-        for worker, (owned, strange) in self._prepared.items():
-            self.strange += strange
-            for loader, _, begin, end in owned:
-                self._ledger.speeds.marked(loader, worker, end - begin)
+        self.strange += sum(strange for _, strange in self._prepared.values())
+        for worker, trained in self._trained.items():
+            for loader, places in trained.items():
+                self._ledger.speeds.marked(loader, worker, places)
         self._prepared.clear()
+        self._trained.clear()
 
     def done(self, worker: int, marks: Sequence[Mark]) -> None:
         """These places of its leases are in the global model."""
