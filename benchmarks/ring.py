@@ -12,8 +12,9 @@ slowest process.
 
 The last line is a JSON object: `over_gloo` (the lesser of two and four processes on loopback), `over_gloo_1gbit` and
 `over_gloo_10gbit` (null where namespaces cannot be made, with the reason), `tls_over_plain` (the ring's seconds without
-TLS over those with it, the lesser on loopback), and for each network under `seconds` the medians and under `processor`
-the processor seconds of all processes.
+TLS over those with it, the lesser on loopback), and for each network under `rate` those figures of all ways, under
+`seconds` the medians, under `least` the fewest seconds, which other programs on the machine disturb least, and under
+`processor` the processor seconds of all processes.
 """
 
 from __future__ import annotations
@@ -122,10 +123,14 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
         **{f"over_gloo_{name}": ratio(found[name], "gloo", "ring") if name in found else None for name in NETWORKS},
         "tls_over_plain": min((ratio(rows, "ring", "tls") for rows in loopback), default=None),
     }
-    for place, what in enumerate(("seconds", "processor")):
+    summed["rate"] = {network: {way: ratio(rows, "gloo", way) for way in rows} for network, rows in found.items()}
+    for what, place, chosen in (
+        ("seconds", 0, statistics.median),
+        ("least", 0, min),
+        ("processor", 1, statistics.median),
+    ):
         summed[what] = {
-            network: {way: round(statistics.median(row[place]), 4) for way, row in rows.items()}
-            for network, rows in found.items()
+            network: {way: round(chosen(row[place]), 4) for way, row in rows.items()} for network, rows in found.items()
         }
     return summed
 
@@ -150,9 +155,10 @@ def main() -> None:
                 continue
             found[network] = measured(network, options, str(Path(folder) / "worker"))
             for way, (seconds, busy) in found[network].items():
+                middle, least, processors = (1e3 * one for one in (statistics.median(seconds), min(seconds), sum(busy)))
                 print(
-                    f"{network:10} {way:5} {1e3 * statistics.median(seconds):8.1f} ms, of processors "
-                    f"{1e3 * statistics.median(busy):8.1f} ms, over gloo {ratio(found[network], 'gloo', way):6.3f}"
+                    f"{network:10} {way:5} {middle:8.1f} ms, least {least:8.1f} ms, of processors "
+                    f"{processors / len(busy):8.1f} ms, over gloo {ratio(found[network], 'gloo', way):6.3f}"
                 )
     summed = figures(found)
     if reason:
