@@ -160,9 +160,8 @@ class VirtualTransport(Transport):
 
     def all_gather(self, out: Tensor, x: Tensor) -> Pending:
         self.count("all_gather", x)
-        rows = self._exchange(f"all_gather of {x.numel()}", x.clone(), _all_to_each)
-        for row, arrived in zip(out, rows, strict=True):
-            row.copy_(arrived)
+        rows = self._exchange(f"all_gather of {x.numel()}", x.clone(), _stacked)
+        out.copy_(rows.view_as(out))
         return CompletedOperation()
 
     def broadcast(self, x: Tensor, source: int) -> Pending:
@@ -206,6 +205,10 @@ def _sum_in_rank_order(contributions: list[Tensor]) -> list[Tensor]:
 
 def _transpose(contributions: list[Sequence[Tensor]]) -> list[list[Tensor]]:
     return [[parts[place] for parts in contributions] for place in range(len(contributions))]
+
+
+def _stacked(contributions: list[Tensor]) -> list[Tensor]:
+    return [torch.stack([x.to(contributions[0].device) for x in contributions])] * len(contributions)
 
 
 def _all_to_each(contributions: list[Any]) -> list[list[Any]]:

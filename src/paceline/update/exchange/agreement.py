@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
+
+import torch
 
 from paceline.communication.calls import check_alike
 from paceline.core.world import World
 from paceline.errors import DesyncError, MismatchError, NonFiniteError
-from paceline.update.exchange.header import ExchangeSummary
+from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
 from paceline.update.exchange.kind import NO_PAYLOAD
 from paceline.update.exchange.outliers import outliers
 
@@ -25,6 +28,13 @@ def refuse_nothing(summary: ExchangeSummary, world: World) -> None:
         )
 
 
+@lru_cache(maxsize=4)
+def summary_of(rows: bytes, size: int) -> ExchangeSummary:
+    """The summary of the headers of `size` workers, from their rows; virtual workers share it."""
+    table = torch.frombuffer(bytearray(rows), dtype=torch.int64).view(size, -1).tolist()
+    return with_outliers_dropped(ExchangeSummary(tuple(ExchangeHeader.unpack(row) for row in table)).with_joined)
+
+
 def with_outliers_dropped(summary: ExchangeSummary) -> ExchangeSummary:
     """The summary with the factor 0 for contributions far larger than usual and far larger than the other workers'."""
     said = {rank: (h.norm, h.usual) for rank, h in enumerate(summary.headers) if h.brings and h.finite and h.factor}
@@ -37,6 +47,8 @@ def with_outliers_dropped(summary: ExchangeSummary) -> ExchangeSummary:
 
 def agree(summary: ExchangeSummary, world: World) -> None:
     """Raise where workers are at different places of the program, or hold different bits."""
+    if summary.alike:
+        return
     headers = summary.headers
     check_alike([h.kind.code for h in headers], [h.leaving for h in headers], world)
     places = {(h.sequence, h.kind) for h in headers if h.brings} or {(h.sequence, NO_PAYLOAD) for h in headers}

@@ -24,7 +24,7 @@ from paceline.communication.base import Pending, Transport
 from paceline.errors import DesyncError, ElsewhereError, MismatchError
 from paceline.rules.codec import Codec, Dense, Layout, State, Steps
 from paceline.rules.topology import Topology
-from paceline.update.exchange.agreement import agree, refuse_nothing, with_outliers_dropped
+from paceline.update.exchange.agreement import agree, refuse_nothing, summary_of
 from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary, Timing
 from paceline.update.exchange.pipeline import Finished, Pipeline, Running
 
@@ -236,9 +236,7 @@ class PendingHeader:
             if self._summary is None:
                 began = self._exchanger.transport.now()
                 self._pending.wait()
-                rows = self._rows.tolist()
-                summary = ExchangeSummary(tuple(ExchangeHeader.unpack(row) for row in rows)).with_joined
-                summary = with_outliers_dropped(summary)
+                summary = summary_of(self._rows.cpu().numpy().tobytes(), len(self._rows))
                 if self._exchanger.auditor is not None:
                     summary = self._exchanger.auditor.drop_waiting(summary)
                 self._exchanger.timing.wait_s += self._exchanger.transport.now() - began

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -119,7 +120,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class ExchangeSummary:
-    """The headers of all workers, in rank order.
+    """The headers of all workers, in rank order; virtual workers share one, and nobody changes what it gives.
 
     Attributes:
         headers: with the factor 0 where a contribution is rejected.
@@ -131,78 +132,85 @@ class ExchangeSummary:
     between: tuple[float, float] | None = None
     judgement: Judgement | None = None
 
-    @property
+    @cached_property
     def weight(self) -> float:
         """Sum of the factors, the divisor of a total."""
         return sum(h.factor for h in self.headers)
 
-    @property
+    @cached_property
     def minibatches(self) -> list[int]:
         """Minibatches that each worker's contribution stands for; 0 for a rejected one."""
         return [h.minibatches if h.factor else 0 for h in self.headers]
 
-    @property
+    @cached_property
     def tau(self) -> float:
         """Minibatches that the mean delta stands for, weighted as the deltas are."""
         weight = self.weight
         return sum(h.factor * h.minibatches for h in self.headers) / weight if weight else 0.0
 
-    @property
+    @cached_property
     def left_out(self) -> list[int]:
         """Ranks whose contribution was rejected: not finite, far larger than usual, or harmful to the held-out loss."""
         return [rank for rank, h in enumerate(self.headers) if not h.finite or (not h.usual and not h.factor)]
 
-    @property
+    @cached_property
     def accepted(self) -> dict[int, float]:
         """Rank -> norm, of the contributions to the mean."""
         return {rank: h.norm for rank, h in enumerate(self.headers) if h.brings and h.factor}
 
-    @property
+    @cached_property
     def mean_of_norms(self) -> float:
         """Mean norm of the contributions that went into the mean, weighted as they were; 0 where none was taken."""
         weight = self.weight
         return sum(h.factor * h.norm for h in self.headers if h.brings) / weight if weight else 0.0
 
-    @property
+    @cached_property
     def last_mean_norm(self) -> float:
         """The norm of the last exchange's mean, as one worker found it: others may round otherwise."""
         return next((h.mean_norm for h in self.headers if h.mean_norm), 0.0)
 
-    @property
+    @cached_property
     def changed(self) -> bool:
         """Whether most contributions were unusual, and therefore accepted."""
         return 2 * sum(self.headers[rank].usual for rank in self.accepted) < len(self.accepted)
 
-    @property
+    @cached_property
     def somebody_left(self) -> bool:
         """Whether a worker has no more work, or joins a block only because another process of its host trains."""
         idle = (h.kind.is_block and not (h.minibatches or h.merges) for h in self.headers)
         return any(idle) or any(h.leaving for h in self.headers)
 
-    @property
+    @cached_property
     def all_leaving(self) -> bool:
         """Whether this is the last exchange of every worker."""
         return all(h.leaving for h in self.headers)
 
-    @property
+    @cached_property
     def kind(self) -> ExchangeKind:
         """Which exchange this is, where a worker brought a payload."""
         return next(h.kind for h in self.headers if h.brings)
 
-    @property
+    @cached_property
     def asked(self) -> bool:
         """Whether a worker has a request for all workers."""
         return any(h.asks for h in self.headers)
 
-    @property
+    @cached_property
     def empty(self) -> bool:
         """Whether no worker brought a payload."""
         return not any(h.brings for h in self.headers)
 
-    @property
+    @cached_property
     def all_stand(self) -> bool:
         """Whether every worker stands, or has no more work."""
         return self.empty and all(h.kind == STANDS or h.leaving for h in self.headers)
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether all workers are at the same place, with the same state; most often, and quickly told."""
+        first = self.headers[0]
+        place = (first.sequence, first.kind.code, first.brings, first.leaving, first.checksum)
+        return all((h.sequence, h.kind.code, h.brings, h.leaving, h.checksum) == place for h in self.headers)
 
     @property
     def with_joined(self) -> ExchangeSummary:
