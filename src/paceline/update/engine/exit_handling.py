@@ -72,8 +72,9 @@ def claim(transport: Transport, owned: list[tuple[Any, Named]]) -> None:
         for name, parameter in named:
             owner = transport.cluster.owners.setdefault(id(parameter), (transport.world.rank, parameter))
             if owner[0] != transport.world.rank:
+                one, other = sorted((owner[0], transport.world.rank))
                 raise UnsupportedError(
-                    f"virtual workers {owner[0]} and {transport.world.rank} attached the same parameter {name}; each "
+                    f"virtual workers {one} and {other} attached the same parameter {name}; each "
                     "must build a model of its own, inside the function or script that is run (a module that the "
                     "script imports is loaded once for all of them)"
                 )
