@@ -13,8 +13,8 @@ The last line is a JSON object. Each of these gives a figure for each number of 
   if that took more than two minutes.
 - `commit_ms` and `commit_cpu_ms`: median time by the clock and of the processor, from the last member's commit to the
   last encoded verdict. `exchange_ms`: of a whole exchange: each member asks for data four times, comes, and commits.
-- `join_ms` and `join_worst_ms`: median and worst time from one more worker's hello to its welcome. `grow_ms`: the
-  commit with which all these become members, until the last member has the new generation.
+- `join_ms` and `join_worst_ms`: median and worst time from one more worker's hello until it is welcome and in the
+  record. `grow_ms`: the commit with which all these become members, until the last member has the new generation.
 - `member_kb`: memory of the process for each member, with its threads; `verdict_bytes` of one frame; `record_bytes`.
 
 `commit_ms_1000` and `commit_cpu_ms_1000` are those of 1,000 workers, null if there were none.
@@ -233,10 +233,12 @@ class Plane:
         return time.perf_counter() - clock, time.process_time() - processor
 
     def join(self) -> float:
-        """One more worker; seconds until it is welcome."""
+        """One more worker; seconds until it is welcome, and in the record."""
         before, began = len(self.lines), time.perf_counter()
         self.hello()
         self.wait("a welcome", lambda: len(self.lines) > before)
+        with self.server._turn():
+            pass
         return time.perf_counter() - began
 
     def close(self) -> None:

@@ -91,3 +91,26 @@ def test_an_error_of_one_call_leaves_the_rest_for_the_next_flush() -> None:
         assert bench.told == []
         bench.commits.flush()
     assert bench.told == [("b", 0)]
+
+
+def test_after_close_the_record_stays_as_it_is() -> None:
+    """A server that is closed may have threads that write; its successor has read the record."""
+    bench = Bench()
+    threads = [bench.start("a")]
+    assert bench.begun.acquire(timeout=SOON)
+    threads.append(bench.start("b"))
+    wait_for(lambda: len(bench.commits._calls) == 2)
+
+    def close() -> None:
+        with bench.lock:
+            bench.commits.close()
+
+    threads.append(threading.Thread(target=close, daemon=True))
+    threads[-1].start()
+    for _ in range(2):
+        bench.may_end.release()
+    for thread in threads:
+        thread.join(SOON)
+    assert bench.written == [b"a", b"a,b"]
+    bench.event("c")
+    assert bench.written == [b"a", b"a,b"]

@@ -47,6 +47,13 @@ class GroupCommit:
             else:
                 self._round()
 
+    def close(self) -> None:
+        """Flush, and write nothing more: a successor may read the record. The caller sees to it that no call tells."""
+        self.flush()
+        while self._busy:
+            self._idle.wait()
+        self._changed = lambda: None
+
     def _round(self) -> None:
         """One write, and the calls that waited for it."""
         self._busy, number, count = True, self._flushes, len(self._calls)

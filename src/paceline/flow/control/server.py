@@ -123,10 +123,12 @@ class ControlServer:
         for connection in ending:
             connection.wait_sent(max(0.0, until - runtime.monotonic()))
         with self._lock:
+            self._queue_messages()
+            self._commits.close()
             connections = list(self._connections.values())
             channels = [*(one.channel for one in connections), *self._heartbeats.values(), *self._unidentified]
-        for channel in channels:
-            channel.close()
+            for channel in channels:
+                channel.close()
         for connection in connections:
             connection.end(read=True)
         for thread in self._threads:
@@ -257,7 +259,8 @@ class ControlServer:
             note = {"secret": record.secret, "beat_s": terms.beat_s, "silence_s": terms.silence_s}
             note |= {"quorum_s": terms.quorum_s, "run": self._machine.run, "most": terms.max_workers}
             note["start"] = self._start
-            self._commits.add(partial(connection.send, wire.WELCOME, (record.worker,), write_note(note)))
+            # Before it is in the record: a worker whose number is in none joins anew, one without an answer would end.
+            connection.send(wire.WELCOME, (record.worker,), write_note(note))
             return record.worker, connection
 
     def _serve_heartbeats(self, channel: Channel, record: WorkerRecord) -> None:
