@@ -189,11 +189,6 @@ class Transport(ABC):
         texts = rows.numpy().tobytes()
         return [json.loads(texts[n * longest : n * longest + size]) for n, size in enumerate(sizes)]
 
-    def same_json(self, value: Any) -> bool:
-        """Whether every worker's `value` is the same; False also where only the order of its keys differs."""
-        digest = hashlib.sha256(json.dumps(value).encode()).digest()
-        return len(set(self.meet(int.from_bytes(digest[:7], "big")))) == 1
-
     def meet(self, size: int = 0) -> list[int]:
         """Wait until every worker makes the same call as this one; returns each one's `size`, in rank order.
 
@@ -344,3 +339,9 @@ class SoloTransport(Transport):
 
     def close(self) -> None:
         """Does nothing."""
+
+
+def same_json(transport: Transport, value: Any) -> bool:
+    """Whether every worker's `value` is the same; False also where only the order of its keys differs."""
+    digest = hashlib.sha256(json.dumps(value).encode()).digest()
+    return len(set(transport.meet(int.from_bytes(digest[:7], "big")))) == 1

@@ -11,6 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from paceline.communication import Transport
+from paceline.communication.base import same_json
 from paceline.core.flat import Fragment
 from paceline.core.optimizer_state import Named
 from paceline.errors import MismatchError, UnsupportedError
@@ -38,7 +39,7 @@ def check_same(transport: Transport, rule: Rule, rows: list[list[object]], setti
         rows: name, shape, dtype and kind of each tensor.
     """
     mine = {"rule": rule.text(), "settings": settings, "rows": rows}
-    if transport.same_json(mine):
+    if same_json(transport, mine):
         return
     gathered = transport.gather_json(mine)
     world, first = transport.world, gathered[0]

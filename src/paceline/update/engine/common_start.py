@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from paceline.communication import Transport
+from paceline.communication.base import same_json
 from paceline.core.flat import Fragment, Modules, averaged_buffers, find_buffers, fragments, local, module_list
 from paceline.core.optimizer_state import Owned
 from paceline.errors import UnsupportedError
@@ -78,7 +79,7 @@ def take_untrained(transport: Transport, named: Sequence[tuple[str, Tensor]], so
     """
     memories = [(name, leaf) for name, tensor in named for leaf in _memory(local(tensor))]
     sums = [[leaf.numel() * leaf.element_size(), *_checksum(leaf)] for _, leaf in memories]
-    if transport.same_json(sums):
+    if same_json(transport, sums):
         return
     gathered = transport.gather_json(sums)
     others = [(k, rows) for k, rows in enumerate(zip(*gathered, strict=True)) if any(r != rows[source] for r in rows)]
