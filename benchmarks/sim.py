@@ -12,8 +12,8 @@ each with a model and a session of its own, which a short run feels and a long o
 
 The last line is a JSON object: `overhead` (at most 1.2 is the aim), `speedup` (at least 5), `minibatch_ms` of
 the serial loop, `start_ms` of a virtual worker without a step, `difference`, the largest between parameters of
-stacked and of virtual workers, `workers_1024_s`, the seconds of so many workers with 16 minibatches each of the small
-model, start included, and `many_over_loop`, that over the loop.
+stacked and of virtual workers, `workers_1024_s`, the seconds of so many workers (of `--many`) with 16 minibatches each
+of the small model, start included, and `many_over_loop`, that over the loop.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def main() -> None:
         print(f"{name:22} {1e3 * seconds / count:8.3f} ms a minibatch")
     figures = {"overhead": virtual / serial, "speedup": plain / stacked}
     figures |= {"minibatch_ms": 1e3 * serial / count, "start_ms": 1e3 * start / options.workers}
-    figures |= {"difference": difference, f"workers_{options.many}_s": crowd, "many_over_loop": crowd / loop}
+    figures |= {"difference": difference, "workers_1024_s": crowd, "many_over_loop": crowd / loop}
     print(json.dumps({name: float(f"{value:.4g}") for name, value in figures.items()}))
 
 
