@@ -17,6 +17,11 @@ PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 NOT_STARTED = 127  # as a shell says it
 
 
+def starter() -> list[str]:
+    """The beginning of a command line; the command that follows ends with this process."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid())]
+
+
 def exec_worker(launcher: int, command: list[str]) -> int:
     """Execute `command`, which ends with the process `launcher`; returns an exit code only on failure."""
     request_death_signal()

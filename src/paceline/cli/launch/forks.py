@@ -46,7 +46,7 @@ class ForkServer:
         with theirs:
             command = [sys.executable, "-u", "-m", SERVER, str(theirs.fileno())]
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command],
+                [*parent_death.starter(), *command],
                 env={**os.environ, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=self._said,
@@ -68,9 +68,8 @@ class ForkServer:
         with self._lock:
             worker = ForkedWorker(self, Path(err.name))
             self._workers.append(worker)
-            own = list(arguments)[len(ZERO_LINES) :]
-            about = {"worker": len(self._workers) - 1, "arguments": own, "environment": dict(environment)}
-            data = json.dumps(about).encode()
+            about = {"worker": len(self._workers) - 1, "command": list(arguments), "program": len(ZERO_LINES)}
+            data = json.dumps({**about, "environment": dict(environment)}).encode()
             try:
                 socket.send_fds(self._connection, [len(data).to_bytes(4, "big")], [out.fileno(), err.fileno()])
                 self._connection.sendall(data)

@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +49,7 @@ def spawn(command: Command, rank: int, coordinates: Mapping[str, str]) -> Worker
         if command.forks is not None:
             return WorkerProcess(rank, command.forks.start(command.arguments, environment, out, err), stdout, stderr)
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command.arguments],
+            [*parent_death.starter(), *command.arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=out,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -158,7 +157,7 @@ def _run(command: list[str], environment: dict[str, str], directory: Path | None
                 place = directory / "output" / f"rank-{hidden:03d}.out"
             out = stack.enter_context(place.open("wb"))
         worker = subprocess.Popen(
-            [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command],
+            [*parent_death.starter(), *command],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=out,

@@ -3,8 +3,9 @@
 
 Loading torch takes each worker seconds. A forked worker has it loaded already, shares the memory of its code, and then
 runs the program as `python -m paceline.zero` does. The launcher sends a request for each worker: its number, its
-arguments, its environment, and the two files of its output. It gets `{"worker": n, "pid": p}` and later
-`{"worker": n, "code": c}`. The server ends with the launcher's end of the socket, and its workers with it.
+command and where in it the program is, its environment, and the two files of its output. It gets
+`{"worker": n, "pid": p}` and later `{"worker": n, "code": c}`. The server ends with the launcher's end of the socket,
+and its workers with it.
 
 A fork copies no thread but the one that forks. So where a library has started threads, a worker is executed anew, and
 loads torch itself. OpenBLAS is the exception: it stops its threads at a fork.
@@ -103,16 +104,15 @@ class ForkServer:
         for number, file in enumerate(files, 1):
             os.dup2(file, number)
             os.close(file)
-        arguments, environment = list(request["arguments"]), request["environment"]
-        command = [sys.executable, "-u", "-m", "paceline.zero", *arguments]
+        command, environment = list(request["command"]), request["environment"]
         if not self._forks:
-            os.execve(sys.executable, command, environment)
+            os.execve(command[0], command, environment)
         os.environ.clear()
         os.environ.update(environment)
         sys.orig_argv = command
         if "numpy" in sys.modules:  # else all would draw alike
             sys.modules["numpy"].random.seed()
-        return arguments
+        return command[request["program"] :]
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:

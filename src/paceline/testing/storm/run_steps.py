@@ -65,34 +65,14 @@ class RunSteps:
         every: exchanges from one step to the next.
         keep: how many are kept.
         checks: of the disk.
-        resumed: how often a run went on from a step, or from the beginning after exchanges.
     """
 
     def __init__(self, rng: random.Random, world: Scheduler, problems: list[str]) -> None:
         self.disk = SimDisk(world)
         self.every, self.keep = rng.randint(1, 4), rng.randint(1, 3)
         self.checks = StepChecks(PLACE, [self.disk], self.keep, problems)
-        self.resumed = 0
         self._problems = problems
         self._bits: dict[int, str] = {}  # of the model after each exchange, since the run last went on from a step
-
-    def watch(self, run: Run) -> None:
-        """See what this worker's writer does."""
-        checkpointer = run._parts.checkpointer
-        assert checkpointer is not None
-        writer = checkpointer._writer
-        note, tidy = writer._note, writer._store.tidy
-
-        def told(kind: str, **about: Any) -> None:
-            if kind == "save":
-                self.checks.saved(about["minibatches"])
-            note(kind, **about)
-
-        def tidied(keep: int) -> None:
-            tidy(keep)
-            self.checks.tidied(self.disk)
-
-        writer._note, writer._store.tidy = told, tidied  # type: ignore[method-assign]
 
     def resume(self, run: Run, who: str, model: nn.Module) -> None:
         """Let a worker resume."""
@@ -120,7 +100,6 @@ class RunSteps:
             self._goes_on(who, steps[-1], run.blocks, model, before)
 
     def _goes_on(self, who: str, step: int, exchanges: int, model: nn.Module, before: Resuming) -> None:
-        self.resumed += bool(self._bits)
         self.checks.resumed(who, step, before)
         self.checks.all_resumed(step)
         self._bits = {number: bits for number, bits in self._bits.items() if number <= exchanges}

@@ -280,24 +280,16 @@ class StepsStorm:
         for other in self._attempts:
             if attempt.trains and other.run != attempt.run and other.trains:
                 self.problems.append(f"runs {other.run} and {attempt.run} both train at one place")
-        writer = run._parts.checkpointer._writer
-        note, tidy = writer._note, writer._store.tidy
 
-        def told(kind: str, **about: Any) -> None:
+        def told(kind: str, about: dict[str, Any]) -> None:
             if kind == "save":
-                self.checks.saved(about["minibatches"])
                 self.tape.append((self.world.now, f"rank {rank} has saved step {about['minibatches']}"))
             elif kind == "save_failed":
                 self.tape.append((self.world.now, f"rank {rank}: {about['why']}"))
                 if not self.faults.counts:
                     self.problems.append(f"rank {rank} could not save, and there was no fault: {about['why']}")
-            note(kind, **about)
 
-        def tidied(keep: int) -> None:
-            tidy(keep)
-            self.checks.tidied(self.of_rank[rank].disk)
-
-        writer._note, writer._store.tidy = told, tidied
+        self.checks.watch(run, self.of_rank[rank].disk, told)
 
     def _resumed(self, attempt: Attempt, rank: int, minibatches: int) -> None:
         attempt.resumed[rank] = minibatches

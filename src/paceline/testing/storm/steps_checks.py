@@ -8,16 +8,21 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint.files import GLOBAL, MANIFEST, own_sum, rank_names
+from paceline.run.run import Run
 from paceline.testing.world.disk import SimDisk
 
 NAME = re.compile(r"step-(\d+)(|\.old|\.partial|\.damaged)")
 WHERE = ("", ".old", ".partial")
 """After a step's name: in this order a manifest of it is looked for."""
+
+
+def _nothing(kind: str, about: dict[str, Any]) -> None:
+    pass
 
 
 class StepChecks:
@@ -40,6 +45,25 @@ class StepChecks:
         self.agreed: list[int] = []
         self.damaged: set[int] = set()
         self._failures = 0
+
+    def watch(self, run: Run, disk: SimDisk, told: Callable[[str, dict[str, Any]], None] = _nothing) -> None:
+        """Check what the writer of a worker says and removes; `told` gets what it says."""
+        checkpointer = run._parts.checkpointer
+        assert checkpointer is not None
+        writer = checkpointer._writer
+        note, tidy = writer._note, writer._store.tidy
+
+        def noted(kind: str, **about: Any) -> None:
+            if kind == "save":
+                self.saved(about["minibatches"])
+            told(kind, about)
+            note(kind, **about)
+
+        def tidied(keep: int) -> None:
+            tidy(keep)
+            self.tidied(disk)
+
+        writer._note, writer._store.tidy = noted, tidied  # type: ignore[method-assign]
 
     def flipped(self, file: str) -> None:
         """A bit of this file has flipped."""

@@ -82,7 +82,7 @@ class TrainingStorm(ElasticStorm):
             assert members is not None
             worker = members.control.worker
             if steps is not None:
-                steps.watch(run)
+                steps.checks.watch(run, steps.disk)
                 steps.resume(run, f"worker {worker}", model)
             seen = run.blocks
             share = run.share(DataLoader(list(range(self.samples)), 1, shuffle=True))  # type: ignore[arg-type]
