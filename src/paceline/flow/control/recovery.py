@@ -130,8 +130,9 @@ def back(machine: StateMachine, record: WorkerRecord, said: MemberState, marks: 
     for what, its, recorded in ahead:
         if its > recorded:  # the disk was full when the record should have been written
             raise GivenUpError(
-                f"worker {record.worker} was given up: it {what} {its}, the record of the control plane knows "
-                f"{recorded} only; all must begin from a checkpoint"
+                f"worker {record.worker} was given up: it {what} {its}, and the record of the control plane, which "
+                f"could not be written, knows {recorded} only; a worker that is started in its place joins with the "
+                "run's state"
             )
     record.absent, record.seen = None, now
     machine.absent.discard(record.worker)

@@ -58,7 +58,9 @@ class ControlStorm(ElasticStorm):
 
     def check(self) -> None:
         self.exchanges = max([number for _, number in self.truth.models], default=0)
-        if not self.faults.counts["full_disk"]:  # else the record may be older than the members, who then begin anew
+        full = bool(self.faults.counts["full_disk"])  # then the record may be older than members, who are given up
+        self.problems += self.truth.forks(full)
+        if not full:
             self.problems += self.truth.forgotten
         own = self.truth.of_liars
         places = [(epoch, place) for epoch in range(self.job.epochs) for place in range(self.job.samples)]

@@ -201,7 +201,10 @@ class ElasticStorm(ABC):
         self._started += 1
 
         def ended(error: BaseException | None) -> None:
-            self._over = self._over or self.ends_the_run(error)
+            if not self._over and self.ends_the_run(error):
+                self._over = True
+                if error is not None:
+                    self.world.after(TIMEOUT_S, self._stop_waiting)
             if isinstance(error, (UnsupportedError, RuleError)):  # it cannot train, whatever happens
                 self.problems.append(str(error))
                 self._over = True
@@ -220,6 +223,14 @@ class ElasticStorm(ABC):
             self.problems.append(f"{process.name} ended: {process.error!r}")
         if not self._over:
             self.replace(machine)
+
+    def _stop_waiting(self) -> None:
+        """Nobody is started any more after a failure: end those that wait below the minimum, as a launcher does."""
+        if self.server is not None and self.server._machine.paused:
+            for process in list(self.workers.values()):
+                process.kill()
+        elif self.workers:
+            self.world.after(1.0, self._stop_waiting)
 
     # -- the run ----------------------------------------------------------------------------------
 

@@ -31,6 +31,8 @@ class Truth:
         models: by lineage (the label of the generation that began from nothing) and exchange, the model of the first
             member that applied it.
         forgotten: beginnings from nothing after a commit, of which the control plane does not know.
+        forked: (first, worker, what): two made one exchange differently, which they may if a full disk has kept the
+            record from what the first was told, and if not both come to the end.
         ended: workers that came to the end of their program, with their models.
         of_liars: places that were leased to a member that lies: it may say of them what it likes.
         problems: what must not happen.
@@ -38,6 +40,7 @@ class Truth:
 
     models: dict[tuple[str, int], tuple[int, Model]] = field(default_factory=dict)
     forgotten: list[str] = field(default_factory=list)
+    forked: list[tuple[int, int, str]] = field(default_factory=list)
     ended: dict[int, Model] = field(default_factory=dict)
     of_liars: set[tuple[int, int]] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
@@ -54,7 +57,13 @@ class Truth:
         self.models.pop((lineage, exchange - KEPT), None)
         if known != model:
             differ = {one: (known[one], model[one]) for one in known | model if known[one] != model[one]}
-            self.problems.append(f"workers {first} and {worker} differ after exchange {exchange}: {differ}")
+            self.forked.append((first, worker, f"differ after exchange {exchange}: {differ}"))
+            self.models[lineage, exchange] = (worker, Model(model))
+
+    def forks(self, full: bool) -> list[str]:
+        """What is wrong with the exchanges that were made twice; `full`: the disk of the record was full."""
+        wrong = [one for one in self.forked if not full or self.ended.keys() >= {one[0], one[1]}]
+        return [f"workers {first} and {worker} {what}" for first, worker, what in wrong]
 
 
 @dataclass(frozen=True)
@@ -170,15 +179,23 @@ class Member:
                 if generation.restored or client.worker in generation.newcomers:
                     self.model, self.held, self.lineage = Model(), [], generation.label
                     job.truth.begun(generation)
-                    client.holds_state(generation.number)
+                    if self._outdated(generation):
+                        generation = client.generation
+                        continue
             elif client.worker in generation.newcomers:
                 newer = self._fetch(generation)
-                if newer is not None:
-                    generation = newer
+                if newer is not None or self._outdated(generation):
+                    generation = newer or client.generation
                     continue
-                client.holds_state(generation.number)
             self._share()
             return
+
+    def _outdated(self, generation: Generation) -> bool:
+        """Report that this worker holds the state; whether there are newer members that do not know of it."""
+        client = self.client
+        client.holds_state(generation.number)
+        client.ledger()  # its answer follows all earlier messages
+        return client.generation.number > generation.number and client.worker in client.generation.newcomers
 
     def _share(self) -> None:
         state = Model(self.model), self.lineage

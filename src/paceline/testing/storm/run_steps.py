@@ -106,10 +106,18 @@ class RunSteps:
         if step:
             self.exchanged(who, exchanges, model)
 
-    def exchanged(self, who: str, exchange: int, model: nn.Module) -> None:
-        """A worker holds the model after so many exchanges."""
+    def exchanged(self, who: str, exchange: int, model: nn.Module, full: bool = False) -> None:
+        """A worker holds the model after so many exchanges.
+
+        Args:
+            who, exchange, model: these.
+            full: the record's disk was full, so that exchanges which it does not know of may be made anew.
+        """
         digest = hashlib.sha256()
         for weights in model.parameters():
             digest.update(weights.detach().numpy().tobytes())
-        if self._bits.setdefault(exchange, digest.hexdigest()) != digest.hexdigest():
+        before = self._bits.setdefault(exchange, digest.hexdigest())
+        if full:
+            self._bits[exchange] = digest.hexdigest()
+        elif before != digest.hexdigest():
             self._problems.append(f"{who} has other bits after {exchange} exchanges than the run had before")

@@ -90,7 +90,8 @@ class TrainingStorm(ElasticStorm):
                 for ids in share:
                     if steps is not None and run.blocks != seen:
                         seen = run.blocks
-                        steps.exchanged(f"worker {worker}", seen, model)
+                        full = bool(self.faults.counts["full_disk"])
+                        steps.exchanged(f"worker {worker}", seen, model, full)
                     runtime.sleep(low + (high - low) * rng.random())
                     model.count(ids, epoch, worker, run.blocks)
                     optimizer.step()
