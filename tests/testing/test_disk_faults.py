@@ -15,6 +15,7 @@ from paceline.checkpoint.files import Content, read_manifest, read_rank
 from paceline.checkpoint.saving import write
 from paceline.checkpoint.store import DirectoryStore
 from paceline.communication import SoloTransport
+from paceline.core import runtime
 from paceline.errors import CheckpointError
 from paceline.testing.world import Process, SimMachine, World
 
@@ -155,3 +156,20 @@ def test_a_file_that_cannot_be_read_is_a_damaged_checkpoint(nth: int) -> None:
         seen(world, path)
     assert seen(world, path) == 1.0
     world.close()
+
+
+def test_all_workers_of_a_run_may_write_into_its_place_on_a_slow_disk() -> None:
+    def worker() -> None:
+        claim = DirectoryClaim(PLACE, "one run")
+        claim.take()
+        runtime.sleep(30.0)  # and keep it
+
+    for seed in range(30):
+        world = World(seed)
+        machine = world.machine("a")
+        ends(machine, lambda: runtime.disk().make_folder(PLACE))
+        machine.disk.slow_s = 0.1
+        workers = [machine.start(worker, f"worker {number}") for number in range(3)]
+        assert world.run(lambda workers=workers: all(one.dead for one in workers), 60.0)  # type: ignore[misc]
+        assert [one.error for one in workers] == [None] * 3, seed
+        world.close()

@@ -26,6 +26,11 @@ FOUND = {
     150: "after a full disk a server gave a generation's number again, and two generations exchanged states",
     2603: "the same; a worker ended with a repeated sample",
     13525: "a server told what it had read from a record whose rename its killed predecessor had not synced",
+    21502: "two generations were formed in one moment, and the storm's member missed the second",
+    15406: "the same",
+    18433: "two workers of a run whose record's disk was full were given up, and the third made their exchange anew",
+    9259: "the same",
+    12255: "one worker had ended well, the others were given up, and the storm's launcher let one wait for ever",
     28: "the record was renamed and its folder not synced: after a power failure the run began anew",
 }
 """Seeds that failed before a mend."""
@@ -40,6 +45,18 @@ def test_a_seed_has_one_history() -> None:
     for seed in (1, 163):
         one, other = storm(seed), storm(seed)
         assert one.tape == other.tape and one.turns == other.turns and one.seconds == other.seconds
+
+
+RUNS_FOUND = {
+    1074: "after a failure that ends a run the storm's launcher let one worker wait for ever",
+    3671: "on a slow disk the simulated lock emptied a file that another process had locked",
+}
+"""Seeds of whole runs that failed before a mend."""
+
+
+@pytest.mark.parametrize("seed", RUNS_FOUND)
+def test_storms_over_whole_runs_that_failed(seed: int) -> None:
+    assert storm(seed, StormSettings("run")).problems == []
 
 
 @pytest.mark.full

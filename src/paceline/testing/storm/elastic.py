@@ -203,8 +203,7 @@ class ElasticStorm(ABC):
         def ended(error: BaseException | None) -> None:
             if not self._over and self.ends_the_run(error):
                 self._over = True
-                if error is not None:
-                    self.world.after(TIMEOUT_S, self._stop_waiting)
+                self.world.after(TIMEOUT_S, self._stop_waiting)
             if isinstance(error, (UnsupportedError, RuleError)):  # it cannot train, whatever happens
                 self.problems.append(str(error))
                 self._over = True
@@ -225,7 +224,7 @@ class ElasticStorm(ABC):
             self.replace(machine)
 
     def _stop_waiting(self) -> None:
-        """Nobody is started any more after a failure: end those that wait below the minimum, as a launcher does."""
+        """Nobody is started any more: end those that wait below the minimum, as a launcher does."""
         if self.server is not None and self.server._machine.paused:
             for process in list(self.workers.values()):
                 process.kill()

@@ -223,8 +223,9 @@ class SimDisk:
     def lock_for(self, process: object, path: Path) -> SimFileLock | None:
         """Lock a file for a process; None if another one has it."""
         self._take_time()
-        if not self.exists(path):
-            self.write(path, b"")
+        folder = self._folder(path.parent)
+        if path.name not in folder.now:  # at once: an open that creates empties no file that another one created
+            self._set(folder, {**folder.now, path.name: _File()})
         file = self._file(path)
         if file.lock is not None and file.lock[0] is not process:
             return None
