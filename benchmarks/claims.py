@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS, RECORDS = ROOT / "benchmarks", ROOT / "records"
 TOOLS = {"speech": "espeak-ng", "c_tool": "c++", "c_tool_workers": "c++", "file_blocks": "c++"}
 """What a benchmark needs beside Python, by its name."""
-ROOTED = ("auto", "faults", "forecast", "network")
+ROOTED = ("auto", "faults", "forecast", "network", "peers")
 """Benchmarks of network namespaces alone."""
 PROMISE = re.compile(r"JSON object:(.*)", re.DOTALL)
 QUOTED = re.compile(r"`(?:python )?benchmarks/(\w+)\.py(?: [^`]*)?`((?:,? (?:and )?`[\w.]+`)+)")

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""paceline beside torch, torchft, hivemind and accelerate: the same model, loop and emulated links, in one run.
+
+Each worker is a process of one thread on a host of its own: a network namespace whose cable to a switch is shaped
+(veth, `tc tbf`) to 100 Mbit/s or 1 Gbit/s. What a library needs beside the workers, torchft's lighthouse and hivemind's
+first peer, runs on one more host. All libraries train a model of 1.28 million fp32 parameters, 5.12 MB, in 16 layers,
+whose computing is a timed wait of 60 ms a step (`_emulate.py`): so two cores can stand for eight workers, and the
+links, not the cores, are what is measured. `idle` says where that fails. All exchange fp32 but the row that says 4 bit;
+a block has 16 steps. `_peers/rows.py` lists the rows and what each needs. The columns, the last two counted by the
+kernel and not by any library:
+
+    step_ms        a step of the slowest worker; a block's exchange is spread over its steps
+    exposed_ms     how long training waits for an exchange (of a step, or of a block), beyond the step of the row
+                   `no_exchange` of the same round
+    processor_ms   processor time of all of a worker's processes, an exchange, beyond that of `no_exchange`
+    sent_mb        what left a worker's interface, a step, headers included (of a large packet of TCP, one)
+
+    python benchmarks/peers.py [--workers 2 4 8] [--rates 100 1000] [--rounds 5] [--rows ddp paceline_sync]
+
+Run it with an interpreter that has the libraries; a row whose library is missing is skipped, and named.
+
+The last line is a JSON object: `medians` (network -> row -> column, over the rounds), `rounds` (all of them, raw),
+`skipped` (row -> reason), `versions`, `setting`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")} | {
+    "TORCH_CPP_LOG_LEVEL": "ERROR"
+}
+
+import _quick
+from _network import EmulatedNetwork
+from _peers.figures import medians, of_run, table
+from _peers.fleet import Fleet, RowError
+from _peers.measure import measure
+from _peers.rows import NOTHING, ROWS
+from _peers.setting import Setting
+
+MODULES = {
+    "torch": ("torch.distributed.fsdp", "torch.nn.parallel"),
+    "torchft": ("torchft.local_sgd", "torchft.coordination"),
+    "hivemind": ("hivemind",),
+    "accelerate": ("accelerate.local_sgd",),
+    "paceline": ("paceline",),
+}
+PACKAGES = ("torch", "torchft-nightly", "torchft", "hivemind", "accelerate")
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--workers", type=int, nargs="+", default=[2, 4, 8])
+    add("--rates", type=float, nargs="+", default=[100.0, 1000.0], help="of each link, each direction, Mbit/s")
+    add("--rounds", type=int, default=5)
+    add("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    add("--parameters", type=int, default=1_280_000)
+    add("--layers", type=int, default=16)
+    add("--compute-ms", type=float, default=60.0, help="of the emulated accelerator, a step")
+    add("--period", type=int, default=16, help="steps of a block")
+    add("--fragments", type=int, default=4, help="of the streaming rows")
+    add("--steps", type=int, default=6, help="measured, of rows that exchange at every step")
+    add("--blocks", type=int, default=2, help="measured, of the others")
+    add("--row-timeout", type=float, default=120.0, help="seconds after which a row is given up")
+    quick: dict[str, Any] = {
+        "workers": [2],
+        "rates": [1000.0],
+        "rounds": 1,
+        "parameters": 64_000,
+        "compute_ms": 10.0,
+        "steps": 3,
+    }
+    return _quick.parse(parser, **quick, blocks=1)
+
+
+def load(options: argparse.Namespace) -> dict[str, str]:
+    """Import the libraries of the rows, so that a forked worker has them; row -> why it is skipped."""
+    options.rows = [NOTHING, *(name for name in options.rows if name != NOTHING)]
+    skipped = {name: ROWS[name].missing() for name in options.rows if ROWS[name].missing()}
+    options.rows = [name for name in options.rows if name not in skipped]
+    for library in {ROWS[name].library for name in options.rows}:
+        for module in MODULES[library]:
+            importlib.import_module(module)
+    return skipped
+
+
+def one_round(fleet: Fleet, setting: Setting, names: list[str], skipped: dict[str, str]) -> dict[str, dict[str, float]]:
+    """Every row once."""
+    rows = {}
+    for name in names:
+        try:
+            rows[name] = of_run(fleet.run(partial(measure, name, setting), ROWS[name].service))
+            print(f"{name:24} {1e3 * rows[name]['step_s']:8.1f} ms", file=sys.stderr, flush=True)
+        except RowError as error:
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
+            skipped[name] = str(error)
+    return rows
+
+
+def network_of(workers: int, rate: float, options: argparse.Namespace, skipped: dict[str, str]) -> list[dict[str, Any]]:
+    """All rounds on one network."""
+    sizes = (options.parameters, options.layers, options.compute_ms, options.period, options.fragments)
+    setting = Setting(*sizes, rate, options.steps, options.blocks)
+    rounds = []
+    with EmulatedNetwork(workers + 1, rate) as network, tempfile.TemporaryDirectory() as folder:
+        fleet = Fleet(network, workers, Path(folder), options.row_timeout)
+        for turn in range(options.rounds):
+            names = options.rows if turn % 2 == 0 else [NOTHING, *options.rows[:0:-1]]
+            rows = one_round(fleet, setting, names, skipped)
+            if NOTHING in rows:
+                rounds.append(rows)
+    return rounds
+
+
+def versions() -> dict[str, str]:
+    """Of what is measured."""
+    found = {"python": platform.python_version(), "linux": platform.release()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def main() -> None:
+    """Measure on each network, and print the tables."""
+    options = parse()
+    reason = EmulatedNetwork.possible()
+    if reason:
+        raise SystemExit(f"no network can be emulated here: {reason}")
+    skipped = load(options)
+    for name, why in skipped.items():
+        print(f"{name} is skipped: {why}")
+    result: dict[str, Any] = {"medians": {}, "rounds": {}}
+    for workers in options.workers:
+        for rate in options.rates:
+            key = f"{workers} workers, {rate:g} Mbit/s"
+            rounds = network_of(workers, rate, options, skipped)
+            result["rounds"][key], result["medians"][key] = rounds, medians(rounds)
+            wire_ms = 1e3 * 2 * (workers - 1) / workers * 4 * options.parameters / (rate * 1e6 / 8)
+            print(f"\n{key}; on the wire alone a sum of the model takes {wire_ms:.1f} ms")
+            print(
+                table({name: result["medians"][key][name] for name in options.rows if name in result["medians"][key]})
+            )
+    kept = ("parameters", "layers", "compute_ms", "period", "fragments", "steps", "blocks")
+    setting = {name: getattr(options, name) for name in kept} | {"cores": os.cpu_count()}
+    print(json.dumps({**result, "skipped": skipped, "versions": versions(), "setting": setting}))
+
+
+if __name__ == "__main__":
+    main()
