@@ -20,7 +20,8 @@ kernel and not by any library:
 Run it with an interpreter that has the libraries; a row whose library is missing is skipped, and named.
 
 The last line is a JSON object: `medians` (network -> row -> column, over the rounds), `rounds` (all of them, raw),
-`skipped` (row -> reason), `versions`, `setting`.
+`skipped` (row -> the library that is missing), `failed` (row and network -> why, once a round that failed), `versions`,
+`setting`.
 """
 
 from __future__ import annotations
@@ -75,15 +76,10 @@ def parse() -> argparse.Namespace:
     add("--steps", type=int, default=6, help="measured, of rows that exchange at every step")
     add("--blocks", type=int, default=2, help="measured, of the others")
     add("--row-timeout", type=float, default=120.0, help="seconds after which a row is given up")
-    quick: dict[str, Any] = {
-        "workers": [2],
-        "rates": [1000.0],
-        "rounds": 1,
-        "parameters": 64_000,
-        "compute_ms": 10.0,
-        "steps": 3,
-    }
-    return _quick.parse(parser, **quick, blocks=1)
+    add("--more", type=Path, help="result of an earlier run, whose rounds are kept")
+    add("--logs", type=Path, help="folder for what the workers print, and where they were when a row was given up")
+    quick: dict[str, Any] = {"workers": [2], "rates": [1000.0], "rounds": 1, "more": None}
+    return _quick.parse(parser, **quick, parameters=64_000, compute_ms=10.0, steps=3, blocks=1)
 
 
 def load(options: argparse.Namespace) -> dict[str, str]:
@@ -97,32 +93,49 @@ def load(options: argparse.Namespace) -> dict[str, str]:
     return skipped
 
 
-def one_round(fleet: Fleet, setting: Setting, names: list[str], skipped: dict[str, str]) -> dict[str, dict[str, float]]:
-    """Every row once."""
-    rows = {}
-    for name in names:
-        try:
-            rows[name] = of_run(fleet.run(partial(measure, name, setting), ROWS[name].service))
-            print(f"{name:24} {1e3 * rows[name]['step_s']:8.1f} ms", file=sys.stderr, flush=True)
-        except RowError as error:
-            print(f"{name}: {error}", file=sys.stderr, flush=True)
-            skipped[name] = str(error)
-    return rows
+class Results:
+    """The rounds of all networks, and what could not be measured.
 
+    Args:
+        earlier: the last line of an earlier run, whose rounds are kept.
+    """
 
-def network_of(workers: int, rate: float, options: argparse.Namespace, skipped: dict[str, str]) -> list[dict[str, Any]]:
-    """All rounds on one network."""
-    sizes = (options.parameters, options.layers, options.compute_ms, options.period, options.fragments)
-    setting = Setting(*sizes, rate, options.steps, options.blocks)
-    rounds = []
-    with EmulatedNetwork(workers + 1, rate) as network, tempfile.TemporaryDirectory() as folder:
-        fleet = Fleet(network, workers, Path(folder), options.row_timeout)
-        for turn in range(options.rounds):
-            names = options.rows if turn % 2 == 0 else [NOTHING, *options.rows[:0:-1]]
-            rows = one_round(fleet, setting, names, skipped)
-            if NOTHING in rows:
-                rounds.append(rows)
-    return rounds
+    def __init__(self, options: argparse.Namespace, earlier: dict[str, Any]) -> None:
+        self._options = options
+        self.rounds: dict[str, list[dict[str, dict[str, float]]]] = earlier.get("rounds", {})
+        self.failed: dict[str, list[str]] = earlier.get("failed", {})
+        self.medians: dict[str, dict[str, dict[str, float | None]]] = earlier.get("medians", {})
+
+    def measure(self, workers: int, rate: float) -> None:
+        """All rounds on one network; its table."""
+        options, key = self._options, f"{workers} workers, {rate:g} Mbit/s"
+        sizes = (options.parameters, options.layers, options.compute_ms, options.period, options.fragments)
+        setting = Setting(*sizes, rate, options.steps, options.blocks)
+        rounds = self.rounds.setdefault(key, [])
+        with EmulatedNetwork(workers + 1, rate) as network, tempfile.TemporaryDirectory() as folder:
+            fleet = Fleet(network, workers, options.logs or Path(folder), options.row_timeout)
+            for turn in range(options.rounds):
+                names = options.rows if turn % 2 == 0 else [NOTHING, *options.rows[:0:-1]]
+                rows = self._round(fleet, setting, names, key)
+                if NOTHING in rows:
+                    rounds.append(rows)
+        self.medians[key] = medians(rounds)
+        wire_ms = 1e3 * 2 * (workers - 1) / workers * 4 * options.parameters / (rate * 1e6 / 8)
+        print(f"\n{key}; on the wire alone a sum of the model takes {wire_ms:.1f} ms")
+        found = self.medians[key]
+        print(table({name: found[name] for name in options.rows if name in found}), flush=True)
+
+    def _round(self, fleet: Fleet, setting: Setting, names: list[str], key: str) -> dict[str, dict[str, float]]:
+        """Every row once."""
+        rows = {}
+        for name in names:
+            try:
+                rows[name] = of_run(fleet.run(partial(measure, name, setting), ROWS[name].service))
+                print(f"{name:24} {1e3 * rows[name]['step_s']:8.1f} ms", file=sys.stderr, flush=True)
+            except RowError as error:
+                print(f"{name}: {error}", file=sys.stderr, flush=True)
+                self.failed.setdefault(f"{name}, {key}", []).append(str(error))
+        return rows
 
 
 def versions() -> dict[str, str]:
@@ -145,20 +158,15 @@ def main() -> None:
     skipped = load(options)
     for name, why in skipped.items():
         print(f"{name} is skipped: {why}")
-    result: dict[str, Any] = {"medians": {}, "rounds": {}}
+    earlier = json.loads(options.more.read_text().splitlines()[-1]) if options.more else {}
+    results = Results(options, earlier)
     for workers in options.workers:
         for rate in options.rates:
-            key = f"{workers} workers, {rate:g} Mbit/s"
-            rounds = network_of(workers, rate, options, skipped)
-            result["rounds"][key], result["medians"][key] = rounds, medians(rounds)
-            wire_ms = 1e3 * 2 * (workers - 1) / workers * 4 * options.parameters / (rate * 1e6 / 8)
-            print(f"\n{key}; on the wire alone a sum of the model takes {wire_ms:.1f} ms")
-            print(
-                table({name: result["medians"][key][name] for name in options.rows if name in result["medians"][key]})
-            )
+            results.measure(workers, rate)
     kept = ("parameters", "layers", "compute_ms", "period", "fragments", "steps", "blocks")
     setting = {name: getattr(options, name) for name in kept} | {"cores": os.cpu_count()}
-    print(json.dumps({**result, "skipped": skipped, "versions": versions(), "setting": setting}))
+    found = {"medians": results.medians, "rounds": results.rounds, "failed": results.failed, "skipped": skipped}
+    print(json.dumps({**found, "versions": versions(), "setting": setting}))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ process, which cost the network nothing.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import faulthandler
 import multiprocessing as mp
 import os
 import signal
@@ -85,6 +87,9 @@ class Fleet:
             kept, said = self._serve(service, forked) if service else (None, None)
             pipes = [self._fork(rank, work, said, forked) for rank in range(self._size)]
             return self._moderate(pipes)
+        except RowError:
+            self._ask_where(forked)
+            raise
         finally:
             self._clear(forked)
             if kept is not None:
@@ -165,9 +170,11 @@ class Fleet:
         """Become a process of the host: its network, a name that is its address, and the variables of a worker."""
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        log = os.open(self._log(rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        faulthandler.register(signal.SIGUSR1)  # the parent asks where a late worker is
+        log = os.open(self._log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
         enter(self._paths[rank])
         if ctypes.CDLL(None, use_errno=True).unshare(NEW_UTS):
             raise OSError(ctypes.get_errno(), "a host cannot have a name of its own")
@@ -182,14 +189,18 @@ class Fleet:
             MASTER_PORT=str(PORT),
         )
 
+    def _ask_where(self, forked: Sequence[int]) -> None:
+        """Let the workers that are left write to their logs where they are."""
+        for process in forked:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGUSR1)
+        time.sleep(0.5)
+
     def _clear(self, forked: Sequence[int]) -> None:
         """Kill what runs on the hosts: the workers, and what they started."""
-        left = [*forked, *processes_in(self._inodes)]
-        for process in left:
+        for process in {*forked, *processes_in(self._inodes)}:
             if process in forked or namespace_of(process) in self._inodes:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
         for process in forked:
             os.waitpid(process, 0)
