@@ -28,7 +28,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[dict[str, str]]:
-    """A bucket with two objects on a double of S3, as options for the cache."""
+    """A bucket with a few objects on a double of S3, as options for the cache."""
     pytest.importorskip("obstore")
     server_module = pytest.importorskip("moto.server")
     import boto3
@@ -45,6 +45,8 @@ def s3() -> Iterator[dict[str, str]]:
     client.put_object(Bucket="bucket", Key="100%?#.bin", Body=b"percent")
     client.put_object(Bucket="bucket", Key="signed", Body=b"x", Metadata={"sha256": SHA})
     client.put_object(Bucket="bucket", Key="wrong", Body=b"y", Metadata={"sha256": SHA})
+    client.put_object(Bucket="bucket", Key="crc32c", Body=b"123456789", Metadata={"crc32c": "E3069283"})
+    client.put_object(Bucket="bucket", Key="wrong-crc32c", Body=b"123456789", Metadata={"crc32c": "00000000"})
     client.close()
     yield {"endpoint": endpoint, **SECRETS}
     server.stop()

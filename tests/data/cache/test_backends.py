@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from paceline.data.cache import Cache, NotServedError
+from paceline.data.cache import Cache, CorruptFileError, NotServedError, checksums
 from paceline.data.cache.backend_choice import backend_for
-from paceline.data.cache.checksums import Checksum, from_base64, md5_of_etag, sha256_of_hex
+from paceline.data.cache.checksums import Checksum, best, from_base64, from_hex, hasher, md5_of_etag
 from paceline.data.cache.http_backend import checksum_of
 from paceline.data.cache.urls import local_path, source_of
 from tests.data.cache.conftest import SECRETS, SHA
@@ -47,7 +47,11 @@ def test_paths_and_names_of_sources(url: str, path: str | None, name: str) -> No
         ({"Digest": f"sha-256={SHA_64}"}, f"sha256:{SHA}"),
         ({"x-amz-checksum-sha256": SHA_64}, f"sha256:{SHA}"),
         ({"x-amz-meta-sha256": SHA.upper(), "Content-MD5": MD5_64}, f"sha256:{SHA}"),
-        ({"x-goog-hash": f"crc32c=AAAAAA==,md5={MD5_64}"}, f"md5:{MD5}"),
+        ({"x-goog-hash": f"crc32c=AAAAAA==,md5={MD5_64}"}, "crc32c:00000000"),
+        ({"x-goog-hash": f"md5={MD5_64}"}, f"md5:{MD5}"),
+        ({"x-amz-checksum-crc32": "AAAAAA==", "ETag": f'"{MD5}"', "x-amz-request-id": "1"}, "crc32:00000000"),
+        ({"x-amz-checksum-crc32": "AAAAAA==-2", "Content-MD5": MD5_64}, f"md5:{MD5}"),
+        ({"x-amz-checksum-crc32c": "AAAAAA==", "x-amz-meta-sha256": SHA}, "crc32c:00000000"),
         ({"ETag": f'"{MD5}"', "x-amz-request-id": "1"}, f"md5:{MD5}"),
         ({"ETag": f'"{MD5}-2"', "x-amz-request-id": "1"}, None),
         ({"ETag": f'"{MD5}"'}, None),
@@ -58,6 +62,8 @@ def test_paths_and_names_of_sources(url: str, path: str | None, name: str) -> No
     ],
 )
 def test_checksums_in_headers(headers: dict[str, str], expected: str | None) -> None:
+    if expected == "crc32c:00000000":
+        pytest.importorskip("google_crc32c")
     message = Message()
     for key, value in headers.items():
         message[key] = value
@@ -68,7 +74,26 @@ def test_checksums_in_headers(headers: dict[str, str], expected: str | None) -> 
 def test_invalid_checksums_are_ignored() -> None:
     assert md5_of_etag(None) is None and md5_of_etag('"abc"') is None
     assert from_base64("crc32c", "?") is None and from_base64("crc32c", "AAAAAA==") == Checksum("crc32c", "00000000")
-    assert sha256_of_hex(3) is None and sha256_of_hex("ab") is None
+    assert from_hex("sha256", 3) is None and from_hex("sha256", "ab") is None and from_hex("crc32c", "0000000g") is None
+
+
+def test_checksums_of_data_in_pieces() -> None:
+    pytest.importorskip("google_crc32c")
+    for algorithm, digest in {"crc32c": "e3069283", "crc32": "cbf43926"}.items():  # of "123456789": RFC 3720, ISO 3309
+        running = hasher(algorithm)
+        assert running is not None
+        for piece in (b"1234", memoryview(b"56"), bytearray(b"789")):
+            running.update(piece)
+        assert running.hexdigest() == digest
+
+
+def test_the_checksum_that_takes_the_least_time_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    crc, sha, md5 = Checksum("crc32c", "00000000"), Checksum("sha256", SHA), Checksum("md5", MD5)
+    pytest.importorskip("google_crc32c")
+    assert best([md5, None, sha, crc]) == crc and best([md5, sha]) == sha and best([None]) is None
+    monkeypatch.setattr(checksums, "_crc32c", lambda: None)  # as without google_crc32c, or without its part in C
+    assert best([md5, None, sha, crc]) == sha and best([crc]) is None
+    assert checksums.fastest() == "crc32"
 
 
 def test_an_unknown_backend_and_an_unknown_scheme() -> None:
@@ -132,10 +157,21 @@ def test_checksums_of_an_object_store(s3: dict[str, str]) -> None:
 
 
 def test_metadata_that_contradicts_the_content_is_an_error(s3: dict[str, str], tmp_path: Path) -> None:
-    from paceline.data.cache import CorruptFileError
-
     with Cache(tmp_path, options=s3, retries=1) as cache, pytest.raises(CorruptFileError, match=f"sha256:{SHA}"):
         cache.read("s3://bucket/wrong")
+
+
+def test_a_crc32c_in_the_metadata_replaces_the_etag(s3: dict[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("google_crc32c")
+    with Cache(tmp_path, options=s3, retries=1) as cache:
+        assert cache.read("s3://bucket/crc32c") == b"123456789"
+        with pytest.raises(CorruptFileError, match="crc32c:00000000 expected, e3069283 seen"):
+            cache.read("s3://bucket/wrong-crc32c")
+        with cache.open("s3://bucket/crc32c") as path:
+            path.write_bytes(b"123456780")
+    with Cache(tmp_path, options=s3) as again:
+        assert again.read("s3://bucket/crc32c") == b"123456789"
+        assert again.stats()["s3://bucket"].corrupt == 1
 
 
 def test_an_object_store_that_is_down(tmp_path: Path) -> None:

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from pathlib import Path
 
 import pytest
 
 from paceline.data.cache import Cache, CacheError, CorruptFileError, NotServedError
-from tests.data.cache.server import Server
+from paceline.data.cache.checksums import digest_of
+from tests.data.cache.server import Server, until
 
 BODY = bytes(range(256)) * 16
 
@@ -44,6 +46,30 @@ def test_a_short_file_is_noticed_by_the_store_s_checksum(server: Server, tmp_pat
     server.fail("a", "short")
     with Cache(tmp_path) as cache:
         assert cache.read(url) == BODY
+
+
+def test_a_file_without_checksum_has_one_of_its_own(tmp_path: Path) -> None:
+    with Server(checksums=False) as server:
+        url = server.put("a", BODY)
+        with Cache(tmp_path) as cache:
+            assert cache.read(url) == BODY
+        (meta,) = tmp_path.glob("*.meta")
+        algorithm, _, digest = json.loads(meta.read_text())["source"].partition(":")
+        (file,) = tmp_path.glob("f-*")
+        assert algorithm in ("crc32c", "crc32") and digest == digest_of(file, algorithm)
+        server.fail("b", "cut")
+        with Cache(tmp_path) as cache:
+            assert cache.read(server.put("b", BODY)) == BODY and server.requests["b"] == 2
+
+
+def test_a_prefetched_file_larger_than_the_last_one_is_reserved_in_full(server: Server, tmp_path: Path) -> None:
+    urls = [server.put(name, bytes(size)) for name, size in (("a", 1000), ("b", 1000), ("c", 3000))]
+    with Cache(tmp_path, 4000, threads=1) as cache:
+        cache.prefetch(urls)
+        until(lambda: server.requests["c"] == 1, "the last file was not asked for")
+        assert cache.cached(urls) == set(urls[:2])  # all three do not fit, and the first two are still to be opened
+        for url in urls:
+            cache.read(url)
 
 
 def test_the_caller_s_checksum_is_enforced(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -12,10 +11,10 @@ from typing import Any
 
 from paceline.data.cache.backend import Backend, RemoteFile, Unavailable
 from paceline.data.cache.backend_choice import backend_for
-from paceline.data.cache.checksums import Checksum, hasher
+from paceline.data.cache.checksums import Checksum, fastest, hasher
 from paceline.data.cache.ledger import FULL, explained
 from paceline.data.cache.names import CacheEntry
-from paceline.data.cache.regular_file import open_regular
+from paceline.data.cache.regular_file import allocate, open_empty, write_all
 from paceline.data.cache.stats import Counters
 from paceline.data.cache.urls import shown, source_of
 from paceline.errors import CacheError, CorruptFileError
@@ -103,21 +102,20 @@ class Downloader:
 
     def _receive(self, url: str, part: Path, remote: RemoteFile, sha256: str | None) -> CacheEntry:
         checksum = remote.checksum if self._options.get("checksums", True) else None
-        if checksum is not None and hasher(checksum.algorithm) is None:
-            checksum = None  # this machine cannot compute it
         required = [found for found in (checksum, Checksum("sha256", sha256) if sha256 else None) if found is not None]
-        # The source's checksum detects damage on disk as SHA-256 does, so one of them is enough.
-        hashers = {name: hasher(name) for name in {found.algorithm for found in required} or {"sha256"}}
+        # One checksum is enough to detect damage on disk, so a further one is computed only where there is none.
+        hashers = {name: hasher(name) for name in {found.algorithm for found in required} or {fastest()}}
         size = self._write(url, part, remote, list(hashers.values()))
         digests = {name: str(running.hexdigest()) for name, running in hashers.items() if running is not None}
         self._check(url, size, remote.size, digests, required)
-        return CacheEntry(url, size, digests.get("sha256"), str(checksum) if checksum else None)
+        other = checksum or next((Checksum(*found) for found in digests.items() if not required), None)
+        return CacheEntry(url, size, digests.get("sha256"), str(other) if other else None)
 
     def _write(self, url: str, part: Path, remote: RemoteFile, hashers: list[Any]) -> int:
         size = 0
         try:
-            with os.fdopen(open_regular(part, os.O_WRONLY | os.O_CREAT), "wb", buffering=0) as file:
-                file.truncate(0)
+            with open_empty(part) as file:
+                allocate(file.fileno(), remote.size or 0)
                 for chunk in remote.chunks:
                     size += len(chunk)
                     if remote.size is not None and size > remote.size:
@@ -155,10 +153,3 @@ class Downloader:
                 f"the disk of the cache directory {part.parent} is full: {part} could not be written beyond {written} "
                 "bytes, and the cache has nothing more to remove; free some room, or give another directory"
             ) from error
-
-
-def write_all(file: Any, chunk: bytes) -> None:
-    """Write every byte: one write of an unbuffered file may take fewer."""
-    view = memoryview(chunk)
-    while view:
-        view = view[file.write(view) :]

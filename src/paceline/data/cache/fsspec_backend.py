@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.data.cache.backend import CHUNK_BYTES, RemoteFile, Unavailable
-from paceline.data.cache.checksums import Checksum, from_base64, md5_of_etag, sha256_of_hex
+from paceline.data.cache.backend import BLOCK_BYTES, CHUNK_BYTES, RemoteFile, Unavailable
+from paceline.data.cache.checksums import Checksum, best, from_base64, from_hex, md5_of_etag, of_metadata
 from paceline.data.cache.urls import redacted, scheme_of, shown
 from paceline.errors import NotServedError
 
@@ -40,7 +40,7 @@ class FsspecBackend:
             info = self._files.info(path)
             if info.get("type") == "directory":
                 raise IsADirectoryError("it is a folder")
-            file = self._files.open(path, "rb", block_size=CHUNK_BYTES, cache_type="readahead")
+            file = self._files.open(path, "rb", block_size=BLOCK_BYTES, cache_type="readahead")
         except Exception as error:
             raise _explained(url, error) from None
         with file:
@@ -49,12 +49,14 @@ class FsspecBackend:
 
     def _checksum(self, info: Mapping[str, Any]) -> Checksum | None:
         metadata = info.get("metadata") or info.get("Metadata") or {}
-        return (
-            sha256_of_hex(info.get("sha256"))
-            or sha256_of_hex(metadata.get("sha256") if isinstance(metadata, Mapping) else None)
-            or from_base64("md5", info.get("md5Hash"))
-            or (md5_of_etag(info.get("ETag")) if self._s3 else None)
-            or from_base64("crc32c", info.get("crc32c"))
+        return best(
+            [
+                from_base64("crc32c", info.get("crc32c")),
+                md5_of_etag(info.get("ETag")) if self._s3 else None,
+                from_base64("md5", info.get("md5Hash")),
+                *(of_metadata(metadata.get) if isinstance(metadata, Mapping) else ()),
+                from_hex("sha256", info.get("sha256")),
+            ]
         )
 
 

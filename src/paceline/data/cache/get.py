@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -32,13 +33,17 @@ class FileGetter:
         self._valid: dict[str, State] = {}  # by key: files that this process has fetched or checked
         self._damaged: dict[str, State] = {}
         self._digests: dict[str, tuple[State, str]] = {}  # SHA-256 of files whose entry has none
+        self._arrived = threading.Condition()  # notified when this process has fetched a file
         self._likely_bytes: int | None = None  # of the next file: the size of the last one
 
     def pin(self, url: str, sha256: str | None, rank: EvictionRank) -> tuple[FileLock, bool]:
         """Get a file; return the shared lock that prevents its eviction, and whether the file was there already."""
         directory, lock, hit = self._directory, self._directory.lock(url), True
         stall = StallTimeout(
-            self._timeout_s, lambda: os.stat(directory.part(url)).st_size, partial(self._stalled_download, url)
+            self._timeout_s,
+            lambda: os.stat(directory.part(url)).st_size,
+            partial(self._stalled_download, url),
+            self._arrived,
         )
         while True:
             with explained(directory.path):
@@ -92,10 +97,20 @@ class FileGetter:
             if not lock.try_acquire(shared=False):
                 return True
 
+        holds: int | None = None
+
+        def hold(size: int | None) -> bool:
+            nonlocal holds
+            if size is None or size != holds:
+                if not directory.reserve(url, size, rank, lock):
+                    return False
+                holds = size
+            return True
+
         def reserve(size: int | None) -> bool:
             if size is not None:
                 self._likely_bytes = min(size, (directory.cap_bytes or size) // 2)
-            if not turn() or not directory.reserve(url, size, rank, lock):
+            if not turn() or not hold(size):
                 return False
             reserved()
             return True
@@ -104,11 +119,13 @@ class FileGetter:
             if directory.lookup(url) is not None:
                 return True
             directory.drop(url)
-            if likely is not None and not (turn() and directory.reserve(url, likely, rank, lock)):
+            if likely is not None and not (turn() and hold(likely)):
                 return False
             return self._download(url, None, rank, lock, reserve)
         finally:
             lock.release(remove=not directory.file(url).exists())
+            with self._arrived:
+                self._arrived.notify_all()
 
     def _download(self, url: str, sha256: str | None, rank: EvictionRank, lock: FileLock, reserve: Reserve) -> bool:
         directory, committed = self._directory, False

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from paceline.data.cache.backend import CHUNK_BYTES, RemoteFile, Unavailable
-from paceline.data.cache.checksums import Checksum, from_base64, md5_of_etag, sha256_of_hex
+from paceline.data.cache.checksums import Checksum, best, from_base64, md5_of_etag, of_metadata
 from paceline.data.cache.urls import redacted, shown, source_of
 from paceline.errors import NotServedError
 
@@ -137,18 +137,20 @@ def _chunks(answer: Any) -> Iterator[bytes]:
 
 
 def checksum_of(headers: Mapping[str, str]) -> Checksum | None:
-    """The best checksum among an answer's headers; an ETag counts only where it comes from S3 and is an MD5."""
+    """The checksum among an answer's headers that costs least; an ETag counts only where it is S3's and an MD5."""
     if headers.get("Content-Encoding", "identity") != "identity":
         return None
     google = dict(re.findall(r"(\w+)=([A-Za-z0-9+/=]+)", headers.get("x-goog-hash", "")))
     digest = re.search(r"sha-256=:?([A-Za-z0-9+/=]+?):?(?:,|$)", headers.get("Repr-Digest", headers.get("Digest", "")))
-    return (
-        sha256_of_hex(headers.get("x-amz-meta-sha256"))
-        or from_base64("sha256", headers.get("x-amz-checksum-sha256"))
-        or from_base64("sha256", digest.group(1) if digest else None)
-        or from_base64("md5", headers.get("Content-MD5"))
-        or from_base64("md5", google.get("md5"))
-        or (md5_of_etag(headers.get("ETag")) if _etag_is_md5(headers) else None)
+    return best(
+        [
+            md5_of_etag(headers.get("ETag")) if _etag_is_md5(headers) else None,
+            *(from_base64(name, google.get(name)) for name in ("md5", "crc32c")),
+            from_base64("md5", headers.get("Content-MD5")),
+            from_base64("sha256", digest.group(1) if digest else None),
+            *(from_base64(name, headers.get(f"x-amz-checksum-{name}")) for name in ("sha256", "crc32", "crc32c")),
+            *of_metadata(lambda name: headers.get(f"x-amz-meta-{name}")),
+        ]
     )
 
 

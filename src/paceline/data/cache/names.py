@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """The JSON beside a file. `source` is the source's checksum as `algorithm:digest`.
+    """The JSON beside a file. `source` is the source's checksum as `algorithm:digest`, or one computed for want of it.
 
     At least one of `sha256` and `source` is set; the file on disk is checked against it.
     """

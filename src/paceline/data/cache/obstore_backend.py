@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from paceline.data.cache.backend import CHUNK_BYTES, RemoteFile, Unavailable
-from paceline.data.cache.checksums import Checksum, md5_of_etag, sha256_of_hex
+from paceline.data.cache.checksums import Checksum, best, md5_of_etag, of_metadata
 from paceline.data.cache.urls import redacted, scheme_of, shown
 from paceline.errors import NotServedError
 
@@ -75,9 +75,8 @@ class ObstoreBackend:
         yield RemoteFile(int(answer.meta["size"]), self._checksum(answer), self._chunks(url, answer))
 
     def _checksum(self, answer: Any) -> Checksum | None:
-        return sha256_of_hex(answer.attributes.get("sha256")) or (
-            md5_of_etag(answer.meta["e_tag"]) if self._s3 else None
-        )
+        etag = md5_of_etag(answer.meta["e_tag"]) if self._s3 else None
+        return best([etag, *of_metadata(answer.attributes.get)])
 
     def _chunks(self, url: str, answer: Any) -> Iterator[bytes]:
         try:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -17,9 +18,17 @@ class StallTimeout:
         timeout_s: how long is too long.
         progress: a value that changes with progress, such as the size of a download; may raise OSError.
         error: makes the error, from the seconds waited.
+        news: ends a pause when it is notified; other processes cannot do that.
     """
 
-    def __init__(self, timeout_s: float, progress: Callable[[], object], error: Callable[[float], Exception]) -> None:
+    def __init__(
+        self,
+        timeout_s: float,
+        progress: Callable[[], object],
+        error: Callable[[float], Exception],
+        news: threading.Condition | None = None,
+    ) -> None:
+        self._news = news or threading.Condition()
         self._timeout_s, self._progress, self._error = timeout_s, progress, error
         self._seen: object = None
         self._since = time.monotonic()
@@ -36,5 +45,6 @@ class StallTimeout:
             self._seen, self._since = seen, now
         elif now - self._since > self._timeout_s:
             raise self._error(now - self._since)
-        time.sleep(self._pause_s)
+        with self._news:
+            self._news.wait(self._pause_s)
         self._pause_s = min(2 * self._pause_s, LONGEST_S)
