@@ -138,7 +138,7 @@ def test_the_answer_comes_first_and_80_columns_hold_it() -> None:
     lines = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"}).stdout.splitlines()
     assert lines[0].startswith("for 16 workers: ") and max(map(len, lines)) <= 80
     heads = [line for line in lines if line.startswith(("% at N", "at N="))]
-    assert heads[0].split()[-1] == "1024" and heads[1].split()[-1] == "cost"  # whole, nothing folded
+    assert heads[0].split()[-1] == "4096" and heads[1].split()[-1] == "cost"  # whole, nothing folded
     assert sum(line.startswith("streaming_diloco()") for line in lines) == 2
 
 

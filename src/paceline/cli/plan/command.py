@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 GROWING = "where the number of workers grows, the times are those after all of them have joined"
 """Said of rules with `grow`."""
-COUNTS = "1,2,4,8,16,32,64,128,256,512,1024"
+COUNTS = "1,2,4,8,16,32,64,128,256,512,1024,2048,4096"
 MOST_COUNTS = 64
 
 
@@ -37,8 +37,8 @@ def plan(
     network: Annotated[
         str,
         typer.Option(
-            help='1gbe, 10gbe, infiniband, nvlink, wan; a measurement such as "link(mbit=500, ms=1, per_host=4)"; or a '
-            "JSON file, such as paceline doctor --json writes."
+            help='1gbe, 10gbe, infiniband, nvlink, wan; a measurement such as "link(mbit=500, ms=1, per_host=4)", '
+            "which may have racks (per_rack=16, rack_mbit=4000); or a JSON file, such as paceline doctor --json writes."
         ),
     ] = "10gbe",
     step_time: Annotated[float | None, typer.Option(help="Seconds of a minibatch on one worker.")] = None,
@@ -80,7 +80,7 @@ def plan(
     plot: Annotated[Path | None, typer.Option(help="Picture to write, PNG or SVG.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forecast speed, bytes and cost of every rule at 1 to 1024 workers, and recommend one.
+    """Forecast speed, bytes and cost of every rule at 1 to 4096 workers, and recommend one.
 
     From the time of a step and the model's size, which it takes from a training program or as numbers. Efficiency is
     speed over N times that of one worker. With --log, the loss is forecast, too, and how many workers pay.

@@ -6,6 +6,7 @@
     network      links, hosts, presets, the doctor's measurements
     stragglers   the slowest of N workers
     workload     step times, sizes of the model, failures, a price
+    loads        the bytes that each link carries, for every route
     timing       an exchange over a route
     lockstep     blocks of workers that exchange together
     pushes       asynchronous workers, on the simulated clock

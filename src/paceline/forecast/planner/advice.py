@@ -4,10 +4,13 @@
 Rules that exchange more often stay closer to the result of one worker, so they are tried in this order. The first one
 is taken whose exchanges need no more than `SHARE` of the time:
 
-    1. sync, flat or hierarchical
+    1. sync
     2. bmuf (bmuf_adam where the optimizer is Adam), with the least sufficient period, up to `LONGEST`
     3. the same with overlap: an exchange runs while the next block computes
     4. streaming_diloco: an eighth of the bytes, with overlap
+
+Each but the last over the fastest of these routes: flat, hosts first, hosts and then racks first, racks first; the last
+two where racks and hosts are all full.
 
 The least period is that of :mod:`paceline.rules.schedule.paced`:  tau = ceil(e (1 - share) / (share c)).  Where
 waiting for the slowest worker dominates, an asynchronous rule with the same period avoids it (a longer period only
@@ -18,6 +21,7 @@ Source: ours.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.forecast.planner.forecast import Forecast, forecast
@@ -63,10 +67,21 @@ class _Query:
     def look(self, text: str) -> Forecast:
         return forecast(rule_from_text(text), self.workload, self.network, self.workers, self.conditions)
 
-    @property
-    def route(self) -> str:
-        """The setting of a hierarchical topology, where hosts have several workers and there are several hosts."""
-        return 'dimensions="hosts"' if 1 < self.network.per_host < self.workers else ""
+    def fastest(self, template: str) -> str:
+        """The setting of the topology with which the rule `template`, with the route in place of {}, is fastest."""
+        return min(self._routes(), key=lambda route: self.look(template.format(route)).step_s)
+
+    def _routes(self) -> Iterator[str]:
+        """The flat route, and those that the network's hosts and racks suggest."""
+        yield ""
+        host, hosts = self.network.per_host, self.network.per_rack
+        if 1 < host < self.workers:
+            yield 'dimensions="hosts"'
+        if hosts > 1 and host * hosts < self.workers and self.workers % (host * hosts) == 0:
+            racks = self.workers // (host * hosts)
+            if host > 1:
+                yield f"dimensions=({host}, {hosts}, {racks})"
+            yield f"dimensions=({host * hosts}, {racks})"
 
 
 def recommend(workload: Workload, network: Network, workers: int, conditions: Conditions | None = None) -> Advice:
@@ -82,8 +97,7 @@ def recommend(workload: Workload, network: Network, workers: int, conditions: Co
     if workers == 1:
         alone = query.look("sync")
         return Advice(alone.rule, 1, "One worker exchanges nothing; any rule is the program itself.", alone)
-    routes = dict.fromkeys(("", query.route))
-    synchronous = min((query.look(f"sync({route})") for route in routes), key=lambda found: found.step_s)
+    synchronous = query.look(f"sync({query.fastest('sync({})')})")
     share = exchange_share(synchronous)
     if share > SYNC_SHARE:
         return _asynchronous(query, _blocks(query, share))
@@ -97,7 +111,8 @@ def recommend(workload: Workload, network: Network, workers: int, conditions: Co
 def _blocks(query: _Query, synchronous_share: float) -> Advice:
     """A rule that exchanges blocks; `synchronous_share` is the share of exchanges in synchronous steps."""
     name = "bmuf_adam" if query.workload.moments == 2 else "bmuf"
-    route = f", {query.route}" if query.route else ""
+    fastest = query.fastest(f"{name}(period=1, {{}})")
+    route = f", {fastest}" if fastest else ""
     reason = (
         f"On {query.network.name}, synchronous steps of {query.workers} workers would wait for exchanges "
         f"{_percent(synchronous_share)} of the time"

@@ -216,7 +216,7 @@ def _asynchronous_pace(rule: Rule, workload: Workload, network: Network, workers
     hosts = network.hosts(workers)
     sent = bytes_per_block(rule, workers, workload.layout, workload.buffers, workload.moments, hosts=hosts)
     sent += overhead_bytes(rule, workers, workload.layout)
-    link = network.within if network.one_host(workers) else network.across
+    link = network.farthest(workers)
     one_way_s = link.latency_s + (workers - 1) * link.message_s + scattered_s(sent / 2, network, workers)
     compute_s = schedule.period * workload.step_s
     total_s = max(compute_s, block_s(schedule, workload.steps, one_way_s, workers))  # draws may give less

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network for the planner: links of hosts to a switch, and faster links within a host.
+"""A network for the planner: links of hosts to a switch, faster links within a host, and racks of hosts.
 
     time of a message of n bytes = latency + n / bandwidth             (Hockney's alpha-beta model)
 
 A `NetworkLink` has the latency from one worker to another, one way, and the bandwidth in each direction. Where several
-workers share a host, they share its link to the others; among themselves they have the link `within`.
+workers share a host, they share its link to the others; among themselves they have the link `within`. Hosts of a rack
+share the rack's link `between` racks likewise.
 
 Bandwidths of presets are what a program gets, not what is printed on the box: of a frame of 1538 bytes on an Ethernet
 wire, 1448 are TCP's payload (94 %).
@@ -69,41 +70,62 @@ class NetworkLink:
 
 @dataclass(frozen=True)
 class Network:
-    """Hosts of `per_host` workers each.
+    """Hosts of `per_host` workers each, in racks of `per_rack` hosts each.
 
     Attributes:
         name: for messages.
-        across: a host's link to other hosts.
+        across: a host's link to other hosts; of its rack, if there are racks.
         within: the link between workers of a host; not used with one worker a host.
         per_host: workers of a host.
+        between: a rack's link to other racks; not used without racks. Its latency is that from a host to one of another
+            rack.
+        per_rack: hosts of a rack; 0 where all hosts are at one switch.
     """
 
     name: str
     across: NetworkLink
     within: NetworkLink = NetworkLink()
     per_host: int = 1
+    between: NetworkLink = NetworkLink()
+    per_rack: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.per_host, int) or isinstance(self.per_host, bool) or self.per_host < 1:
-            raise RuleError(f"per_host must be a whole number of workers, at least 1, got {self.per_host!r}")
+        for name, value, what, least in (
+            ("per_host", self.per_host, "workers", 1),
+            ("per_rack", self.per_rack, "hosts", 0),
+        ):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise RuleError(f"{name} must be a whole number of {what}, at least {least}, got {value!r}")
 
     def hosts(self, workers: int) -> tuple[str, ...]:
         """The host of each worker, by rank."""
-        return tuple(f"host{rank // self.per_host}" for rank in range(workers))
+        return tuple(f"host{self.host_of(rank)}" for rank in range(workers))
+
+    def host_of(self, rank: int) -> int:
+        """The number of a worker's host; ranks fill one after another."""
+        return rank // self.per_host
+
+    def rack_of(self, rank: int) -> int:
+        """The number of a worker's rack, likewise."""
+        return self.host_of(rank) // self.per_rack if self.per_rack else 0
 
     def near(self, workers: int) -> int:
         """Workers of the first host."""
         return min(self.per_host, workers)
 
-    def one_host(self, workers: int) -> bool:
-        """Whether all workers fit on one host."""
-        return self.per_host > 1 and workers <= self.per_host
+    def farthest(self, workers: int) -> NetworkLink:
+        """The link of the longest way between two workers."""
+        if self.rack_of(workers - 1):
+            return self.between
+        return self.across if self.host_of(workers - 1) else self.within
 
     def describe(self) -> str:
         """In words."""
         words = f"{self.name}: {_link_words(self.across)}"
         if self.per_host > 1:
             words += f" a host, {self.per_host} workers a host, {_link_words(self.within)} among them"
+        if self.per_rack:
+            words += f"; {self.per_rack} hosts a rack, {_link_words(self.between)} from a rack to the others"
         return words
 
 
@@ -134,7 +156,8 @@ def network_from_text(text: str) -> Network:
     """A preset's name, `link(mbit=500, ms=1)`, or the path of a JSON file.
 
     In `link`, mbit is the payload bandwidth of a host's link in each direction, ms the latency one way; with `per_host`
-    workers a host, `within_mbit` and `within_ms` are those of the link between them.
+    workers a host, `within_mbit` and `within_ms` are those of the link between them; with `per_rack` hosts a rack,
+    `rack_mbit` and `rack_ms` are those of a rack's link to the other racks.
 
     Raises:
         RuleError: other text, or invalid numbers.
@@ -150,7 +173,7 @@ def network_from_text(text: str) -> Network:
             '"link(mbit=500, ms=1)", or a JSON file (paceline doctor --json writes one)'
         )
     _, given = read_call(text, "network", "link(mbit=500, ms=1)")
-    known = ("mbit", "ms", "per_host", "within_mbit", "within_ms")
+    known = ("mbit", "ms", "per_host", "within_mbit", "within_ms", "per_rack", "rack_mbit", "rack_ms")
     for name, value in given.items():
         if name not in known:
             raise RuleError(f"link has no setting {name!r}{like(name, list(known))}; it has {', '.join(known)}")
@@ -158,13 +181,17 @@ def network_from_text(text: str) -> Network:
             raise RuleError(f"{name} in {text!r} must be a number, got {value!r}")
     across = NetworkLink(given.get("ms", 0.0) / 1e3, given.get("mbit", 1000.0) * 1e6 / 8)
     within = NetworkLink(given.get("within_ms", 0.0) / 1e3, given.get("within_mbit", math.inf) * 1e6 / 8)
-    return Network(text, across, within, given.get("per_host", 1))
+    if "per_rack" not in given and {"rack_mbit", "rack_ms"} & set(given):
+        raise RuleError(f"{text!r} has a link between racks, and no racks; give per_rack, the hosts of a rack")
+    between = NetworkLink(given.get("rack_ms", 0.0) / 1e3, given.get("rack_mbit", math.inf) * 1e6 / 8)
+    return Network(text, across, within, given.get("per_host", 1), between, given.get("per_rack", 0))
 
 
 def network_from_file(path: Path) -> Network:
     """The file of `paceline doctor --json`, or a network as JSON.
 
-    For example {"across": {"latency_s": .., "bandwidth_bytes_s": ..}, "within": {..}, "per_host": 8}.
+    For example {"across": {"latency_s": .., "bandwidth_bytes_s": ..}, "within": {..}, "per_host": 8},
+    and where hosts are in racks "between": {..}, "per_rack": 16.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -184,6 +211,8 @@ def network_from_file(path: Path) -> Network:
         _link(values["across"], path),
         _link(values.get("within", {}), path),
         values.get("per_host", 1),
+        _link(values.get("between", {}), path),
+        values.get("per_rack", 0),
     )
 
 

@@ -3,13 +3,13 @@
 
     ring all-reduce among N        2 (N-1) alpha + 2 (N-1)/N S / B            (reduce-scatter, then all-gather)
     all-to-all among N             alpha + (N-1) o + D / B
-    hierarchical, p on a host      two all-to-alls within the host, of what the formula sends there, and between them
-                                   the codec's exchange among H hosts, for which p workers share a host's link
+    hierarchical                   two all-to-alls along each fast dimension, one before and one after the codec's
+                                   exchange of the shard along the slowest
 
 alpha is a message's latency, B the bandwidth, o a processor's time a message, S the payload, D the bytes that leave.
 The bytes are the recipe's own (`bytes_sent`, `slow_bytes` of the topology), as are the operations: the codec is run
-once, on a few numbers and a wire that writes down what it is asked for. All workers of a host leave through one link.
-A flat ring that goes from host to host crosses it once each way; an all-to-all has p workers crossing it at once.
+once, on a few numbers and a wire that writes down what it is asked for. B is that of the busiest link: of a worker, of
+a host or of a rack, each of which carries the bytes of all groups (:mod:`.loads`). alpha is that of the longest hop.
 
 An exchange is cut into C chunks of which F are on their way at a time; b is the time of a chunk's bytes, L that of its
 latencies:
@@ -33,9 +33,12 @@ import torch
 from torch import Tensor
 
 from paceline.communication.base import CompletedOperation
+from paceline.forecast.planner.loads import Loads, owners, ring, scatter
 from paceline.forecast.planner.network import Network
 from paceline.rules.codec import Codec, Dense, Layout, Steps
 from paceline.rules.rule import Rule
+from paceline.rules.topology import Flat
+from paceline.rules.topology.base import Topology
 from paceline.rules.traffic import FOOTER_BYTES, HEADER_BYTES, overhead_bytes
 from paceline.update.engine.blocks.chunks import cut
 from paceline.update.exchange.exchanger import IN_FLIGHT
@@ -143,7 +146,7 @@ def exchange(rule: Rule, layout: Layout, dense: int, network: Network, workers: 
             payload_s += chunked_s(found, pieces)
             chunks += pieces
             sent += rule.common.bytes_sent(codec, part, network.hosts(workers), 0)
-    link = network.within if network.one_host(workers) else network.across
+    link = network.farthest(workers)
     ring_s = [(workers - 1) * link.seconds(nbytes) for nbytes in (HEADER_BYTES, FOOTER_BYTES)]
     footer_s = ring_s[1] if rule.schedule.sends_footer else 0.0
     return ExchangeTime(payload_s, ring_s[0], footer_s, max(1, chunks), sent + overhead_bytes(rule, workers))
@@ -159,38 +162,42 @@ def chunked_s(operations: list[OperationTime], chunks: int, in_flight: int = IN_
 
 def _operations(rule: Rule, codec: Codec, layout: Layout, network: Network, workers: int) -> Iterator[OperationTime]:
     """The operations of one exchange over the rule's route."""
-    topology, hosts = rule.common, network.hosts(workers)
-    sent, slow = (count(codec, layout, hosts, 0) for count in (topology.bytes_sent, topology.slow_bytes))
+    topology, group_bytes = rule.common, 4.0 * layout.numel
+    for level, least in enumerate(owners(topology, network, workers)):
+        along = scatter(topology, network, workers, level)
+        for _ in range(2):  # there and back
+            yield _scattered(along, network, group_bytes)
+        group_bytes /= least
+    slow = topology.slow_bytes(codec, layout, network.hosts(workers), 0)
     a_sum = (ALL_TO_ALL,) * 2 if topology.ordered else (SUM,)
     kinds = [kind for one in operations_of(codec) for kind in (a_sum if one == SUM else (one,))]
-    between, members = network, workers
-    if sent > slow:  # two dimensions
-        near = network.near(workers)
-        link = network.within if network.per_host > 1 else network.across
-        for _ in range(2):
-            yield OperationTime(
-                link.latency_s + (near - 1) * link.message_s, (sent - slow) / 2 / link.bandwidth_bytes_s
-            )
-        between, members = Network("between", network.across.shared(near)), -(-workers // near)
     for kind in kinds:
-        yield operation(kind, slow / len(kinds), between, members)
+        yield operation(kind, slow / len(kinds), network, workers, topology)
 
 
-def operation(kind: str, sent: float, network: Network, workers: int) -> OperationTime:
-    """One operation in which each of N workers sends so many bytes; see this file's docstring."""
+FLAT = Flat()
+
+
+def operation(kind: str, sent: float, network: Network, workers: int, topology: Topology = FLAT) -> OperationTime:
+    """One operation along a route's slowest dimension, in which each worker sends so many bytes; see this file's
+    docstring."""
     if workers == 1:
         return OperationTime(0.0, 0.0)
-    link = network.within if network.one_host(workers) else network.across
     if kind == SUM:
-        return OperationTime(2 * (workers - 1) * link.latency_s, sent / link.bandwidth_bytes_s)
-    return OperationTime(link.latency_s + (workers - 1) * link.message_s, scattered_s(sent, network, workers))
+        along = ring(topology, network, workers)
+        hops = 2 * (along.members - 1)
+        return OperationTime(hops * along.farthest(network).latency_s, along.seconds(network, sent))
+    along = scatter(topology, network, workers, -1)
+    return _scattered(along, network, sent * along.members / (along.members - 1))
+
+
+def _scattered(along: Loads, network: Network, group_bytes: float) -> OperationTime:
+    """An all-to-all of a group's bytes."""
+    link = along.farthest(network)
+    latency_s = link.latency_s + (along.members - 1) * link.message_s
+    return OperationTime(latency_s, along.seconds(network, group_bytes))
 
 
 def scattered_s(sent: float, network: Network, workers: int) -> float:
     """Seconds of the bytes when each worker sends `sent` bytes, equally to all other workers."""
-    if network.one_host(workers):
-        return sent / network.within.bandwidth_bytes_s
-    near = network.near(workers)
-    outside = near * sent * (workers - near) / (workers - 1)
-    inside = sent * (near - 1) / (workers - 1)
-    return max(outside / network.across.bandwidth_bytes_s, inside / network.within.bandwidth_bytes_s)
+    return operation(ALL_TO_ALL, sent, network, workers).bytes_s

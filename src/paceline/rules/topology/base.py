@@ -32,7 +32,9 @@ class Route(Protocol):
 
 
 class Topology(Protocol):
-    """Over which route tensors are summed: flat, in rank order, or hierarchical."""
+    """Over which route tensors are summed: flat, in rank order, or hierarchical; a value."""
+
+    def __hash__(self) -> int: ...
 
     @property
     def chunks(self) -> int:

@@ -252,10 +252,10 @@ class Hierarchical:
         if self.dimensions == "measured":
             plan = DimensionPlan.near(neighbours(measure(transport)))
         else:
-            plan = self._plan(world.hosts or (world.host,) * world.size)
+            plan = self.plan(world.hosts or (world.host,) * world.size)
         return HierarchicalRoute(transport, plan, operations, self.ordered)
 
-    def _plan(self, hosts: Sequence[str]) -> DimensionPlan:
+    def plan(self, hosts: Sequence[str]) -> DimensionPlan:
         """The groups of each dimension, without a measurement."""
         if isinstance(self.dimensions, str):
             return DimensionPlan.near(hosts)
@@ -266,11 +266,11 @@ class Hierarchical:
 
     def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
         """Bytes that `rank` sends; for "measured", as if it found the hosts (`route.plan` is exact)."""
-        return self._plan(hosts).bytes_sent(codec, layout, rank)
+        return self.plan(hosts).bytes_sent(codec, layout, rank)
 
     def slow_bytes(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
         """The part of `bytes_sent` that goes along the slowest dimension: across hosts, with "hosts"."""
-        return self._plan(hosts).slow_bytes(codec, layout, rank)
+        return self.plan(hosts).slow_bytes(codec, layout, rank)
 
     def describe(self, workers: int) -> str:
         how = {"hosts": "within each host, then across hosts", "measured": "among near workers, then across"}
