@@ -9,7 +9,7 @@ links, not the cores, are what is measured. `idle` says where that fails. All ex
 a block has 16 steps. `_peers/rows.py` lists the rows and what each needs. The columns, the last two counted by the
 kernel and not by any library:
 
-    step_ms        a step of the slowest worker; a block's exchange is spread over its steps
+    step_ms        a step at the workers' mean pace; a block's exchange is spread over its steps
     exposed_ms     how long training waits for an exchange (of a step, or of a block), beyond the step of the row
                    `no_exchange` of the same round
     processor_ms   processor time of all of a worker's processes, an exchange, beyond that of `no_exchange`

@@ -12,16 +12,12 @@ COLUMNS = ("step_ms", "exposed_ms", "processor_ms", "sent_mb", "idle", "exchange
 
 
 def of_run(found: list[dict[str, Any]]) -> dict[str, float]:
-    """One row of one round: the seconds of the slowest worker, the mean of the rest."""
-    keys = ("processor_s", "sent_bytes", "exchanges", "idle")
-    mean = {key: statistics.fmean(one[key] for one in found) for key in keys}
-    steps = found[0]["counted_steps"]
+    """One row of one round: the workers' mean pace, and means of the rest."""
+    keys = ("processor_s", "sent_bytes", "exchanges")
     return {
-        "step_s": max(one["seconds"] for one in found) / found[0]["timed_steps"],
-        "processor_s": mean["processor_s"] / steps,
-        "sent_bytes": mean["sent_bytes"] / steps,
-        "exchanges": mean["exchanges"] / steps,
-        "idle": mean["idle"],
+        "step_s": statistics.harmonic_mean([one["seconds"] / one["timed_steps"] for one in found]),
+        **{key: statistics.fmean(one[key] / one["counted_steps"] for one in found) for key in keys},
+        "idle": statistics.fmean(one["idle"] for one in found),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,45 +26,74 @@ def measure(name: str, setting: Setting, place: Place) -> dict[str, Any]:
 
     Returns:
         seconds of this worker's timed steps; processor seconds, sent bytes and exchanges of its counted steps, which
-        are one step or block more; and the share of the machine's processors that was idle.
+        are one step or block more, or more still; and the share of the machine's processors that was idle.
     """
     torch.set_num_threads(1)
-    each = setting.period if ROWS[name].blocks else 1
-    timed = each * (setting.blocks if ROWS[name].blocks else setting.steps)
-    trainer = build(name, setting, place)
-    _train(trainer, each if ROWS[name].blocks else WARM_STEPS)
+    row, trainer = ROWS[name], build(name, setting, place)
+    each = setting.period if row.blocks else 1
+    timed = each * (setting.blocks if row.blocks else setting.steps)
+    train = partial(_train_for, trainer, setting.compute_ms * 2e-3) if row.free else partial(_train, trainer)
+    train(each if row.blocks else WARM_STEPS)
     gc.collect()
-    place.meet()
-    _wait_until_quiet()
+    _meet(place, trainer, row.free)
+    if not row.free:
+        _wait_until_quiet()
     made = trainer.exchanges() if trainer.exchanges else 0.0
     busy, sent, ticks = processor_s(), sent_bytes(INTERFACE), processor_ticks()
-    place.meet()
-    _train(trainer, each)  # a block that is not timed: the next one waits for its exchange, where they overlap
-    place.meet()
-    seconds = _train(trainer, timed)
-    place.meet()
+    counted = _meet(place, trainer, row.free)
+    counted += train(each)[0]  # a block that is not timed: the next one waits for its exchange, where they overlap
+    counted += _meet(place, trainer, row.free)
+    steps, seconds = train(timed)
+    counted += steps + _meet(place, trainer, row.free)
     idle = idle_share(ticks, processor_ticks())
-    _wait_until_quiet()  # the last exchange, where it overlaps, is counted, and that before the first was not
-    counted = each + timed
+    if not row.free:
+        _wait_until_quiet()  # the last exchange, where it overlaps, is counted, and that before the first was not
     found = {
         "seconds": seconds,
         "processor_s": processor_s() - busy,
         "sent_bytes": sent_bytes(INTERFACE) - sent,
         "idle": idle,
-        "timed_steps": timed,
+        "timed_steps": steps,
         "counted_steps": counted,
         "exchanges": trainer.exchanges() - made if trainer.exchanges else counted / each,
     }
+    if row.free:
+        place.pipe.send(("done", found))
+        while True:  # until all are done and killed: another worker may wait for this one in an exchange
+            trainer.step()
     place.meet()  # no worker leaves while another one counts
     return found
 
 
-def _train(trainer: Trainer, steps: int) -> float:
-    """Seconds that so many steps take."""
+def _meet(place: Place, trainer: Trainer, free: bool) -> int:
+    """Wait for all workers; the steps made meanwhile, by a worker that is not held up."""
+    if not free:
+        place.meet()
+        return 0
+    place.pipe.send(("met", None))
+    made = 0
+    while not place.pipe.poll():
+        trainer.step()
+        made += 1
+    place.pipe.recv()
+    return made
+
+
+def _train(trainer: Trainer, steps: int) -> tuple[int, float]:
+    """Train; the steps made, and their seconds."""
     began = time.perf_counter()
     for _ in range(steps):
         trainer.step()
-    return time.perf_counter() - began
+    return steps, time.perf_counter() - began
+
+
+def _train_for(trainer: Trainer, step_s: float, steps: int) -> tuple[int, float]:
+    """Train for as long as so many steps of `step_s` seconds would take: no worker keeps another."""
+    began, made = time.perf_counter(), 0
+    while time.perf_counter() < began + steps * step_s or not made:
+        trainer.step()
+        made += 1
+    return made, time.perf_counter() - began
 
 
 def _wait_until_quiet() -> None:

@@ -26,12 +26,15 @@ class Row:
         blocks: whether it exchanges once a block; else at every step.
         library: that must be installed.
         service: what runs on a host of its own.
+        free: whether workers exchange when they find each other, and not after so many steps. Then a worker that waits
+            for the others goes on training: the others may be waiting for it in an exchange.
     """
 
     build: Build
     blocks: bool = False
     library: str = "torch"
     service: Service | None = None
+    free: bool = False
 
     def missing(self) -> str:
         """Why the row cannot be measured; empty where it can."""
@@ -42,8 +45,8 @@ def _torchft(build: Build, blocks: bool = True) -> Row:
     return Row(build, blocks, "torchft", torchft_rows.lighthouse)
 
 
-def _hivemind(build: Build) -> Row:
-    return Row(build, True, "hivemind", hivemind_rows.first_peer)
+def _hivemind(build: Build, free: bool = False) -> Row:
+    return Row(build, True, "hivemind", hivemind_rows.first_peer, free)
 
 
 def _paceline(text: str, blocks: bool = True) -> Row:
@@ -63,7 +66,7 @@ ROWS: dict[str, Row] = {
     "torchft_diloco": _torchft(torchft_rows.diloco),
     "paceline_diloco": _paceline("diloco(period={period})"),
     "paceline_bmuf": _paceline("bmuf(period={period})"),
-    "hivemind_optimizer": _hivemind(hivemind_rows.optimizer),
+    "hivemind_optimizer": _hivemind(hivemind_rows.optimizer, free=True),
     "torchft_overlap": _torchft(torchft_rows.overlap),
     "paceline_bmuf_overlap": _paceline("bmuf(period={period}, overlap={period})"),
     "torchft_streaming": _torchft(torchft_rows.streaming),

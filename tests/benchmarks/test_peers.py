@@ -43,8 +43,8 @@ def test_columns_are_beyond_those_of_the_row_without_exchanges(figures: ModuleTy
     )
     assert figures.against(row, nothing) == pytest.approx(
         {
-            "step_ms": 300.0,  # of the slowest
-            "exposed_ms": 2000.0,  # 200 ms a step, ten steps between exchanges
+            "step_ms": 240.0,  # 5 steps a second and 3 1/3
+            "exposed_ms": 1400.0,  # 140 ms a step, ten steps between exchanges
             "processor_ms": 150.0,  # 0.4 s - 0.1 s for two exchanges
             "sent_mb": 0.3,  # 6 MB in twenty steps
             "idle": 0.9,
