@@ -9,7 +9,7 @@
         optimizer.step()
 
 `attach` hooks the optimizer's step; `Rule` says when workers exchange what, how it is written, over which route and how
-it is applied; `simulate` runs a program with N virtual workers in one process.
+it is applied; `launch` runs a function on N processes, `simulate` with N virtual workers in one.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from paceline.errors import (
     PeerLostError,
     RuleError,
     UnsupportedError,
+    WorkerFailedError,
 )
 from paceline.version import __version__
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from paceline.rules.recipes import RECIPES, rule_from_text
     from paceline.rules.rule import Rule
     from paceline.run.attach import attach
+    from paceline.run.launch import launch
     from paceline.run.run import Run
     from paceline.update.exchange.outliers import Guard
 else:
@@ -57,6 +59,7 @@ else:
             "Run": "run.run",
             "World": "core.world",
             "attach": "run.attach",
+            "launch": "run.launch",
             "attach_arrays": "doors.adapters.arrays",
             "rule_from_text": "rules.recipes",
             "simulate": "forecast.sim.simulate",
@@ -83,10 +86,12 @@ __all__ = [
     "RuleError",
     "Run",
     "UnsupportedError",
+    "WorkerFailedError",
     "World",
     "__version__",
     "attach",
     "attach_arrays",
+    "launch",
     "rule_from_text",
     "simulate",
 ]

@@ -15,6 +15,7 @@
     │   └── CorruptFileError             a file has the wrong size or checksum
     ├── NonFiniteError (RuntimeError)    no worker has a finite contribution
     ├── DesyncError (RuntimeError)       workers that must hold the same bits hold different ones
+    ├── WorkerFailedError (RuntimeError) a worker of `paceline.launch` failed
     ├── PeerLostError (RuntimeError)     a worker did not answer before the deadline
     └── ClosedError (RuntimeError)       the run was closed before this call
 
@@ -71,6 +72,10 @@ class NonFiniteError(PacelineError, RuntimeError):
 
 class DesyncError(PacelineError, RuntimeError):
     """Workers hold different bits where the rule requires the same."""
+
+
+class WorkerFailedError(PacelineError, RuntimeError):
+    """A process that `paceline.launch` started failed; the message ends with its traceback."""
 
 
 class PeerLostError(PacelineError, RuntimeError):

@@ -126,6 +126,17 @@ def test_global_model_is_inside_and_own_model_outside() -> None:
     assert simulate(program, 2) == [True, True]
 
 
+def test_one_worker_speaks_for_all(capsys: pytest.CaptureFixture[str]) -> None:
+    def program() -> bool:
+        model = nn.Linear(2, 1)
+        with paceline.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "averaging") as run:
+            run.print("of", run.world.size, sep=" ")
+            return run.is_main
+
+    assert simulate(program, 3) == [True, False, False]
+    assert capsys.readouterr().out.count("of 3\n") == 1
+
+
 def test_tied_weights_stay_tied() -> None:
     def program() -> Any:
         model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))

@@ -27,3 +27,7 @@ class PartAttribute(property, Generic[T]):
 
         def __get__(self, run: Any, owner: type | None = None) -> T:  # type: ignore[override]
             """The value at present."""
+
+
+def unsaid(*values: object, **settings: Any) -> None:
+    """What `run.print` is on workers that do not speak for all."""

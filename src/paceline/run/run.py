@@ -19,7 +19,7 @@ from paceline.errors import ClosedError
 from paceline.rules.rule import Rule
 from paceline.run import assembly, validation
 from paceline.run.messages import Messages
-from paceline.run.part_attribute import PartAttribute
+from paceline.run.part_attribute import PartAttribute, unsaid
 from paceline.run.resume import resume_run
 from paceline.tuning.request import TuneRequest
 from paceline.update.engine import exit_handling, global_model
@@ -52,6 +52,14 @@ class Run:
         self._unregister = exit_handling.close_at_exit(self)
 
     world = PartAttribute(lambda parts: parts.context.transport.world, "This worker's present coordinates.")
+    is_main = PartAttribute(
+        lambda parts: parts.context.transport.world.rank == 0,
+        "Whether this worker speaks for all: it has rank 0. For what is to be done once, and asks no other worker.",
+    )
+    print = PartAttribute(
+        lambda parts: print if parts.context.transport.world.rank == 0 else unsaid,
+        "As Python's `print`, on the worker of rank 0 only.",
+    )
     rule = PartAttribute(lambda parts: parts.context.rule, "The rule, with its present numbers.")
     bytes_sent = PartAttribute(lambda parts: parts.context.transport.bytes_sent, "Bytes that this worker has sent.")
     minibatches = PartAttribute(lambda parts: parts.context.progress.steps, "Steps that this worker's optimizer made.")

@@ -30,6 +30,8 @@ ELF_PROGRAMS = (2, 3)
 """The field e_type of ELF: a program, and one that the loader may place anywhere (or a shared library)."""
 PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz")
 MOST_SOURCE_BYTES = 16 << 20
+FUNCTION = "paceline.run.launched"
+"""The module that calls a function for `paceline.launch`; its arguments are a folder and the function's name."""
 _PYTHON = re.compile(r"(python|pypy)[\d.]*\w?")
 _PIP_WRAPPER = b"\n'''exec' "  # of pip, where Python's path is too long for #!
 
@@ -83,7 +85,8 @@ def find(script: Path, arguments: Sequence[str] | None = None, module: bool = Fa
             source, root = module_file.find(str(script))
         except PacelineError as error:
             refuse(str(error))
-        return Program(str(script), ("-m", str(script)), own, source, root)
+        name = own[1] if str(script) == FUNCTION and len(own) > 1 else str(script)
+        return Program(name, ("-m", str(script)), own, source, root)
     if not script.is_file():
         found = shutil.which(script.name) if str(script) == script.name and not script.exists() else None
         if found is None:

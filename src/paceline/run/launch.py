@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a function on several processes of this host, from a script, a notebook or a REPL."""
+
+from __future__ import annotations
+
+import codecs
+import inspect
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, TextIO, TypeVar
+
+import cloudpickle
+
+from paceline.core import parent_death
+from paceline.errors import UnsupportedError, WorkerFailedError
+from paceline.run import launched
+
+Result = TypeVar("Result")
+GRACE_S = 30.0
+"""After an interrupt the launcher stops its workers within a shorter time."""
+INSIDE = "PACELINE_LAUNCHED"
+
+
+def launch(
+    target: Callable[..., Result],
+    workers: int,
+    arguments: Sequence[Any] = (),
+    *,
+    rule: str | None = None,
+    log: str | Path | None = None,
+    timeout_s: float = 600.0,
+    restarts: int = 0,
+    as_is: bool = False,
+    quiet: bool = False,
+) -> list[Result]:
+    """Call `target` in `workers` processes of this host, as `paceline run` starts a program, and return the results.
+
+    The function attaches as a program does; each worker has its own process, and its own GPU where there are some.
+    What the workers print comes with their rank in front. An interrupt (Ctrl-C, or the notebook's stop button) ends
+    them. The function and its arguments are sent to the workers by value if they belong to a notebook, a REPL or the
+    started script, else by their module's name, so that no `if __name__ == "__main__"` is needed. To call the same
+    function with virtual workers in this process, see :func:`paceline.simulate`.
+
+    ::
+
+        def train(rate):
+            model = torch.nn.Linear(20, 2)
+            optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+            with paceline.attach(model, optimizer) as run:
+                for inputs, targets in run.share(loader()):
+                    ...
+                    optimizer.step()
+            return model.state_dict()
+
+        states = paceline.launch(train, workers=4, arguments=(0.1,))
+
+    Args:
+        target: the function; its result has to be picklable.
+        workers: processes.
+        arguments: of the function.
+        rule: as text, for functions that name none.
+        log: directory for the logs; by default a new one in `./paceline-logs`.
+        timeout_s: seconds after which a worker that does not answer is lost.
+        restarts: how often to start all workers again when one fails, to resume from a checkpoint.
+        as_is: the function attaches nothing, and shares no work: without this, that is an error.
+        quiet: print only what the workers print.
+
+    Returns:
+        What `target` returned, by rank.
+
+    Raises:
+        UnsupportedError: the function or an argument cannot be sent, or the call is inside a worker.
+        WorkerFailedError: a worker failed; the message ends with its traceback.
+    """
+    _check(target, workers)
+    options = ["--workers", str(workers), "--timeout", str(timeout_s), "--restarts", str(restarts)]
+    options += [*(("--rule", rule) if rule is not None else ()), *(("--log", str(log)) if log is not None else ())]
+    options += [name for name, given in (("--as-is", as_is), ("--quiet", quiet)) if given]
+    with tempfile.TemporaryDirectory(prefix="paceline-launch-") as place:
+        folder = Path(place)
+        (folder / launched.CALL).write_bytes(_pickled(target, tuple(arguments)))
+        program = ["-m", launched.__name__, str(folder), getattr(target, "__name__", type(target).__name__)]
+        code = _run([sys.executable, "-m", "paceline", "run", *options, *program])
+        if code:
+            raise _failure(folder, workers, code)
+        return [_result(folder, rank, workers) for rank in range(workers)]
+
+
+def _check(target: Any, workers: Any) -> None:
+    if not callable(target):
+        raise UnsupportedError(
+            f"launch calls a function, and got {target!r}; a program in a file is started by paceline run"
+        )
+    if inspect.isgeneratorfunction(target) or inspect.iscoroutinefunction(target):
+        raise UnsupportedError(
+            f"{getattr(target, '__name__', target)} is a generator or a coroutine, which a call does not run: give a "
+            "function that trains"
+        )
+    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
+        raise UnsupportedError(f"workers is a number of processes, at least 1, got {workers!r}")
+    if INSIDE in os.environ:
+        raise UnsupportedError(
+            "launch was called inside a worker that launch has started; call it in the program that starts the workers "
+            "only, as under if __name__ == '__main__'"
+        )
+
+
+def _pickled(target: Any, arguments: tuple[Any, ...]) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps((target, arguments)))
+    except Exception as error:
+        raise UnsupportedError(
+            f"{getattr(target, '__name__', target)}, what it uses, or an argument cannot be sent to the workers "
+            f"({type(error).__name__}: {error}): make it inside the function"
+        ) from error
+
+
+def _environment() -> Mapping[str, str]:
+    """The workers find the modules that this program finds."""
+    paths = [os.path.abspath(path) for path in sys.path if path]
+    return {**os.environ, INSIDE: "1", "PYTHONPATH": os.pathsep.join(paths)}
+
+
+# -- the launcher ------------------------------------------------------------------------------------------------------
+
+
+def _run(command: Sequence[str]) -> int:
+    """Run the launcher, show what it prints, and return its exit code. An interrupt ends it, too."""
+    process = subprocess.Popen(
+        [*parent_death.starter(), *command],
+        env=_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # a terminal's Ctrl-C comes to this program alone, which passes it on
+    )
+    with process, _ended(process):
+        assert process.stdout is not None and process.stderr is not None
+        _show({process.stdout: sys.stdout, process.stderr: sys.stderr})
+        return process.wait()
+
+
+@contextmanager
+def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Leave no launcher behind, whatever happens: it is interrupted, and killed if that does not end it."""
+    try:
+        yield
+    except BaseException:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.communicate(timeout=GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        raise
+
+
+def _show(streams: Mapping[IO[bytes], TextIO]) -> None:
+    """Copy pipes to text streams until all are closed; in this thread, so that a notebook shows it at this cell."""
+    decoders = {pipe: codecs.getincrementaldecoder("utf-8")("replace") for pipe in streams}
+    with selectors.DefaultSelector() as selector:
+        for pipe in streams:
+            selector.register(pipe, selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select():
+                ready: Any = key.fileobj
+                data = os.read(ready.fileno(), 1 << 16)
+                streams[ready].write(decoders[ready].decode(data, final=not data))
+                streams[ready].flush()
+                if not data:
+                    selector.unregister(ready)
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def _failure(folder: Path, workers: int, code: int) -> WorkerFailedError:
+    """The error of the worker that failed first; one that lost another worker is no cause."""
+    found = [
+        (*cloudpickle.loads(file.read_bytes()), rank)
+        for rank in range(workers)
+        if (file := launched.error_file(folder, rank)).exists()
+    ]
+    if not found:
+        return WorkerFailedError(f"the workers ended with exit code {code}; what they printed last is above")
+    _, _, headline, text, rank = min(found)
+    return WorkerFailedError(f"rank {rank} of {workers} failed: {headline}\n\nIn the worker:\n{text}")
+
+
+def _result(folder: Path, rank: int, workers: int) -> Any:
+    file = launched.result_file(folder, rank)
+    if not file.exists():
+        raise WorkerFailedError(
+            f"rank {rank} of {workers} ended well, and returned nothing: the function ended its process (sys.exit, "
+            "os._exit); let it return"
+        )
+    return cloudpickle.loads(file.read_bytes())
