@@ -8,7 +8,7 @@ that from one that trains.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import torch
@@ -46,10 +46,12 @@ class GrownResult:
     Attributes:
         parameters: name -> the global model's parameter, in the model's shape and dtype.
         stages: in order.
+        buffers: name -> the global model's buffer, likewise.
     """
 
     parameters: dict[str, Tensor]
     stages: tuple[Stage, ...]
+    buffers: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -95,7 +97,7 @@ def simulate_grown(
     if chosen.schedule.grow is not None:
         chosen = replace(chosen, schedule=replace(chosen.blocks, grow=None))
     chosen = replace(chosen, settings=replace(chosen.settings, rate_exponent=0.0))  # that of the growth counts
-    check_rule(chosen)
+    check_rule(chosen, overlaps=False)
     check_stackable(model, optimizer)
     if not chosen.schedule.exchanges_blocks or chosen.schedule.warmup:
         raise UnsupportedError(f"{chosen.text()}: the number of workers grows under rules with blocks and no warmup")
@@ -113,7 +115,8 @@ def simulate_grown(
         if not group.in_block and wanted > group.number:
             group.grow(wanted)
             stages.append(Stage(group.number, 0, group.effective))
-    return GrownResult(group.finish(), tuple(stages))
+    parameters, buffers = group.finish()
+    return GrownResult(parameters, tuple(stages), buffers)
 
 
 def stack(step: list[Batch]) -> tuple[Tensor, ...]:

@@ -8,23 +8,26 @@ The local optimizers are torch's own over the stacked parameters, since SGD and 
 the rule's own equations (:mod:`paceline.rules.outer`), applied to the mean over the first dimension. The result equals
 that of :func:`paceline.simulate` up to rounding, without N passes through Python.
 
-Running statistics, random layers, data-dependent control flow, lossy, delayed and asynchronous exchanges are refused.
+Running statistics are every worker's own, and averaged as in production. Random layers, data-dependent control flow,
+tensors that a module keeps in attributes, lossy and asynchronous exchanges, and fragments are refused.
 There is no outlier policy: a contribution with inf or nan is an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from paceline.errors import NonFiniteError, UnsupportedError
-from paceline.forecast.sim.vectorised_blocks import StackedBlocks, check_rule
+from paceline.forecast.sim.vectorised_blocks import StackedBlocks, check_rule, share
+from paceline.forecast.sim.vectorised_model import StackedModel
 from paceline.rules.recipes import make_rule
 from paceline.rules.rule import Rule
 
@@ -39,10 +42,12 @@ class StackedResult:
     Attributes:
         parameters: name -> the global model's parameter, in the model's shape and dtype.
         losses: of every minibatch before its step, shape (steps, N).
+        buffers: name -> the global model's buffer, such as running statistics, likewise.
     """
 
     parameters: dict[str, Tensor]
     losses: Tensor
+    buffers: dict[str, Tensor] = field(default_factory=dict)
 
 
 def simulate_stacked(
@@ -86,7 +91,8 @@ def simulate_stacked(
         losses.append(workers.step(tensors, 1.0 if rate is None else rate(step), largest_gradient))
     if workers is None:
         raise UnsupportedError("batches is empty; give a tensor (N, ...) for each step")
-    return StackedResult(workers.finish(), torch.stack(losses))
+    parameters, buffers = workers.finish()
+    return StackedResult(parameters, torch.stack(losses), buffers)
 
 
 class StackedWorkers:
@@ -104,33 +110,14 @@ class StackedWorkers:
         number: int,
         measures: bool = False,
     ) -> None:
-        self.number, self._model = number, model
-        self._loss_fn = loss_fn
-        self._parameters = {
-            name: p.detach().expand(number, *p.shape).clone().requires_grad_(True)
-            for name, p in model.named_parameters()
-            if p.requires_grad
-        }
-        self._stack = tuple(self._parameters.values())
-        self._places = _places(model)
-        self._versions = [(name, buffer, buffer._version) for name, buffer in model.named_buffers()]
-        self._optimizer = _stacked(optimizer, model, self._parameters)
+        self.number, self._model = number, StackedModel(model, loss_fn, number)
+        self._optimizer = _stacked(optimizer, model, self._model.parameters)
         self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-        self._losses = vmap(self._loss, randomness="error")
         # where the number grows one worker ends its blocks as several do
         blocks = rule.schedule.exchanges_blocks and (measures or rule.exchanges_among(number))
-        self._blocks = StackedBlocks(rule, optimizer, self._optimizer, number, measures) if blocks else None
+        make = partial(StackedBlocks, rule, optimizer, self._optimizer, self._model.buffers, number, measures)
+        self._blocks = make() if blocks else None
         self._together, self._factor = number > 1, rule.rate_factor(number)
-
-    def _loss(self, *tensors: Tensor) -> Tensor:
-        """One worker's loss; `functional_call` would search the parameters in every call."""
-        for store, key, number, _ in self._places:
-            store[key] = tensors[number]
-        try:
-            return self._loss_fn(self._model, *tensors[len(self._stack) :])
-        finally:
-            for store, key, _, own in self._places:
-                store[key] = own
 
     def step(self, batch: tuple[Tensor, ...], factor: float, largest: float | None) -> Tensor:
         """A minibatch on every worker, and the exchange after it if one is due; the losses, shape (N,)."""
@@ -139,10 +126,13 @@ class StackedWorkers:
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor * self._factor
         self._optimizer.zero_grad()
-        losses = self._forward(batch)
+        losses = self._model.losses(batch)
         losses.sum().backward()  # type: ignore[no-untyped-call]
+        self._model.settle()
         if self._together and (self._blocks is None or self._blocks.lockstep):
             self._share_gradients(losses)
+            for buffer in self._model.buffers.values():
+                share(buffer)
         if largest is not None:  # after the exchange, as in the production code
             self._clip(largest)
         self._optimizer.step()
@@ -150,23 +140,8 @@ class StackedWorkers:
             self._blocks.stepped()
         return losses.detach()
 
-    def _forward(self, batch: tuple[Tensor, ...]) -> Tensor:
-        try:
-            losses: Tensor = self._losses(*self._stack, *batch)
-        except RuntimeError as error:
-            if not any(word in str(error).lower() for word in ("vmap", "batching rule")):
-                raise
-            why = str(error).strip().splitlines()[0]
-            raise UnsupportedError(f"this model or loss cannot be stacked: {why}; use paceline.simulate") from error
-        if losses.shape != (self.number,):
-            raise UnsupportedError(f"loss_fn must give a scalar, got the shape {tuple(losses.shape[1:])}")
-        for name, buffer, version in self._versions:
-            if buffer._version != version:
-                raise UnsupportedError(f"the model writes into its buffer {name}, which workers do not have each")
-        return losses
-
     def _gradients(self) -> list[Tensor]:
-        return [p.grad for p in self._parameters.values() if p.grad is not None]
+        return [p.grad for p in self._model.parameters.values() if p.grad is not None]
 
     @torch.no_grad()
     def _clip(self, largest: float) -> None:
@@ -203,48 +178,41 @@ class StackedWorkers:
 
     def grow(self, number: int) -> None:
         """Continue with more workers after a block; a new one starts with the state of one that trains."""
-        each = torch.arange(number) % self.number
-        grown = {p: p.detach()[each].requires_grad_(True) for p in self._stack}
+        each, grown = torch.arange(number) % self.number, self._model.grow(number)
         states = self._optimizer.state
         for p, larger in grown.items():
             state = states.pop(p, {})
             states[larger] = {k: v[each] if torch.is_tensor(v) and v.shape == p.shape else v for k, v in state.items()}
         for group in self._optimizer.param_groups:
             group["params"] = [grown[p] for p in group["params"]]
-        self._parameters = {name: grown[p] for name, p in self._parameters.items()}
-        self._stack, self.number = tuple(self._parameters.values()), number
+        self.number = number
         if self._blocks is not None:
-            self._blocks.grow(grown, number)
+            self._blocks.grow(grown, self._model.buffers, number)
 
     def retune(self, rule: Rule) -> None:
         """Continue with another period after a block."""
         if self._blocks is not None:
             self._blocks.retune(rule)
 
-    def finish(self) -> dict[str, Tensor]:
-        """The global model at the end."""
+    def finish(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The global model at the end: parameters and buffers."""
         if self._blocks is not None:
             self._blocks.finish()
-        return self.global_model()
+        return self._globals(self._model.parameters), self._globals(self._model.buffers) | self._counts()
 
     def global_model(self) -> dict[str, Tensor]:
-        """The global model after the last block, copies by name."""
-        found = {}
-        for name, stacked in self._parameters.items():
-            whole = stacked.detach()[0] if self._blocks is None else self._blocks.global_of(stacked)
-            found[name] = whole.clone()
-        return found
+        """The global model after the last block, copies by name: parameters and buffers."""
+        return self._globals(self._model.parameters) | self._globals(self._model.buffers) | self._counts()
 
+    def _globals(self, stacked: dict[str, Tensor]) -> dict[str, Tensor]:
+        blocks = self._blocks
+        return {
+            name: (tensor.detach()[0] if blocks is None else blocks.global_of(tensor)).clone()
+            for name, tensor in stacked.items()
+        }
 
-def _places(model: nn.Module) -> list[tuple[Any, str, int, Tensor]]:
-    """Where modules keep the trained parameters: (dictionary, key, number, parameter); tied ones have several."""
-    numbers = {id(p): number for number, p in enumerate(p for p in model.parameters() if p.requires_grad)}
-    return [
-        (module._parameters, key, numbers[id(p)], p)
-        for module in model.modules()
-        for key, p in module._parameters.items()
-        if p is not None and p.requires_grad
-    ]
+    def _counts(self) -> dict[str, Tensor]:
+        return {name: count.clone() for name, count in self._model.counts.items()}
 
 
 def _number(batch: tuple[Tensor, ...]) -> int:
@@ -275,6 +243,11 @@ def check_stackable(model: nn.Module, optimizer: Optimizer) -> None:
         )
     if optimizer.state:
         raise UnsupportedError("the optimizer has made steps already; give a fresh one")
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(tensor):
+            raise UnsupportedError(
+                f"{name} has no shape yet; give a minibatch to the model once, and then make the optimizer"
+            )
     own, trained = {id(p) for group in optimizer.param_groups for p in group["params"]}, {}
     for name, p in model.named_parameters():
         if p.requires_grad:
@@ -284,8 +257,8 @@ def check_stackable(model: nn.Module, optimizer: Optimizer) -> None:
     if own - trained.keys() or trained.keys() - own:
         raise UnsupportedError("the optimizer must hold exactly the model's trainable parameters")
     for name, module in model.named_modules():
-        if getattr(module, "track_running_stats", False) and module.training:
+        if isinstance(module, nn.SyncBatchNorm) and module.training:
             raise UnsupportedError(
-                f"{name or 'the model'} ({type(module).__name__}) keeps running statistics, which are not stacked; "
-                "use paceline.simulate, or a layer without them (GroupNorm, LayerNorm)"
+                f"{name or 'the model'} (SyncBatchNorm) takes the statistics of all workers together, and stacked "
+                "workers have each their own; use BatchNorm"
             )

@@ -3,7 +3,9 @@
 
     d = mean_i theta_i - theta^init,     (theta, start) = outer(theta, d),     theta_i = start for all i
 
-With local_state "average" and "compensate" the optimizer's moments likewise (:mod:`paceline.rules.outer.moments`).
+With local_state "average" and "compensate" the optimizer's moments likewise (:mod:`paceline.rules.outer.moments`), and
+running statistics take the mean. With overlap an exchange is applied some minibatches later, to what the workers have
+made of the tensors meanwhile (:mod:`paceline.update.engine.blocks.outer_state`, which has the equations).
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ from paceline.rules.outer.moving_average import EMA
 from paceline.rules.rule import Rule
 
 
-def check_rule(rule: Rule) -> None:
-    """Refuse a rule whose exchange is not the mean of stacked tensors."""
+def check_rule(rule: Rule, overlaps: bool = True) -> None:
+    """Refuse a rule whose exchange is not the mean of stacked tensors; `overlaps`: whether it may be under way while
+    the next block trains."""
     schedule, payload, reason = rule.schedule, rule.payload, ""
     if not schedule.workers_meet:
         reason = "its workers exchange each by itself"
@@ -41,8 +44,10 @@ def check_rule(rule: Rule) -> None:
         reason = f"its codec {type(rule.codec).__name__} is lossy"
     elif rule.settings.within:
         reason = f'it has within="{rule.settings.within}"'
-    elif schedule.fragments > 1 or schedule.overlap:
-        reason = f"it has fragments={schedule.fragments} and overlap={schedule.overlap}"
+    elif schedule.fragments > 1:
+        reason = f"it has fragments={schedule.fragments}"
+    elif schedule.overlap and not overlaps:
+        reason = f"it has overlap={schedule.overlap}, and its number of workers or its period changes"
     elif payload.mixing is not None:
         reason = f"it mixes (mixing={payload.mixing})"
     if reason:
@@ -52,6 +57,18 @@ def check_rule(rule: Rule) -> None:
             f"{rule.text()}: its number of workers grows, and that of simulate_stacked is fixed; use "
             "paceline.forecast.sim.simulate_grown, or leave grow out"
         )
+
+
+@torch.no_grad()
+def share(stacked: Tensor) -> None:
+    """Give every worker the mean."""
+    stacked.copy_(_mean(stacked).expand_as(stacked))
+
+
+def _mean(stacked: Tensor) -> Tensor:
+    """Over the workers, with 32 bits at least."""
+    wide = torch.promote_types(stacked.dtype, torch.float32)
+    return stacked.mean(0, dtype=wide).to(stacked.dtype)
 
 
 @dataclass
@@ -64,6 +81,31 @@ class _Part:
     init: dict[str, Tensor] = field(default_factory=dict)  # moment -> its value when the block began
 
 
+@dataclass
+class _Exchange:
+    """The end of a block, until it is applied.
+
+    Attributes:
+        c: its coefficients.
+        tau: minibatches of the block.
+        ahead: minibatches that the next start is ahead of the mean.
+        merged: parameter -> the mean displacement.
+        means: (parameter, moment) -> the mean of the moment.
+        buffers: the means of the buffers.
+        snapshots: parameter, or (parameter, moment) -> every worker's when the exchange began; with overlap.
+        made: minibatches since then.
+    """
+
+    c: Coefficients
+    tau: float
+    ahead: float
+    merged: dict[Tensor, Tensor]
+    means: dict[tuple[Tensor, str], Tensor]
+    buffers: list[Tensor]
+    snapshots: dict[Tensor | tuple[Tensor, str], Tensor] = field(default_factory=dict)
+    made: int = 0
+
+
 class StackedBlocks:
     """Blocks of N stacked workers.
 
@@ -71,6 +113,7 @@ class StackedBlocks:
         rule: a rule with blocks.
         optimizer: the user's, which resolves the rule's `local_state`.
         stacked: the optimizer of the stacked parameters.
+        buffers: name -> stacked buffer.
         workers: N.
         measures: whether to measure how many workers all are worth.
 
@@ -79,7 +122,13 @@ class StackedBlocks:
     """
 
     def __init__(
-        self, rule: Rule, optimizer: Optimizer, stacked: Optimizer, workers: int, measures: bool = False
+        self,
+        rule: Rule,
+        optimizer: Optimizer,
+        stacked: Optimizer,
+        buffers: dict[str, Tensor],
+        workers: int,
+        measures: bool = False,
     ) -> None:
         self._measures = measures or rule.follows_diversity
         self._rule, self._schedule, self._optimizer, self._workers = rule, rule.blocks, stacked, workers
@@ -88,9 +137,12 @@ class StackedBlocks:
         self._moments = moments(optimizer) if self._choice in ("average", "compensate") else ()
         self._look()
         self._parts = {p: _Part(p, p.detach()[0].clone(), {}) for p in self._everything}
+        self._buffers = list(buffers.values())
+        self._means: dict[Tensor, Tensor] = {}
         self._steps = self.made = self._block = 0
         self._rho = self._ahead = self._count = 0.0
         self._diversity: float | None = None
+        self._under_way: _Exchange | None = None
         self._begin()
 
     def _look(self) -> None:
@@ -103,9 +155,10 @@ class StackedBlocks:
         """How many workers they were worth in the last blocks."""
         return 1.0 if self._diversity is None else effective_workers(self._diversity)
 
-    def grow(self, grown: dict[Tensor, Tensor], workers: int) -> None:
+    def grow(self, grown: dict[Tensor, Tensor], buffers: dict[str, Tensor], workers: int) -> None:
         """Continue with more workers; `grown` gives what stands in the place of each stacked parameter."""
-        self._workers = workers
+        self._workers, self._buffers = workers, list(buffers.values())
+        self._means = {b: self._means[old] for b, old in zip(self._buffers, self._means, strict=True)}
         self._parts = {grown[p]: replace(part, stacked=grown[p]) for p, part in self._parts.items()}
         self._look()
 
@@ -127,6 +180,7 @@ class StackedBlocks:
             if EMA in part.state:
                 part.state[EMA].copy_(part.anchor)
             part.init = {moment.key: self._first(part, moment) for moment in self._moments}
+        self._means = {buffer: buffer[0].clone() for buffer in self._buffers}
         self._count = float(self._steps)
 
     def stepped(self) -> None:
@@ -138,6 +192,10 @@ class StackedBlocks:
                 self._begin()
             return
         self.made += 1
+        if self._under_way is not None:
+            self._under_way.made += 1
+            if self._under_way.made == self._schedule.overlap:
+                self._land()
         if self.made == self._schedule.period:
             self._end()
 
@@ -145,35 +203,70 @@ class StackedBlocks:
         """Merge the unfinished last block."""
         if self.lockstep:
             self._begin()
+        if self._under_way is not None:
+            self._land()
         if self.made:
-            self._end()
+            self._end(waits=True)
 
     def global_of(self, stacked: Tensor) -> Tensor:
-        """The global model's part of a stacked parameter, or its average if the rule has one."""
+        """The global model's part of a stacked parameter or buffer, or its average if the rule has one."""
+        if stacked in self._means:
+            return self._means[stacked]
         part = self._parts[stacked]
         return part.state.get(EMA, part.anchor)
 
     @torch.no_grad()
-    def _end(self) -> None:
-        """Exchange at the end of a block."""
+    def _end(self, waits: bool = False) -> None:
+        """Exchange at the end of a block; it is applied at once, or with overlap later unless the worker `waits`."""
+        self._under_way = self._send()
+        self.made = 0
+        if waits or not self._schedule.overlap:
+            self._land()
+            return
+        sent = self._under_way
+        for p in self._everything:
+            sent.snapshots[p] = p.detach().clone()
+            for moment in self._moments:
+                sent.snapshots[p, moment.key] = self._state(p, moment).clone()
+        if self._choice == "reset":
+            reset_state(self._optimizer, self._everything)
+
+    def _send(self) -> _Exchange:
+        """What the workers bring to an exchange."""
         tau, outer = float(self.made), self._rule.merging
         c = self._rule.coefficients(self._block + 1, self._workers, self._ahead, self._diversity or 1.0)
         self._rho, ahead = outer.equivalent_minibatches(self._rho, tau, c)
         if self._measures:
             self._measure(c)
+        merged = {p: self._displacement(part, c) for p, part in self._parts.items()}
+        means = {(p, m.key): self._state(p, m).mean(0) for p in self._everything for m in self._moments}
+        buffers = [_mean(buffer) for buffer in self._buffers]
+        for buffer, mean in zip(self._buffers, buffers, strict=True):
+            if not bool(torch.isfinite(mean).all()):
+                self._refuse(buffer, "buffers")
+        return _Exchange(c, tau, ahead, merged, means, buffers)
+
+    @torch.no_grad()
+    def _land(self) -> None:
+        """Apply the exchange that is under way."""
+        sent, self._under_way = self._under_way, None
+        assert sent is not None
         for part in self._parts.values():
-            self._merge(part, c)
+            self._merge(part, sent)
         for group, parameters in self._groups:
             for moment in self._moments:
-                decay = moment.decay(group)
                 for p in parameters:
-                    self._merge_moment(self._parts[p], moment, decay, ahead)
-        if self._choice == "reset":
+                    self._merge_moment(self._parts[p], moment, moment.decay(group), sent)
+        for buffer, mean in zip(self._buffers, sent.buffers, strict=True):
+            self._means[buffer] = mean
+            now = mean.expand_as(buffer)
+            buffer.copy_(torch.lerp(now, buffer, 0.5) if sent.snapshots else now)
+        if self._choice == "reset" and not sent.snapshots:
             reset_state(self._optimizer, self._everything)
         elif self._moments:
-            self._count += tau + (ahead if self._choice == "compensate" else 0.0)
-            set_step_count(self._optimizer, self._everything, self._count)
-        self._ahead, self._block, self.made = c.next_momentum, self._block + 1, 0
+            self._count += sent.tau + (sent.ahead if self._choice == "compensate" else 0.0)
+            set_step_count(self._optimizer, self._everything, self._count + sent.made)
+        self._ahead, self._block = sent.c.next_momentum, self._block + 1
 
     def _measure(self, c: Coefficients) -> None:
         """Bring the diversity up to date; before the outer step, which uses that of the blocks before."""
@@ -186,20 +279,28 @@ class StackedBlocks:
         each, mean = torch.stack(norms).norm(dim=0), torch.stack(norms_of_mean).norm()
         self._diversity = smoothed(self._diversity, ratio(float(each.mean()), float(mean), self._workers))
 
-    def _merge(self, part: _Part, c: Coefficients) -> None:
-        """The outer step of one parameter."""
-        outer, scratch = self._rule.merging, torch.empty_like(part.anchor)
-        origin = outer.origin(part.anchor, part.state, c, scratch)
+    def _displacement(self, part: _Part, c: Coefficients) -> Tensor:
+        """The mean displacement of one parameter."""
+        origin = self._rule.merging.origin(part.anchor, part.state, c, torch.empty_like(part.anchor))
         merged = part.stacked.mean(0).sub_(origin)
         if not bool(torch.isfinite(merged).all()):
-            self._refuse(part.stacked)
-        part.stacked.copy_(outer.step(part.anchor, merged, part.state, c, scratch).expand_as(part.stacked))
+            self._refuse(part.stacked, "parameters")
+        return merged
 
-    def _refuse(self, stacked: Tensor) -> None:
+    def _merge(self, part: _Part, sent: _Exchange) -> None:
+        """The outer step of one parameter."""
+        scratch = torch.empty_like(part.anchor)
+        start = self._rule.merging.step(part.anchor, sent.merged[part.stacked], part.state, sent.c, scratch)
+        if sent.snapshots:
+            part.stacked.add_(start - sent.snapshots[part.stacked])
+        else:
+            part.stacked.copy_(start.expand_as(part.stacked))
+
+    def _refuse(self, stacked: Tensor, what: str) -> None:
         finite = torch.isfinite(stacked).flatten(1).all(1).tolist()
         bad = [str(rank) for rank, well in enumerate(finite) if not well]
         raise NonFiniteError(
-            f"inf or nan in the parameters of worker {', '.join(bad) or '(their mean)'} after step {self._steps}; "
+            f"inf or nan in the {what} of worker {', '.join(bad) or '(their mean)'} after step {self._steps}; "
             "lower the learning rate, or use paceline.simulate, which leaves such a worker out"
         )
 
@@ -208,20 +309,24 @@ class StackedBlocks:
         state = parameter_state(self._optimizer, part.stacked, moment.key)
         return torch.zeros_like(part.anchor) if state is None else state[0].clone()
 
-    def _mean(self, stacked: Tensor, moment: OptimizerMoment) -> Tensor:
-        """The workers' mean of a moment."""
+    def _state(self, stacked: Tensor, moment: OptimizerMoment) -> Tensor:
+        """The workers' moment."""
         ensure_state(self._optimizer, stacked)
         state = parameter_state(self._optimizer, stacked, moment.key)
         assert state is not None
-        return state.mean(0)
+        return state
 
-    def _merge_moment(self, part: _Part, moment: OptimizerMoment, b: float, ahead: float) -> None:
-        """The next start of one parameter's moment; `ahead` in minibatches."""
-        start = mean = self._mean(part.stacked, moment)
+    def _merge_moment(self, part: _Part, moment: OptimizerMoment, b: float, sent: _Exchange) -> None:
+        """The next start of one parameter's moment."""
+        start = mean = sent.means[part.stacked, moment.key]
         if self._choice == "compensate":
             init = part.init[moment.key]
-            decay = block_decay(b, [self.made], [1.0])
-            start = compensate(mean, init, decay=decay, ahead=b**ahead, square=moment.square, out=init)
-        state = parameter_state(self._optimizer, part.stacked, moment.key)
-        assert state is not None
-        state.copy_(start.expand_as(state))
+            decay = block_decay(b, [int(sent.tau)], [1.0])
+            start = compensate(mean, init, decay=decay, ahead=b**sent.ahead, square=moment.square, out=init)
+        state = self._state(part.stacked, moment)
+        if not sent.snapshots:
+            state.copy_(start.expand_as(state))
+            return
+        state.add_(start - sent.snapshots[part.stacked, moment.key], alpha=b**sent.made)
+        if moment.square:
+            state.clamp_(min=0)

@@ -46,6 +46,7 @@ class WithinResult:
         spent: what the kept changes cost at most, a share of the loss.
         told: what was decided, in sentences.
         extra: minibatches of all workers in branches that were not kept.
+        buffers: name -> the global model's buffer, likewise.
     """
 
     parameters: dict[str, Tensor]
@@ -55,6 +56,7 @@ class WithinResult:
     spent: float
     told: tuple[str, ...]
     extra: int
+    buffers: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def simulate_within(
         rule: such as "auto(within='1%')".
         minibatches: one after another, each a tensor, or several; k workers take the next k of them in each step.
         workers: N.
-        held_out: gives the held-out loss of the global model's parameters.
+        held_out: gives the held-out loss of the global model's parameters and buffers.
         target: the period that measured times would want.
         every: minibatches of all workers from one held-out loss to the next.
         paired: whether the period is decided by branches; else as in a run.
@@ -172,7 +174,7 @@ def simulate_within(
     growth, bound = asked.schedule.grow, _bound_of(asked, paired)
     plain = replace(asked.settings, rate_exponent=0.0)  # `asked` has the factor of k workers
     chosen = replace(asked, schedule=replace(asked.paced, grow=None), settings=plain)
-    check_rule(chosen)
+    check_rule(chosen, overlaps=False)
     check_stackable(model, optimizer)
     number = workers if growth is None else min(growth.first, workers)
     group = StackedWorkers(model, loss_fn, optimizer, chosen, number, measures=growth is not None)
@@ -200,8 +202,9 @@ def simulate_within(
         if settings[-1][1:] != training.setting:
             settings.append((training.done, *training.setting))
     told = tuple(text for text, _ in bound.told)
-    parameters = training.group.finish()
-    return WithinResult(parameters, tuple(settings), training.steps, training.exchanges, bound.spent, told, extra)
+    parameters, buffers = training.group.finish()
+    steps, exchanges = training.steps, training.exchanges
+    return WithinResult(parameters, tuple(settings), steps, exchanges, bound.spent, told, extra, buffers)
 
 
 def _bound_of(rule: Rule, paired: bool) -> LossBound:
