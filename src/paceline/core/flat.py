@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from paceline.errors import UnsupportedError
 
-BLOCK_ELEMENTS_CPU = 131_072
-"""Elements that outer arithmetic handles at a time, so that its operands stay in a core's cache."""
+BLOCK_ELEMENTS_CPU = 262_144
+"""Elements that outer arithmetic handles at a time: its operands stay in a cache, and Python's share is small."""
 BLOCK_ELEMENTS_DEVICE = 1 << 24
 """The same on an accelerator, where kernel launches cost most."""
 
@@ -168,7 +168,6 @@ class Fragment:
             found = self._cuts[begin, end] = (pieces, places)
         return found
 
-    @torch.no_grad()
     def read(self, begin: int, end: int, out: Tensor) -> Tensor:
         """Copy elements [begin, end) of the tensors into `out`, shape (end - begin,), casting as needed.
 
@@ -179,7 +178,8 @@ class Fragment:
         if piece is not out:
             return piece
         pieces, places = self._cut(begin, end)
-        torch._foreach_copy_([out[low:high] for low, high in places], pieces)
+        with torch.no_grad():
+            torch._foreach_copy_([out[low:high] for low, high in places], pieces)
         return out
 
     def piece(self, begin: int, end: int, other: Tensor) -> Tensor:
@@ -189,11 +189,11 @@ class Fragment:
             return pieces[0]
         return other
 
-    @torch.no_grad()
     def write(self, begin: int, end: int, values: Tensor) -> None:
         """Copy `values`, shape (end - begin,), into elements [begin, end) of the tensors, casting as needed."""
         pieces, places = self._cut(begin, end)
-        torch._foreach_copy_(pieces, [values[low:high] for low, high in places])
+        with torch.no_grad():
+            torch._foreach_copy_(pieces, [values[low:high] for low, high in places])
 
     def whole(self, device: torch.device | None = None, out: Tensor | None = None) -> Tensor:
         """A flat copy of the tensors, shape (numel,), in the outer dtype; in `out`, if given."""

@@ -30,4 +30,4 @@ def fold(accumulated: Tensor, block: Tensor) -> Tensor:
     """
     wide = block.numel() * block.element_size() % 8 == 0 and block.data_ptr() % 8 == 0
     words = block.view(torch.int64 if wide else torch.int32 if block.element_size() >= 4 else torch.int8)
-    return accumulated.mul_(_PRIME).add_(words.sum(dtype=torch.int64))
+    return torch.add(words.sum(dtype=torch.int64), accumulated, alpha=_PRIME, out=accumulated)

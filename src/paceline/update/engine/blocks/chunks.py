@@ -27,18 +27,26 @@ class OuterStateChunk:
         begin, end: its range (excl.).
         wire: memory for it, shape (at least end - begin,), on the transport's device.
         numbers: of the block; read when the chunk is packed and when it lands.
+
+    Attributes:
+        packed: whether the wire memory holds the contribution already, for the next `fill` only.
     """
 
     def __init__(self, outer: OuterState, begin: int, end: int, wire: Tensor, numbers: Contribution) -> None:
         self.outer, self.begin, self.end = outer, begin, end
         self.layout, self.lossless = outer.layout.cut(begin, end), outer.lossless
         self.state: State = {}
+        self.packed = False
         self._wire, self._numbers = wire[: end - begin], numbers
 
     @property
     def device(self) -> torch.device:
         """The device of the wire memory."""
         return self._wire.device
+
+    def space(self, low: int, high: int) -> Tensor:
+        """The wire memory of [low, high)."""
+        return self._wire[low - self.begin : high - self.begin]
 
     def _blocks(self) -> list[tuple[int, int]]:
         size = self.outer.block_elements
@@ -48,10 +56,13 @@ class OuterStateChunk:
     def fill(self, factor: float) -> Tensor:
         """This worker's contribution times the factor."""
         factor = self.outer.factor(factor, self._numbers.minibatches)
+        packed, self.packed = self.packed, False
         if factor == 0:
             return self._wire.zero_()  # and not 0 * x: x may hold inf or nan
+        if packed:
+            return self._wire if factor == 1 else self._wire.mul_(factor)
         for low, high in self._blocks():
-            space = self._wire[low - self.begin : high - self.begin]
+            space = self.space(low, high)
             out = space if space.device == self.outer.device else self.outer.scratch(2, high - low)
             self.outer.contribute(low, high, out)
             if factor != 1:
@@ -88,12 +99,12 @@ class OuterStateChunk:
     @torch.no_grad()
     def _each(self, total: Tensor, summary: ExchangeSummary, use: Use) -> None:
         weight, block = self.outer.weight(summary), self._numbers.end(summary)
-        for low, high in self._blocks():
-            mean = total[low - self.begin : high - self.begin]
+        elsewhere, integers = total.device != self.outer.device, total.dtype == torch.int64
+        for (low, high), mean in zip(self._blocks(), torch.split(total, self.outer.block_elements), strict=True):
             scratch = self.outer.scratch(2, high - low)
-            if mean.device != self.outer.device:
+            if elsewhere:
                 mean = scratch.copy_(mean)
-            if mean.dtype == torch.int64:
+            if integers:
                 mean = torch.div(mean, int(weight), rounding_mode="floor")
             elif weight != 1:  # into scratch, which stays in the cache
                 mean = torch.div(mean, weight, out=scratch)
@@ -110,10 +121,19 @@ def shares_memory(one: Tensor, other: Tensor) -> bool:
     return one.device == other.device and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
+def packings(chunks: Sequence[OuterStateChunk], state: OuterState) -> list[OuterStateChunk]:
+    """The chunks of `state` whose wire memory no earlier chunk needs, if it is on the outer state's device."""
+    first = {chunk.space(chunk.begin, chunk.end).data_ptr(): chunk for chunk in reversed(chunks)}
+    return [chunk for chunk in first.values() if chunk.outer is state and chunk.device == state.device]
+
+
 def cut_states(
     states: Sequence[OuterState], rule: Rule, exchanger: Exchanger, numbers: Contribution, overlapped: bool
 ) -> list[OuterStateChunk]:
-    """Cut all outer states of a fragment into chunks; chunks that keep no data share a few wire buffers.
+    """Cut all outer states of a fragment into chunks.
+
+    In host memory each chunk has its own wire memory, so that the pass that takes the norm packs all of them. On a
+    device chunks that keep no data share a few wire buffers.
 
     Args:
         states: the outer states.
@@ -137,7 +157,8 @@ def cut_states(
     chunks = []
     for turn, (state, begin, end) in enumerate(pieces):
         key = (state.dtype, transport.wire_device(state.device))
-        own = overlapped or not (codec.exact or state.lossless)
+        packs = key[1].type == "cpu" == state.device.type  # a pass over host memory takes longer than one on a device
+        own = overlapped or packs or not (codec.exact or state.lossless)
         name = (*key, -1 - turn if own else turn % IN_FLIGHT)
         if name not in wires:
             wires[name] = torch.zeros(end - begin if own else longest[key], dtype=key[0], device=key[1])

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from paceline.update.engine.blocks.buffers import buffer_states
 from paceline.update.engine.blocks.local_optimizers import LocalOptimizers
 from paceline.update.engine.blocks.moments import MomentState, moment_states
 from paceline.update.engine.blocks.numbers import BlockNumbers
-from paceline.update.engine.blocks.outer_state import OuterState, ParameterState, measure
+from paceline.update.engine.blocks.outer_state import OuterState, Packing, ParameterState, measure
 from paceline.update.exchange.checksum import combine, fold
 
 
@@ -109,9 +109,9 @@ class FragmentState:
         for state in self.all:
             state.capture()
 
-    def measure(self) -> tuple[float, bool]:
-        """The norm of the contribution, and whether all of it is finite."""
-        return measure(self.all)
+    def measure(self, packings: Callable[[OuterState], Sequence[Packing]]) -> tuple[float, bool]:
+        """The norm of the contribution, and whether all of it is finite; packs what it can on the way."""
+        return measure(self.all, packings)
 
     def take_mean_norms(self) -> None:
         """From now on take the norm of each mean displacement that is applied."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Outer state: computes a worker's contribution to a block exchange, and applies the workers' mean.
 
-`contribute` and `apply` work on any range of the fragment, in cache-sized scratch: outer arithmetic costs a few passes
-over memory, and no memory of the model's size. Outer state is at most two 32-bit numbers a parameter (anchor and
-Delta), one for the average of the global model if the rule has one, and one for each compensated moment.
+`contribute` and `apply` work on any range of the fragment, in cache-sized scratch. One pass over memory packs the
+contribution and takes its norm, which tells whether it is finite; one applies the mean, takes its norm and its
+checksum. Outer state is at most two 32-bit numbers a parameter (anchor and Delta), one for the average of the global
+model if the rule has one, and one for each compensated moment.
 
 Under overlap, `take_snapshot` copies the tensors when the exchange begins. A background thread sends the snapshot's
 contribution and applies the mean to the outer state (`prepare`). When the exchange lands, `made` minibatches later,
@@ -21,7 +22,8 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -34,8 +36,25 @@ from paceline.update.engine.blocks.numbers import BlockEnd, BlockNumbers
 from paceline.update.exchange.checksum import fold
 from paceline.update.exchange.header import ExchangeSummary
 
+NORM_ELEMENTS_CPU = 131_072
+"""Elements of a partial norm, which divide a block's: how a norm is rounded depends on them."""
 LARGEST = 1e150
 """In place of a norm that overflows; its square does not overflow."""
+
+
+class Packing(Protocol):
+    """A range, `begin` to `end` (excl.), of a contribution, which can be packed before its exchange starts.
+
+    Attributes:
+        packed: whether its memory holds the contribution.
+    """
+
+    begin: int
+    end: int
+    packed: bool
+
+    def space(self, low: int, high: int) -> Tensor:
+        """The memory of a part of it, shape (high - low,), on the outer state's device."""
 
 
 class OuterState(ABC):
@@ -56,7 +75,7 @@ class OuterState(ABC):
         self.snapshot: Tensor | None = None
         self.uses_snapshot = False
         self.checksum = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._scratch: dict[tuple[int, int], Tensor] = {}
+        self._scratch: dict[tuple[int, int, int], Tensor] = {}
 
     @property
     def numel(self) -> int:
@@ -73,13 +92,23 @@ class OuterState(ABC):
         """Elements handled at a time."""
         return BLOCK_ELEMENTS_CPU if self.device.type == "cpu" else self.fragment.block_elements
 
+    def partial_norms(self, x: Tensor) -> list[Tensor]:
+        """The norms of parts of a block `x`, shape (n,); in a pass of their own over what is still in the cache."""
+        elements = NORM_ELEMENTS_CPU if self.device.type == "cpu" else self.block_elements
+        return [torch.linalg.vector_norm(part) for part in torch.split(x, elements)]
+
     def scratch(self, number: int, elements: int) -> Tensor:
         """Temporary memory, shape (elements,), in the outer dtype; separate for each number and thread."""
-        key = (threading.get_ident(), number)
-        if key not in self._scratch:
-            size = min(self.block_elements, self.numel)
-            self._scratch[key] = torch.empty(size, dtype=self.dtype, device=self.device)
-        return self._scratch[key][:elements]
+        thread = threading.get_ident()
+        found = self._scratch.get((thread, number, elements))
+        if found is None:  # a view for each length: blocks are many, and their lengths few
+            memory = self._scratch.get((thread, number, 0))
+            if memory is None:
+                size = min(self.block_elements, self.numel)
+                memory = torch.empty(size, dtype=self.dtype, device=self.device)
+                self._scratch[thread, number, 0] = memory
+            found = self._scratch[thread, number, elements] = memory[:elements]
+        return found
 
     def take_snapshot(self) -> None:
         """Copy the tensors, for an exchange during which the next block computes."""
@@ -115,8 +144,11 @@ class OuterState(ABC):
         """The factor on this worker's contribution."""
         return factor
 
-    def norm(self) -> float | None:
-        """Euclidean norm of this worker's contribution, possibly inf or nan; None if outliers are not judged by it."""
+    def norm(self, packings: Sequence[Packing] = ()) -> float | None:
+        """Euclidean norm of this worker's contribution, possibly inf or nan; None if outliers are not judged by it.
+
+        The pass over memory that finds it also packs the contribution's ranges that are given.
+        """
         return None
 
     @abstractmethod
@@ -164,7 +196,7 @@ class ParameterState(OuterState):
         mixes_at_once: whether that also applies to exchanges without overlap.
 
     Attributes:
-        mean_norms: where a range begins -> the norm of the mean that was applied to it; None where not taken.
+        mean_norms: where a range begins -> the norms of the mean that was applied to it; None where not taken.
         mean_norm: of all ranges, when `sum_mean_norms` was called last.
     """
 
@@ -184,64 +216,83 @@ class ParameterState(OuterState):
         self._at_once = mixing if mixes_at_once else None
         self.anchor = fragment.whole(self.device)
         self.tensors = {name: fragment.zeros(self.device) for name in outer.tensors}
+        self._parts: dict[tuple[int, int], tuple[Tensor, dict[str, Tensor]]] = {}
         self._begin_average()
-        self.mean_norms: dict[int, Tensor] | None = None
+        self.mean_norms: dict[int, list[Tensor]] | None = None
         self.mean_norm = 0.0
 
     def retune(self, outer: Outer) -> None:
         """Continue with other numbers of the same outer step."""
         self._outer = outer
 
-    def _origin(self, begin: int, end: int) -> Tensor:
-        """The start of the block as the worker saw it: rounded to the parameters' dtype."""
-        state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
-        out = self.scratch(1, end - begin)
-        origin = self._outer.origin(self.anchor[begin:end], state, self._numbers.coefficients(), out)
+    def _part(self, begin: int, end: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """The anchor and the outer step's tensors in [begin, end); cached, since blocks return at every exchange."""
+        found = self._parts.get((begin, end))
+        if found is None:
+            state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
+            found = self._parts[begin, end] = (self.anchor[begin:end], state)
+        return found
+
+    def _origin(self, begin: int, end: int, out: Tensor) -> Tensor:
+        """The start of the block as the worker saw it, rounded to the parameters' dtype; may lie in `out`."""
+        anchor, state = self._part(begin, end)
+        origin = self._outer.origin(anchor, state, self._numbers.coefficients(), out)
         if self.fragment.dtype != self.dtype:
             return out.copy_(origin.to(self.fragment.dtype))
         return origin
 
     def contribute(self, begin: int, end: int, out: Tensor) -> None:
-        torch.sub(self.values(begin, end), self._origin(begin, end), out=out)
+        torch.sub(self.values(begin, end), self._origin(begin, end, out), out=out)
 
     @torch.no_grad()
-    def norm(self) -> float:
-        parts = []
-        for low in range(0, self.numel, self.block_elements):
-            high = min(self.numel, low + self.block_elements)
-            out = self.scratch(2, high - low)
-            self.contribute(low, high, out)
-            parts.append(torch.linalg.vector_norm(out))  # its input is still in the cache
-        return float(torch.linalg.vector_norm(torch.stack(parts).double())) if parts else 0.0
+    def norm(self, packings: Sequence[Packing] = ()) -> float:
+        parts: list[list[Tensor]] = []
+        for low in reversed(range(0, self.numel, self.block_elements)):  # the first range is sent first: keep it cached
+            parts.append(self._norms_of(low, min(self.numel, low + self.block_elements), packings))
+        for packing in packings:
+            packing.packed = True
+        norms = [norm for part in reversed(parts) for norm in part]
+        return float(torch.linalg.vector_norm(torch.stack(norms).double())) if norms else 0.0
+
+    def _norms_of(self, low: int, high: int, packings: Sequence[Packing]) -> list[Tensor]:
+        """The norms of one block of the contribution, which is packed on the way."""
+        over = [packing for packing in packings if packing.begin < high and low < packing.end]
+        inside = len(over) == 1 and over[0].begin <= low and high <= over[0].end
+        out = over[0].space(low, high) if inside else self.scratch(2, high - low)
+        self.contribute(low, high, out)
+        for packing in () if inside else over:
+            first, last = max(low, packing.begin), min(high, packing.end)
+            packing.space(first, last).copy_(out[first - low : last - low])
+        return self.partial_norms(out)
 
     def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
-        out = self.scratch(1, end - begin)
-        if not self._at_once:
-            out = self.fragment.piece(begin, end, out)
+        scratch = self.scratch(1, end - begin)
+        out = scratch if self._at_once else self.fragment.piece(begin, end, scratch)
         start = self._step(begin, end, mean, block, out)
         if self._at_once:
             self._mix(begin, end, start, self._at_once)
-        elif start is not out or out.data_ptr() == self.scratch(1, end - begin).data_ptr():
+        elif start is not out or out is scratch:
             self.fragment.write(begin, end, start)
 
     def show(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
         """The mean of the workers' models, whatever the outer step makes of it."""
-        self.fragment.write(begin, end, torch.add(self._origin(begin, end), mean, out=self.scratch(3, end - begin)))
+        origin = self._origin(begin, end, self.scratch(1, end - begin))
+        self.fragment.write(begin, end, torch.add(origin, mean, out=self.scratch(3, end - begin)))
 
     def _step(self, begin: int, end: int, mean: Tensor, block: BlockEnd, out: Tensor) -> Tensor:
         """The outer step on a range; the start of the next block."""
         if self.mean_norms is not None:
-            self.mean_norms[begin] = torch.linalg.vector_norm(mean)
-        state = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
-        start = self._outer.step(self.anchor[begin:end], mean, state, block.coefficients, out)
+            self.mean_norms[begin] = self.partial_norms(mean)
+        anchor, state = self._part(begin, end)
+        start = self._outer.step(anchor, mean, state, block.coefficients, out)
         fold(self.checksum, start)
         return start
 
     def sum_mean_norms(self) -> None:
         """Bring `mean_norm` up to date; in the order of the ranges, whatever the order in which they came."""
         if self.mean_norms:
-            norms = torch.stack([norm for _, norm in sorted(self.mean_norms.items())]).double()
-            self.mean_norm = float(torch.linalg.vector_norm(norms))
+            norms = [norm for _, part in sorted(self.mean_norms.items()) for norm in part]
+            self.mean_norm = float(torch.linalg.vector_norm(torch.stack(norms).double()))
             self.mean_norms.clear()
 
     def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
@@ -285,17 +336,22 @@ class ParameterState(OuterState):
         for begin, end in self.fragment.blocks(0, self.numel):
             for low in range(begin, end, self.block_elements):
                 high = min(end, low + self.block_elements)
-                self.fragment.write(low, high, self._origin(low, high))
+                self.fragment.write(low, high, self._origin(low, high, self.scratch(1, high - low)))
 
     def state(self) -> dict[str, Tensor]:
         return {"anchor": self.anchor, **self.tensors}
 
 
-def measure(states: Iterable[OuterState]) -> tuple[float, bool]:
-    """The norm of these states' joint contribution, and whether all of it is finite."""
+def measure(states: Iterable[OuterState], packings: Callable[[OuterState], Sequence[Packing]]) -> tuple[float, bool]:
+    """The norm of these states' joint contribution, and whether all of it is finite.
+
+    Args:
+        states: the outer states.
+        packings: gives the ranges of a state that can be packed in the same pass.
+    """
     square, finite = 0.0, True
     for state in states:
-        norm = state.norm()
+        norm = state.norm(packings(state))
         if norm is None or not math.isfinite(norm):
             finite = finite and state.fragment.finite()  # large finite numbers may overflow the norm
         square += min(norm, LARGEST) ** 2 if norm is not None and norm == norm else 0.0

@@ -7,12 +7,13 @@ Gradient payloads are served by :mod:`paceline.update.engine.gradients.update`.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from paceline.core.flat import Modules
 from paceline.core.optimizer_state import Owned
 from paceline.errors import NonFiniteError
 from paceline.rules.rule import Rule
-from paceline.update.engine.blocks.chunks import OuterStateChunk, cut_states
+from paceline.update.engine.blocks.chunks import OuterStateChunk, cut_states, packings
 from paceline.update.engine.blocks.fragment_state import FragmentState
 from paceline.update.engine.blocks.held_out import HeldOutLosses
 from paceline.update.engine.blocks.local_optimizers import LocalOptimizers
@@ -113,6 +114,8 @@ class BlockUpdate:
             overlapped: whether the next block computes during the exchange.
         """
         self.prepare()
+        for chunk in self.chunks:
+            chunk.packed = False  # an exchange that failed may have left it
         self.numbers.minibatches = work.minibatches
         self.numbers.freeze()
         for one in self.state.buffers:
@@ -132,7 +135,7 @@ class BlockUpdate:
 
     def _header(self, work: LocalWork) -> ExchangeHeader:
         measured = self._measures and work.minibatches > 0
-        norm, finite = self.state.measure() if measured else (0.0, self.state.finite())
+        norm, finite = self.state.measure(partial(packings, self.chunks)) if measured else (0.0, self.state.finite())
         rank = self.exchanger.transport.world.rank
         return ExchangeHeader(
             sequence=0,
