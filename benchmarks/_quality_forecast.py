@@ -46,7 +46,7 @@ def train(task: Task, workers: int, minibatches: int, seed: int, folder: Path) -
         losses.append(float(group.step(batch, factor, task.largest_gradient).mean()))
         if not group.in_block:
             effective.append(round(group.effective, 4))
-    model.load_state_dict(group.finish(), strict=False)
+    model.load_state_dict(group.finish()[0], strict=False)
     means = [float(part.mean()) for part in torch.tensor(losses).split(task.period)]
     return {"loss": held_out_loss(task, model, folder), "effective": effective, "losses": means[: len(effective)]}
 

@@ -62,8 +62,8 @@ class _EachTensor(StackedBlocks):
         norms, norm_of_mean = moved.flatten(1).norm(dim=1), moved.mean(0).norm()
         return smoothed(before[place], ratio(float(norms.mean()), float(norm_of_mean), self._workers))
 
-    def _merge(self, part: Any, c: Coefficients) -> None:
-        super()._merge(part, replace(c, diversity=self._now[id(part)]))
+    def _merge(self, part: Any, sent: Any) -> None:
+        super()._merge(part, replace(sent, c=replace(sent.c, diversity=self._now[id(part)])))
 
 
 class _Workers(StackedWorkers):
@@ -72,7 +72,7 @@ class _Workers(StackedWorkers):
     def by_tensors(self, model: nn.Module, rule: Rule, optimizer: Optimizer) -> None:
         """Give each tensor its own diversity."""
         inside = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
-        blocks = _EachTensor(rule, optimizer, self._optimizer, self.number, measures=True)
+        blocks = _EachTensor(rule, optimizer, self._optimizer, self._model.buffers, self.number, measures=True)
         blocks.plain = frozenset(place for place, p in enumerate(model.parameters()) if id(p) in inside)
         self._blocks = blocks
 
@@ -113,4 +113,4 @@ def train_trial(
             period = period_of(law, group.effective / group.number)
             rule = replace(rule, schedule=replace(rule.blocks, period=period))
             group.retune(rule)
-    return group.finish(), list(made.values())
+    return group.finish()[0], list(made.values())
