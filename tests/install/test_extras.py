@@ -19,7 +19,7 @@ ROOT = Path(paceline.__file__).parent
 REPOSITORY = ROOT.parent.parent
 PYPROJECT = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
 
-CORE = {"torch", "numpy", "safetensors", "typer", "rich", "cryptography", "click", "cloudpickle"}
+CORE = {"torch", "numpy", "safetensors", "typer", "rich", "cryptography", "click", "cloudpickle", "tomli"}
 OF_OTHERS = {"fsspec": "torch", "typing_extensions": "torch"}
 """What a package of the core brings along."""
 EXTRAS = {

@@ -56,6 +56,8 @@ class Commands(TyperGroup):
         """The command; None if neither paceline nor a distribution has it."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:
+            for option in own.params:  # `paceline settings` says how they are named, once
+                vars(option)["show_envvar"] = False
             return own
         entries = self._offered.get(cmd_name, [])
         return Installed(cmd_name, entries) if entries or cmd_name in WINGS else None

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from paceline import __version__
-from paceline.cli import data, doctor, explain, report, revoke, sim, storm, trace, watch
+from paceline.cli import data, doctor, explain, report, revoke, settings, settings_file, sim, storm, trace, watch
 from paceline.cli.blocks.command import blocks
+from paceline.cli.console import refusing
 from paceline.cli.console.program_options import CONTEXT, ProgramCommand
 from paceline.cli.installed import Commands
 from paceline.cli.plan.command import plan
@@ -22,7 +24,7 @@ app = typer.Typer(
     cls=Commands,
     help="Give the training program you already have a cluster.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"auto_envvar_prefix": "PACELINE"},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -38,6 +40,7 @@ app.command("plan", cls=ProgramCommand, context_settings=CONTEXT)(plan)
 app.command("doctor")(doctor.command)
 app.command("revoke")(revoke.command)
 app.command("storm")(storm.command)
+app.command("settings")(settings.command)
 app.add_typer(data.app, name="data")
 
 
@@ -49,9 +52,18 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def main(
+    ctx: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+        typer.Option(
+            "--version", callback=_version, is_eager=True, allow_from_autoenv=False, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Give the training program you already have a cluster."""
+    commands: dict[str, Any] = {name: one for name, one in vars(ctx.command)["commands"].items()}
+    with refusing():
+        found = settings_file.load(Path.cwd(), commands)
+    ctx.obj = found
+    if found is not None:
+        ctx.default_map = dict(found.values)

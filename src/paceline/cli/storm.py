@@ -105,7 +105,7 @@ def command(
         command = "paceline storm" + _options(settings)
     else:
         for option in ("over", "workers", "faults", "leave_out", "fewer"):
-            if (source := ctx.get_parameter_source(option)) is not None and source.name != "DEFAULT":
+            if (source := ctx.get_parameter_source(option)) is not None and source.name == "COMMANDLINE":
                 name = f"--{option.replace('_', '-')}"
                 refuse(f"{name} is of drawn runs, and --replay-tape plays a recorded one: give one of them")
         settings, command = _tape(tape, tuple(alive or ()), mbit, rule, None if replay is not None else first)

@@ -43,7 +43,7 @@ def cluster(workers: int, hosts: int, host_index: int, master: str | None, timeo
 def refuse_other_options(ctx: typer.Context, option: str, *others: str) -> None:
     """Refuse options beside one that takes all others from a record."""
     sources = {name: ctx.get_parameter_source(name) for name in ctx.params if name not in (option, *others)}
-    extra = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+    extra = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if extra:
         refuse(f"--{option} takes all other options from the record of the run: leave out {', '.join(sorted(extra))}")
 

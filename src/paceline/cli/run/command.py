@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli import settings
 from paceline.cli.console import err, refuse
 from paceline.cli.console.program_options import (
     Arguments,
@@ -118,6 +119,8 @@ def run(
     if again is not None:
         checks.refuse_other_options(ctx, "again", "quiet")
         raise typer.Exit(resume_run(checks.existing_directory(again), quiet))
+    if not quiet:
+        settings.announce(ctx)
     is_elastic = elastic is not None or join is not None
     checks.check_elastic_options(is_elastic, hosts or 1, restarts, listen, grace)
     program = None if script is None else find(script, arguments, module)

@@ -108,7 +108,7 @@ def _arguments(ctx: typer.Context, index: int, secret: bool) -> list[str]:
         source = ctx.get_parameter_source(option.name or "")
         if option.param_type_name != "option" or option.name in TO_CHANGE or source is None:
             continue
-        if source.name == "COMMANDLINE":
+        if source.name in ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP"):  # the other hosts may have no such file
             value = ctx.params[option.name or ""]
             words += [option.opts[0]] if value is True else [option.opts[0], f"{value}"]
     words += ["--host-index", str(index)]

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline settings`: which options a file or the environment sets, and a file to begin with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli import settings_file
+from paceline.cli.console import err, near, out, refuse
+
+BEGINNING = """\
+# Options of `paceline run`, by their names without the dashes; `paceline settings` checks this file and shows them.
+# A command line overrides the environment (PACELINE_RUN_WORKERS), and this overrides the file.
+
+# workers = 4
+# rule = "bmuf(period=16)"
+# log = "logs/newest"
+# overwrite = true
+
+# [sim]            # of other commands in tables
+# workers = 16
+"""
+
+
+def announce(ctx: typer.Context) -> None:
+    """Say which options of a command nobody typed, and what sets them."""
+    found = ctx.find_object(settings_file.SettingsFile)
+    origins = {"ENVIRONMENT": "the environment", "DEFAULT_MAP": "" if found is None else near(found.path)}
+    set_by: dict[str, list[str]] = {}
+    for key, option in settings_file.options(ctx.command).items():
+        source = ctx.get_parameter_source(option.name)
+        if source is not None and source.name in origins:
+            value = ctx.params[option.name]
+            set_by.setdefault(origins[source.name], []).append(f"--{key}" if value is True else f"--{key} {value}")
+    for origin, options in set_by.items():
+        err().print(f"{origin} sets {', '.join(options)}", markup=False, soft_wrap=True)
+
+
+def command(
+    ctx: typer.Context,
+    write: Annotated[bool, typer.Option("--write", help=f"Write a {settings_file.NAME} to begin with, here.")] = False,
+) -> None:
+    """Show the options that a file or the environment sets."""
+    if write:
+        _write(Path.cwd() / settings_file.NAME)
+        return
+    assert ctx.parent is not None
+    found = ctx.find_object(settings_file.SettingsFile)
+    values = {} if found is None else found.values
+    if found is None:
+        out().print(
+            f"no {settings_file.NAME} and no [tool.paceline] in {settings_file.PYPROJECT} from here upwards",
+            markup=False,
+        )
+    else:
+        out().print(f"{near(found.path)}: in order", markup=False)
+    shown = 0
+    for name, one in vars(ctx.parent.command)["commands"].items():
+        for key, option in settings_file.options(one).items() if hasattr(one, "params") else ():
+            line = _line(name, key, option, values.get(name, {}))
+            if line:
+                out().print(line, markup=False, soft_wrap=True)
+                shown += 1
+    if not shown:
+        out().print("nothing is set")
+
+
+def _line(name: str, key: str, option: Any, values: Any) -> str:
+    """What sets an option; "" if nothing does."""
+    variable = f"PACELINE_{name}_{option.name}".upper()
+    if os.environ.get(variable):
+        overridden = ", and not the file" if option.name in values else ""
+        return f"paceline {name} --{key} {os.environ[variable]}  ({variable}{overridden})"
+    return f"paceline {name} --{key} {values[option.name]}" if option.name in values else ""
+
+
+def _write(path: Path) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(BEGINNING)
+    except FileExistsError:
+        refuse(f"{near(path)} exists: change it, or remove it")
+    except OSError as error:
+        refuse(f"{near(path)} cannot be written ({error.strerror})")
+    out().print(f"{near(path)} is written: uncomment what you want, and look at it with paceline settings")

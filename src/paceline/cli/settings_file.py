@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of the commands in a file, so that a team need not type them.
+
+`paceline.toml`, or `[tool.paceline]` in `pyproject.toml`, of the working directory or the nearest folder above it that
+has one. Keys are names of options without the dashes: those of `paceline run` at the top, or in a table `[run]`, those
+of other commands in a table of the command's name. A command line overrides an environment variable
+(`PACELINE_RUN_WORKERS`, by command and option), this overrides the file, and the file the defaults.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from paceline.core.parse import like
+from paceline.errors import UnsupportedError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+NAME, PYPROJECT = "paceline.toml", "pyproject.toml"
+MAIN = "run"
+"""The command whose options may stand at the top."""
+EAGER = ("help", "version", "install-completion", "show-completion")
+
+
+@dataclass(frozen=True)
+class SettingsFile:
+    """What a file sets.
+
+    Attributes:
+        path: of the file.
+        values: parameter -> value, by command.
+    """
+
+    path: Path
+    values: Mapping[str, Mapping[str, Any]]
+
+
+def find(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
+    """The nearest file with settings at or above a folder, and what it says; None if there is none.
+
+    Raises:
+        UnsupportedError: the file is no TOML, or cannot be read.
+    """
+    for place in (folder, *folder.parents):
+        own, project = place / NAME, place / PYPROJECT
+        if own.is_file():
+            return own, _read(own)
+        if project.is_file() and "tool.paceline" in project.read_text(encoding="utf-8", errors="replace"):
+            said = _read(project).get("tool", {}).get("paceline")
+            if said is not None:
+                return project, said
+    return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise UnsupportedError(f"{path} cannot be read as TOML: {error}; correct it") from error
+
+
+def options(command: Any) -> dict[str, Any]:
+    """The options that a file may set, by their name there."""
+    found = {}
+    for one in command.params:
+        names = [name[2:] for name in one.opts if name.startswith("--")]
+        if one.param_type_name == "option" and names and names[0] not in EAGER:
+            found[names[0]] = one
+    return found
+
+
+def load(folder: Path, commands: Mapping[str, Any]) -> SettingsFile | None:
+    """The settings that hold in a folder; None if no file has any.
+
+    Args:
+        folder: the working directory.
+        commands: all of paceline's, by name.
+
+    Raises:
+        UnsupportedError: the file has an unknown command or option, or a value of another type.
+    """
+    found = find(folder)
+    if found is None:
+        return None
+    path, said = found
+    if not isinstance(said, Mapping):
+        raise UnsupportedError(f"{path}: tool.paceline is a table of settings, got {said!r}")
+    tables = {name: value for name, value in said.items() if isinstance(value, Mapping)}
+    top = {name: value for name, value in said.items() if name not in tables}
+    twice = sorted(top.keys() & tables.get(MAIN, {}).keys())
+    if twice:
+        raise UnsupportedError(f"{path} sets {twice[0]} at the top and in [{MAIN}], which are the same: leave one out")
+    tables[MAIN] = {**top, **tables.get(MAIN, {})}
+    unknown = [name for name in tables if name not in commands]
+    if unknown:
+        raise UnsupportedError(f"{path}: [{unknown[0]}] is no command of paceline{like(unknown[0], list(commands))}")
+    return SettingsFile(path, {name: dict(_checked(path, name, commands[name], tables[name])) for name in tables})
+
+
+def _checked(path: Path, name: str, command: Any, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Parameters of a command and their values."""
+    known = options(command)
+    for key, value in given.items():
+        if key not in known:
+            raise UnsupportedError(f"{path}: {key} is no option of paceline {name}{like(key, list(known))}")
+        option = known[key]
+        several = option.multiple and isinstance(value, list)
+        kinds = (bool,) if option.is_flag else (int, float, str)
+        for one in value if several else [value]:
+            if isinstance(one, kinds) and isinstance(one, bool) == option.is_flag:
+                continue
+            wanted = "true or false" if option.is_flag else "a number or a text"
+            raise UnsupportedError(f"{path}: {key} of paceline {name} is {wanted}, got {value!r}")
+        words = value if option.is_flag else [f"{one}" for one in value] if several else f"{value}"
+        try:
+            option.process_value(typer.Context(command), words)
+        except typer.BadParameter as error:
+            raise UnsupportedError(f"{path}: {key} of paceline {name}: {error.message}") from error
+        yield option.name, words

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options in `paceline.toml` and in the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from paceline.cli import app, settings_file
+
+FILE = settings_file.NAME
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a folder of its own."""
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('trains')\n")
+    return tmp_path
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def printed(*options: str) -> str:
+    """What a worker of two hosts would be started with."""
+    result = call("run", "--as-is", "--hosts", "2", "--master", "10.0.0.1:2000", "--print", *options, "train.py")
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_command_line_overrides_the_environment_and_that_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "paceline run --hosts 2 --master 10.0.0.1:2000 --as-is --host-index 1" in printed()
+    Path(FILE).write_text('workers = 3\nrule = "averaging"\n')
+    said = printed()
+    assert f"{FILE} sets --workers 3, --rule averaging" in said and "--workers 3" in said.partition("other hosts")[2]
+    monkeypatch.setenv("PACELINE_RUN_WORKERS", "4")
+    said = printed()
+    assert "the environment sets --workers 4" in said and f"{FILE} sets --rule averaging" in said
+    assert "--workers 4" in said.partition("other hosts")[2] and "--workers 3" not in said
+    said = printed("--workers", "5")
+    assert "--workers 5" in said.partition("other hosts")[2] and "sets --workers" not in said
+
+
+def test_the_nearest_file_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / FILE).write_text("workers = 3\n")
+    inner = folder / "a" / "b"
+    inner.mkdir(parents=True)
+    (folder / "a" / "pyproject.toml").write_text("[project]\nname = 'other'\n[broken\n")  # says nothing about paceline
+    monkeypatch.chdir(inner)
+    assert "paceline run --workers 3" in call("settings").output
+    (folder / "a" / "pyproject.toml").write_text("[tool.paceline.run]\nworkers = 2\nquiet = true\n")
+    said = call("settings").output
+    assert "paceline run --workers 2" in said and "paceline run --quiet True" in said and "--workers 3" not in said
+    (inner / FILE).write_text("")
+    assert "nothing is set" in call("settings").output
+
+
+def test_settings_of_other_commands_stand_in_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(FILE).write_text("workers = 2\n[sim]\nworkers = 7\n[plan]\n")
+    monkeypatch.setenv("PACELINE_SIM_WORKERS", "9")
+    said = call("settings").output
+    assert "paceline run --workers 2\n" in said
+    assert "paceline sim --workers 9  (PACELINE_SIM_WORKERS, and not the file)" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("wrokers = 2", "wrokers is no option of paceline run (did you mean 'workers'?)"),
+        ("script = 'a.py'", "script is no option of paceline run"),
+        ("help = true", "help is no option of paceline run"),
+        ("workers = true", "workers of paceline run is a number or a text, got True"),
+        ("workers = [2]", "workers of paceline run is a number or a text, got [2]"),
+        ("workers = 'two'", "workers of paceline run: "),
+        ("workers = 2.5", "workers of paceline run: "),
+        ("quiet = 1", "quiet of paceline run is true or false, got 1"),
+        ("quiet = 'yes'", "quiet of paceline run is true or false, got 'yes'"),
+        ("[rnu]\nworkers = 2", "[rnu] is no command of paceline (did you mean 'run'?)"),
+        ("workers = 1\n[run]\nworkers = 1", "sets workers at the top and in [run]"),
+        ("workers =", "cannot be read as TOML"),
+        ("rule = 'bmuf(perod=3)'", "perod"),
+        ("[sim]\nwrokers = 3", "wrokers is no option of paceline sim (did you mean 'workers'?)"),
+    ],
+)
+def test_mistakes_in_a_file_are_refused_before_anything_starts(text: str, message: str) -> None:
+    Path(FILE).write_text(text)
+    result = call("run", "--as-is", "train.py")
+    assert result.exit_code == 2 and message in result.output and "trains" not in result.output
+
+
+def test_a_damaged_project_file_that_names_paceline_is_refused() -> None:
+    Path("pyproject.toml").write_text("[tool.paceline]\nworkers =\n")
+    assert call("run", "--as-is", "train.py").exit_code == 2
+    Path("pyproject.toml").write_text("[tool]\npaceline = 3\n# tool.paceline")
+    assert "is a table of settings, got 3" in call("settings").output
+
+
+@pytest.mark.parametrize("value", ["x", "2.5"])
+def test_a_mistake_in_the_environment_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_RUN_WORKERS", value)
+    result = call("run", "--as-is", "train.py")
+    assert result.exit_code == 2 and "--workers" in result.output and "trains" not in result.output
+
+
+def test_a_file_to_begin_with_sets_nothing_and_is_not_replaced() -> None:
+    assert call("settings", "--write").exit_code == 0
+    assert "nothing is set" in call("settings").output
+    before = Path(FILE).read_text()
+    result = call("settings", "--write")
+    assert result.exit_code == 2 and "exists" in result.output and Path(FILE).read_text() == before
+    uncommented = "".join(
+        line.removeprefix("# ") for line in before.splitlines(keepends=True) if "=" in line or "[" in line
+    )
+    Path(FILE).write_text(uncommented)
+    said = call("settings").output
+    assert "paceline run --workers 4" in said and "paceline sim --workers 16" in said
+
+
+def test_a_command_that_takes_all_from_a_record_takes_nothing_from_a_file() -> None:
+    Path(FILE).write_text("workers = 2\n")
+    assert "leave out" not in call("run", "--again", "no-such-log").output
+    assert "leave out workers" in call("run", "--workers", "3", "--again", "no-such-log").output
