@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from paceline.cli import app, settings_file
+from paceline.cli import app
+from paceline.cli.console import settings_file
 
 FILE = settings_file.NAME
 

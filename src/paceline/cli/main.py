@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from paceline import __version__
-from paceline.cli import data, doctor, explain, report, revoke, settings, settings_file, sim, storm, trace, watch
+from paceline.cli import data, doctor, explain, report, revoke, settings, sim, storm, trace, watch
 from paceline.cli.blocks.command import blocks
-from paceline.cli.console import refusing
+from paceline.cli.console import refusing, settings_file
 from paceline.cli.console.program_options import CONTEXT, ProgramCommand
 from paceline.cli.installed import Commands
 from paceline.cli.plan.command import plan

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli import settings_file
-from paceline.cli.console import err, near, out, refuse
+from paceline.cli.console import near, out, refuse, settings_file
 
 BEGINNING = """\
 # Options of `paceline run`, by their names without the dashes; `paceline settings` checks this file and shows them.
@@ -24,20 +23,6 @@ BEGINNING = """\
 # [sim]            # of other commands in tables
 # workers = 16
 """
-
-
-def announce(ctx: typer.Context) -> None:
-    """Say which options of a command nobody typed, and what sets them."""
-    found = ctx.find_object(settings_file.SettingsFile)
-    origins = {"ENVIRONMENT": "the environment", "DEFAULT_MAP": "" if found is None else near(found.path)}
-    set_by: dict[str, list[str]] = {}
-    for key, option in settings_file.options(ctx.command).items():
-        source = ctx.get_parameter_source(option.name)
-        if source is not None and source.name in origins:
-            value = ctx.params[option.name]
-            set_by.setdefault(origins[source.name], []).append(f"--{key}" if value is True else f"--{key} {value}")
-    for origin, options in set_by.items():
-        err().print(f"{origin} sets {', '.join(options)}", markup=False, soft_wrap=True)
 
 
 def command(

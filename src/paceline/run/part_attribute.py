@@ -29,5 +29,15 @@ class PartAttribute(property, Generic[T]):
             """The value at present."""
 
 
-def unsaid(*values: object, **settings: Any) -> None:
+def _unsaid(*values: object, **settings: Any) -> None:
     """What `run.print` is on workers that do not speak for all."""
+
+
+IS_MAIN = PartAttribute(
+    lambda parts: parts.context.transport.world.rank == 0,
+    "Whether this worker speaks for all: it has rank 0. For what is to be done once, and asks no other worker.",
+)
+PRINT = PartAttribute(
+    lambda parts: print if parts.context.transport.world.rank == 0 else _unsaid,
+    "As Python's `print`, on the worker of rank 0 only.",
+)

@@ -19,7 +19,7 @@ from paceline.errors import ClosedError
 from paceline.rules.rule import Rule
 from paceline.run import assembly, validation
 from paceline.run.messages import Messages
-from paceline.run.part_attribute import PartAttribute, unsaid
+from paceline.run.part_attribute import IS_MAIN, PRINT, PartAttribute
 from paceline.run.resume import resume_run
 from paceline.tuning.request import TuneRequest
 from paceline.update.engine import exit_handling, global_model
@@ -52,22 +52,12 @@ class Run:
         self._unregister = exit_handling.close_at_exit(self)
 
     world = PartAttribute(lambda parts: parts.context.transport.world, "This worker's present coordinates.")
-    is_main = PartAttribute(
-        lambda parts: parts.context.transport.world.rank == 0,
-        "Whether this worker speaks for all: it has rank 0. For what is to be done once, and asks no other worker.",
-    )
-    print = PartAttribute(
-        lambda parts: print if parts.context.transport.world.rank == 0 else unsaid,
-        "As Python's `print`, on the worker of rank 0 only.",
-    )
+    is_main, print = IS_MAIN, PRINT
     rule = PartAttribute(lambda parts: parts.context.rule, "The rule, with its present numbers.")
     bytes_sent = PartAttribute(lambda parts: parts.context.transport.bytes_sent, "Bytes that this worker has sent.")
     minibatches = PartAttribute(lambda parts: parts.context.progress.steps, "Steps that this worker's optimizer made.")
     samples = PartAttribute(lambda parts: parts.context.loaders.samples, "Samples that this worker trained on.")
-    spent = PartAttribute(
-        lambda parts: parts.spent_s,
-        "Seconds of computing, of waiting for other workers, and of exchanging, up to the last exchange.",
-    )
+    spent = PartAttribute(lambda parts: parts.spent_s, "Seconds computed, waited, exchanged, as of the last exchange.")
     blocks = PartAttribute(lambda parts: parts.blocks, "Blocks exchanged so far, or pushes under asynchronous rules.")
     epoch = PartAttribute(
         lambda parts: parts.context.loaders.epoch,

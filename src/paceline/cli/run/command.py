@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import settings
-from paceline.cli.console import err, refuse
+from paceline.cli.console import err, refuse, settings_file
 from paceline.cli.console.program_options import (
     Arguments,
     AsIs,
@@ -120,7 +119,7 @@ def run(
         checks.refuse_other_options(ctx, "again", "quiet")
         raise typer.Exit(resume_run(checks.existing_directory(again), quiet))
     if not quiet:
-        settings.announce(ctx)
+        settings_file.announce(ctx)
     is_elastic = elastic is not None or join is not None
     checks.check_elastic_options(is_elastic, hosts or 1, restarts, listen, grace)
     program = None if script is None else find(script, arguments, module)

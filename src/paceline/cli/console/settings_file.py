@@ -17,6 +17,7 @@ from typing import Any
 
 import typer
 
+from paceline.cli.console import err, near
 from paceline.core.parse import like
 from paceline.errors import UnsupportedError
 
@@ -126,3 +127,17 @@ def _checked(path: Path, name: str, command: Any, given: Mapping[str, Any]) -> I
         except typer.BadParameter as error:
             raise UnsupportedError(f"{path}: {key} of paceline {name}: {error.message}") from error
         yield option.name, words
+
+
+def announce(ctx: typer.Context) -> None:
+    """Say which options of a command nobody typed, and what sets them."""
+    found = ctx.find_object(SettingsFile)
+    origins = {"ENVIRONMENT": "the environment", "DEFAULT_MAP": "" if found is None else near(found.path)}
+    set_by: dict[str, list[str]] = {}
+    for key, option in options(ctx.command).items():
+        source = ctx.get_parameter_source(option.name)
+        if source is not None and source.name in origins:
+            value = ctx.params[option.name]
+            set_by.setdefault(origins[source.name], []).append(f"--{key}" if value is True else f"--{key} {value}")
+    for origin, given in set_by.items():
+        err().print(f"{origin} sets {', '.join(given)}", markup=False, soft_wrap=True)
