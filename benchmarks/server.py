@@ -2,15 +2,17 @@
 """A push and a pull of 100 MB through the server inside the workers, over gloo's bare send and receive.
 
 Two processes; the second owns 100 MB of fp32 parameters in shards. In turn, the first pushes a gradient of 100 MB,
-which the owner checks and applies with the user's SGD, and pulls the new values; and gloo sends 100 MB there and back.
-The figure is the ratio of the rates (bare time over the server's), of the medians. Then four workers make steps under
-`asgd`, as many each, and the bytes that each has sent are compared.
+which the owner checks and applies with the user's SGD, and pulls the new values; gloo sends 100 MB there and back; and
+so does a bare loop over a socket (`_server_bare.py`). `ratio` is that of the rates, gloo's time over the server's, and
+`ratio_bare` the bare loop's. Then the same with 10 MB in 40 pieces, for the processor time of the worker that pushes:
+`push_ms`, `push_bare_ms` and their difference `push_beyond_ms`, and that of the owner, who computes, `owner_ms`. Then
+four workers make steps under `asgd`, as many each, and the bytes that each has sent are compared. All are medians.
 
     python benchmarks/server.py [--repeats 15] [--piece 262144] [--quick]
 
 `--quick` sends 10 MB a few times: it shows that all of it works, and no figure that means anything.
 
-The last line is a JSON object: `ratio`, and `largest_over_mean` of the bytes that four workers send.
+The last line is a JSON object: those, and `largest_over_mean` of the bytes that four workers send.
 """
 
 from __future__ import annotations
@@ -26,11 +28,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from _server_bare import Bare
+from _server_bare import connect as connect_bare
 from _workers import answer, is_worker, launch
 from torch import nn
 
 import paceline
 from paceline.communication import connect
+from paceline.communication.sockets.frames import memory
 from paceline.data.ledger.ledger import Ledger
 from paceline.rules.outer import Sum
 from paceline.rules.schedule import Bounded
@@ -44,15 +49,20 @@ from paceline.update.server.socket_service import SocketService
 from paceline.update.server.staleness import WorkerClocks
 
 ELEMENTS = 25_000_000
+SMALL = 62_528
+"""Elements of a piece where 10 MB are 40."""
 SGD_SETTINGS = {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
 
 
-def timed(action: Callable[[], Any]) -> float:
-    """Seconds that `action` takes, from a common start."""
+def timed(action: Callable[[], Any], times: int) -> tuple[float, float]:
+    """Seconds that `action` takes, from a common start, and seconds of this process's processor until a common end."""
     dist.barrier()
-    began = time.perf_counter()
-    action()
-    return time.perf_counter() - began
+    began, spent = time.perf_counter(), time.process_time()
+    for _ in range(times):
+        action()
+    took = time.perf_counter() - began
+    dist.barrier()
+    return took / times, (time.process_time() - spent) / times
 
 
 def service_of(rank: int, cuts: list[Any]) -> SocketService:
@@ -82,7 +92,7 @@ def bare(rank: int, there: torch.Tensor, back: torch.Tensor) -> None:
 
 
 def transfer_worker(repeats: int, elements: int, numel: int) -> None:
-    """One of two ranks: time both in turn."""
+    """One of two ranks: time all in turn."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -105,17 +115,26 @@ def transfer_worker(repeats: int, elements: int, numel: int) -> None:
         service.wait(pending)
         versions[:] = [request.version for request in parts]
 
-    rows: dict[str, list[float]] = {"server": [], "gloo": []}
+    pieces = [[memory(flat[cut.begin : cut.end]) for cut in cuts] for flat in (there, back)]
+    loop = Bare(connect_bare(rank), pieces[0], pieces[1])
+    ways: dict[str, Callable[[], Any]] = {
+        "server": push_and_pull,
+        "gloo": lambda: bare(rank, there, back),
+        "bare": loop.answer if rank else loop.push,
+    }
+    rows: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for repeat in range(repeats + 2):
-        server_s = timed(push_and_pull)
-        bare_s = timed(lambda: bare(rank, there, back))
-        if repeat >= 2:  # the first touch of memory is not what is measured
-            rows["server"].append(server_s)
-            rows["gloo"].append(bare_s)
+        for name, way in ways.items():
+            found = timed(way, max(1, ELEMENTS // numel))
+            if repeat >= 2:  # the first touch of memory is not what is measured
+                rows[name].append(found)
     service.finish()
     service.confirm_final_model()
     service.close()
-    answer({name: statistics.median(values) for name, values in rows.items()})
+    medians = {name: [statistics.median(column) for column in zip(*row, strict=True)] for name, row in rows.items()}
+    both: list[Any] = [None, None]
+    dist.all_gather_object(both, medians)  # among the processes of this benchmark, which trust each other
+    answer({"pusher": both[0], "owner": both[1]})
 
 
 def balance_worker(steps: int) -> None:
@@ -141,22 +160,38 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--piece", type=int, default=Sharded().piece, help="elements of a piece, at most")
     parser.add_argument("--quick", action="store_true", help="10 MB, a few times")
+    parser.add_argument("--numel", type=int, default=ELEMENTS, help=argparse.SUPPRESS)
     parser.add_argument("--balance", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    numel = ELEMENTS // 10 if options.quick else ELEMENTS
+    numel = ELEMENTS // 10 if options.quick else options.numel
     options.repeats = min(options.repeats, 3) if options.quick else options.repeats
     if is_worker():
         balance_worker(options.repeats) if options.balance else transfer_worker(options.repeats, options.piece, numel)
         return
     size = ["--quick"] if options.quick else []
-    medians = launch(__file__, ["--repeats", str(options.repeats), "--piece", str(options.piece), *size], 2, 300)
+    repeats = ["--repeats", str(options.repeats)]
+    found = launch(__file__, [*repeats, "--piece", str(options.piece), *size], 2, 300)["pusher"]
+    medians = {name: took for name, (took, _) in found.items()}
+    small = launch(__file__, [*repeats, "--piece", str(SMALL), "--numel", str(ELEMENTS // 10), *size], 2, 300)
+    processor = {who: {name: 1e3 * spent for name, (_, spent) in row.items()} for who, row in small.items()}
     sent = launch(__file__, ["--repeats", str(options.repeats), "--balance"], 4, 300)["bytes"]
     for name, seconds in medians.items():
         mb = 4 * numel / 1e6
         print(f"{name:8} {1e3 * seconds:7.1f} ms for {mb:.0f} MB there and as much back, {2 * mb / seconds:6.0f} MB/s")
     print("bytes sent by each of 4 workers: " + ", ".join(f"{one:,}" for one in sent))
-    largest = max(sent) / (sum(sent) / len(sent))
-    print(json.dumps({"ratio": round(medians["gloo"] / medians["server"], 3), "largest_over_mean": round(largest, 4)}))
+    for who, row in processor.items():
+        print(f"processor of the {who}, 10 MB in 40 pieces: " + ", ".join(f"{k} {v:.2f} ms" for k, v in row.items()))
+    pusher = processor["pusher"]
+    figures = {
+        "ratio": round(medians["gloo"] / medians["server"], 3),
+        "ratio_bare": round(medians["gloo"] / medians["bare"], 3),
+        "push_ms": round(pusher["server"], 2),
+        "push_bare_ms": round(pusher["bare"], 2),
+        "push_beyond_ms": round(pusher["server"] - pusher["bare"], 2),
+        "owner_ms": round(processor["owner"]["server"], 2),
+        "largest_over_mean": round(max(sent) / (sum(sent) / len(sent)), 4),
+    }
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

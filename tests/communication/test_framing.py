@@ -6,6 +6,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -102,6 +103,37 @@ def test_both_ends_send_more_than_the_network_takes() -> None:
 
     with pair() as (near, far):
         assert both(lambda: talk(near, 2.0), lambda: talk(far, 4.0)) == [4.0, 2.0]
+
+
+def test_frames_that_are_sent_together_arrive_one_by_one() -> None:
+    bodies: list[Tensor | None] = [torch.arange(float(n)) for n in (HUGE // 8, 0, 3, 1)]
+    bodies[2:2] = [None, torch.tensor(7.0, requires_grad=True), torch.ones(5, dtype=torch.bfloat16)]
+    with pair() as (near, far):
+        frames = [(k, (k,), body, {"k": k} if k % 2 else None) for k, body in enumerate(bodies)]
+        found = both(lambda: near.send_all(frames, SOON), lambda: [far.receive(deadline_s=SOON) for _ in frames])[1]
+        assert near.bytes_sent == far.bytes_received
+    for k, (frame, body) in enumerate(zip(found, bodies, strict=True)):
+        assert (frame.kind, frame.numbers[0], frame.note) == (k, k, {"k": k} if k % 2 else None)
+        assert frame.body is None if body is None else frame.body.equal(body.detach().flatten())
+
+
+def test_each_of_the_frames_that_are_sent_together_has_a_deadline() -> None:
+    body = torch.zeros(HUGE // 8)
+    with pair() as (near, _):
+        frames = [(1, (), torch.zeros(4), None), (2, (), torch.zeros(HUGE), None), (3, (), body, None)]
+        assert isinstance(lost(lambda: near.send_all(frames, SHORT)), Late) and near.closed
+
+
+def test_a_wake_up_is_never_lost() -> None:
+    with pair() as (_, far):
+        waker = far.waker()
+        for _ in range(3):
+            for _ in range(5000):  # more than its socket holds
+                waker.wake()
+            assert not far.wait(waker, time.monotonic() + SOON)
+            waker.clear()
+            assert not far.wait(waker, time.monotonic())
+        waker.close()
 
 
 def test_two_threads_do_not_mix_their_frames() -> None:

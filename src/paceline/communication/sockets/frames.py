@@ -19,8 +19,7 @@ import json
 import struct
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,6 +45,7 @@ DTYPES: dict[int, torch.dtype] = {
 }
 """Code on the wire -> dtype; 0 is a frame without a body."""
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
+_ZEROS = (0,) * NUMBERS
 
 if sys.byteorder != "little":  # pragma: no cover
     raise ImportError("paceline's channels send elements as they lie in memory and need a little endian machine")
@@ -59,8 +59,7 @@ class Late(PeerLostError):
     """The deadline has passed; the channel's `closed` says whether it can still be used."""
 
 
-@dataclass(frozen=True)
-class FrameHeader:
+class FrameHeader(NamedTuple):
     """The header of a frame.
 
     Attributes:
@@ -92,20 +91,21 @@ class FrameHeader:
         """The header of a frame to be sent; ValueError if it is not valid."""
         if not 0 <= kind <= 255:
             raise ValueError(f"the kind of a frame is a number of 0 to 255, got {kind}")
-        if len(numbers) > NUMBERS or any(not -(1 << 63) <= n < 1 << 63 for n in numbers):
+        padded = (*numbers, *_ZEROS[len(numbers) :])
+        if len(padded) > NUMBERS or min(padded) < -(1 << 63) or max(padded) >= 1 << 63:
             raise ValueError(f"a header holds at most {NUMBERS} whole numbers of 64 bits, got {tuple(numbers)}")
         if len(note) > NOTE_LIMIT:
             raise ValueError(f"a note has at most {NOTE_LIMIT} bytes, got {len(note)}; send a tensor instead")
-        padded = (*numbers, *[0] * (NUMBERS - len(numbers)))
         if body is None:
             return cls(kind, padded, len(note), 0, None)
-        if body.dtype not in _CODES:
+        dtype = body.dtype
+        if dtype not in _CODES:
             known = ", ".join(str(dtype) for dtype in _CODES)
-            raise ValueError(f"a frame cannot carry {body.dtype}; it can carry {known}")
-        return cls(kind, padded, len(note), body.numel() * body.element_size(), body.dtype)
+            raise ValueError(f"a frame cannot carry {dtype}; it can carry {known}")
+        return cls(kind, padded, len(note), body.numel() * dtype.itemsize, dtype)
 
     @classmethod
-    def read(cls, data: bytes | bytearray, limit: int) -> FrameHeader:
+    def read(cls, data: bytes | bytearray | memoryview, limit: int) -> FrameHeader:
         """The inverse of `pack`; MismatchError if it is malformed, or announces a body of more than `limit` bytes."""
         magic, kind, code, version, note_bytes, body_bytes, *numbers = _LAYOUT.unpack(data)
         if magic != MAGIC:
@@ -128,8 +128,7 @@ class FrameHeader:
         return cls(kind, tuple(numbers), note_bytes, body_bytes, dtype)
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """A received frame.
 
     Attributes:
@@ -145,11 +144,27 @@ class Frame:
     note: Any
 
 
+Outgoing = tuple[int, Sequence[int], "Tensor | None", Any]
+"""A frame to be sent: its kind, its numbers, its body and its note."""
+
+
 def write_note(note: Any) -> bytes:
     """`note` as JSON, b"" for None; TypeError if it is not serializable. Bytes are JSON already: for many receivers."""
     if isinstance(note, bytes):
         return note
     return b"" if note is None else json.dumps(note, separators=(",", ":")).encode()
+
+
+def parts_of(frame: Outgoing, joined: int) -> list[memoryview]:
+    """The bytes of a frame: its header with the note, and its body; in one where the body has up to `joined` bytes."""
+    kind, numbers, body, note = frame
+    text = write_note(note)
+    header = FrameHeader.of(kind, numbers, text, body)
+    head = header.pack() + text
+    if body is None or not header.body_bytes:
+        return [memoryview(head)]
+    own = memory(body)
+    return [memoryview(head), own] if header.body_bytes > joined else [memoryview(head + own)]
 
 
 def read_note(data: bytes | bytearray) -> Any:
@@ -169,7 +184,9 @@ def memory(x: Tensor) -> memoryview:
             f"a frame's body must be a contiguous tensor of the host, got shape {tuple(x.shape)} with strides "
             f"{x.stride()} on {x.device}: call .cpu().contiguous() first"
         )
-    return x.detach().reshape(-1).view(torch.uint8).numpy().data
+    if x.dtype == torch.bfloat16 or not x.numel():  # which numpy does not have, and memoryview does not cast
+        return x.detach().reshape(-1).view(torch.uint8).numpy().data
+    return (x.detach() if x.requires_grad else x).numpy().data.cast("B")
 
 
 def fitting(buffer: Tensor, header: FrameHeader) -> memoryview:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import select
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -29,12 +28,14 @@ from paceline.communication.sockets.frames import (
     Frame,
     FrameHeader,
     Late,
+    Outgoing,
     fitting,
     memory,
+    parts_of,
     read_note,
-    write_note,
 )
 from paceline.communication.sockets.identity import Identity
+from paceline.communication.sockets.polls import milliseconds, ready, set_options
 from paceline.communication.sockets.records import AGAIN, receive_records
 from paceline.communication.sockets.waker import Waker
 from paceline.errors import MismatchError
@@ -42,6 +43,7 @@ from paceline.errors import MismatchError
 STALL_S = 60.0
 """Seconds that the rest of a frame may take once it has begun, if the caller gives no deadline."""
 _SLICE = 1 << 26
+_BUFFERS = 16  # given to the kernel at a time: as many as it takes at once where they are large
 _RECORD = 15_000  # bytes; up to this a small frame is one TLS record instead of two
 _RECORD_BYTES = 1 << 14  # of TLS, at most
 MOST_RECORDS = 23_726_566
@@ -88,8 +90,8 @@ class Channel:
         self._guard = threading.Lock()
         self._users = 0  # threads inside send or receive: the last one closes the file descriptor
         self._closed = False
-        self._head = bytearray(HEADER_BYTES)
-        _set_options(sock)
+        self._head = memoryview(bytearray(HEADER_BYTES))
+        set_options(sock)
 
     @property
     def closed(self) -> bool:
@@ -120,22 +122,36 @@ class Channel:
             PeerLostError: the channel is closed, or the deadline has passed, which closes it.
             ValueError: the frame is not valid; nothing was sent.
         """
-        text = write_note(note)
-        header = FrameHeader.of(kind, numbers, text, body)
-        parts = [memoryview(header.pack() + text)]
-        if body is not None:
-            parts.append(memory(body))
-        if self._tls and header.body_bytes <= _RECORD:
-            parts = [memoryview(b"".join(parts))]
+        self.send_all([(kind, numbers, body, note)], deadline_s, meanwhile)
+
+    def send_all(
+        self,
+        frames: Iterable[Outgoing],
+        deadline_s: float | None = None,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
+        """Send frames, each as `send` does, with few calls of the kernel; each has its own `deadline_s`."""
+        parts: list[memoryview] = []
+        ends = []  # how many parts there are up to the end of each frame
+        for frame in frames:
+            parts += parts_of(frame, _RECORD if self._tls else 0)
+            ends.append(len(parts))
+        size = sum(part.nbytes for part in parts)
         deadline = _deadline(deadline_s)
-        with self._turn_of(self._sending, deadline), self._inside():
-            try:
-                until = deadline if deadline is not None else time.monotonic() + self.stall_s
-                self._write(parts, until, meanwhile)
-                self.bytes_sent += HEADER_BYTES + header.note_bytes + header.body_bytes
-            except BaseException:
-                self.close()  # a part of the frame may have been sent
-                raise
+        self._enter(self._sending, deadline)
+        try:
+            seconds, sent = self.stall_s if deadline_s is None else deadline_s, 0
+            until = time.monotonic() + seconds if deadline is None else deadline
+            for end in ends:
+                while sent < end:
+                    sent += self._write(parts, sent, until, meanwhile)
+                until = time.monotonic() + seconds
+            self.bytes_sent += size
+        except BaseException:
+            self.close()  # a part of the frame may have been sent
+            raise
+        finally:
+            self._leave(self._sending)
 
     def receive(
         self, buffer: Tensor | Callable[[FrameHeader], Tensor] | None = None, deadline_s: float | None = None
@@ -157,17 +173,19 @@ class Channel:
         if isinstance(buffer, Tensor):
             memory(buffer)  # refuse an invalid buffer before data arrive
         deadline = _deadline(deadline_s)
-        with self._turn_of(self._receiving, deadline), self._inside():
-            begun = 0
-            try:
-                begun = self._read_some(memoryview(self._head), deadline)
-                return self._rest(begun, buffer, deadline if deadline is not None else time.monotonic() + self.stall_s)
-            except BaseException as error:
-                if begun or not isinstance(error, Late):
-                    self.close()  # the start of the next frame is unknown
-                if isinstance(error, MismatchError):
-                    raise MismatchError(f"from {self.peer}: {error}; the connection is closed") from error
-                raise
+        self._enter(self._receiving, deadline)
+        begun = 0
+        try:
+            begun = self._read_some(self._head, deadline)
+            return self._rest(begun, buffer, deadline if deadline is not None else self.heard_at + self.stall_s)
+        except BaseException as error:
+            if begun or not isinstance(error, Late):
+                self.close()  # the start of the next frame is unknown
+            if isinstance(error, MismatchError):
+                raise MismatchError(f"from {self.peer}: {error}; the connection is closed") from error
+            raise
+        finally:
+            self._leave(self._receiving)
 
     def close(self) -> None:
         """End the connection, and every wait on it; from any thread, also repeatedly.
@@ -197,12 +215,13 @@ class Channel:
 
     def _rest(self, begun: int, buffer: Tensor | Callable[[FrameHeader], Tensor] | None, deadline: float) -> Frame:
         """Receive the rest of a frame after the first `begun` bytes of its header."""
-        self._fill(memoryview(self._head)[begun:], deadline)
+        self._fill(self._head[begun:], deadline)
         header = FrameHeader.read(self._head, self.limit)
-        note = bytearray(header.note_bytes)
-        self._fill(memoryview(note), deadline)
-        said = read_note(note)
-        body = None
+        said = body = None
+        if header.note_bytes:
+            note = bytearray(header.note_bytes)
+            self._fill(memoryview(note), deadline)
+            said = read_note(note)
         if header.dtype is not None:
             if buffer is None:
                 body = torch.empty(header.numel, dtype=header.dtype)
@@ -219,12 +238,15 @@ class Channel:
     def takes(self) -> bool:
         """Whether the kernel takes a small frame now; False if the channel is closed."""
         try:
-            with self._inside():
-                poll = select.poll()
-                poll.register(self._sock, select.POLLOUT)
-                return bool(poll.poll(0))
+            self._use()
         except Closed:
             return False
+        try:
+            poll = select.poll()
+            poll.register(self._sock, select.POLLOUT)
+            return bool(poll.poll(0))
+        finally:
+            self._unuse()
 
     def waker(self) -> Waker:
         """Ends waits here."""
@@ -232,43 +254,46 @@ class Channel:
 
     def wait(self, other: Waker | None, deadline: float | None = None) -> bool:
         """Wait until data arrive here or `other` wakes; whether data are here. False at the deadline."""
-        with self._inside():
-            if self._tls:
-                with self._turn:
-                    if self._sock.pending():  # type: ignore[attr-defined]
-                        return True
-            poll = select.poll()
-            poll.register(self._sock, select.POLLIN)
+        self._use()
+        try:
+            if self._decrypted():
+                return True
+            poll, own = select.poll(), self._sock.fileno()
+            poll.register(own, select.POLLIN)
             if other is not None:
                 poll.register(other, select.POLLIN)
-            return any(fd == self._sock.fileno() for fd, _ in poll.poll(milliseconds(deadline)))
+            found = poll.poll(milliseconds(deadline))
+            return bool(found) and own in (found[0][0], found[-1][0])
+        finally:
+            self._unuse()
 
-    def _write(self, parts: list[memoryview], deadline: float, meanwhile: Callable[[], object] | None) -> None:
-        while parts:
-            if not parts[0].nbytes:
-                parts.pop(0)
-                continue
+    def _write(
+        self, parts: list[memoryview], first: int, deadline: float, meanwhile: Callable[[], object] | None
+    ) -> int:
+        """Send what the kernel takes at once of the parts from `first` on; how many it took whole."""
+        while True:
             try:
                 if self._tls:
                     with self._turn:
-                        sent = self._sock.send(parts[0][: self._slice])
+                        sent = self._sock.send(parts[first][: self._slice])
                         self._count_records(sent)
                 else:
-                    sent = self._sock.sendmsg(parts)
+                    sent = self._sock.sendmsg(parts[first : first + _BUFFERS])
+                break
             except AGAIN as error:
                 if meanwhile is None:
                     self._poll(error, select.POLLOUT, deadline)
                 elif self._either(deadline):
                     meanwhile()
-                continue
             except OSError as error:
                 raise self._lost(error) from error
-            while sent:
-                step = min(sent, parts[0].nbytes)
-                parts[0] = parts[0][step:]
-                sent -= step
-                if not parts[0].nbytes:
-                    parts.pop(0)
+        done = first
+        while done < len(parts) and sent >= parts[done].nbytes:
+            sent -= parts[done].nbytes
+            done += 1
+        if sent:
+            parts[done] = parts[done][sent:]
+        return done - first
 
     def _count_records(self, sent: int) -> None:
         """Renew the key long before it has encrypted too much; say once where that is not possible."""
@@ -311,20 +336,18 @@ class Channel:
 
     def _either(self, deadline: float) -> bool:
         """Wait until data can be sent or have arrived; whether they have arrived. `Late` at the deadline."""
-        if self._tls:
-            with self._turn:
-                if self._sock.pending():  # type: ignore[attr-defined]
-                    return True
+        if self._decrypted():
+            return True
         poll = select.poll()
         poll.register(self._sock, select.POLLIN | select.POLLOUT)
-        ready = poll.poll(milliseconds(deadline))
-        if not ready:
+        found = poll.poll(milliseconds(deadline))
+        if not found:
             raise Late(f"{self.peer} did not take what was sent in time")
-        return bool(ready[0][1] & ~select.POLLOUT)
+        return bool(found[0][1] & ~select.POLLOUT)
 
     def _poll(self, error: OSError, events: int, deadline: float | None) -> None:
         """Wait until the call that ended with `error` can continue; `Late` at the deadline."""
-        if not _ready(self._sock, error, events, deadline):
+        if not ready(self._sock, error, events, deadline):
             raise Late(f"{self.peer} did not {'answer' if events == select.POLLIN else 'take what was sent'} in time")
 
     def _lost(self, error: OSError | None = None) -> Closed:
@@ -334,58 +357,42 @@ class Channel:
             return Closed(f"{self.peer} closed the connection: it has ended or died")
         return Closed(f"the connection to {self.peer} is lost: {error}")
 
-    @contextlib.contextmanager
-    def _turn_of(self, lock: threading.Lock, deadline: float | None) -> Iterator[None]:
-        left = milliseconds(deadline)
-        if not lock.acquire(timeout=-1 if left is None else left / 1000):
-            raise Late(f"the frame before this one, to or from {self.peer}, was not over in time")
+    def _enter(self, turn: threading.Lock, deadline: float | None) -> None:
+        """Take a turn, to send or to receive, and keep the file descriptor open; `_leave` ends both."""
+        if not turn.acquire(blocking=False):
+            left = milliseconds(deadline)
+            if not turn.acquire(timeout=-1 if left is None else left / 1000):
+                raise Late(f"the frame before this one, to or from {self.peer}, was not over in time")
         try:
-            yield
-        finally:
-            lock.release()
+            self._use()
+        except Closed:
+            turn.release()
+            raise
 
-    @contextlib.contextmanager
-    def _inside(self) -> Iterator[None]:
-        """Keep the file descriptor open while a thread uses it, so that its number is not reused."""
+    def _leave(self, turn: threading.Lock) -> None:
+        self._unuse()
+        turn.release()
+
+    def _decrypted(self) -> bool:
+        """Whether bytes were decrypted that nobody has read yet."""
+        if not self._tls:
+            return False
+        with self._turn:
+            return bool(self._sock.pending())  # type: ignore[attr-defined]
+
+    def _use(self) -> None:
+        """Keep the file descriptor open until `_unuse`, so that its number is not reused."""
         with self._guard:
             if self._closed:
                 raise Closed(f"the connection to {self.peer} is closed")
             self._users += 1
-        try:
-            yield
-        finally:
-            with self._guard:
-                self._users -= 1
-                if self._closed and self._users == 0:
-                    self._sock.close()
 
-
-def milliseconds(deadline: float | None) -> float | None:
-    """Milliseconds until `deadline` for a poll, rounded up and never negative; None for no limit."""
-    if deadline is None or deadline == math.inf:
-        return None
-    return math.ceil(max(0.0, min(deadline - time.monotonic(), 1e6)) * 1000)
+    def _unuse(self) -> None:
+        with self._guard:
+            self._users -= 1
+            if self._closed and self._users == 0:
+                self._sock.close()
 
 
 def _deadline(seconds: float | None) -> float | None:
     return None if seconds is None else time.monotonic() + seconds
-
-
-def _ready(sock: socket.socket, error: OSError, events: int, deadline: float | None) -> bool:
-    """Whether, before the deadline, the call that ended with `error` can continue."""
-    if isinstance(error, ssl.SSLWantReadError):
-        events = select.POLLIN
-    elif isinstance(error, ssl.SSLWantWriteError):
-        events = select.POLLOUT
-    poll = select.poll()
-    poll.register(sock, events)
-    return bool(poll.poll(milliseconds(deadline)))
-
-
-def _set_options(sock: socket.socket) -> None:
-    """Non-blocking, without delay of small frames, and with keepalive."""
-    sock.setblocking(False)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):  # the names differ between systems
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

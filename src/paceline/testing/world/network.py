@@ -9,7 +9,7 @@ loses what it has not read. A machine without power answers nothing, and its pee
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from paceline.communication.sockets.frames import (
     Frame,
     FrameHeader,
     Late,
+    Outgoing,
     fitting,
     memory,
     read_note,
@@ -198,8 +199,7 @@ class SimChannel:
 
     def __init__(self, network: SimNetwork, process: Home, host: str, peer: str) -> None:
         self._network, self._world, self.process, self.host, self.peer = network, network.world, process, host, peer
-        self.limit, self.stall_s = 1 << 31, 60.0
-        self.identity = None  # there are no certificates
+        self.limit, self.stall_s, self.identity = 1 << 31, 60.0, None  # there are no certificates
         self.bytes_sent = self.bytes_received = 0
         self.heard_at = network.world.now
         self.closed = self.vanished = False
@@ -236,6 +236,10 @@ class SimChannel:
         self._to_other(lambda other: other.arrived(frame), size)
         if call is not None and not call[0]:
             call[1](self)
+
+    def send_all(self, frames: Iterable[Outgoing], *_: Any, **__: Any) -> None:
+        for frame in frames:
+            self.send(*frame)
 
     def _to_other(self, call: Callable[[SimChannel], None], size: int = 0) -> None:
         network, world = self._network, self._world

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paceline.communication import Transport
 from paceline.communication.sockets.channel import Channel
+from paceline.communication.sockets.frames import Outgoing
 from paceline.core import runtime
 from paceline.core.world import World
 from paceline.update.server.membership import ServerMembership, StallDetector
@@ -102,6 +103,16 @@ class ServiceContext:
         meanwhile: Callable[[], object] | None = None,
     ) -> None:
         """Send a frame and count its bytes; the default deadline is the user's."""
+        self.send_all(channel, [(kind, numbers, body, note)], deadline_s, meanwhile)
+
+    def send_all(
+        self,
+        channel: Channel,
+        frames: Sequence[Outgoing],
+        deadline_s: float | None = None,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
+        """Send frames, each with that deadline, and count their bytes."""
         before = channel.bytes_sent
-        channel.send(kind, numbers, body, note, deadline_s or self.timeout_s, meanwhile)
+        channel.send_all(frames, deadline_s or self.timeout_s, meanwhile)
         self.transport.sent(channel.bytes_sent - before)

@@ -105,10 +105,12 @@ class Durability:
     def safe(self, owner: int, said: Iterable[Sequence[int]]) -> None:
         """Note which of this worker's pushes `owner` reports as safe: (shard, number of the last one) pairs."""
         with self._context.changed:
-            before = len(self._kept)
+            before, is_news = len(self._kept), False
             for shard, number in said:
                 if self._members.owners[shard] == owner:
-                    self._kept.safe(shard, number)
+                    is_news |= self._kept.safe(shard, number)
+            if not is_news:
+                return
             self._done(self._kept.done())
             if len(self._kept) < before or not self._kept.shards:
                 self._context.changed.notify_all()

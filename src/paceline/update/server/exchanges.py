@@ -11,7 +11,7 @@ from paceline.update.server.durability import Durability
 from paceline.update.server.frames import FrameKind
 from paceline.update.server.ledger_client import SocketLedgerClient
 from paceline.update.server.peers import Peers
-from paceline.update.server.protocol import PendingExchange
+from paceline.update.server.protocol import PendingExchange, ShardRequest
 from paceline.update.server.timers import Once, Timers
 
 
@@ -52,10 +52,13 @@ class Exchanges:
         with self._context.changed:
             pending.requested_at = runtime.monotonic()
             self._pending[pending.number] = pending
+            by_owner: dict[int, list[ShardRequest]] = {}
             for request in pending.requests:
                 if request.values is not None:
                     self._clocks[request.shard] = pending.clock
-                self._peers[self._context.membership.owners[request.shard]].request(pending, request)
+                by_owner.setdefault(self._context.membership.owners[request.shard], []).append(request)
+            for owner, requests in by_owner.items():
+                self._peers[owner].request(pending, *requests)
             self._peers.remind()
 
     def find(self, number: int) -> PendingExchange | None:

@@ -7,6 +7,7 @@ nothing of it; between shards there is no such order, as in any sharded paramete
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -78,7 +79,7 @@ class ParameterShard:
             self.clocks.tick(incoming.sender, incoming.clock)
             if not self.numbered.is_new(incoming.sender, incoming.clock, incoming.marks):
                 return self.version - incoming.version
-            if not bool(torch.isfinite(values.sum())) and not bool(torch.isfinite(values).all()):
+            if not math.isfinite(values.sum().item()) and not bool(torch.isfinite(values).all()):
                 return REFUSED
             delay = self.version - incoming.version
             push = Push(

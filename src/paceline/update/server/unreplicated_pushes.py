@@ -59,14 +59,16 @@ class UnreplicatedPushes:
             for shard in entry.open:
                 self._by_shard.setdefault(shard, deque()).append(entry)
 
-    def safe(self, shard: int, number: int) -> None:
-        """Note that the pushes to `shard` up to `number` are safe."""
-        waiting = self._by_shard.get(shard)
+    def safe(self, shard: int, number: int) -> bool:
+        """Note that the pushes to `shard` up to `number` are safe; whether that was unknown of one."""
+        waiting, is_news = self._by_shard.get(shard), False
         while waiting and waiting[0].pending.clock <= number:
             entry = waiting.popleft()
             entry.open.pop(shard, None)
+            is_news = True
             if not entry.open:
                 entry.pending.release()
+        return is_news
 
     def done(self, all_pushed: bool = False) -> list[Mark]:
         """The sample ranges that have become safe in every shard since the last call.
