@@ -161,6 +161,19 @@ class Auxiliary(nn.Module):
         return x
 
 
+class Words(nn.Module):
+    """Looks words up."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.table, self.last = nn.Embedding(20, 6, **options), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = (3 * x.flatten(1)[:, :7]).long().clamp(-9, 10) + 9
+        return self.last(self.table(words).mean(1))
+
+
 def partly_frozen() -> nn.Module:
     """Normalisations that are evaluated, one of them frozen as well, beside one that trains."""
     torch.manual_seed(3)
@@ -192,6 +205,8 @@ LAYERS: dict[str, Model] = {
     "auxiliary-loss": Auxiliary,
     "partly-frozen": partly_frozen,
     "weight-norm": weight_normed,
+    "padding": lambda: Words(padding_idx=9),
+    "padding-from-the-end": lambda: Words(padding_idx=-11, scale_grad_by_freq=True, max_norm=0.9),
     "dropout-off": lambda: conv(nn.Dropout(0.0)),
 }
 
@@ -251,6 +266,22 @@ class Masking(nn.Module):
         return x
 
 
+class Scaled(nn.Module):
+    """Writes into, or replaces, a parameter that is not trained."""
+
+    def __init__(self, replaces: bool) -> None:
+        super().__init__()
+        self.replaces = replaces
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.replaces:
+            self.scale = nn.Parameter(0.5 * self.scale + x.detach().mean(), requires_grad=False)
+        else:
+            self.scale += 0.1
+        return x * self.scale
+
+
 class Tallying(nn.Module):
     """Counts what it sees in its data."""
 
@@ -290,8 +321,11 @@ REFUSED: dict[str, tuple[Model, str]] = {
     "generator": (lambda: conv(Noise()), "cannot be stacked"),
     "attribute": (lambda: conv(Remembering()), "keeps a tensor in 1.mean from one minibatch to the next"),
     "list": (lambda: conv(Listing()), "keeps a tensor in 1.seen"),
-    "mask": (lambda: conv(Masking(False)), "writes into its buffer 1.mask"),
-    "replaced-mask": (lambda: conv(Masking(True)), "writes into its buffer 1.mask"),
+    "mask": (lambda: conv(Masking(False)), "writes into 1.mask"),
+    "replaced-mask": (lambda: conv(Masking(True)), "writes into 1.mask"),
+    "frozen": (lambda: conv(Scaled(False)), "writes into 1.scale"),
+    "replaced-frozen": (lambda: conv(Scaled(True)), "writes into 1.scale"),
+    "sparse": (lambda: Words(sparse=True), "table has sparse gradients"),
     "tally": (lambda: conv(Tallying()), "count differently in the buffer 1.tally"),
     "shape": (lambda: conv(Growing()), r"buffer 1.past had the shape \(1,\) and has \(2,\)"),
     "spectral": (spectral, "cannot be stacked"),
@@ -305,7 +339,13 @@ def test_what_would_be_wrong_is_refused(name: str) -> None:
     start, says = REFUSED[name]
     model = start()
     with pytest.raises(UnsupportedError, match=says):
-        simulate_stacked(model, loss_of, sgd(model.parameters()), "bmuf(period=4)", zip(*batches(), strict=True))
+        simulate_stacked(
+            model,
+            loss_of,
+            sgd([p for p in model.parameters() if p.requires_grad]),
+            "bmuf(period=4)",
+            zip(*batches(), strict=True),
+        )
 
 
 def test_a_model_that_was_refused_is_as_before() -> None:

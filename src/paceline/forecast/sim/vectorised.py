@@ -257,6 +257,10 @@ def check_stackable(model: nn.Module, optimizer: Optimizer) -> None:
     if own - trained.keys() or trained.keys() - own:
         raise UnsupportedError("the optimizer must hold exactly the model's trainable parameters")
     for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise UnsupportedError(
+                f"{name or 'the model'} has sparse gradients, which are not stacked; use sparse=False"
+            )
         if isinstance(module, nn.SyncBatchNorm) and module.training:
             raise UnsupportedError(
                 f"{name or 'the model'} (SyncBatchNorm) takes the statistics of all workers together, and stacked "

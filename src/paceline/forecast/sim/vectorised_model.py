@@ -4,7 +4,7 @@
 =====================================  ==============================================================================
 trained parameters, numeric buffers    a row for each worker
 counts (integer buffers)               one for all: workers make the same number of minibatches
-other buffers, frozen parameters       the model's own; a model that writes into such a buffer is refused
+other buffers, frozen parameters       the model's own; a model that writes into one is refused
 tensors in other attributes            may be read in the pass that sets them (an auxiliary loss), not in the next one
 =====================================  ==============================================================================
 
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 from torch.func import vmap
+from torch.overrides import TorchFunctionMode
 
 from paceline.core.flat import averaged_buffers
 from paceline.errors import UnsupportedError
@@ -84,7 +85,7 @@ class StackedModel:
                 store = module._parameters if key in module._parameters else module._buffers
                 if tensor is not None and id(tensor) in numbers:
                     self._places.append((store, key, numbers[id(tensor)]))
-                elif tensor is not None and store is module._buffers:
+                elif tensor is not None:
                     self._others.append((f"{prefix}.{key}".lstrip("."), store, key, tensor._version))
         self._first_buffer, self._first_count = len(trained), len(trained) + len(floating)
         self._spent: dict[tuple[str, str], SpentTensor] = {}
@@ -146,13 +147,11 @@ class StackedModel:
         try:
             for store, key, number in self._places:
                 store[key] = tensors[number]
-            with self._attributes():
+            with self._attributes(), _EachRow():
                 loss = self._loss_fn(self._model, *tensors[count:])
             for name, store, key, before, version in others:
                 if store.get(key) is not before or getattr(before, "_version", None) != version:
-                    raise UnsupportedError(
-                        f"the model writes into its buffer {name}, which workers do not have each; {INSTEAD}"
-                    )
+                    raise UnsupportedError(f"the model writes into {name}, which workers do not have each; {INSTEAD}")
             return loss, self._read(tensors)
         finally:
             for store, key, tensor in own:
@@ -190,6 +189,26 @@ class StackedModel:
                 modules[name].pop(key, None)
                 if key in before[name]:
                     modules[name][key] = before[name][key]
+
+
+EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+"""Arguments of `torch.nn.functional.embedding`."""
+
+
+class _EachRow(TorchFunctionMode):
+    """Mends what `vmap` gets wrong: of an embedding's `padding_idx`, only worker 0 would have no gradient (torch 2.13,
+    which looks the rows of all workers up in one table)."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not nn.functional.embedding:
+            return function(*args, **(kwargs or {}))
+        given = dict(zip(EMBEDDING, args, strict=False)) | (kwargs or {})
+        padding = given.pop("padding_idx", None)
+        found = function(**given)
+        if padding is None:
+            return found
+        padded = given["input"] == padding % given["weight"].shape[0]
+        return torch.where(padded.unsqueeze(-1), found.detach(), found)
 
 
 def _rows(tensor: Tensor, number: int) -> Tensor:
