@@ -13,10 +13,10 @@ COLUMNS = ("step_ms", "exposed_ms", "processor_ms", "sent_mb", "idle", "exchange
 
 def of_run(found: list[dict[str, Any]]) -> dict[str, float]:
     """One row of one round: the workers' mean pace, and means of the rest."""
-    keys = ("processor_s", "sent_bytes", "exchanges")
+    keys, steps = ("processor_s", "sent_bytes", "exchanges"), sum(one["counted_steps"] for one in found)
     return {
         "step_s": statistics.harmonic_mean([one["seconds"] / one["timed_steps"] for one in found]),
-        **{key: statistics.fmean(one[key] / one["counted_steps"] for one in found) for key in keys},
+        **{key: sum(one[key] for one in found) / steps for key in keys},
         "idle": statistics.fmean(one["idle"] for one in found),
     }
 
