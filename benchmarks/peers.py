@@ -47,7 +47,7 @@ from _network import EmulatedNetwork
 from _peers.figures import medians, of_run, table
 from _peers.fleet import Fleet, RowError
 from _peers.measure import measure
-from _peers.rows import NOTHING, ROWS
+from _peers.rows import ALL, NOTHING, ROWS
 from _peers.setting import Setting
 
 MODULES = {
@@ -67,7 +67,7 @@ def parse() -> argparse.Namespace:
     add("--workers", type=int, nargs="+", default=[2, 4, 8])
     add("--rates", type=float, nargs="+", default=[100.0, 1000.0], help="of each link, each direction, Mbit/s")
     add("--rounds", type=int, default=5)
-    add("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    add("--rows", nargs="+", choices=list(ALL), default=list(ROWS))
     add("--parameters", type=int, default=1_280_000)
     add("--layers", type=int, default=16)
     add("--compute-ms", type=float, default=60.0, help="of the emulated accelerator, a step")
@@ -85,9 +85,9 @@ def parse() -> argparse.Namespace:
 def load(options: argparse.Namespace) -> dict[str, str]:
     """Import the libraries of the rows, so that a forked worker has them; row -> why it is skipped."""
     options.rows = [NOTHING, *(name for name in options.rows if name != NOTHING)]
-    skipped = {name: ROWS[name].missing() for name in options.rows if ROWS[name].missing()}
+    skipped = {name: ALL[name].missing() for name in options.rows if ALL[name].missing()}
     options.rows = [name for name in options.rows if name not in skipped]
-    for library in {ROWS[name].library for name in options.rows}:
+    for library in {ALL[name].library for name in options.rows}:
         for module in MODULES[library]:
             importlib.import_module(module)
     return skipped
@@ -130,7 +130,7 @@ class Results:
         rows = {}
         for name in names:
             try:
-                rows[name] = of_run(fleet.run(partial(measure, name, setting), ROWS[name].service))
+                rows[name] = of_run(fleet.run(partial(measure, name, setting), ALL[name].service))
                 print(f"{name:24} {1e3 * rows[name]['step_s']:8.1f} ms", file=sys.stderr, flush=True)
             except RowError as error:
                 print(f"{name}: {error}", file=sys.stderr, flush=True)

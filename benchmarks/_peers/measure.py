@@ -13,7 +13,7 @@ from _emulate import idle_share, processor_ticks
 
 from .counters import processor_s, sent_bytes
 from .fleet import Place
-from .rows import ROWS, build
+from .rows import ALL, build
 from .setting import Setting, Trainer
 
 WARM_STEPS = 3  # DDP makes its buckets anew after a step
@@ -29,7 +29,7 @@ def measure(name: str, setting: Setting, place: Place) -> dict[str, Any]:
         are one step or block more, or more still; and the share of the machine's processors that was idle.
     """
     torch.set_num_threads(1)
-    row, trainer = ROWS[name], build(name, setting, place)
+    row, trainer = ALL[name], build(name, setting, place)
     each = setting.period if row.blocks else 1
     timed = each * (setting.blocks if row.blocks else setting.steps)
     train = partial(_train_for, trainer, setting.compute_ms * 2e-3) if row.free else partial(_train, trainer)

@@ -54,6 +54,7 @@ def _paceline(text: str, blocks: bool = True) -> Row:
 
 
 NOTHING = "no_exchange"
+STREAMING = "diloco(period={period}, fragments={fragments}, overlap={fragment_overlap}"
 ROWS: dict[str, Row] = {
     NOTHING: Row(torch_rows.no_exchange),
     "ddp": Row(torch_rows.ddp),
@@ -70,9 +71,17 @@ ROWS: dict[str, Row] = {
     "torchft_overlap": _torchft(torchft_rows.overlap),
     "paceline_bmuf_overlap": _paceline("bmuf(period={period}, overlap={period})"),
     "torchft_streaming": _torchft(torchft_rows.streaming),
-    "paceline_streaming": _paceline("diloco(period={period}, fragments={fragments}, overlap={fragment_overlap})"),
+    "paceline_streaming": _paceline(STREAMING + ")"),
     "paceline_streaming_4bit": _paceline("streaming_diloco(period={period})"),
 }
+MORE = {
+    **{f"paceline_sync_chunks_{k}": _paceline(f"sync(chunks={k})", blocks=False) for k in (1, 2, 4)},
+    **{f"paceline_streaming_chunks_{k}": _paceline(f"{STREAMING}, chunks={k})") for k in (1, 4)},
+}
+"""Measured where they are asked for: with other numbers of chunks than a rule's 8."""
+
+
+ALL = ROWS | MORE
 
 
 def build(name: str, setting: Setting, place: Place) -> Trainer:
@@ -80,4 +89,4 @@ def build(name: str, setting: Setting, place: Place) -> Trainer:
     torch.manual_seed(0)
     seconds = setting.compute_ms / 1e3
     model = EmulatedModel(setting.parameters, setting.layers, seconds / 3, 2 * seconds / 3)
-    return ROWS[name].build(model, setting, place)
+    return ALL[name].build(model, setting, place)
