@@ -10,10 +10,11 @@ each with a model and a session of its own, which a short run feels and a long o
 
     python benchmarks/sim.py [--workers 64] [--steps 256] [--rule "bmuf(period=8)"] [--width 512] [--small 16]
 
-The last line is a JSON object: `overhead` (at most 1.2 is the aim), `speedup` (at least 5), `minibatch_ms` of
-the serial loop, `start_ms` of a virtual worker without a step, `difference`, the largest between parameters of
-stacked and of virtual workers, `workers_1024_s`, the seconds of so many workers (of `--many`) with 16 minibatches each
-of the small model, start included, and `many_over_loop`, that over the loop.
+The last line is a JSON object: `overhead` (at most 1.2 is the aim), `bare_overhead`, the same for N models without
+paceline, each trained for eight minibatches in turn and then set to the mean (what memory alone costs), `speedup` (at
+least 5), `minibatch_ms` of the serial loop, `start_ms` of a virtual worker without a step, `difference`, the largest
+between parameters of stacked and of virtual workers, `workers_1024_s`, the seconds of so many workers (of `--many`)
+with 16 minibatches each of the small model, start included, and `many_over_loop`, that over the loop.
 """
 
 from __future__ import annotations
@@ -68,6 +69,22 @@ class Task:
         for step in range(self.steps):
             for rank in range(self.workers):
                 self.minibatch(model, optimizer, step, rank)
+
+    def bare(self, period: int = 8) -> None:
+        """N models in turn for a block each, and then their mean in every one: what memory alone costs."""
+        made = [self.start() for _ in range(self.workers)]
+        for begin in range(0, self.steps, period):
+            for rank, (model, optimizer) in enumerate(made):
+                for step in range(begin, min(begin + period, self.steps)):
+                    self.minibatch(model, optimizer, step, rank)
+            with torch.no_grad():
+                for parameters in zip(*(model.parameters() for model, _ in made), strict=True):
+                    mean = parameters[0].clone()
+                    for parameter in parameters[1:]:
+                        mean.add_(parameter)
+                    mean.div_(self.workers)
+                    for parameter in parameters:
+                        parameter.copy_(mean)
 
     def virtual(self, rule: str) -> dict[str, Tensor]:
         """With virtual workers; the global model."""
@@ -126,7 +143,7 @@ def main() -> None:
     small = Task(options.workers, options.steps, options.small, options.batch)
     for width in (options.width, options.small):
         Task(2, 8, width, options.batch).warm_up(options.rule)
-    serial, virtual = best(options.repeat, task.serial, lambda: task.virtual(options.rule))
+    serial, virtual, bare = best(options.repeat, task.serial, lambda: task.virtual(options.rule), task.bare)
     task.steps = 0
     (start,) = best(options.repeat, lambda: task.virtual(options.rule))
     plain, stacked = best(
@@ -140,12 +157,13 @@ def main() -> None:
     count = options.workers * options.steps
     for name, seconds in (
         (f"serial, width {options.width}", serial),
+        (f"bare, width {options.width}", bare),
         (f"virtual, width {options.width}", virtual),
         (f"virtual, width {options.small}", plain),
         (f"stacked, width {options.small}", stacked),
     ):
         print(f"{name:22} {1e3 * seconds / count:8.3f} ms a minibatch")
-    figures = {"overhead": virtual / serial, "speedup": plain / stacked}
+    figures = {"overhead": virtual / serial, "bare_overhead": bare / serial, "speedup": plain / stacked}
     figures |= {"minibatch_ms": 1e3 * serial / count, "start_ms": 1e3 * start / options.workers}
     figures |= {"difference": difference, "workers_1024_s": crowd, "many_over_loop": crowd / loop}
     print(json.dumps({name: float(f"{value:.4g}") for name, value in figures.items()}))
