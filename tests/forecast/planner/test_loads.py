@@ -9,7 +9,7 @@ import pytest
 
 from paceline.errors import RuleError
 from paceline.forecast.planner import Network, NetworkLink, network_from_text, recommend
-from paceline.forecast.planner.loads import plan_of, ring, scatter
+from paceline.forecast.planner.loads import ring, scatter
 from paceline.forecast.planner.timing import exchange
 from paceline.rules.codec import Layout
 from paceline.rules.recipes import rule_from_text
@@ -63,7 +63,7 @@ def test_links_carry_what_the_route_sends(dimensions: str | tuple[int, ...], wor
     """The bytes of each link, counted message by message from the slices of the workers."""
     topology, elements = Hierarchical(dimensions), 12 * 12 * 100  # type: ignore[arg-type]
     network = racks(hosts=2, each=each)
-    plan = plan_of(topology, network, workers)
+    plan = topology.plan(network.hosts(workers))
     slices = [list(plan.slices(rank, elements)) for rank in range(workers)]
     group_elements = float(elements)
     for level, groups in enumerate(plan.levels[:-1]):

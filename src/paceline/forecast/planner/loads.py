@@ -21,9 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from paceline.forecast.planner.network import Network, NetworkLink
-from paceline.rules.topology import Hierarchical
-from paceline.rules.topology.base import Topology
-from paceline.rules.topology.hierarchical import DimensionPlan, Groups
+from paceline.rules.topology.base import Groups, Topology
 
 PLANS = 256
 """Plans and loads that are kept."""
@@ -56,18 +54,16 @@ class Loads:
 
 
 @lru_cache(maxsize=PLANS)
-def plan_of(topology: Topology, network: Network, workers: int) -> DimensionPlan:
+def levels_of(topology: Topology, network: Network, workers: int) -> tuple[Groups, ...]:
     """The groups of each dimension of the rule's route, the slowest last."""
-    if isinstance(topology, Hierarchical):
-        return topology.plan(network.hosts(workers))
-    return DimensionPlan(([list(range(workers))],))
+    return topology.levels(network.hosts(workers))
 
 
 @lru_cache(maxsize=PLANS)
 def ring(topology: Topology, network: Network, workers: int) -> Loads:
     """Of a ring along the slowest dimension."""
     flows = _Flows(network)
-    groups = plan_of(topology, network, workers).levels[-1]
+    groups = levels_of(topology, network, workers)[-1]
     for group in groups:
         for source, target in zip(group, [*group[1:], *group[:1]], strict=True):
             flows.add(source, target)
@@ -78,8 +74,8 @@ def ring(topology: Topology, network: Network, workers: int) -> Loads:
 def scatter(topology: Topology, network: Network, workers: int, level: int) -> Loads:
     """Of an all-to-all along dimension `level`, in which every worker of a group owns an equal share, as far as the
     smallest group goes; along the slowest one (-1) all do."""
-    groups = plan_of(topology, network, workers).levels[level]
-    last = level in (-1, len(plan_of(topology, network, workers).levels) - 1)
+    levels = levels_of(topology, network, workers)
+    groups, last = levels[level], level in (-1, len(levels) - 1)
     flows = _Flows(network)
     for group in groups:
         flows.scatter(group, len(group) if last else min(map(len, groups)))
@@ -88,7 +84,7 @@ def scatter(topology: Topology, network: Network, workers: int, level: int) -> L
 
 def owners(topology: Topology, network: Network, workers: int) -> Iterator[int]:
     """Of each fast dimension, the workers among which a group's numbers are divided."""
-    for groups in plan_of(topology, network, workers).levels[:-1]:
+    for groups in levels_of(topology, network, workers)[:-1]:
         yield min(map(len, groups))
 
 

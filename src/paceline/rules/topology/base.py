@@ -19,6 +19,9 @@ from paceline.errors import RuleError
 from paceline.rules.codec.base import Codec, State, Steps
 from paceline.rules.codec.layout import Layout
 
+Groups = list[list[int]]
+"""Ranks that exchange with one another, along one dimension."""
+
 
 class Route(Protocol):
     """A topology bound to a connection."""
@@ -46,6 +49,9 @@ class Topology(Protocol):
 
     def route(self, transport: Transport, operations: int) -> Route:
         """The route over `transport`, for codecs of at most that many `operations`; every worker calls it."""
+
+    def levels(self, hosts: Sequence[str]) -> tuple[Groups, ...]:
+        """For each dimension, the slowest last, groups that cover all ranks; "measured" as if it found the hosts."""
 
     def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
         """Bytes that `rank` sends for one exchange; `hosts` names each worker's host in rank order."""

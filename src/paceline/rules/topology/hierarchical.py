@@ -33,9 +33,7 @@ from paceline.communication.base import CompletedOperation, Transport
 from paceline.errors import RuleError
 from paceline.rules.codec.base import Codec, Result, State, Steps
 from paceline.rules.codec.layout import Layout
-from paceline.rules.topology.base import DirectWire, check_chunks
-
-Groups = list[list[int]]
+from paceline.rules.topology.base import DirectWire, Groups, check_chunks
 
 
 @dataclass(frozen=True)
@@ -263,6 +261,10 @@ class Hierarchical:
             sizes = " x ".join(str(p) for p in self.dimensions)
             raise RuleError(f"dimensions {sizes} make {prod(self.dimensions)} workers, and there are {len(hosts)}")
         return DimensionPlan.grid(self.dimensions)
+
+    def levels(self, hosts: Sequence[str]) -> tuple[Groups, ...]:
+        """The groups of each dimension, the slowest last."""
+        return self.plan(hosts).levels
 
     def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
         """Bytes that `rank` sends; for "measured", as if it found the hosts (`route.plan` is exact)."""

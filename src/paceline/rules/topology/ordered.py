@@ -19,7 +19,7 @@ from typing import ClassVar
 from paceline.communication.base import Transport
 from paceline.rules.codec.base import Codec
 from paceline.rules.codec.layout import Layout
-from paceline.rules.topology.base import DirectRoute, check_chunks
+from paceline.rules.topology.base import DirectRoute, Groups, check_chunks
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,10 @@ class Ordered:
         """The route over `transport`."""
         transport.open_channels(1 + 2 * operations)
         return DirectRoute(transport, 2 * operations, ordered=True)
+
+    def levels(self, hosts: Sequence[str]) -> tuple[Groups, ...]:
+        """One dimension."""
+        return ([list(range(len(hosts)))],)
 
     def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
         """What the codec sends among all workers."""
