@@ -7,10 +7,18 @@ loopback the passes over memory are the cost; between two network namespaces joi
 On loopback mpiexec starts the processes, if mpi4py and an MPI are installed: then a row has the all-reduce of the same
 buffer over `transport="mpi"`.
 
+What a synchronisation moves beside the all-reduce, over what the memory bus moves meanwhile, is its bound: it packs the
+contribution (reads parameters, anchor and Delta, writes the wire memory, which is fetched first) and applies the mean
+(reads it; reads and writes Delta and anchor; fetches and writes the parameters), 12 times the model's bytes. The bus is
+measured by `x += y` of as many bytes, which moves 3 times these, in both processes at once.
+
     python benchmarks/sync_cost.py [--repeats 10] [--rate 1000]
 
 The last line is a JSON object: `ratio`, `ratio_1gbit` (null where namespaces cannot be made, with the reason) and
-`mpi_ratio`, the all-reduce over MPI over gloo's (null without MPI).
+`mpi_ratio`, the all-reduce over MPI over gloo's (null without MPI). On loopback also `processor_ratio`, the processor
+time of a synchronisation over that of an all-reduce, which other programs disturb less; `moved_gb` and `bus_gb_s`, the
+bytes of the bound and the bus of one process; and `bound_ratio`, an all-reduce and the bound in a row over an
+all-reduce: less is had only where they overlap.
 """
 
 from __future__ import annotations
@@ -33,6 +41,9 @@ import paceline
 from paceline.communication import connect
 
 TENSORS, ELEMENTS = 25, 1_000_000
+MODEL_BYTES = 4 * TENSORS * ELEMENTS
+PASSES, BUS_PASSES = 12, 3
+"""How often the model's bytes cross the memory bus in a synchronisation, and in what measures the bus."""
 
 
 class Model(nn.Module):
@@ -55,10 +66,15 @@ def attached() -> tuple[Model, torch.optim.Optimizer, paceline.Run]:
 
 def timed(action: Callable[[], Any]) -> float:
     """Seconds that `action` takes, from a common start."""
+    return timed_both(action)[0]
+
+
+def timed_both(action: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds that `action` takes, from a common start, and processor seconds of all threads of this process."""
     dist.barrier()
-    began = time.perf_counter()
+    began, processor = time.perf_counter(), time.process_time()
     action()
-    return time.perf_counter() - began
+    return time.perf_counter() - began, time.process_time() - processor
 
 
 def torchft_row(model: nn.Module) -> Callable[[], Any] | None:
@@ -97,28 +113,40 @@ def torchft_row(model: nn.Module) -> Callable[[], Any] | None:
 def worker(repeats: int) -> None:
     """One rank: time both in turn."""
     model, optimizer, run = attached()
-    flat = torch.randn(TENSORS * ELEMENTS)
-    rows: dict[str, list[float]] = {"bmuf": [], "all_reduce": []}
+    flat, other = torch.randn(TENSORS * ELEMENTS), torch.zeros(TENSORS * ELEMENTS)
+    rows: dict[str, list[float]] = {}
     over_mpi = connect(600, None, "mpi") if "PMI_RANK" in os.environ else None
     for repeat in range(repeats + 2):
         with torch.no_grad():
             for weight in model.weights:
                 weight.add_(0.01)
-        sync_s = timed(optimizer.step)  # no gradients: the step is the synchronisation
-        bare_s = timed(lambda: dist.all_reduce(flat))
+        found: dict[str, float] = {}
+        found["bmuf"], found["bmuf_processor"] = timed_both(optimizer.step)  # no gradients: only the synchronisation
+        found["all_reduce"], found["all_reduce_processor"] = timed_both(lambda: dist.all_reduce(flat))
+        found["bus"] = timed(lambda: flat.add_(other))
         flat.mul_(0.5)
         if over_mpi is not None:
-            mpi_s = timed(lambda: over_mpi.all_reduce(flat).wait())
+            found["mpi"] = timed(lambda: over_mpi.all_reduce(flat).wait())
             flat.mul_(0.5)
-            rows.setdefault("mpi", []).extend([mpi_s] if repeat >= 2 else [])
-        if repeat >= 2:  # the first touch of memory is not what is measured
-            rows["bmuf"].append(sync_s)
-            rows["all_reduce"].append(bare_s)
+        for name, seconds in found.items() if repeat >= 2 else ():  # the first touch of memory is not what is measured
+            rows.setdefault(name, []).append(seconds)
     run.close()
     peer = torchft_row(Model())
     if peer is not None:
         rows["torchft"] = [timed(peer) for _ in range(repeats + 2)][2:]
     answer({name: statistics.median(values) for name, values in rows.items()})
+
+
+def bound(medians: dict[str, float]) -> dict[str, float | None]:
+    """What the memory bus allows on loopback, from the medians there; see the top."""
+    bus = BUS_PASSES * MODEL_BYTES / medians["bus"]
+    moved = PASSES * MODEL_BYTES
+    return {
+        "processor_ratio": round(medians["bmuf_processor"] / medians["all_reduce_processor"], 3),
+        "moved_gb": moved / 1e9,
+        "bus_gb_s": round(bus / 1e9, 1),
+        "bound_ratio": round(1 + moved / bus / medians["all_reduce"], 3),
+    }
 
 
 def main() -> None:
@@ -137,12 +165,13 @@ def main() -> None:
     if not reason:
         with Hosts(options.rate) as hosts:
             results[f"{options.rate:g} Mbit/s"] = launch(__file__, arguments, 2, 900, hosts)
-    print(f"{'network':14} {'what':12} {'median':>10} {'over all-reduce':>16}")
+    print(f"{'network':14} {'what':20} {'median':>10} {'over all-reduce':>16}")
     for network, medians in results.items():
         for name, seconds in medians.items():
-            print(f"{network:14} {name:12} {1e3 * seconds:7.1f} ms {seconds / medians['all_reduce']:16.3f}")
+            print(f"{network:14} {name:20} {1e3 * seconds:7.1f} ms {seconds / medians['all_reduce']:16.3f}")
     ratios = [medians["bmuf"] / medians["all_reduce"] for medians in results.values()]
     found = {"ratio": round(ratios[0], 3), "ratio_1gbit": round(ratios[1], 3) if len(ratios) > 1 else None}
+    found |= bound(results["loopback"])
     over_mpi = results["loopback"].get("mpi")
     found["mpi_ratio"] = round(over_mpi / results["loopback"]["all_reduce"], 3) if over_mpi is not None else None
     if reason:

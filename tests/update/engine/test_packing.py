@@ -40,7 +40,7 @@ def moved(dtype: torch.dtype) -> tuple[FragmentState, list[OuterStateChunk]]:
             one.tensors["delta"].normal_()
         for parameter in model:
             parameter.mul_(1.25)
-    return state, cut_states(state.all, rule, exchanger, numbers, overlapped=False)
+    return state, cut_states(state.all, rule, exchanger, numbers, overlapped=False, measured=True)
 
 
 def nothing(state: OuterState) -> list[OuterStateChunk]:

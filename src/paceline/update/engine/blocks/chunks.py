@@ -128,12 +128,17 @@ def packings(chunks: Sequence[OuterStateChunk], state: OuterState) -> list[Outer
 
 
 def cut_states(
-    states: Sequence[OuterState], rule: Rule, exchanger: Exchanger, numbers: Contribution, overlapped: bool
+    states: Sequence[OuterState],
+    rule: Rule,
+    exchanger: Exchanger,
+    numbers: Contribution,
+    overlapped: bool,
+    measured: bool,
 ) -> list[OuterStateChunk]:
     """Cut all outer states of a fragment into chunks.
 
-    In host memory each chunk has its own wire memory, so that the pass that takes the norm packs all of them. On a
-    device chunks that keep no data share a few wire buffers.
+    In host memory each chunk of parameters has its own wire memory, so that the pass that takes the norm packs all of
+    them. Other chunks that keep no data share a few wire buffers.
 
     Args:
         states: the outer states.
@@ -141,6 +146,7 @@ def cut_states(
         exchanger: the connection.
         numbers: of the block.
         overlapped: whether the next block computes during an exchange.
+        measured: whether the norms of contributions are taken.
     """
     pieces: list[tuple[OuterState, int, int]] = []
     total = sum(state.numel for state in states)
@@ -157,8 +163,8 @@ def cut_states(
     chunks = []
     for turn, (state, begin, end) in enumerate(pieces):
         key = (state.dtype, transport.wire_device(state.device))
-        packs = key[1].type == "cpu" == state.device.type  # a pass over host memory takes longer than one on a device
-        own = overlapped or packs or not (codec.exact or state.lossless)
+        packs = measured and state.device.type == key[1].type == "cpu"  # a pass takes longer there than on a device
+        own = overlapped or (not state.lossless and (packs or not codec.exact))
         name = (*key, -1 - turn if own else turn % IN_FLIGHT)
         if name not in wires:
             wires[name] = torch.zeros(end - begin if own else longest[key], dtype=key[0], device=key[1])

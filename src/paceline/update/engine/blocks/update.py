@@ -102,7 +102,8 @@ class BlockUpdate:
             self.chunks = []
         self.state.refresh()
         if not self.chunks:
-            self.chunks = cut_states(self.state.all, self.numbers.rule, self.exchanger, self.numbers, self._overlapped)
+            rule, overlapped, measured = self.numbers.rule, self._overlapped, self._measures
+            self.chunks = cut_states(self.state.all, rule, self.exchanger, self.numbers, overlapped, measured)
 
     # -- the exchange -----------------------------------------------------------------------------
 
