@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Storms in simulated worlds: how many seeds, what they found, and whether they find bugs that are planted.
 
-    python benchmarks/storm.py [--minutes 10] [--first 0] [--mutant-seeds 1000] [--jobs 2] [--out DIR] [--quick]
+    python benchmarks/storm.py [--minutes 10] [--first 0] [--mutant-seeds 1500] [--jobs 2] [--out DIR] [--quick]
 
 `--minutes` are shared by the control plane with its ledger (the most), whole elastic runs with models, whole
 asynchronous runs, and lockstep runs that resume from checkpoint steps (`SHARES`). Then each planted bug of
@@ -48,7 +48,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--first", type=int, default=0, help="seed")
-    parser.add_argument("--mutant-seeds", type=int, default=1000, help="at most, for each planted bug")
+    parser.add_argument("--mutant-seeds", type=int, default=1500, help="at most, for each planted bug")
     parser.add_argument("--mutants", nargs="*", choices=list(PLANTED), default=list(PLANTED))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, help="folder for the JSON")

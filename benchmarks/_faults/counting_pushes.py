@@ -150,6 +150,7 @@ class Deaths(KillPoints):
 
         def torn(line: Any, pending: Any, request: Any) -> None:
             if request.values is not None:
+                line._send_batch()  # what comes before it has left
                 self.at("torn")
             send(line, pending, request)
 

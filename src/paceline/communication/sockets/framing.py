@@ -151,7 +151,8 @@ class Channel:
             self.close()  # a part of the frame may have been sent
             raise
         finally:
-            self._leave(self._sending)
+            self._unuse()
+            self._sending.release()
 
     def receive(
         self, buffer: Tensor | Callable[[FrameHeader], Tensor] | None = None, deadline_s: float | None = None
@@ -185,7 +186,8 @@ class Channel:
                 raise MismatchError(f"from {self.peer}: {error}; the connection is closed") from error
             raise
         finally:
-            self._leave(self._receiving)
+            self._unuse()
+            self._receiving.release()
 
     def close(self) -> None:
         """End the connection, and every wait on it; from any thread, also repeatedly.
@@ -358,7 +360,7 @@ class Channel:
         return Closed(f"the connection to {self.peer} is lost: {error}")
 
     def _enter(self, turn: threading.Lock, deadline: float | None) -> None:
-        """Take a turn, to send or to receive, and keep the file descriptor open; `_leave` ends both."""
+        """Take a turn, to send or to receive, and keep the file descriptor open; `_unuse` and a release end both."""
         if not turn.acquire(blocking=False):
             left = milliseconds(deadline)
             if not turn.acquire(timeout=-1 if left is None else left / 1000):
@@ -368,10 +370,6 @@ class Channel:
         except Closed:
             turn.release()
             raise
-
-    def _leave(self, turn: threading.Lock) -> None:
-        self._unuse()
-        turn.release()
 
     def _decrypted(self) -> bool:
         """Whether bytes were decrypted that nobody has read yet."""
