@@ -724,7 +724,7 @@ def test_public_names() -> None:
         assert hasattr(paceline, name), name
     assert issubclass(paceline.DesyncError, RuntimeError) and issubclass(paceline.MismatchError, ValueError)
     errors = [getattr(paceline, n) for n in paceline.__all__ if n.endswith("Error") and n != "PacelineError"]
-    assert len(errors) == 12 and all(issubclass(e, paceline.PacelineError) for e in errors)
+    assert len(errors) == 13 and all(issubclass(e, paceline.PacelineError) for e in errors)
 
 
 def test_attributes_that_a_part_holds_are_read_only_and_documented() -> None:

@@ -54,7 +54,7 @@ class Attacker(Liar):
 
     def raw(self, data: bytes) -> None:
         """Send bytes inside of TLS."""
-        self.channel._write([memoryview(data)], time.monotonic() + SOON, None)
+        self.channel._write([memoryview(data)], 0, time.monotonic() + SOON, None)
 
     def beat(self, kind: int, steps: int, doing: object) -> None:
         """Send a heartbeat over the connection for them."""

@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 import paceline
+from paceline.errors import WorkerFailedError
+from paceline.run import launch, launched
 
 ROOT = Path(paceline.__file__).parent
 RUNNERS = (ROOT / "forecast" / "sim" / "simulate.py", ROOT / "doors" / "zero" / "program.py")
 """They run the user's script."""
-FILES = sorted(path for path in ROOT.rglob("*.py") if path not in RUNNERS)
+OWN = (ROOT / "run" / "launch.py", ROOT / "run" / "launched.py")
+"""They load what their own program has written into a folder that nobody else may enter: see the test below."""
+FILES = sorted(path for path in ROOT.rglob("*.py") if path not in (*RUNNERS, *OWN))
 MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml"}
 CALLS = {"eval", "exec", "compile", "__import__", "system", "popen"}
 ATTRIBUTES = {
@@ -58,6 +62,22 @@ def _calls(node: ast.Call) -> Iterator[str]:
 def test_nothing_is_run_or_unpickled() -> None:
     found = {str(path.relative_to(ROOT)): list(offences(ast.parse(path.read_text("utf-8")))) for path in FILES}
     assert {name: what for name, what in found.items() if what} == {}
+
+
+def test_only_the_user_may_enter_the_folder_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Path] = []
+
+    def run(command: list[str]) -> int:
+        seen.append(Path(command[command.index(launched.__name__) + 1]))
+        assert seen[0].stat().st_mode & 0o777 == 0o700 and (seen[0] / launched.CALL).exists()
+        return 1
+
+    monkeypatch.setattr(launch, "_run", run)
+    with pytest.raises(WorkerFailedError):
+        launch.launch(print, 1)
+    assert seen and not seen[0].exists()
+    loads = [path for path in OWN for line in path.read_text("utf-8").splitlines() if "loads(" in line]
+    assert len(loads) == 3, "each of them has to read a file of that folder"
 
 
 @pytest.mark.parametrize(
