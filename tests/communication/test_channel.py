@@ -230,3 +230,16 @@ def test_own_address_towards_nowhere() -> None:
     name = "a" * 64  # longer than a part of a name may be, so nobody is asked for it
     with pytest.raises(UnsupportedError, match=f"no way from here to '{name}'"):
         own_address(name)
+
+
+def test_a_connection_that_is_reset_at_once_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[socket.socket] = []
+
+    def reset(*_: object, **settings: object) -> socket.socket:
+        made.append(socket.socket())  # which has no peer any more
+        return made[-1]
+
+    monkeypatch.setattr(socket, "create_connection", reset)
+    with pytest.raises(Late, match="cannot be reached within"):
+        connect("127.0.0.1", 1, "rank 0", timeout_s=0.05)
+    assert made and all(one.fileno() == -1 for one in made)

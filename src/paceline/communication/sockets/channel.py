@@ -238,10 +238,13 @@ def connect(address: str, port: int, peer: str, timeout_s: float, tls: TLS | Non
 
 def _dial(address: str, port: int, deadline: float) -> socket.socket:
     sock = socket.create_connection((address, port), timeout=max(0.001, deadline - time.monotonic()))
-    # Without a listener at an ephemeral port, a connection can connect to itself.
-    if sock.getsockname() == sock.getpeername():
+    try:
+        # Without a listener at an ephemeral port, a connection can connect to itself.
+        if sock.getsockname() == sock.getpeername():
+            raise ConnectionRefusedError("no process listens there")
+    except OSError:  # also if the listener has reset it by now
         sock.close()
-        raise ConnectionRefusedError("no process listens there")
+        raise
     return sock
 
 
