@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -61,9 +61,8 @@ def main(
     ] = False,
 ) -> None:
     """Give the training program you already have a cluster."""
-    commands: dict[str, Any] = {name: one for name, one in vars(ctx.command)["commands"].items()}
     with refusing():
-        found = settings_file.load(Path.cwd(), commands)
+        found = settings_file.load(Path.cwd(), settings_file.commands(ctx))
     ctx.obj = found
     if found is not None:
         ctx.default_map = dict(found.values)

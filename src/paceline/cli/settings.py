@@ -44,8 +44,8 @@ def command(
     else:
         out().print(f"{near(found.path)}: in order", markup=False)
     shown = 0
-    for name, one in vars(ctx.parent.command)["commands"].items():
-        for key, option in settings_file.options(one).items() if hasattr(one, "params") else ():
+    for name, one in settings_file.commands(ctx.parent).items():
+        for key, option in settings_file.options(one).items():
             line = _line(name, key, option, values.get(name, {}))
             if line:
                 out().print(line, markup=False, soft_wrap=True)

@@ -69,6 +69,12 @@ def _read(path: Path) -> dict[str, Any]:
         raise UnsupportedError(f"{path} cannot be read as TOML: {error}; correct it") from error
 
 
+def commands(ctx: Any) -> dict[str, Any]:
+    """paceline's own commands, by name; `ctx` is that of `paceline` itself."""
+    group: Any = ctx.command
+    return dict(group.commands)
+
+
 def options(command: Any) -> dict[str, Any]:
     """The options that a file may set, by their name there."""
     found = {}
@@ -77,6 +83,11 @@ def options(command: Any) -> dict[str, Any]:
         if one.param_type_name == "option" and names and names[0] not in EAGER:
             found[names[0]] = one
     return found
+
+
+def as_typed(name: str, value: Any) -> list[str]:
+    """An option as it is typed; nothing for a flag that is off."""
+    return [] if value is False else [name] if value is True else [name, f"{value}"]
 
 
 def load(folder: Path, commands: Mapping[str, Any]) -> SettingsFile | None:
@@ -137,7 +148,8 @@ def announce(ctx: typer.Context) -> None:
     for key, option in options(ctx.command).items():
         source = ctx.get_parameter_source(option.name)
         if source is not None and source.name in origins:
-            value = ctx.params[option.name]
-            set_by.setdefault(origins[source.name], []).append(f"--{key}" if value is True else f"--{key} {value}")
+            typed = as_typed(f"--{key}", ctx.params[option.name])
+            if typed:
+                set_by.setdefault(origins[source.name], []).append(" ".join(typed))
     for origin, given in set_by.items():
         err().print(f"{origin} sets {', '.join(given)}", markup=False, soft_wrap=True)

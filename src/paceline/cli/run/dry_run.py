@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from paceline.cli.console import near
+from paceline.cli.console import near, settings_file
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.saved_plan import address_text
 from paceline.cli.run import certificates, checks
@@ -108,9 +108,8 @@ def _arguments(ctx: typer.Context, index: int, secret: bool) -> list[str]:
         source = ctx.get_parameter_source(option.name or "")
         if option.param_type_name != "option" or option.name in TO_CHANGE or source is None:
             continue
-        if source.name in ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP"):  # the other hosts may have no such file
-            value = ctx.params[option.name or ""]
-            words += [option.opts[0]] if value is True else [option.opts[0], f"{value}"]
+        if source.name != "DEFAULT":  # also what a file sets, which the other hosts may not have
+            words += settings_file.as_typed(option.opts[0], ctx.params[option.name or ""])
     words += ["--host-index", str(index)]
     if secret:
         words += ["--job", str(ctx.params["job"] or JOB)]
