@@ -9,11 +9,14 @@ for eight accelerators, and what a method costs the processor still shows.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+LEARNING_RATE = 1e-4
+Step = Callable[[], None]
 
 
 class Queue:
@@ -94,6 +97,23 @@ def emulated_model(
 ) -> EmulatedModel:
     """A model of the size of ResNet-50 that computes 100 ms a step, two thirds of it backward."""
     return EmulatedModel(parameters, layers, forward_s, backward_s)
+
+
+def plain_step(model: nn.Module, optimizer: Any) -> Step:
+    """The user's loop."""
+    x = torch.ones(1, requires_grad=True)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        model(x).backward()
+        optimizer.step()
+
+    return step
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """The least that a processor can do for a step."""
+    return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
 
 def idle_share(before: Sequence[int], after: Sequence[int]) -> float:

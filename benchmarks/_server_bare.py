@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from paceline.communication.sockets.frames import HEADER_BYTES
+from paceline.communication.sockets.frames import HEADER_BYTES, advance
 from paceline.communication.sockets.polls import set_options
 
 
@@ -87,10 +87,4 @@ def _step(parts: list[memoryview], first: int, size: int) -> int:
     """How many parts from `first` on are done by `size` bytes; cuts the next one."""
     if not size:
         raise EOFError("the other end is gone")
-    done = first
-    while done < len(parts) and size >= parts[done].nbytes:
-        size -= parts[done].nbytes
-        done += 1
-    if size:
-        parts[done] = parts[done][size:]
-    return done - first
+    return advance(parts, first, size)

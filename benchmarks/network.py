@@ -39,7 +39,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ from typing import Any
 import _quick
 import torch
 import torch.distributed as dist
-from _emulate import EmulatedModel, emulated_model, idle_share, processor_ticks
+from _emulate import EmulatedModel, Step, emulated_model, idle_share, plain_step, processor_ticks, sgd
 
 PERIOD = 16  # steps of a block, for every method that has blocks
 RULES = {
@@ -60,8 +59,6 @@ PEERS = ("ddp", "ddp_powersgd", "torchft_diloco", "torchft_overlap", "hivemind")
 BLOCKY = {"torchft_diloco": PERIOD, "torchft_overlap": PERIOD, "hivemind": PERIOD}
 WARM_STEPS = 4  # DDP rebuilds its buckets after one, PowerSGD starts after two
 PORT = 29400
-LEARNING_RATE = 1e-4
-Step = Callable[[], None]
 
 
 class Meeting:
@@ -93,23 +90,6 @@ class Meeting:
 
 
 # ---- what a worker runs: a step of each method ----------------------------------------------------------------------
-
-
-def plain_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Step:
-    """The user's loop."""
-    x = torch.ones(1, requires_grad=True)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=False)
-        model(x).backward()
-        optimizer.step()
-
-    return step
-
-
-def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The least that a processor can do for a step."""
-    return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
 
 def no_exchange(model: EmulatedModel, options: argparse.Namespace) -> Step:

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import torch
-from _emulate import EmulatedModel
+from _emulate import EmulatedModel, sgd
 
 from .fleet import Place
-from .setting import Setting, Trainer, sgd
+from .setting import Setting, Trainer
 
 
 def local_sgd(model: EmulatedModel, setting: Setting, place: Place) -> Trainer:

@@ -6,10 +6,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from _emulate import EmulatedModel
+from _emulate import EmulatedModel, plain_step, sgd
 
 from .fleet import Place
-from .setting import Setting, Trainer, plain, sgd
+from .setting import Setting, Trainer
 
 MATCHMAKING_S, REQUEST_TIMEOUT_S, TIMEOUT_S = 2.0, 1.0, 30.0
 AVERAGED = "Averaged parameters with"
@@ -46,7 +46,7 @@ def averager(model: EmulatedModel, setting: Setting, place: Place) -> Trainer:
         bandwidth=setting.rate_mbit * 1e6 / 8,
         start=True,
     )
-    made, local = [0, 0], plain(model, inner)
+    made, local = [0, 0], plain_step(model, inner)
 
     def step() -> None:
         local()
@@ -92,4 +92,4 @@ def optimizer(model: EmulatedModel, setting: Setting, place: Place) -> Trainer:
         tracker_opts={"min_refresh_period": 0.1, "default_refresh_period": 0.5},
         verbose=True,
     )
-    return Trainer(plain(model, made), lambda: averagings.count, made)
+    return Trainer(plain_step(model, made), lambda: averagings.count, made)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from _emulate import EmulatedModel
+from _emulate import EmulatedModel, plain_step, sgd
 
 from .fleet import Place
-from .setting import Setting, Trainer, plain, sgd
+from .setting import Setting, Trainer
 
 
 def build(text: str) -> Callable[[EmulatedModel, Setting, Place], Trainer]:
@@ -20,6 +20,6 @@ def build(text: str) -> Callable[[EmulatedModel, Setting, Place], Trainer]:
         sizes = {"period": setting.period, "fragments": setting.fragments, "fragment_overlap": setting.fragment_overlap}
         optimizer = sgd(model)
         run = paceline.attach(model, optimizer, rule=text.format(**sizes))
-        return Trainer(plain(model, optimizer), held=run)
+        return Trainer(plain_step(model, optimizer), held=run)
 
     return made

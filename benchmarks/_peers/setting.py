@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-LEARNING_RATE = 1e-4
 OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
 
 
@@ -53,23 +52,6 @@ class Trainer:
     held: Any = None
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    """The least that a processor can do for a step."""
-    return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-
-
 def outer(model: nn.Module) -> torch.optim.Optimizer:
     """DiLoCo's outer optimizer."""
     return torch.optim.SGD(model.parameters(), lr=OUTER_LR, momentum=OUTER_MOMENTUM, nesterov=True)
-
-
-def plain(model: nn.Module, optimizer: Any) -> Callable[[], None]:
-    """The user's loop."""
-    x = torch.ones(1, requires_grad=True)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=False)
-        model(x).backward()
-        optimizer.step()
-
-    return step

@@ -4,23 +4,23 @@
 from __future__ import annotations
 
 import torch.distributed as dist
-from _emulate import EmulatedModel
+from _emulate import EmulatedModel, plain_step, sgd
 from torch.nn.parallel import DistributedDataParallel
 
 from .fleet import Place
-from .setting import Setting, Trainer, plain, sgd
+from .setting import Setting, Trainer
 
 
 def no_exchange(model: EmulatedModel, setting: Setting, place: Place) -> Trainer:
     """What the shared processors alone take away."""
-    return Trainer(plain(model, sgd(model)))
+    return Trainer(plain_step(model, sgd(model)))
 
 
 def ddp(model: EmulatedModel, setting: Setting, place: Place) -> Trainer:
     """As many buckets as a model of 102 MB has with torch's default of 25 MB."""
     dist.init_process_group("gloo")
     wrapped = DistributedDataParallel(model, bucket_cap_mb=bucket_mb(setting))
-    return Trainer(plain(wrapped, sgd(model)))
+    return Trainer(plain_step(wrapped, sgd(model)))
 
 
 def bucket_mb(setting: Setting) -> float:
@@ -38,4 +38,4 @@ def fsdp2(model: EmulatedModel, setting: Setting, place: Place) -> Trainer:
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return Trainer(plain(model, sgd(model)))
+    return Trainer(plain_step(model, sgd(model)))

@@ -8,11 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from _emulate import EmulatedModel
+from _emulate import EmulatedModel, plain_step, sgd
 from torch import nn
 
 from .fleet import Place
-from .setting import Setting, Trainer, outer, plain, sgd
+from .setting import Setting, Trainer, outer
 from .torch_rows import bucket_mb
 
 PORT = 29510
@@ -63,7 +63,7 @@ def ddp(model: EmulatedModel, setting: Setting, place: Place) -> Trainer:
     inner = sgd(model)
     made, store = manager(model, inner, place, asynchronous=True)
     wrapped = DistributedDataParallel(made, model, bucket_cap_mb=bucket_mb(setting))
-    return Trainer(plain(wrapped, Optimizer(made, inner)), made.current_step, store)
+    return Trainer(plain_step(wrapped, Optimizer(made, inner)), made.current_step, store)
 
 
 def local_sgd(model: EmulatedModel, setting: Setting, place: Place) -> Trainer:
@@ -73,7 +73,7 @@ def local_sgd(model: EmulatedModel, setting: Setting, place: Place) -> Trainer:
     inner = sgd(model)
     made, store = manager(model, inner, place, asynchronous=False)
     LocalSGD(made, model, inner, sync_every=setting.period).__enter__()
-    return Trainer(plain(model, inner), made.current_step, store)
+    return Trainer(plain_step(model, inner), made.current_step, store)
 
 
 def diloco(model: EmulatedModel, setting: Setting, place: Place) -> Trainer:
@@ -102,4 +102,4 @@ def _diloco(
     made, store = manager(model, inner, place, asynchronous=False)
     outers = [outer(part) for part in parts]
     DiLoCo(made, list(parts), inner, outers, sync_every=setting.period, fragment_sync_delay=delay_steps).__enter__()
-    return Trainer(plain(model, inner), lambda: made.current_step() / len(parts), store)
+    return Trainer(plain_step(model, inner), lambda: made.current_step() / len(parts), store)

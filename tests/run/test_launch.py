@@ -117,15 +117,12 @@ def test_a_function_that_a_call_does_not_run_is_refused() -> None:
 @pytest.mark.parametrize("way", ["script", "repl"])
 def test_a_function_of_the_program_itself_needs_no_guard(way: str, tmp_path: Path) -> None:
     source = (ROOT / "tests" / "run" / "launch_programs.py").read_text()
-    if way == "repl":  # a blank line would end a function
-        source = "\n".join(line for line in source.splitlines() if line.strip())
-    source += '\nprint("results", paceline.launch(train, 2, (0.1,), "averaging"))\n'
+    source += '\nprint("results", paceline.launch(train, 2, (0.1,), rule="averaging"))\n'
     if way == "script":
-        (tmp_path / "program.py").write_text(source.replace('(0.1,), "averaging"', '(0.1,), rule="averaging"'))
+        (tmp_path / "program.py").write_text(source)
         command, given = [sys.executable, "program.py"], ""
     else:
-        lines = ["from __future__ import annotations", f"exec({source.replace('(0.1,), ', '(0.1,), rule=')!r})"]
-        command, given = [sys.executable, "-i"], "\n".join([*lines, ""])
+        command, given = [sys.executable, "-i"], f"exec({source!r})\n"
     ended = subprocess.run(command, input=given, capture_output=True, text=True, timeout=DEADLINE_S)
     assert "results [(0, -0.2), (1, -0.2)]" in ended.stdout, ended.stderr
     assert "came by value" in ended.stdout

@@ -86,7 +86,7 @@ def launch(
     with tempfile.TemporaryDirectory(prefix="paceline-launch-") as place:
         folder = Path(place)
         (folder / launched.CALL).write_bytes(_pickled(target, tuple(arguments)))
-        program = ["-m", launched.__name__, str(folder), getattr(target, "__name__", type(target).__name__)]
+        program = ["-m", launched.__name__, str(folder), _name(target)]
         code = _run([sys.executable, "-m", "paceline", "run", *options, *program])
         if code:
             raise _failure(folder, workers, code)
@@ -100,8 +100,7 @@ def _check(target: Any, workers: Any) -> None:
         )
     if inspect.isgeneratorfunction(target) or inspect.iscoroutinefunction(target):
         raise UnsupportedError(
-            f"{getattr(target, '__name__', target)} is a generator or a coroutine, which a call does not run: give a "
-            "function that trains"
+            f"{_name(target)} is a generator or a coroutine, which a call does not run: give a function that trains"
         )
     if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
         raise UnsupportedError(f"workers is a number of processes, at least 1, got {workers!r}")
@@ -112,12 +111,17 @@ def _check(target: Any, workers: Any) -> None:
         )
 
 
+def _name(target: Any) -> str:
+    """A function's name for messages."""
+    return str(getattr(target, "__name__", type(target).__name__))
+
+
 def _pickled(target: Any, arguments: tuple[Any, ...]) -> bytes:
     try:
         return bytes(cloudpickle.dumps((target, arguments)))
     except Exception as error:
         raise UnsupportedError(
-            f"{getattr(target, '__name__', target)}, what it uses, or an argument cannot be sent to the workers "
+            f"{_name(target)}, what it uses, or an argument cannot be sent to the workers "
             f"({type(error).__name__}: {error}): make it inside the function"
         ) from error
 

@@ -167,6 +167,17 @@ def parts_of(frame: Outgoing, joined: int) -> list[memoryview]:
     return [memoryview(head), own] if header.body_bytes > joined else [memoryview(head + own)]
 
 
+def advance(parts: list[memoryview], first: int, size: int) -> int:
+    """How many parts from `first` on are done by the next `size` bytes; cuts the one in which they end."""
+    done = first
+    while done < len(parts) and size >= parts[done].nbytes:
+        size -= parts[done].nbytes
+        done += 1
+    if size:
+        parts[done] = parts[done][size:]
+    return done - first
+
+
 def read_note(data: bytes | bytearray) -> Any:
     """The inverse of `write_note`; MismatchError if it is not JSON."""
     if not data:

@@ -29,6 +29,7 @@ from paceline.communication.sockets.frames import (
     FrameHeader,
     Late,
     Outgoing,
+    advance,
     fitting,
     memory,
     parts_of,
@@ -289,13 +290,7 @@ class Channel:
                     meanwhile()
             except OSError as error:
                 raise self._lost(error) from error
-        done = first
-        while done < len(parts) and sent >= parts[done].nbytes:
-            sent -= parts[done].nbytes
-            done += 1
-        if sent:
-            parts[done] = parts[done][sent:]
-        return done - first
+        return advance(parts, first, sent)
 
     def _count_records(self, sent: int) -> None:
         """Renew the key long before it has encrypted too much; say once where that is not possible."""

@@ -49,7 +49,7 @@ class ControlStorm(ElasticStorm):
 
     def prepare(self) -> None:
         rng = self.world.rng
-        self.truth = Truth(problems=self.problems)
+        self.truth = Truth()
         samples, epochs = rng.randint(8, 30), rng.choice([1, 1, 2])
         self.job = Job(self.world, self.place, samples, epochs, TIMEOUT_S, Meetings(self.world), self.truth)
 

@@ -70,7 +70,7 @@ class TapeStorm(ControlStorm):
 
     def prepare(self) -> None:
         total, unit, _ = self.recorded.data
-        self.truth = Truth(problems=self.problems)
+        self.truth = Truth()
         world, batches = self.world, -(-total // unit)
         world.further_turns = int(TURNS_A_SECOND * self.limit_s)
         meetings = Meetings(world, self._wire_s)

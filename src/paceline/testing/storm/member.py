@@ -35,7 +35,6 @@ class Truth:
             record from what the first was told, and if not both come to the end.
         ended: workers that came to the end of their program, with their models.
         of_liars: places that were leased to a member that lies: it may say of them what it likes.
-        problems: what must not happen.
     """
 
     models: dict[tuple[str, int], tuple[int, Model]] = field(default_factory=dict)
@@ -43,7 +42,6 @@ class Truth:
     forked: list[tuple[int, int, str]] = field(default_factory=list)
     ended: dict[int, Model] = field(default_factory=dict)
     of_liars: set[tuple[int, int]] = field(default_factory=set)
-    problems: list[str] = field(default_factory=list)
 
     def begun(self, generation: Generation) -> None:
         """A member begins from nothing."""

@@ -116,8 +116,9 @@ class RunSteps:
         digest = hashlib.sha256()
         for weights in model.parameters():
             digest.update(weights.detach().numpy().tobytes())
-        before = self._bits.setdefault(exchange, digest.hexdigest())
+        bits = digest.hexdigest()
+        before = self._bits.setdefault(exchange, bits)
         if full:
-            self._bits[exchange] = digest.hexdigest()
-        elif before != digest.hexdigest():
+            self._bits[exchange] = bits
+        elif before != bits:
             self._problems.append(f"{who} has other bits after {exchange} exchanges than the run had before")
