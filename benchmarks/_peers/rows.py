@@ -75,7 +75,7 @@ ROWS: dict[str, Row] = {
     "paceline_streaming_4bit": _paceline("streaming_diloco(period={period})"),
 }
 MORE = {
-    **{f"paceline_sync_chunks_{k}": _paceline(f"sync(chunks={k})", blocks=False) for k in (1, 2, 4)},
+    **{f"paceline_sync_chunks_{k}": _paceline(f"sync(chunks={k})", blocks=False) for k in (1, 2, 4, 8, 16, 32)},
     **{f"paceline_streaming_chunks_{k}": _paceline(f"{STREAMING}, chunks={k})") for k in (1, 4)},
 }
 """Measured where they are asked for: with other numbers of chunks than a rule's 8."""

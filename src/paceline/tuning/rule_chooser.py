@@ -30,8 +30,8 @@ from paceline.tuning.period_controller import block_bytes
 from paceline.tuning.probe_timers import ProbeTimer, SimulatedProbeTimer, WallProbeTimer
 from paceline.tuning.watch_timers import SimulatedWatch, WallBlocksWatch, WallStepsWatch, WatchTimer
 
-MANY = 1 << 18
-"""Fewer elements are exchanged in one chunk (:mod:`paceline.update.engine.blocks.chunks`)."""
+LEAST_ELEMENTS = 1 << 18
+"""The least elements of a chunk (:mod:`paceline.update.engine.blocks.chunks`)."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,10 @@ class ProbedModel:
         sent = {codec: block_bytes(one, world, owned, buffers, 0) for codec, one in rules.items()}
         kept = choices.worth_it(sent) if probe.codec else list(sent)
         return cls(world.size, layout.numel, gradients, {codec: sent[codec] for codec in kept})
+
+    def chunks(self, rule: Rule) -> int:
+        """The number of chunks of an exchange of gradients."""
+        return max(1, min(rule.common.chunks, self.elements // LEAST_ELEMENTS))
 
 
 class RuleChooser:
@@ -309,8 +313,8 @@ def rule_chooser_for(
     def timer() -> ProbeTimer:
         if cluster is None or not cluster.timed:
             return WallProbeTimer(spent, steps, device)
-        nbytes, chunks = model.gradient_bytes, rule.common.chunks if model.elements >= MANY else 1
-        return SimulatedProbeTimer(cluster.clock, world.rank, world.size, nbytes, chunks, steps)
+        nbytes = model.gradient_bytes
+        return SimulatedProbeTimer(cluster.clock, world.rank, world.size, nbytes, model.chunks(rule), steps)
 
     def watch_timer(choice: Choice) -> WatchTimer | None:
         if not choice.lockstep and stays:
@@ -318,8 +322,8 @@ def rule_chooser_for(
         if cluster is None or not cluster.timed:
             return WallStepsWatch(spent) if choice.lockstep else WallBlocksWatch(spent, flights)
         nbytes = model.gradient_bytes if choice.lockstep else model.block_bytes[choice.codec]
-        chunks = rule.common.chunks if model.elements >= MANY else 1
-        return SimulatedWatch(cluster.clock, world.rank, world.size, nbytes, chunks if choice.lockstep else None)
+        chunks = model.chunks(rule) if choice.lockstep else None
+        return SimulatedWatch(cluster.clock, world.rank, world.size, nbytes, chunks)
 
     can_probe = probes and (cluster is None or cluster.timed)
     # an optimizer whose state blocks leave on its worker has none that is common, which synchronous steps need

@@ -27,6 +27,7 @@ from paceline.rules.codec import Dense, Layout
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import EveryBlock
 from paceline.rules.traffic import bytes_per_block, overhead_bytes
+from paceline.update.engine.blocks.chunks import cut
 
 MOST_WORKERS = 1 << 16
 
@@ -205,7 +206,7 @@ def _within(rule: Rule, workload: Workload, network: Network, workers: int) -> t
         return 0.0, 0.0
     host = Network("host", network.within, network.within, near)
     sent = Dense().bytes_sent(workload.layout, near, 0)
-    chunks = rule.common.chunks
+    chunks = len(cut(workload.layout, rule.common.chunks, Dense()))
     whole_s = chunked_s([operation("sum", sent, host, near)], chunks)
     return max(whole_s / chunks, whole_s - (1 - 1 / chunks) * workload.backward * workload.step_s), sent
 

@@ -280,4 +280,4 @@ class Hierarchical:
             words = how[self.dimensions]
         else:
             words = " x ".join(str(p) for p in self.dimensions) + ", the first is the fastest"
-        return f"hierarchical ({words}) in {self.chunks} chunks" + (", in rank order" if self.ordered else "")
+        return f"hierarchical ({words}) in up to {self.chunks} chunks" + (", in rank order" if self.ordered else "")

@@ -27,7 +27,7 @@ class Ordered:
     """All-to-all, sum in rank order on the slice's owner, all-gather.
 
     Attributes:
-        chunks: how many pieces a large exchange is cut into; the result does not depend on it.
+        chunks: how many pieces a large exchange is cut into (of 1 MiB at least); the result does not depend on it.
     """
 
     chunks: int = 8

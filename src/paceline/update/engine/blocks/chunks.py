@@ -173,13 +173,14 @@ def cut_states(
 
 
 SMALL_ELEMENTS = 1 << 18
-"""An exchange of fewer elements than this is one chunk."""
+"""The least elements of a chunk, 1 MiB in fp32. Each message costs the processors: with eight workers on two cores,
+chunks of 0.6 MB took twice the processor time of chunks of 1.3 MB. Larger chunks leave a backward pass less to hide."""
 SMALL_CODED = 1 << 20
 """The least elements of a chunk under a lossy codec, whose messages are so short that their number costs more."""
 
 
 def cut(layout: Layout, pieces: int, codec: Codec, coarse: int = 1) -> list[tuple[int, int]]:
-    """Cut a flat tensor into at most `pieces` ranges of about one length, as suits the codec.
+    """Cut a flat tensor into at most `pieces` ranges of about one length, as suits the codec; a small one into fewer.
 
     Args:
         layout: the tensor's.
@@ -187,12 +188,11 @@ def cut(layout: Layout, pieces: int, codec: Codec, coarse: int = 1) -> list[tupl
         codec: the codec of the ranges.
         coarse: the transport's (:attr:`paceline.communication.base.Transport.coarse`).
     """
-    if not codec.exact:
-        pieces = max(1, min(pieces, layout.numel // SMALL_CODED))
+    least = SMALL_ELEMENTS * coarse if codec.exact else SMALL_CODED  # a lossy codec's loss depends on the cuts
+    pieces = max(1, min(pieces, layout.numel // least))
     if codec.whole:
         return _cut_between(layout, pieces)
-    least = SMALL_ELEMENTS * (coarse if codec.exact else 1)  # a lossy codec's loss depends on the cuts
-    if layout.numel < least or pieces == 1:
+    if pieces == 1:
         return [(0, layout.numel)]
     length = -(-layout.numel // pieces // 64) * 64  # offsets aligned for every dtype
     return [(begin, min(layout.numel, begin + length)) for begin in range(0, layout.numel, length)]
