@@ -55,7 +55,7 @@ def test_bytes_are_the_recipes_own_formula(name: str) -> None:
 
 
 def test_sync_by_hand() -> None:
-    """Bytes B over bandwidth W: 2 (N-1)/N B/W = 150 ms in 4 chunks, as it has 4 MiB: 3/4 of the backward pass hide 50."""
+    """Bytes B over bandwidth W: 2 (N-1)/N B/W = 150 ms in 4 chunks of 1 MiB: 3/4 of the backward pass hide 50."""
     found = look("sync", 4)
     assert found.exchange_s == pytest.approx(0.15 - 3 / 4 * 0.1 * 2 / 3, rel=1e-3)
     assert found.efficiency == pytest.approx(0.1 / (0.1 + found.exchange_s))
