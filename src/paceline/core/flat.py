@@ -205,15 +205,14 @@ class Fragment:
                 block.copy_(values)
         return out
 
-    @torch.no_grad()
+    @property
+    def sums(self) -> list[Tensor]:
+        """The sum of each tensor, which is finite if its elements are, unless it overflows; none of whole numbers."""
+        return [view.sum(dtype=self.outer_dtype) for view in self._views] if self.outer_dtype.is_floating_point else []
+
     def finite(self) -> bool:
-        """Whether every element is finite: a sum finds inf and nan at the speed of memory."""
-        if not self.outer_dtype.is_floating_point:
-            return True
-        sums = [view.sum(dtype=self.outer_dtype) for view in self._views]
-        if torch.isfinite(torch.stack(sums)).all():
-            return True
-        return all(bool(torch.isfinite(view).all()) for view in self._views)  # the sum may have overflowed
+        """Whether every element is finite."""
+        return all_finite([self])
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
         """Name -> a copy of its part of `flat` in the tensor's own shape, strides and dtype."""
@@ -241,6 +240,21 @@ def _changed(before: list[TensorSlot], now: list[TensorSlot]) -> str:
                 "the model must keep its shape while it is attached"
             )
     return "the model changed since attach"
+
+
+@torch.no_grad()
+def all_finite(parts: Iterable[Fragment]) -> bool:
+    """Whether every element of these fragments is finite: sums find inf and nan at the speed of memory.
+
+    Values of one device and dtype are read together, so that an accelerator is waited for once.
+    """
+    sums: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    parts = list(parts)
+    for part in parts:
+        sums.setdefault((part.device, part.outer_dtype), []).extend(part.sums)
+    if all(bool(torch.isfinite(torch.stack(found)).all()) for found in sums.values() if found):
+        return True
+    return all(bool(torch.isfinite(view).all()) for part in parts if part.sums for view in part._views)  # or overflow
 
 
 def fragments(

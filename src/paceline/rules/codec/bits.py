@@ -6,6 +6,8 @@ NumPy packs on a CPU, without a copy, and shifts on an accelerator; both give th
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -79,6 +81,12 @@ def look_up(table: Tensor, codes: Tensor) -> Tensor:
     """table[codes]: float32 (R, C k) for a table of shape (256, k) and codes uint8 (R, C)."""
     rows = len(codes)
     if not on_processor(codes):
-        return table.to(codes.device)[codes.to(torch.int32)].view(rows, -1)
+        return _copy_on(table, codes.device)[codes.to(torch.int32)].view(rows, -1)
     found = np.take(table.numpy().view(np.int64).reshape(-1), codes.numpy(), mode="clip")
     return torch.from_numpy(found.view(np.float32)).view(rows, -1)
+
+
+@lru_cache(maxsize=16)
+def _copy_on(table: Tensor, device: torch.device) -> Tensor:
+    """The table on an accelerator; copied once, because a copy waits for all that is queued there."""
+    return table.to(device)

@@ -3,6 +3,9 @@
 
 A sample of every 61st number gives a threshold that somewhat more than k numbers should exceed; only these are
 compared. If fewer than k do, all numbers are compared. The result does not depend on the sample.
+
+On an accelerator all numbers are compared at once: how many exceed a threshold is a value, for which the host would
+have to wait, and k is none.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ def largest(x: Tensor, k: int) -> Tensor:
     """Places of the `k` largest |x_m|, x of shape (n,), in rising order, int64; of equal ones the first."""
     if k >= x.numel():
         return torch.arange(x.numel(), device=x.device)
+    if not on_processor(x):
+        return _k_largest_of_all(x.abs(), k)
     candidates = _above(x, _threshold(x, k)) if x.numel() > _SMALL else None
     if candidates is None or len(candidates) < k:
         candidates = torch.arange(x.numel(), device=x.device)
@@ -39,16 +44,12 @@ def _threshold(x: Tensor, k: int) -> float:
 
 def _kth(magnitudes: Tensor, k: int) -> Tensor:
     """The k-th largest (the first is 1)."""
-    if not on_processor(magnitudes):
-        return torch.topk(magnitudes, k, sorted=True).values[-1]
     place = magnitudes.numel() - k
     return torch.from_numpy(np.partition(magnitudes.numpy(), place))[place]
 
 
 def _above(x: Tensor, threshold: float) -> Tensor:
     """Places where |x| >= threshold."""
-    if not on_processor(x):
-        return (x.abs() >= threshold).nonzero().view(-1)
     found = []
     for begin in range(0, x.numel(), _BLOCK):
         magnitudes = x[begin : begin + _BLOCK].abs().numpy()
@@ -57,9 +58,19 @@ def _above(x: Tensor, threshold: float) -> Tensor:
 
 
 def _k_largest(magnitudes: Tensor, k: int) -> Tensor:
-    """Places of the k largest: all above the k-th largest, and as many of its equals as are missing."""
-    threshold = _kth(magnitudes, k)
-    above = magnitudes > threshold
-    equal = magnitudes == threshold
-    missing = k - above.sum()
-    return (above | (equal & (equal.cumsum(0) <= missing))).nonzero().view(-1)
+    """Places of the k largest."""
+    return _chosen(magnitudes, _kth(magnitudes, k), k).nonzero().view(-1)
+
+
+def _chosen(magnitudes: Tensor, kth: Tensor, k: int) -> Tensor:
+    """Which are the k largest: all above the k-th largest, and as many of its equals as are missing."""
+    above, equal = magnitudes > kth, magnitudes == kth
+    return above | (equal & (equal.cumsum(0) <= k - above.sum()))
+
+
+def _k_largest_of_all(magnitudes: Tensor, k: int) -> Tensor:
+    """The same without a value that the host reads. Some nan among them gives k places all the same."""
+    chosen = _chosen(magnitudes, torch.topk(magnitudes, k, sorted=False).values.amin(), k)
+    turn = torch.where(chosen, chosen.cumsum(0) - 1, k)  # those that are not chosen share one place too many
+    every = torch.arange(magnitudes.numel(), device=magnitudes.device)
+    return torch.zeros(k + 1, dtype=torch.int64, device=magnitudes.device).scatter_(0, turn, every)[:k]

@@ -13,8 +13,10 @@ _PRIME = 1_000_003
 
 def combine(sums: Iterable[Tensor]) -> int:
     """The checksums of several parts as one number that fits a header's field."""
-    total = 0
-    for part in sums:
+    total, parts = 0, list(sums)
+    if len({part.device for part in parts}) == 1:
+        parts = torch.stack(parts).tolist()  # an accelerator is waited for once
+    for part in parts:
         total = (total * 31 + int(part)) & (2**62 - 1)
     return total
 

@@ -59,7 +59,10 @@ class BufferState(OuterState):
 
     def reset_nonfinite(self) -> None:
         """Reset to the last mean, if a number is inf or nan."""
-        if not self.fragment.finite():
+        if self.device.type != "cpu":  # the device decides by itself: the host reads nothing while work is queued
+            now = self.fragment.whole(self.device)
+            self.fragment.write(0, self.numel, torch.where(torch.isfinite(now).all(), now, self.anchor))
+        elif not self.fragment.finite():
             self.restore()
 
     def state(self) -> dict[str, Tensor]:

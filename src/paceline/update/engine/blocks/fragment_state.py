@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from paceline.core.flat import Modules, fragments
+from paceline.core.flat import Modules, all_finite, fragments
 from paceline.rules.rule import Rule
 from paceline.update.engine.blocks.buffers import buffer_states
 from paceline.update.engine.blocks.local_optimizers import LocalOptimizers
@@ -132,7 +132,7 @@ class FragmentState:
 
     def finite(self) -> bool:
         """Whether all tensors are finite."""
-        return all(state.fragment.finite() for state in self.all)
+        return all_finite(state.fragment for state in self.all)
 
     def checksum(self) -> int:
         """Checksum of the last exchange's result, which is then reset."""

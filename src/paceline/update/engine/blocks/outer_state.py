@@ -28,7 +28,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.core.flat import BLOCK_ELEMENTS_CPU, Fragment
+from paceline.core.flat import BLOCK_ELEMENTS_CPU, Fragment, all_finite
 from paceline.rules.codec import Layout
 from paceline.rules.outer import Outer
 from paceline.rules.outer.moving_average import EMA
@@ -349,10 +349,11 @@ def measure(states: Iterable[OuterState], packings: Callable[[OuterState], Seque
         states: the outer states.
         packings: gives the ranges of a state that can be packed in the same pass.
     """
-    square, finite = 0.0, True
+    square, unsure = 0.0, []
     for state in states:
         norm = state.norm(packings(state))
         if norm is None or not math.isfinite(norm):
-            finite = finite and state.fragment.finite()  # large finite numbers may overflow the norm
+            unsure.append(state.fragment)  # large finite numbers may overflow the norm
         square += min(norm, LARGEST) ** 2 if norm is not None and norm == norm else 0.0
+    finite = all_finite(unsure)
     return math.sqrt(square) if finite else 0.0, finite

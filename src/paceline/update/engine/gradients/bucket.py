@@ -42,11 +42,10 @@ class GradientBucket:
         self.has = [False] * len(fragment.tensors)
         self.missing = [0.0] * len(fragment.tensors)
         """Of each parameter, the share of the workers without a gradient, if any worker has one."""
-        self.finite = True
         self.takes_norm = False
         """Whether norms are taken; else a sum finds inf and nan at half the cost."""
-        self.square = 0.0
-        """The square of the norm of the packed gradients, if norms are taken."""
+        self._finite, self._square = True, 0.0
+        self._unread: list[Tensor] = []  # of each chunk on an accelerator, its largest magnitude and its norm, (2,)
         self._packed = 0
         self.muted = False
         self._taken: list[tuple[int, int] | None] = []
@@ -74,12 +73,50 @@ class GradientBucket:
 
     def forget(self) -> None:
         """Forget what was packed."""
-        self._packed, self.finite, self.square = 0, True, 0.0
+        self._packed, self._finite, self._square, self._unread = 0, True, 0.0, []
         self._taken, self.missing = [], [0.0] * len(self.has)
 
     def is_packed(self, number: int) -> bool:
         """Whether the gradient of that parameter has been packed."""
         return number < self._packed
+
+    @property
+    def finite(self) -> bool:
+        """Whether the packed gradients are finite; on an accelerator this waits for them."""
+        self._read()
+        return self._finite
+
+    @property
+    def square(self) -> float:
+        """The square of the norm of the packed gradients, if norms are taken; waits as `finite` does."""
+        self._read()
+        return self._square
+
+    def _read(self) -> None:
+        """Read what `check` left on the accelerator: once for all chunks, when backward has queued its work."""
+        unread, self._unread = self._unread, []
+        for greatest, norm in torch.stack(unread).tolist() if unread else ():
+            self._found(math.isfinite(greatest), norm)
+
+    def _found(self, finite: bool, norm: float) -> None:
+        self._finite = self._finite and finite
+        if self.takes_norm and finite:
+            self._square += (norm if math.isfinite(norm) else LARGEST) ** 2  # the squares may have overflowed
+
+    @torch.no_grad()
+    def check(self, x: Tensor) -> None:
+        """Make zeros of `x`, a packed range, if it is not finite; the footer reports it."""
+        if x.device.type == "cpu":
+            norm = float(torch.linalg.vector_norm(x) if self.takes_norm else x.sum())
+            finite = math.isfinite(norm) or bool(torch.isfinite(x).all())
+            self._found(finite, norm)
+            if not finite:
+                x.zero_()
+            return
+        # Reading a value would stop the queue of the backward pass here, so the device decides by itself.
+        greatest = torch.linalg.vector_norm(x, math.inf)
+        self._unread.append(torch.stack([greatest, torch.linalg.vector_norm(x) if self.takes_norm else greatest]))
+        x.masked_fill_(~torch.isfinite(greatest), 0)
 
     @torch.no_grad()
     def pack(self, end: int) -> None:
@@ -192,14 +229,7 @@ class GradientChunk:
         x = self.bucket.wire[self.begin : self.end]
         if factor == 0:
             return x.zero_()
-        found = float(torch.linalg.vector_norm(x) if self.bucket.takes_norm else x.sum())
-        if not math.isfinite(found):
-            if not bool(torch.isfinite(x).all()):
-                self.bucket.finite = False
-                return x.zero_()
-            found = LARGEST  # the sum has overflowed, or the squares have
-        if self.bucket.takes_norm:
-            self.bucket.square += found * found
+        self.bucket.check(x)
         return x if factor == 1 else x.mul_(factor)
 
     def keep(self, state: State) -> None:
