@@ -68,6 +68,10 @@ class CommittingExchanger(Exchanger):
             self._rule = rule
             self.renew()
 
+    @property
+    def keeps(self) -> bool:
+        return True
+
     def pre_vote(self, header: ExchangeHeader) -> ExchangeHeader:
         """The outcome is known after commit; the exchange may be retried."""
         return header
@@ -101,7 +105,7 @@ class CommittedExchange:
         self._header, self._number, self._checksum = header, number, checksum
         self._chunks = list(chunks)
         factor = header.factor if header.brings else 0.0
-        self._given = [chunk.fill(factor).clone() for chunk in self._chunks]  # the all-reduce overwrites it
+        self._given = [chunk.fill(factor) for chunk in self._chunks]
         self._generation = self._membership.generation.number
         self._pending_header: PendingHeader | None = None
         self._running: list[Running] = []
@@ -127,7 +131,8 @@ class CommittedExchange:
             ]
 
     def _part(self, given: Tensor) -> Tensor:
-        """The tensor to send: the contribution, or zeros if the exchange drops an outlier or a suspect."""
+        """The tensor to send, which the sum overwrites: a copy of the contribution, or zeros if the exchange drops an
+        outlier or a suspect."""
         assert self._pending_header is not None
         if self._header.usual and not self._header.suspect:
             return given.clone()

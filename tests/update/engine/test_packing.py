@@ -43,6 +43,24 @@ def moved(dtype: torch.dtype) -> tuple[FragmentState, list[OuterStateChunk]]:
     return state, cut_states(state.all, rule, exchanger, numbers, overlapped=False, measured=True)
 
 
+class KeepingExchanger(Exchanger):
+    """Keeps contributions, as an exchange does that may be repeated."""
+
+    @property
+    def keeps(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_what_an_exchange_keeps_is_not_overwritten_by_later_chunks(measured: bool) -> None:
+    (state, _), rule = moved(torch.float32), rule_from_text("bmuf(period=2)")
+    exchanger = KeepingExchanger(SoloTransport(), rule.codec, Flat())
+    chunks = cut_states(state.all, rule, exchanger, BlockNumbers(rule, 4), overlapped=False, measured=measured)
+    wanted, kept = filled(chunks, 1.0), [chunk.fill(1.0) for chunk in chunks]
+    assert len(chunks) == Flat.chunks
+    assert all(torch.equal(one, other) for one, other in zip(kept, wanted, strict=True))
+
+
 def nothing(state: OuterState) -> list[OuterStateChunk]:
     return []
 

@@ -198,7 +198,7 @@ class AuditedExchange:
         self._exchanger, self._audit, self._chunks, self._number = exchanger, audit, chunks, number
         self._pending_header: PendingHeader = exchanger.open(header)
         factor = header.factor if header.brings else 0.0
-        self._given = [chunk.fill(factor).clone() for chunk in chunks]  # chunks share their memory
+        self._given = [chunk.fill(factor) for chunk in chunks]
         self._running = [
             exchanger.begin_with(chunk, x.clone(), number) for chunk, x in zip(chunks, self._given, strict=True)
         ]

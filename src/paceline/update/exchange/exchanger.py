@@ -131,6 +131,11 @@ class Exchanger:
         self.left: int | None = None
         """Number of the first exchange in which a worker had no more work."""
 
+    @property
+    def keeps(self) -> bool:
+        """Whether an exchange keeps its contribution, in the memory of the chunks, until it is applied."""
+        return self.auditor is not None
+
     def open(self, header: ExchangeHeader) -> PendingHeader:
         """Send `header` to all workers, with the number of the exchange and whether this worker has a request."""
         if self.voted is not None:

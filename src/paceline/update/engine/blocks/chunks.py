@@ -138,7 +138,7 @@ def cut_states(
     """Cut all outer states of a fragment into chunks.
 
     In host memory each chunk of parameters has its own wire memory, so that the pass that takes the norm packs all of
-    them. Other chunks that keep no data share a few wire buffers.
+    them; so has each chunk of an exchange that keeps its contribution. Other chunks share a few wire buffers.
 
     Args:
         states: the outer states.
@@ -164,7 +164,7 @@ def cut_states(
     for turn, (state, begin, end) in enumerate(pieces):
         key = (state.dtype, transport.wire_device(state.device))
         packs = measured and state.device.type == key[1].type == "cpu"  # a pass takes longer there than on a device
-        own = overlapped or (not state.lossless and (packs or not codec.exact))
+        own = overlapped or exchanger.keeps or (not state.lossless and (packs or not codec.exact))
         name = (*key, -1 - turn if own else turn % IN_FLIGHT)
         if name not in wires:
             wires[name] = torch.zeros(end - begin if own else longest[key], dtype=key[0], device=key[1])
