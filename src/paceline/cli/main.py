@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ import typer
 from paceline import __version__
 from paceline.cli import data, doctor, explain, report, revoke, settings, sim, storm, trace, watch
 from paceline.cli.blocks.command import blocks
-from paceline.cli.console import refusing, settings_file
+from paceline.cli.console import refuse, refusing, settings_file
 from paceline.cli.console.program_options import CONTEXT, ProgramCommand
 from paceline.cli.installed import Commands
 from paceline.cli.plan.command import plan
@@ -43,6 +44,9 @@ app.command("storm")(storm.command)
 app.command("settings")(settings.command)
 app.add_typer(data.app, name="data")
 
+STARTERS = ("run", "blocks", "sim")
+"""Commands that start workers."""
+
 
 def _version(asked: bool) -> None:
     if asked:
@@ -61,6 +65,11 @@ def main(
     ] = False,
 ) -> None:
     """Give the training program you already have a cluster."""
+    if sys.platform != "linux" and ctx.invoked_subcommand in STARTERS:
+        refuse(
+            f"paceline {ctx.invoked_subcommand} starts workers on Linux only, and this is {sys.platform}: on Windows "
+            "take WSL2, on a Mac a container or a machine with Linux"
+        )
     with refusing():
         found = settings_file.load(Path.cwd(), settings_file.commands(ctx))
     ctx.obj = found

@@ -22,7 +22,7 @@ from paceline.cli.console.program_options import (
     Timeout,
 )
 from paceline.cli.launch.forks import fork_server
-from paceline.cli.run import certificates, checks, dry_run, fixed, start, under_mpi, zero_lines
+from paceline.cli.run import certificates, checks, debugger, dry_run, fixed, start, under_mpi, zero_lines
 from paceline.cli.run.conclusion import conclude
 from paceline.cli.run.elastic import ElasticOptions, print_plan, resume_run, start_run
 from paceline.cli.run.hosts import HostOptions, job_log_directory, refuse_several_launchers, resolve_cluster
@@ -106,6 +106,7 @@ def run(
             "(under mpiexec)."
         ),
     ] = "auto",
+    debug: debugger.Debugger = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only the workers' output: no status, no summary.")] = False,
     print_only: Annotated[
         bool, typer.Option("--print", help="Print the commands of this and other hosts, and start nothing.")
@@ -131,6 +132,7 @@ def run(
     asked_hosts = HostOptions(workers, hosts, host_index, master)
     mpi_process = None if is_elastic else under_mpi.process(asked_hosts)
     transport = under_mpi.check_transport(transport, mpi_process, is_elastic)
+    debugger.check(debug, program, not is_elastic and mpi_process is None, print_only)
     if is_elastic or mpi_process is not None:
         checks.check_rule(rule)
     if is_elastic:
@@ -145,9 +147,10 @@ def run(
     if mpi_process is not None:
         passed_on = under_mpi.RunOptions(rule, log, overwrite, timeout, transport, quiet, restarts, print_only)
         raise typer.Exit(under_mpi.run(mpi_process, program, options, passed_on, security))
-    cluster, scheduler = resolve_cluster(asked_hosts, timeout)
+    cluster, scheduler = resolve_cluster(asked_hosts, debugger.timeout(debug, ctx))
     bare = zero_lines.serves(program, options, cluster.size)
     command = program.command(bare)
+    debugged = debugger.commands(debug, cluster, command)
     log = log or job_log_directory(scheduler)
     variables = zero_lines.environment(cluster, bare, random_data) | start.chosen_transport(transport)
     if print_only:
@@ -166,7 +169,9 @@ def run(
         added = fixed.environment(cluster, rule, directory, security, announces)
         sign = fixed.signing(cluster, directory, security, announces)
         started = time.monotonic()
-        outcome = fixed.launch(cluster, command, added | variables, directory, quiet, restarts, bare, sign, forks)
+        outcome = fixed.launch(
+            cluster, command, added | variables, directory, quiet, restarts, bare, sign, forks, debugged
+        )
         code = conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
     if code == 0 and zero_lines.work_not_shared(directory, options, program, cluster.size, rule):
         code = 1
