@@ -42,6 +42,7 @@ def s3() -> Iterator[dict[str, str]]:
     )
     client.create_bucket(Bucket="bucket")
     client.put_object(Bucket="bucket", Key="dir/a b.bin", Body=b"hello")
+    client.put_object(Bucket="bucket", Key="large", Body=bytes(range(256)) * 5000)
     client.put_object(Bucket="bucket", Key="100%?#.bin", Body=b"percent")
     client.put_object(Bucket="bucket", Key="signed", Body=b"x", Metadata={"sha256": SHA})
     client.put_object(Bucket="bucket", Key="wrong", Body=b"y", Metadata={"sha256": SHA})

@@ -7,7 +7,7 @@ Each path has a body and a list of faults; each request takes the next fault off
 - "cut": closes the connection in the middle of the body; "short" announces fewer bytes and sends them;
 - "flip": one bit of the body is wrong, under the right Content-MD5;
 - "unsized": no Content-Length;
-- "hold": sends half, then waits for `resume`.
+- "hold": sends half, then waits for `resume`; "late" waits before it answers.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ class Server:
         if isinstance(fault, int):
             handler.send_error(fault)
             return
+        if fault == "late":
+            assert self.resume.wait(60)
         self._send(handler, self.bodies[path], fault)
 
     def _send(self, handler: BaseHTTPRequestHandler, body: bytes, fault: str | None) -> None:

@@ -90,6 +90,36 @@ def test_a_file_waiting_for_room_can_be_opened(server: Server, tmp_path: Path) -
             assert len(cache.read(url)) == KB
 
 
+def test_a_file_of_a_likely_size_does_not_wait_for_the_answer_to_an_earlier_one(server: Server, tmp_path: Path) -> None:
+    first, late, later = urls_of(server, 3)
+    server.fail("1", "late")
+    with Cache(tmp_path, 3 * KB, threads=2) as cache:
+        cache.prefetch([first])
+        until(lambda: cache.cached([first]) == {first}, "the first did not arrive")
+        cache.prefetch([first, late, later])
+        until(lambda: cache.cached([later]) == {later}, "the last waits for one whose answer is late")
+        assert cache.cached([late]) == set()
+        server.resume.set()
+        assert cache.read(late) == bytes([1]) * KB
+
+
+def test_a_file_larger_than_likely_evicts_later_ones(server: Server, tmp_path: Path) -> None:
+    first, late, *rest = urls_of(server, 4)
+    server.put("1", b"x" * 3 * KB)
+    server.fail("1", "late")
+    with Cache(tmp_path, 4 * KB, threads=2) as cache:
+        cache.prefetch([first])
+        until(lambda: cache.cached([first]) == {first}, "the first did not arrive")
+        cache.prefetch([first, late, *rest])
+        until(lambda: cache.cached(rest) == set(rest), "the last two wait for one whose answer is late")
+        server.resume.set()
+        until(lambda: cache.cached([first, late]) == {first, late}, "the second got no room")
+        assert cache.cached(rest) == set()
+        for url in (first, late, *rest):
+            cache.read(url)
+        assert server.requests["1"] == 1
+
+
 def test_a_new_list_replaces_the_old_one(server: Server, tmp_path: Path) -> None:
     urls = urls_of(server, 6)
     with Cache(tmp_path, 3 * KB) as cache:

@@ -119,8 +119,10 @@ class FileGetter:
             if directory.lookup(url) is not None:
                 return True
             directory.drop(url)
-            if likely is not None and not (turn() and hold(likely)):
-                return False
+            if likely is not None:
+                if not (turn() and hold(likely)):
+                    return False
+                reserved()
             return self._download(url, None, rank, lock, reserve)
         finally:
             lock.release(remove=not directory.file(url).exists())

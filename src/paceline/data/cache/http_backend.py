@@ -16,6 +16,7 @@ from typing import Any
 
 from paceline.data.cache.backend import CHUNK_BYTES, RemoteFile, Unavailable
 from paceline.data.cache.checksums import Checksum, best, from_base64, md5_of_etag, of_metadata
+from paceline.data.cache.plain_body import has_plain_body, plain_body
 from paceline.data.cache.urls import redacted, shown, source_of
 from paceline.errors import NotServedError
 
@@ -72,11 +73,14 @@ def _without_user(url: str) -> tuple[str, dict[str, str]]:
 
 
 class HttpBackend:
-    """Web servers; `headers` go with every request, but not to another host, port or scheme after a redirect."""
+    """Web servers; `headers` go with every request, but not to another host, port or scheme after a redirect.
 
-    def __init__(self, headers: Mapping[str, str], timeout_s: float) -> None:
+    With `s3`, all are known to speak S3's protocol, also those whose answers do not show it.
+    """
+
+    def __init__(self, headers: Mapping[str, str], timeout_s: float, *, s3: bool = False) -> None:
         self._headers = {**OWN_HEADERS, **headers}
-        self._timeout_s = timeout_s
+        self._timeout_s, self._s3 = timeout_s, s3
 
     @contextmanager
     def begin(self, url: str) -> Iterator[RemoteFile]:
@@ -99,7 +103,16 @@ class HttpBackend:
         except (OSError, http.client.HTTPException) as error:
             raise Unavailable(_reason(error)) from None
         with closing(answer):
-            yield RemoteFile(_size(answer.headers), checksum_of(answer.headers), _chunks(answer))
+            yield RemoteFile(_size(answer.headers), checksum_of(answer.headers, self._s3), self._chunks(answer))
+
+    def _chunks(self, answer: Any) -> Iterator[bytes]:
+        try:
+            if has_plain_body(answer):
+                yield from plain_body(answer, self._timeout_s)
+            else:
+                yield from iter(lambda: answer.read(CHUNK_BYTES), b"")
+        except (OSError, http.client.HTTPException) as error:
+            raise Unavailable(_reason(error)) from None
 
 
 def _refusal(url: str, code: int, reason: str, stripped_at: str) -> str:
@@ -128,23 +141,16 @@ def _size(headers: Mapping[str, str]) -> int | None:
     return int(text) if text is not None and text.isdigit() and not encoded else None
 
 
-def _chunks(answer: Any) -> Iterator[bytes]:
-    try:
-        while chunk := answer.read(CHUNK_BYTES):
-            yield chunk
-    except (OSError, http.client.HTTPException) as error:
-        raise Unavailable(_reason(error)) from None
-
-
-def checksum_of(headers: Mapping[str, str]) -> Checksum | None:
+def checksum_of(headers: Mapping[str, str], s3: bool = False) -> Checksum | None:
     """The checksum among an answer's headers that costs least; an ETag counts only where it is S3's and an MD5."""
+    s3 = s3 or headers.get("x-amz-request-id") is not None
     if headers.get("Content-Encoding", "identity") != "identity":
         return None
     google = dict(re.findall(r"(\w+)=([A-Za-z0-9+/=]+)", headers.get("x-goog-hash", "")))
     digest = re.search(r"sha-256=:?([A-Za-z0-9+/=]+?):?(?:,|$)", headers.get("Repr-Digest", headers.get("Digest", "")))
     return best(
         [
-            md5_of_etag(headers.get("ETag")) if _etag_is_md5(headers) else None,
+            md5_of_etag(headers.get("ETag")) if s3 and _etag_is_md5(headers) else None,
             *(from_base64(name, google.get(name)) for name in ("md5", "crc32c")),
             from_base64("md5", headers.get("Content-MD5")),
             from_base64("sha256", digest.group(1) if digest else None),
@@ -158,4 +164,4 @@ def _etag_is_md5(headers: Mapping[str, str]) -> bool:
     """S3's ETag is the MD5 unless the object is encrypted with a key of KMS or of the customer."""
     kms = headers.get("x-amz-server-side-encryption", "AES256") != "AES256"
     customer = headers.get("x-amz-server-side-encryption-customer-algorithm") is not None
-    return headers.get("x-amz-request-id") is not None and not kms and not customer
+    return not kms and not customer
