@@ -5,7 +5,7 @@
                                and with one loader process; peers that are installed have rows
     objects                    objects of 16 MB from a double of S3: the cache's rate over obstore's
     waiting                    the part of the time that steps of 100 ms wait behind 50 ms and 200 Mbit/s, and the
-                               peak of bytes on disk over the cap
+                               peak of bytes on disk over the cap; the answers awaited at a time for small files
     resume                     seconds to the first batch in the middle of 10^9 samples; places of 10^10 per second
 
     python benchmarks/data.py [--only loaders ...] [--rounds 5] [--peers stateful litdata grain webdataset]
@@ -51,7 +51,9 @@ def of_waiting(options: argparse.Namespace) -> dict[str, Any]:
     found = waiting.waiting()
     print(f"{'waiting':26}{100 * found['waiting']:10.2f} % after the first block")
     print(f"{'peak on disk':26}{found['peak_over_cap']:10.3f} of the cap")
-    return {"waiting": found.pop("waiting"), "source": found}
+    small = waiting.small_files()
+    print(f"{'requests in flight':26}{small['in_flight']:10.2f} of {small['threads']}, for small files")
+    return {"waiting": found.pop("waiting"), "source": found, "small_files": small}
 
 
 def of_resume(options: argparse.Namespace) -> dict[str, Any]:

@@ -4,6 +4,8 @@
 The source takes 50 ms to answer a request and sends 200 Mbit/s in all. A block feeds several steps of 100 ms, so that
 the source can bring more than the steps use; that it does so in time is the cache's work. A wait without load stands
 for the step. What is counted is the time between steps, from the second block on.
+
+Small files of the same source take little more than its answers do; so they come as fast as requests are in flight.
 """
 
 from __future__ import annotations
@@ -72,3 +74,21 @@ def waiting(
         "peak_over_cap": round(peak_bytes / cap, 4),
         "source_share": round(block_bytes * 8 / BITS_PER_S / (steps_per_block * step_s), 3),
     }
+
+
+def small_files(*, files: int = 64, file_bytes: int = 64 << 10, threads: int = 4) -> dict[str, Any]:
+    """How many answers were awaited at a time, of as many as there are threads, while small files were fetched."""
+    directory = Path(tempfile.mkdtemp(prefix="small-"))
+    try:
+        source = SlowSource(file_bytes, DELAY_S, BITS_PER_S, directory)
+        urls = [f"{source.address}/{number}" for number in range(files)]
+        with Cache(directory, threads=threads) as cache:
+            began = time.perf_counter()
+            cache.prefetch(urls)
+            for url in urls:
+                cache.read(url)
+            seconds = time.perf_counter() - began
+        source.close()
+    finally:
+        shutil.rmtree(directory)
+    return {"in_flight": round(files * DELAY_S / seconds, 2), "threads": threads, "files": files}
