@@ -20,8 +20,8 @@ REPOSITORY = ROOT.parent.parent
 PYPROJECT = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
 
 CORE = {"torch", "numpy", "safetensors", "typer", "rich", "cryptography", "click", "cloudpickle", "tomli"}
-OF_OTHERS = {"fsspec": "torch", "typing_extensions": "torch"}
-"""What a package of the core brings along."""
+OF_OTHERS = {"fsspec": "torch", "triton": "torch", "typing_extensions": "torch"}
+"""What a package of the core brings along; torch brings Triton in its CUDA builds."""
 EXTRAS = {
     "accelerate": "accelerate",
     "google_crc32c": "remote",

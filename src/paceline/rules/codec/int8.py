@@ -34,6 +34,7 @@ class Int8(TwoSided):
         feedback: error feedback, on the workers and on the owners.
     """
 
+    fused: ClassVar[bool] = True
     levels: ClassVar[int] = 1
     feedback: bool = True
 
@@ -56,6 +57,16 @@ class Int8(TwoSided):
     def read(self, codes: Tensor, levels: Tensor, length: int) -> Tensor:
         """s q, shape (R, length)."""
         return codes.view(torch.int8).float().mul_(levels)
+
+    def encode_fused(self, x: Tensor, residual: Tensor | None, codes: Tensor, levels: Tensor) -> None:
+        from paceline.core.kernels.codecs import encode_int8
+
+        encode_int8(x, residual, codes, levels)
+
+    def add_fused(self, total: Tensor, codes: Tensor, levels: Tensor) -> None:
+        from paceline.core.kernels.codecs import add_int8
+
+        add_int8(total, codes, levels)
 
     def describe(self, workers: int) -> str:
         return f"8 bits a number, a scale for {BLOCK}" + (", error feedback" if self.feedback else "")

@@ -45,6 +45,7 @@ class OneBit(TwoSided):
         feedback: error feedback, on the workers and on the owners; training without it rarely converges.
     """
 
+    fused: ClassVar[bool] = True
     levels: ClassVar[int] = 2
     feedback: bool = True
 
@@ -72,6 +73,16 @@ class OneBit(TwoSided):
     def read(self, codes: Tensor, levels: Tensor, length: int) -> Tensor:
         """Q(v), shape (R, length)."""
         return choose(unpack(codes, length), levels[:, :1], levels[:, 1:])
+
+    def encode_fused(self, x: Tensor, residual: Tensor | None, codes: Tensor, levels: Tensor) -> None:
+        from paceline.core.kernels.codecs import encode_one_bit
+
+        encode_one_bit(x, residual, codes, levels)
+
+    def add_fused(self, total: Tensor, codes: Tensor, levels: Tensor) -> None:
+        from paceline.core.kernels.codecs import add_one_bit
+
+        add_one_bit(total, codes, levels)
 
     def describe(self, workers: int) -> str:
         return "1 bit a number, two levels a column" + (", error feedback" if self.feedback else "")

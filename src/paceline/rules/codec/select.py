@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core import kernels
 from paceline.rules.codec.bits import on_processor
 
 _STEP = 61  # odd, so that it reaches every column of the usual matrices
@@ -26,7 +27,7 @@ def largest(x: Tensor, k: int) -> Tensor:
     if k >= x.numel():
         return torch.arange(x.numel(), device=x.device)
     if not on_processor(x):
-        return _k_largest_of_all(x.abs(), k)
+        return _k_largest_of_all(x, k)
     candidates = _above(x, _threshold(x, k)) if x.numel() > _SMALL else None
     if candidates is None or len(candidates) < k:
         candidates = torch.arange(x.numel(), device=x.device)
@@ -68,9 +69,15 @@ def _chosen(magnitudes: Tensor, kth: Tensor, k: int) -> Tensor:
     return above | (equal & (equal.cumsum(0) <= k - above.sum()))
 
 
-def _k_largest_of_all(magnitudes: Tensor, k: int) -> Tensor:
-    """The same without a value that the host reads. Some nan among them gives k places all the same."""
-    chosen = _chosen(magnitudes, torch.topk(magnitudes, k, sorted=False).values.amin(), k)
+def _k_largest_of_all(x: Tensor, k: int) -> Tensor:
+    """The same of |x| without a value that the host reads. Some nan in x gives k places all the same."""
+    magnitudes = x.abs()
+    kth = torch.topk(magnitudes, k, sorted=False).values.amin()
+    if kernels.serve(x):
+        from paceline.core.kernels.select import places
+
+        return places(x, kth, k)
+    chosen = _chosen(magnitudes, kth, k)
     turn = torch.where(chosen, chosen.cumsum(0) - 1, k)  # those that are not chosen share one place too many
     every = torch.arange(magnitudes.numel(), device=magnitudes.device)
     return torch.zeros(k + 1, dtype=torch.int64, device=magnitudes.device).scatter_(0, turn, every)[:k]

@@ -29,6 +29,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from paceline.core import kernels
 from paceline.errors import RuleError
 from paceline.rules.codec.base import State, Steps, Wire
 from paceline.rules.codec.layout import Layout, Matrix
@@ -48,12 +49,14 @@ class TwoSided(ABC):
     Attributes:
         levels: float32 numbers that a group sends beside its codes.
         feedback: whether the unsent rest is added to the next x, on the workers and on the owners.
+        fused: whether there are kernels (:mod:`paceline.core.kernels`).
     """
 
     exact = False
     operations = 2  # to the owners, and back
     whole = False
 
+    fused: ClassVar[bool] = False
     levels: ClassVar[int]
     feedback: bool
 
@@ -79,6 +82,14 @@ class TwoSided(ABC):
     @abstractmethod
     def read(self, codes: Tensor, levels: Tensor, length: int) -> Tensor:
         """What was written, float32 (R, length)."""
+
+    def encode_fused(self, x: Tensor, residual: Tensor | None, codes: Tensor, levels: Tensor) -> None:
+        """`write` and what is around it, in a kernel: x <- v - Q(v), float32 (R, C), with v = x + residual."""
+        raise NotImplementedError
+
+    def add_fused(self, total: Tensor, codes: Tensor, levels: Tensor) -> None:
+        """total <- total + what `read` gives, float32 (R, C), in a kernel."""
+        raise NotImplementedError
 
     @abstractmethod
     def describe(self, workers: int) -> str:
@@ -122,10 +133,14 @@ class TwoSided(ABC):
 
     def encode(self, x: Tensor, layout: Layout, payload: Tensor, residual: Tensor | None) -> None:
         """x <- v - Q(v) with v = x + residual, x of shape (n,); Q(v) goes into `payload`, uint8."""
-        pieces = self._pieces(layout, x.device)
+        pieces, fused = self._pieces(layout, x.device), self.fused and kernels.serve(x)
         levels = x.new_empty((_groups(pieces), self.levels), dtype=torch.float32)
         for piece in pieces:
             v = piece.of(x)
+            if fused:
+                rest = None if residual is None else piece.of(residual)
+                self.encode_fused(v, rest, piece.codes(payload), piece.levels(levels))
+                continue
             if residual is not None:
                 v.add_(piece.of(residual))
             single = v if v.dtype == torch.float32 else v.clamp(-LARGEST, LARGEST).float()
@@ -134,10 +149,13 @@ class TwoSided(ABC):
 
     def decode(self, payload: Tensor, layout: Layout, total: Tensor) -> None:
         """total <- total + what `payload` says; total of shape (n,)."""
-        pieces = self._pieces(layout, total.device)
+        pieces, fused = self._pieces(layout, total.device), self.fused and kernels.serve(total)
         numbers = _groups(pieces) * self.levels
         levels = payload[: 4 * numbers].clone().view(torch.float32).view(-1, self.levels) if numbers else payload[:0]
         for piece in pieces:
+            if fused:
+                self.add_fused(piece.of(total), piece.codes(payload), piece.levels(levels))
+                continue
             piece.of(total).add_(self.read(piece.codes(payload), piece.levels(levels), piece.length))
 
     def _pieces(self, layout: Layout, device: torch.device) -> tuple[GroupRun, ...]:

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.core import kernels
 from paceline.rules.outer.base import Coefficients, State, written
 from paceline.rules.outer.diversity import check_power
 from paceline.rules.outer.gain import check_gain, check_numbers, eta_zeta, gain_in_words, momentum_of
@@ -93,6 +94,8 @@ class BlockMomentum:
     def step(self, anchor: Tensor, merged: Tensor, state: State, c: Coefficients, out: Tensor) -> Tensor:
         """One block: Delta, theta, and the next start."""
         delta = state["delta"]
+        if kernels.serve(anchor):
+            return self._fused(anchor, merged, delta, c, out)
         delta.mul_(c.momentum).add_(merged, alpha=c.lr * c.diversity**self.amplify)
         anchor.add_(delta)
         if restarts(self.restart, c.block):
@@ -100,6 +103,17 @@ class BlockMomentum:
         if not self.nesterov:
             return anchor
         return torch.add(anchor, delta, alpha=c.next_momentum, out=out)
+
+    def _fused(self, anchor: Tensor, merged: Tensor, delta: Tensor, c: Coefficients, out: Tensor) -> Tensor:
+        """The same in one kernel."""
+        from paceline.core.kernels.momentum import Factors, step
+
+        again = restarts(self.restart, c.block)
+        ahead = (0.0 if again else c.next_momentum) if self.nesterov else None
+        start = step(anchor, merged, delta, Factors(c.momentum, c.lr * c.diversity**self.amplify, 1.0, 0.0, ahead), out)
+        if again:
+            delta.zero_()
+        return start
 
     def equivalent_minibatches(self, rho: float, tau: float, c: Coefficients) -> tuple[float, float]:
         """(rho_n, kv_n); kv is never below 0."""

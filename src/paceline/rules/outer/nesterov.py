@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from paceline.core import kernels
 from paceline.rules.outer.base import Coefficients, State, written
 from paceline.rules.outer.gain import check_gain, check_numbers, eta_zeta, gain_in_words, momentum_of
 from paceline.rules.outer.restart import check_restart, restarts
@@ -79,8 +80,13 @@ class Nesterov:
     def step(self, anchor: Tensor, merged: Tensor, state: State, c: Coefficients, out: Tensor) -> Tensor:
         """b <- mu b - merged; theta <- theta + nu (merged - mu b)."""
         b = state["momentum"]
-        b.mul_(c.momentum).sub_(merged)
-        anchor.add_(merged, alpha=c.lr).sub_(b, alpha=c.lr * c.momentum)
+        if kernels.serve(anchor):
+            from paceline.core.kernels.momentum import Factors, step
+
+            step(anchor, merged, b, Factors(c.momentum, -1.0, -c.lr * c.momentum, c.lr), out)
+        else:
+            b.mul_(c.momentum).sub_(merged)
+            anchor.add_(merged, alpha=c.lr).sub_(b, alpha=c.lr * c.momentum)
         if restarts(self.restart, c.block):
             b.zero_()
         return anchor

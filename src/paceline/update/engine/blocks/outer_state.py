@@ -28,6 +28,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paceline.core import kernels
 from paceline.core.flat import BLOCK_ELEMENTS_CPU, Fragment, all_finite
 from paceline.rules.codec import Layout
 from paceline.rules.outer import Outer
@@ -259,11 +260,21 @@ class ParameterState(OuterState):
         over = [packing for packing in packings if packing.begin < high and low < packing.end]
         inside = len(over) == 1 and over[0].begin <= low and high <= over[0].end
         out = over[0].space(low, high) if inside else self.scratch(2, high - low)
-        self.contribute(low, high, out)
+        norms = self._contribute(low, high, out)
         for packing in () if inside else over:
             first, last = max(low, packing.begin), min(high, packing.end)
             packing.space(first, last).copy_(out[first - low : last - low])
-        return self.partial_norms(out)
+        return norms
+
+    def _contribute(self, low: int, high: int, out: Tensor) -> list[Tensor]:
+        """Write the contribution for [low, high) into `out`; its partial norms."""
+        if not kernels.serve(out):
+            self.contribute(low, high, out)
+            return self.partial_norms(out)
+        from paceline.core.kernels.packing import difference
+
+        origin = self._outer.origin(*self._part(low, high), self._numbers.coefficients(), out)
+        return [difference(self.values(low, high), origin, self.fragment.dtype, out).sum().sqrt()]
 
     def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
         scratch = self.scratch(1, end - begin)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.communication import Transport
+from paceline.core import kernels
 from paceline.core.flat import Fragment
 from paceline.core.optimizer_state import restore_beta1
 from paceline.rules.codec import Dense
@@ -202,6 +203,8 @@ def assemble(run: RunContext) -> Parts:
     """Check that all workers attached the same, give them rank 0's model, and build the engine's parts."""
     rule, settings, transport = run.rule, run.settings, run.transport
     same = {"seed": settings.seed, "outer_state": settings.outer_state, "guard": str(settings.guard)}
+    devices = (settings.outer_state_device or p.device for _, named in run.owned for _, p in named)
+    same[f"kernels ({kernels.SWITCH}=0 turns Triton's off)"] = kernels.arithmetic(devices)
     fragments = begin_together(transport, rule, run.model, run.owned, same)
     exchanger = _exchanger(run, rule)
     host = _within_host(run) if rule.settings.within else None
