@@ -19,6 +19,7 @@ from torch import nn
 
 import paceline
 from paceline.update.engine.blocks import chunks
+from paceline.update.exchange.exchanger import InFlightExchange
 from tests.helpers import Place, Program, adam, make_net, momentum_sgd, sgd, state_of
 from tests.processes.together import all_here
 
@@ -152,6 +153,30 @@ def uneven(directory: Path) -> None:
         save_file(state_of(model), directory / f"{name}.{RANK}.safetensors")
 
 
+def with_rejected() -> dict[str, torch.Tensor]:
+    """Rank 1 brings a block with nan and rank 3 one that is far too long; rank 2 has no work."""
+    model = make_net()
+    optimizer = sgd(model.parameters())
+    with paceline.attach(model, optimizer, "bmuf(period=2, reproducible=True)", timeout_s=60) as run:
+        rank = run.world.rank
+        generator = torch.Generator().manual_seed(rank)
+        for step in range(0 if rank == 2 else 8):
+            factor = {(1, 3): float("nan"), (3, 5): 1e9}.get((rank, step), 1.0)
+            optimizer.zero_grad()
+            (model(torch.randn(4, 6, generator=generator)).square().mean() * factor).backward()
+            optimizer.step()
+    return state_of(model)
+
+
+def rejected(directory: Path) -> None:
+    """Contributions that are rejected when their first chunks have been sent already; counts what is repeated."""
+    repeated, repeat = [], InFlightExchange._repeat
+    InFlightExchange._repeat = lambda self, summary: (repeated.append(summary.left_out), repeat(self, summary))[-1]  # type: ignore[method-assign]
+    save_file(with_rejected(), directory / f"rejected.{RANK}.safetensors")
+    InFlightExchange._repeat = repeat  # type: ignore[method-assign]
+    (directory / f"rejected.{RANK}").write_text(str(repeated))
+
+
 def train_alone(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
     torch.manual_seed(RANK)
     for _ in range(steps):
@@ -163,7 +188,7 @@ def train_alone(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) 
 def four(directory: Path) -> None:
     """What needs four processes, in one launch, over a group that the user made."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    for part in (table, users_group, uneven, nan, mismatch, inner_ddp):
+    for part in (table, users_group, uneven, nan, rejected, mismatch, inner_ddp):
         part(directory)
     dist.destroy_process_group()
 

@@ -20,7 +20,7 @@ from paceline.communication.virtual.transport import VirtualTransport
 from paceline.update.engine.blocks import chunks
 from tests.helpers import same_bits, simulate
 from tests.processes.launch import Launch, run
-from tests.processes.programs import RESUMED, SMALL, TABLE, numbers_for, program_of
+from tests.processes.programs import RESUMED, SMALL, TABLE, numbers_for, program_of, with_rejected
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -83,7 +83,7 @@ def test_two_processes(tmp_path: Path) -> None:
 
 
 def test_four_processes(tmp_path: Path) -> None:
-    """Recipes times laws, a sub-group of the user's, uneven data, nan, workers that do not agree."""
+    """Recipes times laws, a sub-group of the user's, uneven data, nan, outliers, workers that do not agree."""
     ended = run("four", 4, tmp_path)
     check_table(tmp_path, 4, meeting_bytes(4))
     states = models(tmp_path, "group", [1, 3])
@@ -95,6 +95,9 @@ def test_four_processes(tmp_path: Path) -> None:
         for rank in range(4):
             assert "inf or nan" in (tmp_path / f"nan.{name}.{rank}.error").read_text()
     assert "rank 1 on" in ended[0].err
+    assert [(tmp_path / f"rejected.{rank}").read_text() for rank in range(4)] == ["[[1], [3]]"] * 4
+    rejected = models(tmp_path, "rejected", [0, 1, 2, 3])
+    assert_agree([*rejected, *simulate(with_rejected, 4)])
     for rank in range(4):
         shapes, rules = (tmp_path / f"mismatch.{rank}").read_text().splitlines()
         assert re.search(r"rank 2 on \S+ has weight of shape \(4, 2\)", shapes)

@@ -6,6 +6,9 @@ much work its contribution stands for, whether it is finite, whether the worker 
 replicated state. The chunks are summed by the rule's codec over the rule's route; while one is on the wire, the next
 is packed and the last one applied.
 
+In host memory the first chunks leave while later ones are packed, before the header: its norm, or an inf, is known only
+when all are packed. If such a contribution is rejected, all workers see so in its header, and sum all chunks once more.
+
 A worker that is out of data keeps joining with an empty contribution until all workers are done.
 """
 
@@ -113,6 +116,7 @@ class Exchanger:
         auditor: judges contributions by held-out losses; None without one.
         voted: the header that `pre_vote` sent, until `open` returns it.
         vote_s: seconds of waiting for that vote, until the exchange counts them.
+        early: chunks of the next exchange that are on the wire already.
     """
 
     auditor: Auditor | None = None  # it survives a new connection
@@ -124,6 +128,8 @@ class Exchanger:
         self._pipeline = Pipeline(transport.background and (self._route.stages > 1 or overlapped), self._route.stages)
         self.voted: PendingHeader | None = None
         self.vote_s = 0.0
+        self.early: list[tuple[Chunk, Running]] = []
+        self._sends_early = transport.background and codec.exact and not overlapped
         self.sequence = 0
         self.asks: Callable[[], bool] = lambda: False
         """Whether this worker has a request for all workers, to be read once the next exchange is over."""
@@ -142,7 +148,7 @@ class Exchanger:
             pending_header, self.voted = self.voted, None
             return pending_header
         self.sequence += 1
-        return PendingHeader(self, replace(header, sequence=self.sequence, asks=self.asks()))
+        return PendingHeader(self, replace(header, sequence=self.sequence, asks=self.asks(), early=bool(self.early)))
 
     def pre_vote(self, header: ExchangeHeader) -> ExchangeHeader:
         """Send `header` before anything is packed, and learn its factor; the next `open` returns this header.
@@ -167,6 +173,12 @@ class Exchanger:
     def begin(self, chunk: Chunk, factor: float, number: int, block: bool = False) -> Running:
         """Start the exchange of a chunk; `number` counts the exchanges of its payload; `block`: not of gradients."""
         return self._pipeline.start(self._steps(chunk, chunk.fill(factor), number), eager=block and self._overlapped)
+
+    def begin_early(self, chunks: Sequence[Chunk], chunk: Chunk, factor: float, number: int) -> None:
+        """Start the exchange of one of the first chunks, in their order, before that of the header."""
+        place = len(self.early)
+        if self._sends_early and not self.keeps and place < IN_FLIGHT and chunk is chunks[place]:
+            self.early.append((chunk, self.begin(chunk, factor, number, block=True)))
 
     def begin_with(self, chunk: Chunk, x: Tensor, number: int) -> Running:
         """The same with a contribution that is filled already; `x` becomes the sum."""
@@ -290,10 +302,11 @@ class InFlightExchange:
         """
         exchanger.timing.wait_s = exchanger.timing.exchange_s = 0.0
         began = exchanger.transport.now()
-        flight = cls(exchanger, exchanger.open(header), overlapped=in_flight == 0)
+        pending_header, (early, exchanger.early) = exchanger.open(header), (exchanger.early, [])
+        flight = cls(exchanger, pending_header, in_flight == 0, early)
         flight._factor, flight._number, flight._in_flight = header.factor, number, in_flight
         if header.brings:
-            flight._left.extend(chunks)
+            flight._left.extend(chunks[len(early) :])
         elif not flight._pending_header.summary().empty:
             flight._left.extend(chunks)
             own = flight._pending_header.summary().headers[exchanger.transport.world.rank]
@@ -319,6 +332,16 @@ class InFlightExchange:
             else:
                 running = self._exchanger.begin(chunk, self._factor, self._number, block=True)
             self._under_way.append((chunk, running))
+
+    def _repeat(self, summary: ExchangeSummary) -> None:
+        """Start all chunks once more, without what was rejected; the sums that are on the wire are of no use."""
+        for _, running in self._under_way:
+            running.finish()
+        self._left.extendleft(reversed([chunk for chunk, _ in self._under_way]))
+        self._under_way.clear()
+        own = summary.headers[self._exchanger.transport.world.rank]
+        self._factor = own.factor if own.brings else 0.0
+        self._fill_up()
 
     @property
     def headers(self) -> tuple[ExchangeHeader, ...]:
@@ -353,6 +376,8 @@ class InFlightExchange:
             failure = error  # every worker sees it; finish what is on the wire, apply nothing
         if self.overlapped:  # a thread of the pipeline may have waited while this one computed
             timing.wait_s = now() - began
+        if summary is not None and summary.repeats:
+            self._repeat(summary)
         while self._under_way:
             chunk, running = self._under_way.popleft()
             total, state = running.finish()

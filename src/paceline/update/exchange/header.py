@@ -34,6 +34,7 @@ class ExchangeHeader:
         mean_norm: of the mean displacement of its last exchange; 0 where not computed.
         suspect: whether its last contribution was left out because of held-out losses (:mod:`.judging`).
         watched: whether these gave evidence against it, and not enough.
+        early: whether the first chunks of its contribution were sent before this header.
     """
 
     sequence: int
@@ -52,12 +53,13 @@ class ExchangeHeader:
     mean_norm: float = 0.0
     suspect: bool = False
     watched: bool = False
+    early: bool = False
 
     @property
     def row(self) -> Tensor:
         """The header as it is sent: int64, shape (11,)."""
         condition = self.finite | self.usual << 1 | self.asks << 2 | self.merges << 3
-        condition |= self.suspect << 4 | self.watched << 5
+        condition |= self.suspect << 4 | self.watched << 5 | self.early << 6
         values = [
             self.sequence,
             self.kind.code,
@@ -73,9 +75,10 @@ class ExchangeHeader:
     @classmethod
     def unpack(cls, row: list[int]) -> ExchangeHeader:
         """The inverse of `row`."""
-        finite, usual, asks, merges, suspect, watched = (bool(row[4] >> bit & 1) for bit in range(6))
+        finite, usual, asks, merges, suspect, watched, early = (bool(row[4] >> bit & 1) for bit in range(7))
         norm, factor, *mean_norm = (from_bits(bits) for bits in (row[6], row[7], *row[10:]))
-        numbers = row[8], row[9], usual, asks, merges, mean_norm[0] if mean_norm else 0.0, suspect, watched
+        mean = mean_norm[0] if mean_norm else 0.0
+        numbers = row[8], row[9], usual, asks, merges, mean, suspect, watched, early
         return cls(row[0], ExchangeKind(row[1]), bool(row[2]), bool(row[3]), finite, row[5], norm, factor, *numbers)
 
 
@@ -152,6 +155,11 @@ class ExchangeSummary:
     def left_out(self) -> list[int]:
         """Ranks whose contribution was rejected: not finite, far larger than usual, or harmful to the held-out loss."""
         return [rank for rank, h in enumerate(self.headers) if not h.finite or (not h.usual and not h.factor)]
+
+    @cached_property
+    def repeats(self) -> bool:
+        """Whether a contribution is rejected of which chunks were sent, so that all chunks are summed once more."""
+        return any(h.early and not h.factor for h in self.headers)
 
     @cached_property
     def accepted(self) -> dict[int, float]:

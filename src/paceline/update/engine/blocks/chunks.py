@@ -30,6 +30,7 @@ class OuterStateChunk:
 
     Attributes:
         packed: whether the wire memory holds the contribution already, for the next `fill` only.
+        on_packed: called with this chunk when it does.
     """
 
     def __init__(self, outer: OuterState, begin: int, end: int, wire: Tensor, numbers: Contribution) -> None:
@@ -37,6 +38,7 @@ class OuterStateChunk:
         self.layout, self.lossless = outer.layout.cut(begin, end), outer.lossless
         self.state: State = {}
         self.packed = False
+        self.on_packed: Callable[[OuterStateChunk], None] | None = None
         self._wire, self._numbers = wire[: end - begin], numbers
 
     @property
@@ -47,6 +49,12 @@ class OuterStateChunk:
     def space(self, low: int, high: int) -> Tensor:
         """The wire memory of [low, high)."""
         return self._wire[low - self.begin : high - self.begin]
+
+    def set_packed(self) -> None:
+        """The wire memory holds the contribution."""
+        self.packed = True
+        if self.on_packed is not None:
+            self.on_packed(self)
 
     def _blocks(self) -> list[tuple[int, int]]:
         size = self.outer.block_elements

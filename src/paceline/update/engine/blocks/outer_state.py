@@ -44,15 +44,13 @@ LARGEST = 1e150
 
 
 class Packing(Protocol):
-    """A range, `begin` to `end` (excl.), of a contribution, which can be packed before its exchange starts.
-
-    Attributes:
-        packed: whether its memory holds the contribution.
-    """
+    """A range, `begin` to `end` (excl.), of a contribution, which can be packed before its exchange starts."""
 
     begin: int
     end: int
-    packed: bool
+
+    def set_packed(self) -> None:
+        """Its memory holds the contribution."""
 
     def space(self, low: int, high: int) -> Tensor:
         """The memory of a part of it, shape (high - low,), on the outer state's device."""
@@ -247,12 +245,13 @@ class ParameterState(OuterState):
 
     @torch.no_grad()
     def norm(self, packings: Sequence[Packing] = ()) -> float:
-        parts: list[list[Tensor]] = []
-        for low in reversed(range(0, self.numel, self.block_elements)):  # the first range is sent first: keep it cached
-            parts.append(self._norms_of(low, min(self.numel, low + self.block_elements), packings))
-        for packing in packings:
-            packing.packed = True
-        norms = [norm for part in reversed(parts) for norm in part]
+        norms: list[Tensor] = []
+        for low in range(0, self.numel, self.block_elements):
+            high = min(self.numel, low + self.block_elements)
+            norms += self._norms_of(low, high, packings)
+            for packing in packings:
+                if low < packing.end <= high:
+                    packing.set_packed()
         return float(torch.linalg.vector_norm(torch.stack(norms).double())) if norms else 0.0
 
     def _norms_of(self, low: int, high: int, packings: Sequence[Packing]) -> list[Tensor]:

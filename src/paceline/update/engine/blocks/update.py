@@ -115,8 +115,12 @@ class BlockUpdate:
             overlapped: whether the next block computes during the exchange.
         """
         self.prepare()
+        early = partial(
+            self.exchanger.begin_early, self.chunks, factor=work.minibatches / self._period, number=self.numbers.block
+        )
         for chunk in self.chunks:
             chunk.packed = False  # an exchange that failed may have left it
+            chunk.on_packed = None if work.stands else early
         self.numbers.minibatches = work.minibatches
         self.numbers.freeze()
         for one in self.state.buffers:
