@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
+from paceline.flow import joining
 
 SLOTS = 256
 
@@ -42,6 +43,9 @@ class Phase:
         samples, batch, epochs: of the training.
         pause: seconds that a minibatch takes.
         kills: worker -> [minibatch, "before" or "after" the optimizer's step], where it gets SIGKILL.
+        terms_at: the same with SIGTERM, "twice" for two of them; or [number, "exchange"], before it is committed.
+        terms_joining: whether workers that join get SIGTERM before they receive the state.
+        checkpoint: directory of steps; "" for none.
         nans: worker -> minibatch in which its model becomes nan.
         jumps: worker -> minibatch in which its model goes far away.
         climbs: worker -> minibatch from which it climbs.
@@ -64,6 +68,9 @@ class Phase:
     epochs: int = 2
     pause: float = 0.0
     kills: dict[str, list[Any]] = field(default_factory=dict)
+    terms_at: dict[str, list[Any]] = field(default_factory=dict)
+    terms_joining: bool = False
+    checkpoint: str = ""
     nans: dict[str, int] = field(default_factory=dict)
     jumps: dict[str, int] = field(default_factory=dict)
     climbs: dict[str, int] = field(default_factory=dict)
@@ -116,9 +123,14 @@ class Program:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=rate / phase.width, momentum=0.9)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (1 + 0.001 * step))
         guard = paceline.Guard(held_out=self.held_out, audit_every=phase.judged) if phase.judged else "auto"
-        self.run = paceline.attach(self.model, self.optimizer, phase.rule, timeout_s=phase.timeout, guard=guard)
+        if phase.terms_joining:
+            terminate_before(joining, "receive_state")
+        kept = {"checkpoint": phase.checkpoint, "every_blocks": 1000} if phase.checkpoint else {}
+        self.run = paceline.attach(self.model, self.optimizer, phase.rule, timeout_s=phase.timeout, guard=guard, **kept)
         self.run.include(scheduler=self.scheduler)
-        live = self.run._parts.membership
+        if phase.checkpoint:
+            self.run.resume()
+        self.live = live = self.run._parts.membership
         self.worker = live.control.worker if live is not None else self.run.world.rank
         self.steps, self.block = 0, self.run.blocks
         self.counts = torch.zeros(phase.samples, dtype=torch.float64)
@@ -126,6 +138,7 @@ class Program:
         self.rates: list[float] = []  # factors of its steps, each as long as it stayed
         self.start = self.snapshot()
         self.book = Path(phase.books) / f"worker-{self.worker:03d}.jsonl"
+        self.trained = os.open(Path(phase.books) / "trained", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def held_out(self) -> Tensor:
         """The loss on data of this worker's own."""
@@ -142,13 +155,15 @@ class Program:
         x, y = task(phase.samples, line=bool(phase.judged))
         data = TensorDataset(torch.arange(phase.samples), x, y)
         share = self.run.share(DataLoader(data, phase.batch, shuffle=True))
-        for _ in range(self.run.epoch, phase.epochs):
-            for ids, x, y in share:
+        try:
+            for _ in range(self.run.epoch, phase.epochs):
+                for ids, x, y in share:
+                    self.look()
+                    self.step(ids, x, y)
                 self.look()
-                self.step(ids, x, y)
+            self.run.close()
+        finally:  # also when it leaves before the end
             self.look()
-        self.run.close()
-        self.look()
         ended = {"worker": self.worker, "steps": self.steps, "state": digest(self.model)}
         tuned = self.run._context.tuner.tunables.state()["factors"]
         ended["rates"] = self.rates
@@ -201,17 +216,43 @@ class Program:
             if self.phase.jumps.get(str(self.worker)) == self.steps:
                 next(self.model.net.parameters()).add_(1000.0)
         self.die_at("before")
+        place = phase_of(self.phase.terms_at, self.worker)
+        if place == [self.run.blocks + 1, "exchange"] and self.live is not None:
+            del self.phase.terms_at[str(self.worker)]
+            terminate_before(self.live.control, "commit")
         if self.phase.tune and self.run.world.rank == 0:
             self.run.tune(**self.phase.tune)
         self.optimizer.step()
         self.scheduler.step()
         self.die_at("after")
         self.look()
+        os.write(self.trained, "".join(f"{sample}\n" for sample in ids.tolist()).encode())
 
     def die_at(self, when: str) -> None:
-        """SIGKILL, at a place of the program and not at a time."""
-        if self.phase.kills.get(str(self.worker)) == [self.steps, when]:
-            os.kill(os.getpid(), signal.SIGKILL)
+        """A signal, at a place of the program and not at a time."""
+        for number, places in ((signal.SIGKILL, self.phase.kills), (signal.SIGTERM, self.phase.terms_at)):
+            if phase_of(places, self.worker) == [self.steps, when]:
+                os.kill(os.getpid(), number)
+        if when == "after" and phase_of(self.phase.terms_at, self.worker) == [self.steps, "twice"]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def phase_of(places: dict[str, list[Any]], worker: int) -> list[Any] | None:
+    """Where something happens to a worker."""
+    return places.get(str(worker))
+
+
+def terminate_before(place: Any, name: str) -> None:
+    """The next call of a function begins with SIGTERM."""
+    before = getattr(place, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        setattr(place, name, before)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return before(*args, **kwargs)
+
+    setattr(place, name, call)
 
 
 def sparse(x: Tensor) -> dict[str, float]:

@@ -137,13 +137,21 @@ class AutoCheckpointer:
         """The optimizer made a step, and another worker takes the run's steps."""
         self._marks, self._due, self._refusal = self._fallen_due(self._source.exchange_position()), None, ""
 
-    def now(self) -> None:
-        """Take a step now, because the run cannot continue; from any thread, while training is stopped."""
+    def now(self, wait: bool = False) -> None:
+        """Take a step now, because the run cannot continue; from any thread, while training is stopped.
+
+        Args:
+            wait: for a step that is being written, and for this one.
+        """
+        if wait:
+            self._writer.free.wait()  # every wait in that thread has a deadline
         if not self._writer.stopped and not self._refusal:
             self._due, self._place_seen = self._source.exchange_position(), True
             take = self.at_iteration_end()
             if take is not None:
                 take()
+        if wait:
+            self._writer.free.wait()
 
     def _missed(self, due: ExchangePosition) -> None:
         """Another step falls due, and the last one was never taken."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch.optim import Optimizer
@@ -15,6 +16,7 @@ from paceline.errors import CheckpointError
 from paceline.flow.commit import CommittingExchanger
 from paceline.flow.donor import Donor
 from paceline.flow.joining import Joining
+from paceline.flow.leaving import Leaving
 from paceline.flow.ledger_client import ControlLedgerClient
 from paceline.flow.membership import CommitReport, ElasticMembership
 from paceline.flow.uncommitted import UncommittedPlaces
@@ -38,6 +40,7 @@ class ElasticEngine:
 
     Attributes:
         joining: gets the state of the run.
+        leaving: lets this worker leave before the end.
         blocks: all fragments of the model.
         wanted: how many members the run wants.
     """
@@ -63,6 +66,8 @@ class ElasticEngine:
         membership.on_connect.append(self._exchanger.renew)
         run.tuner.follow = self.follow
         self.joining = Joining(membership, owned, exchanged_parts(model, owned), untrained(model, owned))
+        self.leaving = Leaving(membership, lambda: self.joining.settled)
+        run.loaders.may_leave = self.leave_if_asked
         membership.enter()
         exit_handling.claim(membership.transport, owned)
         self.joining.start()
@@ -152,6 +157,16 @@ class ElasticEngine:
             # minibatches accumulated for a step that the end of the epoch left incomplete
             self._uncommitted.add(steps, self._run.loaders.take_marks())
             self._end_block(leaving=False)
+        self.leave_if_asked()
+
+    def leave_if_asked(self) -> None:
+        """Where an iteration of the program's loop is over: if this worker is to leave, commit its work and leave."""
+        if not self.leaving.asked:
+            return
+        end_block = partial(self._end_block, leaving=False)
+        while self._run.progress.steps > self.blocks.steps_committed:
+            end_block()
+        self.leaving.leave(end_block)
 
     def _end_block(self, leaving: bool) -> ExchangeSummary:
         self.joining.ready()
@@ -217,12 +232,15 @@ class ElasticEngine:
         self.leases.done(self._run.loaders.take_marks())  # such as validation batches
         while not self._over:
             self._end_block(leaving=True)
+            if not self._over:
+                self.leave_if_asked()
         global_model.settle(self.blocks.global_parts)
         self.membership.control.leave()
 
     def close(self) -> None:
         """Release all resources."""
         self._closed = True
+        self.leaving.close()
         exit_handling.release(self._run.owned)
         self._exchanger.close()
         self.membership.close()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 
 from paceline.core import runtime
@@ -12,12 +13,19 @@ from paceline.flow.membership import ElasticMembership
 from paceline.update.monitor import Monitor
 
 logger = logging.getLogger("paceline")
+SAVE_S = 60.0
+"""How long a worker that leaves waits for such a step, seconds."""
 LOOK_AGAIN_S = 0.02
 """How long the saving worker waits for its training thread to apply a committed exchange, seconds."""
 
 
-def save_while_paused(membership: ElasticMembership, monitor: Monitor, save: Callable[[], None]) -> None:
-    """Call `save`, in a thread of its own, when the run waits for workers and this worker is to save it."""
+def save_while_paused(membership: ElasticMembership, monitor: Monitor, save: Callable[[], None]) -> Callable[[], None]:
+    """Call `save`, in a thread of its own, when the run waits for workers and this worker is to save it.
+
+    Returns:
+        A function that waits for such a thread.
+    """
+    threads: list[threading.Thread] = []
 
     def keep() -> None:
         done = False
@@ -38,6 +46,13 @@ def save_while_paused(membership: ElasticMembership, monitor: Monitor, save: Cal
     def paused(why: str) -> None:
         monitor.note("paused", reason=why)
         if why and membership.control.saves:
-            runtime.thread(keep_or_warn, "paceline-pause").start()
+            threads[:] = [runtime.thread(keep_or_warn, "paceline-pause")]
+            threads[0].start()
 
     membership.control.on_pause(paused)
+
+    def finish() -> None:
+        for thread in threads:
+            thread.join(SAVE_S)
+
+    return finish

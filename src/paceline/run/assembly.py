@@ -87,6 +87,11 @@ class RunParts:
         return self.engine.exchanged if self.engine is not None else 0
 
     @property
+    def left(self) -> bool:
+        """Whether this worker has left an elastic run before its end."""
+        return self.elastic is not None and self.elastic.leaving.gone
+
+    @property
     def spent_s(self) -> tuple[float, float, float]:
         """Seconds spent on computing, on waiting for other workers, and on exchanging."""
         computing_s, waiting_s, exchanging_s = self.context.monitor.spent
@@ -217,6 +222,8 @@ def take_apart(parts: RunParts) -> None:
     """Unhook the optimizers and close the connection, without notifying other workers."""
     context, checkpointer = parts.context, parts.checkpointer
     parts.hooks.remove()
+    if parts.left and parts.elastic is not None:
+        parts.elastic.leaving.finish()
     if context.loaders.turns is not None:
         context.loaders.turns.closed = True
     context.tuner.close()
@@ -261,7 +268,8 @@ def _checkpointer(
         store, settings.every_blocks, settings.keep, among, state, context.monitor.note, run
     )
     if elastic is not None:
-        flow.save_while_paused(elastic.membership, context.monitor, checkpointer.now)
+        elastic.leaving.finish = flow.save_while_paused(elastic.membership, context.monitor, checkpointer.now)
+        elastic.leaving.save = partial(checkpointer.now, wait=True)
     return checkpointer
 
 

@@ -370,6 +370,8 @@ class Run:
         data, and leave the global model in the user's model. May be called again."""
         if self._closed:
             return
+        if self._parts.left:
+            return self.abandon()
         try:
             assembly.finish(self._parts)
         finally:
@@ -391,7 +393,7 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
+        if error is None or self._parts.left:
             self.close()
             return
         self._context.monitor.note("error", message=f"{type(error).__name__}: {error}")

@@ -17,7 +17,19 @@ from paceline.observe.reports.elastic_events import ElasticStatus, event_text, i
 from paceline.observe.reports.summary import seconds_text
 
 _RECORD = ("record", "launcher record")
-SHOWN = ("lost", "paused", "resumed", "grown", "stuck", "ended", "revoked", "refused", "stranger", *_RECORD)
+SHOWN = (
+    "lost",
+    "left early",
+    "paused",
+    "resumed",
+    "grown",
+    "stuck",
+    "ended",
+    "revoked",
+    "refused",
+    "stranger",
+    *_RECORD,
+)
 """Events of the control plane that are printed at once."""
 ONCE = ("record", "launcher record")
 """Of these, printed once."""

@@ -59,6 +59,8 @@ class LoaderRegistry:
         """Called before the first batch of every pass."""
         self.safe: Callable[[], Callable[[], None] | None] = lambda: None
         """Called where an iteration of the program's loop is over; its result is called if another one follows."""
+        self.may_leave: Callable[[], None] = lambda: None
+        """Called there, too: a worker that is to leave does not return."""
         self.empty: Callable[[], None] = lambda: None
         """Called after a pass in which this worker got no batch."""
         self._batches = 0  # handed out so far
@@ -122,9 +124,11 @@ class LoaderRegistry:
         An iteration is over where the outermost loop asks, if the first step was made in that loop: inner loops run in
         the middle of an iteration, and a loop without steps (a validation) belongs to the iteration before it.
         """
-        if position is self._leader and next(iter(self._under_way), None) is position:
-            return self.safe()
-        return None
+        if next(iter(self._under_way), None) is not position:
+            return None
+        if position is not self._leader or self.idle:  # else in the middle of accumulating gradients
+            self.may_leave()
+        return self.safe() if position is self._leader else None
 
     def grow(self, workers: TrainingWorkers) -> Turns:
         """The number of workers that train grows."""

@@ -14,7 +14,7 @@ from typing import Any
 from paceline.communication.sockets.channel import TLS, Frame
 from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark, Question
-from paceline.errors import ClosedError, MismatchError, PacelineError, PeerLostError
+from paceline.errors import LEFT, ClosedError, MismatchError, PacelineError, PeerLostError
 from paceline.flow.control import validation, wire
 from paceline.flow.control.client_state import ClientState
 from paceline.flow.control.ledger import NOTHING, OVER, WORK
@@ -22,6 +22,8 @@ from paceline.flow.control.messages import About, CommitOutcome, Generation
 
 GOODBYE_S = 30.0
 """Seconds to wait for the answer to a goodbye."""
+LEAVE_LOOK_S = 0.5
+"""Below the quorum: seconds between two looks at whether this worker is to leave."""
 _ANSWERS = {NOTHING: "nothing", WORK: "work", OVER: "over"}
 
 
@@ -45,6 +47,8 @@ class ControlClient(ClientState):
             not.
         most: the most members that the user allows.
         saves: whether this worker writes a checkpoint while the run waits.
+        leaves: set when this worker is to leave in order; waits below the quorum then end with SystemExit.
+        left: whether this worker has left before the end.
 
     Raises:
         OverError: the run is over.
@@ -85,14 +89,25 @@ class ControlClient(ClientState):
         """Report this worker's activity, shown to members that wait for it. Any thread; returns at once."""
         self._doing, self._step = what, step
 
-    def leave(self) -> None:
-        """Say goodbye, at the end of the program."""
+    def leave(self, how: int = wire.FINISHED) -> int | None:
+        """Say goodbye: at the end of the program, or before it (`wire.LEAVES`).
+
+        Returns:
+            None once this worker has left; else the number of other members, of which none holds the state yet: this
+            worker is a member still, and may save the state, or let them get it, before it says goodbye again.
+        """
+        self._alone = None
         if self._error is None:
-            self._leaving = True  # repeated if the control plane restarts meanwhile, which the heartbeats notice
-            self._connection.send(wire.BYE)
+            self._goodbye = how  # repeated if the control plane restarts meanwhile, which the heartbeats notice
+            self._connection.send(wire.BYE, (how,))
             with contextlib.suppress(PacelineError):
-                self._wait(lambda: self._gone, "to say goodbye", min(GOODBYE_S, self._timeout_s))
-        self.close()
+                gone = lambda: self._gone or self._alone is not None  # noqa: E731
+                self._wait(gone, "to say goodbye", min(GOODBYE_S, self._timeout_s))
+        if self._alone is None:
+            self.left = how != wire.FINISHED
+            self.close()
+        self._goodbye = None
+        return self._alone
 
     def close(self) -> None:
         """Close without a goodbye: the control plane takes this worker for dead."""
@@ -109,7 +124,7 @@ class ControlClient(ClientState):
         self.check()
         with self._changed:
             self._started = max(self._started, exchange)
-        self._connection.send(wire.STARTS, (exchange,))
+        self._connection.send(wire.STARTS, (exchange, int(self.leaves)))
 
     def commit(
         self,
@@ -199,9 +214,9 @@ class ControlClient(ClientState):
 
         "left" loader epoch marks; "ends" loader epoch total; "done" marks; "expect" loader epoch ranges; "waits" bool.
         """
+        if kind == "holds" or self.left:
+            return  # sent automatically; or the goodbye has said it
         self.check()
-        if kind == "holds":
-            return  # sent automatically
         if kind == "left":  # at once: a server restarted after this message would lease them anew
             with self._changed:
                 self._held_leases.settle(values[-1])
@@ -244,12 +259,15 @@ class ControlClient(ClientState):
         with self._changed:
             while not ready():
                 self.check()
+                if self.paused and self.leaves and self._goodbye is None and runtime.current_thread() is self._trains:
+                    self.left = True
+                    raise SystemExit(LEFT)  # its work cannot be committed, so other workers do it
                 most = self._terms["quorum_s"] + self._timeout_s if self.paused else limit_s
                 left = max(began, self._moved) + most - runtime.monotonic()
                 if left <= 0:
                     doing = f"; the run waits for workers: {self.paused}" if self.paused else ""
                     raise error(f"worker {self.worker} waited {most:g} s {what} at {self._connection.name}{doing}")
-                self._changed.wait(left)
+                self._changed.wait(min(left, LEAVE_LOOK_S) if self.paused else left)
 
     def _newest(self, frame: Frame) -> Generation:
         if frame.note is not None:

@@ -49,7 +49,10 @@ class ClientState:
         self._answers: dict[int, Frame] = {}
         self._held_leases = HeldLeases()
         self._error: PacelineError | None = None
-        self._leaving = self._gone = False
+        self.leaves = self.left = self._gone = False
+        self._trains = runtime.current_thread()
+        self._goodbye: int | None = None  # while it waits for the answer to one
+        self._alone: int | None = None
         self._changed = runtime.Condition(runtime.RLock())
         self._calls: dict[str, Callable[[Any], None]] = {}
         self._terms: dict[str, float] = {}
@@ -90,10 +93,10 @@ class ClientState:
     def to_resend(self) -> list[FrameParts]:
         """Frames that may have been lost while there was no connection."""
         with self._changed:
-            said: list[FrameParts] = [(wire.STARTS, (self._started,), None)] if self._started else []
+            said: list[FrameParts] = [(wire.STARTS, (self._started, int(self.leaves)), None)] if self._started else []
             if self._state == self.generation.exchange:
                 said.append((wire.HOLDS, (self.generation.number, *self._checkpoint), None))
-            return [*said, (wire.BYE, (), None)] if self._leaving else said
+            return [*said, (wire.BYE, (self._goodbye,), None)] if self._goodbye is not None else said
 
     def may_rejoin(self) -> bool:
         """Whether this worker can join as a new one."""
@@ -125,6 +128,10 @@ class ClientState:
             self._pause(validation.text(frame.note, validation.REASON, "why"), frame.numbers[1] == 1)
         elif kind == "held":
             self._hold(validation.text(frame.note, validation.REASON, "why"))
+        elif kind == "alone":
+            with self._changed:
+                self._alone = frame.numbers[1]
+                self._changed.notify_all()
         elif kind == "check":
             self._heartbeats.prompt()
         elif kind in ("called", "news", "farewell"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from paceline.communication.sockets.channel import Frame
 from paceline.errors import MismatchError
-from paceline.flow.control import validation, wire
+from paceline.flow.control import leaving, validation, wire
 from paceline.flow.control.state_machine import StateMachine
 from paceline.flow.control.worker_record import Commit
 
@@ -14,12 +14,15 @@ def dispatch(machine: StateMachine, worker: int, frame: Frame, now: float) -> No
     """Carry out one frame; MismatchError if it is invalid."""
     first, second, third, *_ = frame.numbers
     if frame.kind == wire.STARTS:
-        machine.starts(worker, validation.whole(first, 1, validation.HUGE, "an exchange"), now)
+        machine.starts(worker, validation.whole(first, 1, validation.HUGE, "an exchange"), now, bool(second))
     elif frame.kind == wire.HOLDS:
         wanted = validation.whole(third, 0, validation.WORKERS, "wanted workers")
         machine.holds_state(worker, *_whole(first, second), now, wanted)
     elif frame.kind == wire.BYE:
-        machine.bye(worker, now)
+        if first == wire.FINISHED:
+            machine.bye(worker, now)
+        else:
+            leaving.leave(machine, worker, first == wire.LEAVES_ANYWAY, now)
     else:
         serial = validation.whole(first, 1, validation.HUGE, "a serial number")
         if frame.kind == wire.COMMIT:

@@ -118,7 +118,7 @@ class FlightRecorder:
                 self._program = True
                 rule = str(machine.fingerprint.get("rule", ""))[:500]
                 self._tell("program", {"rule": rule, "numbers": int(_number(machine.fingerprint, "numbers"))})
-        elif said.kind in ("lost", "left"):
+        elif said.kind in ("lost", "left", "left early"):
             one = self._workers.pop(about["worker"], _Progress(acted_at=now))
             after_s = round(max(0.0, now - one.acted_at), 3)
             about = {**about, "came": one.came, "reported": one.reported, "after_s": after_s}

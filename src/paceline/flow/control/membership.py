@@ -151,16 +151,17 @@ class MembershipState(ABC):
                     f"{mine!r:.200} there; start all workers with the same script and settings"
                 )
 
-    def bye(self, worker: int, now: float) -> None:
-        """A worker has finished its program."""
+    def bye(self, worker: int, now: float, early: bool = False) -> None:
+        """A worker has finished its program; `early`: it leaves before that, in order."""
         record = self.workers.get(worker)
         if record is None:
             return
-        self.finished = self.finished or record.member
-        self.outbox.log("left", worker=worker, host=record.place.host)
+        self.finished = self.finished or (record.member and not early)
+        self.outbox.log("left early" if early else "left", worker=worker, host=record.place.host)
         self.gone[worker] = "it has said goodbye"
         self.outbox.send(worker, "farewell")
-        self._remove([worker], f"{record.name} has come to the end of its program", now)
+        how = "has left in order" if early else "has come to the end of its program"
+        self._remove([worker], f"{record.name} {how}", now)
 
     def revoke(self, workers: list[int], certificates: list[str], unknown: bool, why: str, now: float) -> list[int]:
         """Accept these certificates no more, and put out the workers that have them.

@@ -39,13 +39,14 @@ class StateMachine(MembershipState):
 
     # -- exchanges --------------------------------------------------------------------------------
 
-    def starts(self, worker: int, exchange: int, now: float) -> None:
-        """A worker has reached an exchange, and waits there."""
+    def starts(self, worker: int, exchange: int, now: float, leaves: bool = False) -> None:
+        """A worker has reached an exchange, and waits there; if it leaves after it, all others are called."""
         record = self.member(worker)
         if exchange > self.exchange + 1:
             raise MismatchError(f"{record.name} comes to exchange {exchange}, the next one is {self.exchange + 1}")
         record.started = max(record.started, exchange)
         self.roll.note(record)
+        self.calls.hurried = self.calls.hurried or (leaves and record.started > self.exchange)
         self.call(now)
 
     def commit(self, worker: int, generation: int, exchange: int, said: Commit, now: float) -> None:

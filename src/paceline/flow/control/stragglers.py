@@ -17,16 +17,18 @@ class StragglerCalls:
 
     Attributes:
         first: since when a member waits at the exchange; None: none does.
+        hurried: whether a member waits there that leaves after it.
     """
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
         self.first: float | None = None
+        self.hurried = False
         self._enough: float | None = None  # since when the quorum has reached it
 
     def over(self) -> None:
         """The exchange is committed."""
-        self.first = self._enough = None
+        self.first, self._enough, self.hurried = None, None, False
 
     def again(self, now: float) -> None:
         """The exchange restarts with other members."""
@@ -49,7 +51,7 @@ class StragglerCalls:
         called: Iterable[int] = ()
         if roll.come:
             self.first = now if self.first is None else self.first
-            called = roll.uncalled if self._grace_is_over(len(roll.come), now) else roll.due
+            called = roll.uncalled if self.hurried or self._grace_is_over(len(roll.come), now) else roll.due
         else:
             self.over()
             if len(roll.idle) == len(roll.present) and unmerged():

@@ -12,9 +12,11 @@ that it knows), its leases and its secret; heartbeats: (worker), its secret."""
 BEAT = 4
 """(steps), its activity."""
 STARTS, COMMIT, FAILED, HOLDS, ASK, TELL, LEDGER, BYE = range(5, 13)
-"""(exchange); (serial, generation, exchange), marks and facts; (serial, generation), why and suspects; (generation,
-exchanges in it, wanted members); (serial, loader, epoch, total, unit, most, dry); (serial), kind and values; (serial);
-nothing."""
+"""(exchange, 1 if this worker leaves after it); (serial, generation, exchange), marks and facts; (serial, generation),
+why and suspects; (generation, exchanges in it, wanted members); (serial, loader, epoch, total, unit, most, dry);
+(serial), kind and values; (serial); (FINISHED, LEAVES or LEAVES_ANYWAY)."""
+FINISHED, LEAVES, LEAVES_ANYWAY = range(3)
+"""Goodbyes: at the end of the program; before it, unless this worker alone holds the state; or even then."""
 
 WELCOME = 64
 """To HELLO and BACK: (worker), its secret and the terms. To PULSE: nothing. All say which start of the server it is."""
@@ -37,6 +39,7 @@ MESSAGE_KINDS = {
     "check": 78,
     "farewell": 79,
     "held": 80,
+    "alone": 81,
 }
 """The state machine's messages, and the kinds of their frames: (serial, numbers..), note.
 

@@ -49,7 +49,7 @@ class ElasticStatus:
         generation: its number, 0 before the first.
         members: of it.
         most: workers that may be members; None where that is not known.
-        workers: event -> workers so far that joined, were lost, or left, which is that they finished.
+        workers: event -> workers so far that joined, were lost, left (which is that they finished), or left early.
         paused: why the run waits; "" where it does not.
         held: workers that wait until they are worth it.
     """
@@ -65,7 +65,7 @@ class ElasticStatus:
         """Update the state; raises an error where a field is missing or invalid."""
         if event.kind == "began":
             self.most, self.held = int(event.facts["most"]) or None, 0
-        elif event.kind in ("joined", "lost", "left"):
+        elif event.kind in ("joined", "lost", "left", "left early"):
             int(event.facts["worker"])
             self.workers[event.kind] += 1
         elif event.kind == "generation":
@@ -86,7 +86,8 @@ class ElasticStatus:
             them = "they are" if self.held > 1 else "it is"
             parts = [f"{self.members} of {there} workers {verbs[0]}; {self.held} {verbs[1]} until {them} worth it"]
         parts += [f"generation {self.generation}"] if self.generation else []
-        parts += [f"{kind} {self.workers[kind]}" for kind in ("joined", "lost")]
+        shown = ("joined", "lost", "left early") if self.workers["left early"] else ("joined", "lost")
+        parts += [f"{kind} {self.workers[kind]}" for kind in shown]
         return " | ".join([*parts, f"waits: {self.paused}"] if self.paused else parts)
 
 
@@ -139,6 +140,7 @@ TEXTS = {
     "joined": "{who} has joined",
     "lost": "{who} was lost: {reason}",
     "left": "{who} has finished",
+    "left early": "{who} has left in order; what it trained is in the model",
     "back": "{who} is back after a restart of the launcher",
     "generation": "generation {number}: {count} workers ({members}): {reason}",
     "paused": "the run waits: {reason}",

@@ -284,7 +284,7 @@ class _Reader:
 
     def _gone(self, tape: Tape, said: dict[str, Any], now: float) -> None:
         one = self._flight(said)
-        one.end, one.end_s = str(said["kind"]), now
+        one.end, one.end_s = "left" if said["kind"] == "left" else "lost", now  # a replay kills who left early
         one.silent = str(said.get("why", "")).startswith(SILENT)
         one.came = validation.whole(said.get("came"), 0, validation.HUGE, "an exchange")
         one.reported = validation.whole(said.get("reported"), 0, validation.HUGE, "an exchange")
@@ -334,6 +334,7 @@ _EVENTS: dict[str, Any] = {
     "joined": _Reader._joined,
     "lost": _Reader._gone,
     "left": _Reader._gone,
+    "left early": _Reader._gone,
     "holds": _Reader._holds,
     "generation": _Reader._generation,
     "data": _Reader._data,

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker leaves an elastic run in order, because its machine is about to be taken: on SIGTERM.
+
+At the top of the program's loop it ends its block early. The other members are called, so that its work is committed
+at once. Then it says goodbye and exits with :data:`paceline.errors.LEFT`. What it has leased and not trained on goes to
+other workers, so every sample is trained on once. A worker that does not hold the state yet leaves at once. A second
+SIGTERM ends the process at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+from paceline.core import runtime
+from paceline.errors import LEFT
+from paceline.flow.control import wire
+from paceline.flow.membership import ElasticMembership
+
+logger = logging.getLogger("paceline")
+LOST = (
+    "this worker leaves, no other worker holds the model, and attach() got no checkpoint=: what the run has learnt is "
+    "lost, and it begins anew when workers join"
+)
+
+
+class Leaving:
+    """Lets a worker leave in order.
+
+    Args:
+        membership: its membership.
+        holds: whether it holds the state, so that its work counts.
+
+    Attributes:
+        asked: whether it is to leave.
+        save: writes a checkpoint step and waits for it; None: the run has no checkpoints.
+        finish: called at the end of the run: waits for a step that is being written.
+    """
+
+    def __init__(self, membership: ElasticMembership, holds: Callable[[], bool]) -> None:
+        self._membership, self._holds = membership, holds
+        self.asked = False
+        self.save: Callable[[], None] | None = None
+        self.finish: Callable[[], None] = lambda: None
+        self._listens = _may_listen()
+        if self._listens:
+            signal.signal(signal.SIGTERM, self._terminated)
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has left: its run cannot be ended together with the other workers."""
+        return self._membership.control.left
+
+    def _terminated(self, number: int, frame: FrameType | None) -> None:
+        self.close()
+        self.asked = self._membership.control.leaves = True
+        if not self._holds():
+            self._membership.control.left = True
+            raise SystemExit(LEFT)
+
+    def leave(self, exchange: Callable[[], object]) -> NoReturn:
+        """Say goodbye, and end the program; all work of this worker is committed.
+
+        Args:
+            exchange: makes an exchange, after which joining workers hold the state as well.
+        """
+        membership, control = self._membership, self._membership.control
+        while (others := control.leave(wire.LEAVES)) is not None:
+            if others:
+                exchange()
+                continue
+            if self.save is None:
+                logger.warning("%s", membership.transport.world.sign(LOST))
+            else:
+                self.save()
+            control.leave(wire.LEAVES_ANYWAY)
+            break
+        raise SystemExit(LEFT)
+
+    def close(self) -> None:
+        """From now on SIGTERM ends the process."""
+        if self._listens and threading.current_thread() is threading.main_thread():
+            self._listens = False
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _may_listen() -> bool:
+    """Whether SIGTERM is ours: not in simulated worlds, and not where the program handles it."""
+    if runtime.host() is not None or threading.current_thread() is not threading.main_thread():
+        return False
+    return signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
