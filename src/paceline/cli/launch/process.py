@@ -134,6 +134,16 @@ class Process:
             _signal_group(self.identity.pid, signal.SIGKILL)  # the worker lives, so the group is still its own
         return int(_read_status(self.files).get("code", UNKNOWN))
 
+    def ask_to_leave(self) -> bool:
+        """SIGTERM to the worker alone, not to its children, which it needs until it has left; whether it was sent."""
+        found = _read_status(self.files)
+        worker = Identity(int(found.get("pid", 0)), int(found.get("began", 0)))
+        if self.poll() is not None or not worker.lives:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker.pid, signal.SIGTERM)
+        return True
+
     def signal(self, which: signal.Signals) -> None:
         """Signal the worker and all its descendants in its session's group."""
         if self.poll() is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.launch.process import Identity, OutputFiles, Process
+from paceline.errors import LEFT
 
 EXPELLED = 75
 """Exit code of a worker that the control plane declared lost; a new one may start."""
@@ -74,6 +75,7 @@ class WorkerPlace:
         ended_well: its last worker exited with 0.
         fruitless: deaths in a row without a committed exchange.
         given_up: after too many of these no more are started.
+        left: its last worker left in order, or was not started because this host's workers leave.
     """
 
     turn: int = 0
@@ -82,6 +84,7 @@ class WorkerPlace:
     ended_well: bool = False
     fruitless: int = 0
     given_up: bool = False
+    left: bool = False
 
     def after(self, now: float, exchanged: bool) -> None:
         """Schedule the next worker after a death; `exchanged`: the dead one took part in a committed exchange."""
@@ -103,6 +106,7 @@ class Supervisor:
     Attributes:
         deaths: of all workers, in order.
         over: a worker succeeded, here or elsewhere: no more are replaced.
+        leaving: the workers of this host leave, and no more are started.
     """
 
     def __init__(
@@ -117,13 +121,14 @@ class Supervisor:
         self.on_event, self.on_change = on_event, on_change
         self.places = [WorkerPlace() for _ in range(places)]
         self.deaths: list[Death] = []
-        self.over = False
+        self.over = self.leaving = False
+        self._asked: set[tuple[int, int]] = set()  # places and turns that were asked to leave
 
     def look(self, may_start: Callable[[], bool] = lambda: True) -> None:
         """Notice workers that ended, and start those that are due, if `may_start`."""
         for number, place in enumerate(self.places):
             self._poll(number, place)
-        if self.over:
+        if self.over or self.leaving:
             return
         for number, place in enumerate(self.places):
             if place.due_at is not None and place.due_at <= self.clock() and may_start():
@@ -136,18 +141,20 @@ class Supervisor:
         files, place.process = place.process.files, None
         if code == 0:
             place.ended_well = self.over = True
+        elif code == LEFT or (code == -signal.SIGTERM and (number, place.turn) in self._asked):
+            place.left = True  # the latter before it had anything to leave
         else:
             self.deaths.append(Death(number, place.turn, code, files.stderr, self.over))
             place.after(self.clock(), files.exchanged.exists())
         facts = {"place": number, "turn": place.turn, "code": code}
-        if code != 0 and self.command.hopeless(self.deaths[-1]):
+        if code != 0 and not place.left and self.command.hopeless(self.deaths[-1]):
             place.given_up, place.due_at = True, None
             facts["hopeless"] = True
-        self.on_event("ended", {**facts, "given_up": place.given_up})
+        self.on_event("ended", {**facts, "given_up": place.given_up} | ({"left": True} if place.left else {}))
         self.on_change()
 
     def _start(self, number: int, place: WorkerPlace) -> None:
-        place.turn, place.due_at = place.turn + 1, None
+        place.turn, place.due_at, place.left = place.turn + 1, None, False
         self.on_change()  # before the start: after a crash in between, the next launcher looks for this turn's files
         files = OutputFiles.of(self.command.output, number, place.turn)
         own = {"LOCAL_RANK": str(number), "PACELINE_EXCHANGED": str(files.exchanged.absolute())}
@@ -155,6 +162,22 @@ class Supervisor:
         place.process = Process.start(self.command.arguments, environment, files, self.command.folder)
         self.on_change()
         self.on_event("started", {"place": number, "turn": place.turn, "pid": place.process.identity.pid})
+
+    def leave(self) -> None:
+        """Ask all workers to leave in order, each once; call it again until none runs."""
+        self.leaving = True
+        for place in self.places:
+            place.left, place.due_at = place.left or place.due_at is not None, None
+        for number, turn, process in self.running:
+            if (number, turn) not in self._asked and process.ask_to_leave():
+                self._asked.add((number, turn))
+
+    def come_back(self) -> None:
+        """Start workers again at the places that were left."""
+        self.leaving = False
+        for place in self.places:
+            if place.left:
+                place.left, place.due_at = False, self.clock()
 
     @property
     def running(self) -> list[tuple[int, int, Process]]:
@@ -191,7 +214,7 @@ class Supervisor:
                 "ended_well": place.ended_well,
                 "fruitless": place.fruitless,
                 "given_up": place.given_up,
-                "due": place.due_at is not None,
+                "due": place.due_at is not None or place.left,
             }
             for number, place in enumerate(self.places)
         ]

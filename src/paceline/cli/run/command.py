@@ -23,6 +23,7 @@ from paceline.cli.console.program_options import (
 )
 from paceline.cli.launch.forks import fork_server
 from paceline.cli.run import certificates, checks, debugger, dry_run, fixed, start, under_mpi, zero_lines
+from paceline.cli.run.absence.options import AbsenceOptions, NoticeOption, UntilOption, WhileIdleOption
 from paceline.cli.run.conclusion import conclude
 from paceline.cli.run.elastic import ElasticOptions, print_plan, resume_run, start_run
 from paceline.cli.run.hosts import HostOptions, job_log_directory, refuse_several_launchers, resolve_cluster
@@ -31,7 +32,8 @@ from paceline.cli.run.program import find
 EPILOG = (
     "Any other supervisor can start a worker of an elastic run as well: the program, without RANK and WORLD_SIZE, "
     "with PACELINE_CONTROL=HOST:PORT (where the control plane listens) and PACELINE_TLS=FOLDER (with cert.pem, key.pem "
-    "and ca.pem of the job). A worker that ends with exit code 75 was declared lost, and a new one may start."
+    "and ca.pem of the job). A worker that ends with exit code 75 was declared lost, and a new one may start; with 85, "
+    "as a launcher, it has left in order."
 )
 
 
@@ -93,6 +95,9 @@ def run(
     restarts: Annotated[
         int, typer.Option(help="How often to restart all workers when one fails, to resume from a checkpoint.")
     ] = 0,
+    notice: NoticeOption = None,
+    until: UntilOption = None,
+    while_idle: WhileIdleOption = False,
     as_is: AsIs = False,
     random_data: RandomData = False,
     module: Annotated[
@@ -116,13 +121,16 @@ def run(
 
     The program is Python, or any executable (ELF, or a script with #!), which attaches by paceline's C library.
     """
+    absence = AbsenceOptions(notice, until, while_idle)
     if again is not None:
-        checks.refuse_other_options(ctx, "again", "quiet")
-        raise typer.Exit(resume_run(checks.existing_directory(again), quiet))
+        checks.refuse_other_options(ctx, "again", "quiet", *vars(absence))
+        absence.check(True)
+        raise typer.Exit(resume_run(checks.existing_directory(again), absence, quiet))
     if not quiet:
         settings_file.announce(ctx)
     is_elastic = elastic is not None or join is not None
     checks.check_elastic_options(is_elastic, hosts or 1, restarts, listen, grace)
+    absence.check(is_elastic)
     program = None if script is None else find(script, arguments, module)
     if program is None and (elastic is None or workers != 0):
         refuse("no program was given: paceline run [OPTIONS] PROGRAM [ARGUMENTS]")
@@ -142,7 +150,7 @@ def run(
         asked = ElasticOptions(elastic, join, listen, 1 if workers is None else workers, rule, timeout, grace)
         if print_only:
             return print_plan(asked, program, log, security)
-        raise typer.Exit(start_run(asked, program, options, log, overwrite, security, quiet))
+        raise typer.Exit(start_run(asked, program, options, log, overwrite, security, absence, quiet))
     assert program is not None
     if mpi_process is not None:
         passed_on = under_mpi.RunOptions(rule, log, overwrite, timeout, transport, quiet, restarts, print_only)

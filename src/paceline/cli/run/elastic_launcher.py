@@ -24,6 +24,7 @@ from paceline.cli.launch.saved_plan import SavedPlan
 from paceline.cli.launch.signals import SignalListener
 from paceline.cli.launch.supervisor import Death, Supervisor, WorkerCommand
 from paceline.cli.run import certificates, failure, revocations
+from paceline.cli.run.absence.departure import Departure
 from paceline.cli.run.output import Tails
 from paceline.observe.event_file import EventFile
 
@@ -73,6 +74,7 @@ class Ending:
         stopped_by: number of the signal that ended it, or None.
         gone: address of a control plane that can no longer be reached.
         why: the control plane's reason to end the run.
+        left: why the workers of this host left in order; "" if they did not.
     """
 
     well: bool = False
@@ -82,6 +84,7 @@ class Ending:
     stopped_by: int | None = None
     gone: str = ""
     why: str = ""
+    left: str = ""
 
 
 class Events:
@@ -194,6 +197,9 @@ class Launcher:
         events: the event log.
         server: the control plane, if this launcher hosts it.
         output: shows the workers' output.
+
+    Attributes:
+        departure: lets the workers of this host leave.
     """
 
     def __init__(
@@ -205,11 +211,16 @@ class Launcher:
         command = WorkerCommand(plan.command, environment(plan), output_folder, plan.folder, own, was_revoked)
         on_event = lambda kind, facts: events.write(f"process {kind}", facts)  # noqa: E731
         self.workers = Supervisor(command, plan.workers, on_event, self._write)
+        self.departure = Departure(self.workers, events.write, plan.timeout_s)
         self.status: dict[str, Any] = {}
         self._judged, self._over_elsewhere, self._warned = 0, False, False
         self._shown: dict[int, int] = {}  # place -> turn whose output is followed
         self._asked_at = self._over_at = self._gone_since = float("-inf")
         self._above_minimum_at = time.monotonic()
+
+    def sessions(self) -> list[int]:
+        """The process sessions of this host's workers."""
+        return [process.identity.pid for _, _, process in self.workers.running]
 
     def take_over(self, places: list[dict[str, Any]]) -> int:
         """Adopt the workers of an earlier launcher; returns how many still run."""
@@ -224,7 +235,8 @@ class Launcher:
         """Supervise until the run is over or a signal ends it; calls `look` meanwhile."""
         self._write()
         self._ask()
-        while not listener.received and not self._done():
+        while not self.departure.ends_launcher(listener.received) and not self._done():
+            self.departure.look()
             self.workers.look(self._may_start)
             self._show()
             look()
@@ -304,7 +316,9 @@ class Launcher:
         return self.server is not None and bool(self.status.get("members") or self.status.get("waiting"))
 
     def _end(self, listener: SignalListener) -> Ending:
-        ending = Ending(stopped_by=listener.received[0] if listener.received else None)
+        ending = Ending(left=self.departure.left)
+        if listener.received and not ending.left:
+            ending.stopped_by = listener.received[0]
         ending.well = bool(self.workers.finished or self.status.get("finished") or self._over_elsewhere)
         ending.why = str(self.status.get("ended", ""))
         if self._stalled and not ending.why:

@@ -13,6 +13,7 @@ from paceline.cli.launch.supervisor import EXPELLED, MAX_DEATHS, Death
 from paceline.cli.run import failure
 from paceline.cli.run.conclusion import stopped
 from paceline.cli.run.elastic_launcher import Ending, arrived_after_end, was_revoked
+from paceline.errors import LEFT
 from paceline.observe.reports.elastic_events import ElasticStatus, event_text, is_news
 from paceline.observe.reports.summary import seconds_text
 
@@ -20,6 +21,8 @@ _RECORD = ("record", "launcher record")
 SHOWN = (
     "lost",
     "left early",
+    "leaving",
+    "returning",
     "paused",
     "resumed",
     "grown",
@@ -46,6 +49,8 @@ def of_process(kind: str, facts: Mapping[str, Any], over: bool) -> str:
     """A line about a worker of this host; "" for unimportant events."""
     if kind != "process ended" or facts["code"] == 0:
         return ""
+    if facts.get("left"):
+        return "this worker has left in order"
     then = "a new one replaces it"
     if facts.get("hopeless"):
         then = "its certificate was revoked, so no more are started here"
@@ -66,6 +71,8 @@ def conclude(ending: Ending, workers: int, seconds: float, quiet: bool) -> int:
     if ending.stopped_by is not None:
         return stopped(ending.stopped_by)
     late = [one for one in ending.deaths if one.late and not (arrived_after_end(one) or was_revoked(one))]
+    if not ending.well and ending.left:
+        return _left(ending, quiet)
     if not ending.well:
         return _failed(ending)
     _name_replaced([death for death in ending.deaths if not death.late])
@@ -75,6 +82,14 @@ def conclude(ending: Ending, workers: int, seconds: float, quiet: bool) -> int:
         here = f"{ending.finished} worker{'s' if ending.finished != 1 else ''} finished" if workers else "the run ended"
         err().print(f"{here} after {seconds_text(seconds)}")
     return 0
+
+
+def _left(ending: Ending, quiet: bool) -> int:
+    """Report that the workers of this host left before the end; the exit code."""
+    _name_replaced(ending.deaths)
+    if not quiet:
+        err().print(f"the workers of this host have left the run in order: {ending.left}", markup=False, soft_wrap=True)
+    return LEFT
 
 
 def _name_replaced(deaths: list[Death]) -> None:

@@ -141,6 +141,8 @@ TEXTS = {
     "lost": "{who} was lost: {reason}",
     "left": "{who} has finished",
     "left early": "{who} has left in order; what it trained is in the model",
+    "leaving": "the workers of this host leave in order, within {seconds} s: {reason}",
+    "returning": "the workers of this host take part again",
     "back": "{who} is back after a restart of the launcher",
     "generation": "generation {number}: {count} workers ({members}): {reason}",
     "paused": "the run waits: {reason}",
