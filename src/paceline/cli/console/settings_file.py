@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ else:
 NAME, PYPROJECT = "paceline.toml", "pyproject.toml"
 MAIN = "run"
 """The command whose options may stand at the top."""
+HOSTS = "hosts"
+"""The table of tables that describe machines, a table a machine; not a command."""
 EAGER = ("help", "version", "install-completion", "show-completion")
 
 
@@ -39,10 +41,12 @@ class SettingsFile:
     Attributes:
         path: of the file.
         values: parameter -> value, by command.
+        hosts: tables `[hosts.NAME]` of `paceline run --hosts`, by name, as they stand there.
     """
 
     path: Path
     values: Mapping[str, Mapping[str, Any]]
+    hosts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
@@ -107,7 +111,8 @@ def load(folder: Path, commands: Mapping[str, Any]) -> SettingsFile | None:
     if not isinstance(said, Mapping):
         raise UnsupportedError(f"{path}: tool.paceline is a table of settings, got {said!r}")
     tables = {name: value for name, value in said.items() if isinstance(value, Mapping)}
-    top = {name: value for name, value in said.items() if name not in tables}
+    hosts = tables.pop(HOSTS, {})
+    top = {name: value for name, value in said.items() if not isinstance(value, Mapping)}
     twice = sorted(top.keys() & tables.get(MAIN, {}).keys())
     if twice:
         raise UnsupportedError(f"{path} sets {twice[0]} at the top and in [{MAIN}], which are the same: leave one out")
@@ -115,7 +120,8 @@ def load(folder: Path, commands: Mapping[str, Any]) -> SettingsFile | None:
     unknown = [name for name in tables if name not in commands]
     if unknown:
         raise UnsupportedError(f"{path}: [{unknown[0]}] is no command of paceline{like(unknown[0], list(commands))}")
-    return SettingsFile(path, {name: dict(_checked(path, name, commands[name], tables[name])) for name in tables})
+    values = {name: dict(_checked(path, name, commands[name], tables[name])) for name in tables}
+    return SettingsFile(path, values, hosts)
 
 
 def _checked(path: Path, name: str, command: Any, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -22,12 +22,14 @@ from paceline.cli.console.program_options import (
     Timeout,
 )
 from paceline.cli.launch.forks import fork_server
-from paceline.cli.run import certificates, checks, debugger, dry_run, fixed, start, under_mpi, zero_lines
+from paceline.cli.run import certificates, checks, debugger, dry_run, ended_file, fixed, start, under_mpi, zero_lines
 from paceline.cli.run.absence.options import AbsenceOptions, NoticeOption, UntilOption, WhileIdleOption
 from paceline.cli.run.conclusion import conclude
 from paceline.cli.run.elastic import ElasticOptions, print_plan, resume_run, start_run
 from paceline.cli.run.hosts import HostOptions, job_log_directory, refuse_several_launchers, resolve_cluster
 from paceline.cli.run.program import find
+from paceline.cli.ssh import options as ssh
+from paceline.cli.ssh.hosts import are_names as hosts_by_name
 
 EPILOG = (
     "Any other supervisor can start a worker of an elastic run as well: the program, without RANK and WORLD_SIZE, "
@@ -53,10 +55,8 @@ def run(
     log: Log = None,
     overwrite: Overwrite = False,
     timeout: Timeout = 600.0,
-    hosts: Annotated[
-        int | None,
-        typer.Option(help="Number of hosts; start this command on each.", show_default="1, or as Slurm says"),
-    ] = None,
+    hosts: ssh.Hosts = None,
+    bring: ssh.Bring = True,
     host_index: Annotated[
         int | None,
         typer.Option(help="Which of the hosts this is, from 0; ranks follow it.", show_default="0, or as Slurm says"),
@@ -129,7 +129,8 @@ def run(
     if not quiet:
         settings_file.announce(ctx)
     is_elastic = elastic is not None or join is not None
-    checks.check_elastic_options(is_elastic, hosts or 1, restarts, listen, grace)
+    named, count = hosts_by_name(hosts), ssh.count(hosts)
+    checks.check_elastic_options(is_elastic and not named, count or 1, restarts, listen, grace)
     absence.check(is_elastic)
     program = None if script is None else find(script, arguments, module)
     if program is None and (elastic is None or workers != 0):
@@ -137,7 +138,10 @@ def run(
     options = zero_lines.ZeroLineOptions(as_is, force_zero_lines, random_data)
     security = certificates.Security(tls, job, in_the_clear)
     security.check()
-    asked_hosts = HostOptions(workers, hosts, host_index, master)
+    asked_hosts = HostOptions(workers, count, host_index, master)
+    if named and program is not None:
+        bare = zero_lines.serves(program, options, 2)
+        raise typer.Exit(ssh.run(ctx, program, asked_hosts, security, timeout, bare))
     mpi_process = None if is_elastic else under_mpi.process(asked_hosts)
     transport = under_mpi.check_transport(transport, mpi_process, is_elastic)
     debugger.check(debug, program, not is_elastic and mpi_process is None, print_only)
@@ -169,6 +173,7 @@ def run(
     if not quiet:
         err().print(f"starting {start.count(cluster)} of {program.name}", markup=False)
     # before the launcher loads torch to check the rule: both load it at the same time
+    ending = ended_file.take()
     with fork_server(start.loaded(cluster) | variables if bare else None) as forks:
         announces = checks.check_rule(rule) and not quiet
         checks.free_port(cluster)
@@ -180,6 +185,7 @@ def run(
         outcome = fixed.launch(
             cluster, command, added | variables, directory, quiet, restarts, bare, sign, forks, debugged
         )
+        ended_file.write(ending, outcome)
         code = conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
     if code == 0 and zero_lines.work_not_shared(directory, options, program, cluster.size, rule):
         code = 1

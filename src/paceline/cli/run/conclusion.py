@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,9 @@ from paceline.observe.reports.summary import seconds_text
 if TYPE_CHECKING:
     from paceline.cli.launch.launch import Outcome
 
+MOST_NAMES = 3
+"""Of hosts in the title of a panel."""
+
 
 def conclude(outcome: Outcome, cluster: LaunchCluster, directory: Path, seconds: float, quiet: bool) -> int:
     """Print how the run ended; the exit code."""
@@ -34,7 +38,8 @@ def conclude(outcome: Outcome, cluster: LaunchCluster, directory: Path, seconds:
             _not_started(outcome.error, cluster)
         code = 1
     elif outcome.lost:
-        code = _finished_without(outcome, seconds)
+        files = {worker.rank: worker.stderr for worker in outcome.workers}
+        code = finished_without(outcome.lost, files, seconds)
     else:
         code = 0
         if not quiet:
@@ -54,22 +59,30 @@ def stopped(number: int) -> int:
 
 def failed(outcome: Outcome) -> int:
     """Print the panel of the worker that failed first; its exit code."""
-    files = {worker.rank: worker.stderr for worker in outcome.workers}
-    rank = failure.culprit(outcome.codes, files)
-    code = outcome.codes[rank]
-    ranks = failure.same_error_ranks(rank, outcome.codes, files) if code > 0 else [rank]
-    err().print(failure.panel(rank, code, files[rank], len(outcome.workers) - len(ranks), ranks=ranks))
+    return report_failure(outcome.codes, {worker.rank: worker.stderr for worker in outcome.workers})
+
+
+def report_failure(codes: Mapping[int, int], files: Mapping[int, Path], hosts: Sequence[str] = ()) -> int:
+    """The same, from exit codes and files of stderr by rank; `hosts`: of each rank, where it is not this one."""
+    rank = failure.culprit(codes, files)
+    code = codes[rank]
+    ranks = failure.same_error_ranks(rank, codes, files) if code > 0 else [rank]
+    names = dict.fromkeys(hosts[other] for other in ranks) if hosts else []
+    host = ", ".join(list(names)[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "") or None
+    err().print(failure.panel(rank, code, files[rank], len(files) - len(ranks), ranks=ranks, host=host))
     return failure.exit_code(code)
 
 
-def _finished_without(outcome: Outcome, seconds: float) -> int:
+def finished_without(
+    lost: Mapping[int, int], files: Mapping[int, Path], seconds: float, hosts: Sequence[str] = ()
+) -> int:
     """Report lost workers; the exit code tells of them."""
-    count, files = len(outcome.workers) - len(outcome.lost), {worker.rank: worker.stderr for worker in outcome.workers}
-    for rank, code in sorted(outcome.lost.items()):
-        err().print(failure.panel(rank, code, files[rank], 0, "was lost; the other workers continued"))
-    names = ", ".join(str(rank) for rank in sorted(outcome.lost))
-    plural = "s" if count != 1 else ""
-    err().print(f"{count} worker{plural} finished here after {seconds_text(seconds)}, without {names}")
+    for rank, code in sorted(lost.items()):
+        host = hosts[rank] if hosts else None
+        err().print(failure.panel(rank, code, files[rank], 0, "was lost; the other workers continued", host=host))
+    names, count = ", ".join(str(rank) for rank in sorted(lost)), len(files) - len(lost)
+    plural, here = "s" if count != 1 else "", "" if hosts else " here"
+    err().print(f"{count} worker{plural} finished{here} after {seconds_text(seconds)}, without {names}")
     return failure.LOST
 
 

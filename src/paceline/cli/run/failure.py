@@ -80,9 +80,15 @@ def same_error_ranks(rank: int, codes: Mapping[int, int], stderr_of: Mapping[int
 
 
 def panel(
-    rank: int, code: int, stderr: Path, stopped: int, verdict: str = "failed", ranks: Sequence[int] = ()
+    rank: int,
+    code: int,
+    stderr: Path,
+    stopped: int,
+    verdict: str = "failed",
+    ranks: Sequence[int] = (),
+    host: str | None = None,
 ) -> Panel:
-    """The report of a failed worker, with its exception first; all of `ranks` have the same error."""
+    """The report of a failed worker, with its exception first; all of `ranks` have the same error; `host`: its own."""
     words, tail = error_lines(stderr, rank)
     how = exit_text(code)
     if code < 0 and words:  # the signal matters more than the last line
@@ -90,13 +96,14 @@ def panel(
     headline = words if code > 0 and words else how
     facts = [] if headline == how else [how]
     if stopped:
-        facts.append(f"the other {stopped} here {'was' if stopped == 1 else 'were'} stopped")
+        here = " here" if host is None else ""
+        facts.append(f"the other {stopped}{here} {'was' if stopped == 1 else 'were'} stopped")
     parts = [Text(headline, style="bold red")]
     if tail:
         parts.append(Text("\n".join(["", *tail, ""]), style="dim"))
     below = ["; ".join(facts), advice(code, words), f"all it wrote to stderr: {near(stderr)}"]
     parts.append(Text("\n".join(line for line in below if line), style="default"))
-    return error_panel(f"{ranks_span(ranks or [rank])} on {socket.gethostname()} {verdict}", *parts)
+    return error_panel(f"{ranks_span(ranks or [rank])} on {host or socket.gethostname()} {verdict}", *parts)
 
 
 def advice(code: int, headline: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -28,6 +28,8 @@ COLOURS = (
     "bright_black",
 )
 
+EACH_RANK: Mapping[int, str] = {}
+"""No names for ranks: their numbers."""
 Show = Callable[[int, str, bool], None]  # rank, line, whether it came from stderr
 
 
@@ -125,6 +127,11 @@ def prefixed(rank: int, line: str, is_error: bool) -> None:
     _print(f"[{rank}] {line}", is_error)
 
 
+def prefixed_by(names: Mapping[int, str]) -> Show:
+    """The same with names of ranks."""
+    return lambda rank, line, is_error: _print(f"[{names.get(rank, rank)}] {line}", is_error)
+
+
 def rank_0(rank: int, line: str, is_error: bool) -> None:
     """Print rank 0's lines unchanged, and no other's."""
     if rank == 0:
@@ -146,11 +153,11 @@ def rank_0_on_terminal(console: Console) -> Show:
     return show
 
 
-def prefixed_on_terminal(console: Console) -> Show:
-    """Print with a coloured rank in front; the lines scroll above a status line."""
+def prefixed_on_terminal(console: Console, names: Mapping[int, str] = EACH_RANK) -> Show:
+    """Print with a coloured rank, or its name, in front; the lines scroll above a status line."""
 
     def show(rank: int, line: str, is_error: bool) -> None:
-        prefix = (f"[{rank}] ", COLOURS[rank % len(COLOURS)])
+        prefix = (f"[{names.get(rank, rank)}] ", COLOURS[rank % len(COLOURS)])
         console.print(Text.assemble(prefix, Text.from_ansi(coloured(line))), soft_wrap=True)
 
     return show

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,16 +54,18 @@ def chosen_transport(transport: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def shown(directory: Path, workers: int, quiet: bool, rank_0_only: bool = False) -> Iterator[output.Show]:
+def shown(
+    directory: Path, workers: int, quiet: bool, rank_0_only: bool = False, names: Mapping[int, str] = output.EACH_RANK
+) -> Iterator[output.Show]:
     """A function that prints a worker's line; a terminal gets a status line below, unless `quiet`.
 
-    `rank_0_only`: print rank 0's lines alone, without the rank in front.
+    `rank_0_only`: print rank 0's lines alone, without the rank in front. `names`: what stands there instead of a rank.
     """
     console = out()
     if not console.is_terminal:
-        yield output.rank_0 if rank_0_only else output.prefixed
+        yield output.rank_0 if rank_0_only else output.prefixed_by(names)
         return
-    show = output.rank_0_on_terminal(console) if rank_0_only else output.prefixed_on_terminal(console)
+    show = output.rank_0_on_terminal(console) if rank_0_only else output.prefixed_on_terminal(console, names)
     if quiet:
         yield show
     else:

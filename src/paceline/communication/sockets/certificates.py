@@ -73,8 +73,12 @@ class Authority:
     def export(self, path: str | Path) -> Path:
         """Write key and certificate to one file that only its owner can read; its folder must exist."""
         target = Path(path)
-        _write(target, _secret(self.key) + _pem(self.certificate))
+        _write(target, self.text().encode())
         return target
+
+    def text(self) -> str:
+        """Key and certificate, as `export` writes them; for a channel that nobody else reads."""
+        return (_secret(self.key) + _pem(self.certificate)).decode()
 
     @classmethod
     def load(cls, path: str | Path) -> Authority:

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command of each host's launcher, and the names of hosts and ranks in what is shown and written."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from paceline.cli.console import settings_file
+from paceline.cli.launch.saved_plan import address_text
+from paceline.cli.ssh import client
+from paceline.cli.ssh.hosts import Host
+from paceline.cli.ssh.program_files import ProgramFiles
+
+OWN = ("hosts", "host_index", "master", "job", "log", "overwrite", "workers", "quiet", "print_only", "bring", "module")
+"""Options that the near end uses itself, or sets for each host."""
+
+
+def same_on_all(ctx: typer.Context) -> list[str]:
+    """The options of this command that every host's launcher gets, also those that a file sets."""
+    found: list[str] = []
+    for option in ctx.command.params:
+        name = option.name or ""
+        source = ctx.get_parameter_source(name)
+        if option.param_type_name == "option" and name not in OWN and source is not None and source.name != "DEFAULT":
+            found += settings_file.as_typed(option.opts[0], ctx.params[name])
+    return found
+
+
+def of_host(
+    hosts: Sequence[Host],
+    index: int,
+    options: Sequence[str],
+    program: ProgramFiles,
+    master: tuple[str, int] | None,
+    secret: bool,
+) -> list[str]:
+    """The arguments of `paceline` on one host; `{logs}` and `{secret}` stand for files that the far end makes.
+
+    Args:
+        hosts: all.
+        index: of this one.
+        options: of `same_on_all`.
+        program: with its words.
+        master: where the hosts meet; None with one host.
+        secret: whether the job has a file of its certificates' secret.
+    """
+    words = ["run", *options, "--workers", str(hosts[index].workers or 1), "--quiet", "--log", "{logs}", "--overwrite"]
+    words += ["--hosts", str(len(hosts))]
+    if master is not None:
+        words += ["--host-index", str(index), "--master", address_text(*master)]
+    if secret:
+        words += ["--job", "{secret}"]
+    return [*words, *program.words]
+
+
+def said_by(index: int) -> str:
+    """The files, below `output`, in which a host's launcher says how it ended: without the suffix."""
+    return f"host-{index:03d}"
+
+
+def label(hosts: Sequence[Host]) -> dict[int, str]:
+    """What stands before the lines of each rank: its host and itself."""
+    return {rank: f"{host.name} {rank}" for rank, host in enumerate(by_rank(hosts))}
+
+
+def by_rank(hosts: Sequence[Host]) -> list[Host]:
+    """The host of each rank."""
+    return [host for host in hosts for _ in range(host.workers or 1)]
+
+
+def shown(hosts: Sequence[Host], options: Sequence[str], program: ProgramFiles, master: Any, secret: bool) -> str:
+    """What would be started, for `--print`: no host is asked, so nothing is known of its directory."""
+    meet = master or (hosts[0].address or f"({hosts[0].name}'s address)", 0)
+    text = [f"{len(hosts)} hosts, {len(by_rank(hosts))} workers; the hosts meet at {_where(meet)}"]
+    for index, host in enumerate(hosts):
+        here = client.is_here(host)
+        directory = host.directory or str(program.base)
+        words = of_host(hosts, index, options, program, meet if len(hosts) > 1 else None, secret)
+        known = {"{logs}": "(its logs)", "{secret}": "(the job's file)", address_text(*meet): _where(meet)}
+        python = host.python or "python3"
+        line = [python, "-m", "paceline", *(known.get(word, word) for word in words)]
+        text.append(f"\n{host.name}{' (this machine)' if here else ''}, in {directory}")
+        over = [] if here else client.command(host, "")[:-1]
+        text.append(f"  {shlex.join([*over, *line])}")
+        text += [f"  {name}=(as the settings say)" for name in host.environment]
+    if program.sums:
+        kept, what = len(program.sums), program.path or "the module"
+        files = f"{kept} file{'s' if kept > 1 else ''}"
+        text.append(f"\nwhere {what} is missing or differs, {files} of {program.base} would be brought")
+    return "\n".join(text)
+
+
+def _where(address: tuple[str, int]) -> str:
+    return address_text(*address) if address[1] else f"{address[0]}:(a free port)"
