@@ -95,12 +95,20 @@ def _run(job: Job, links: Links, log: Path | None, overwrite: bool) -> int:
     _bring(job, links, plans)
     cluster = LaunchCluster(job.size, timeout_s=job.timeout_s)
     directory = checks.log_directory(log, cluster, overwrite)
+    forget_output(directory / "output")
     job.say(f"starting {job.size} worker{'s' if job.size > 1 else ''} on {len(job.hosts)} hosts: {names}")
     _start(job, links, plans, directory, master)
     with start.shown(directory, job.size, job.quiet, job.rank_0_only, words.label(job.hosts)) as show:
         ended = follow(links, directory, show)
     stopped_by = links.listener.received[0] if links.listener.received else None
     return conclude(job.hosts, ended, stopped_by, directory, time.monotonic() - began, job.quiet)
+
+
+def forget_output(folder: Path) -> None:
+    """Remove what an earlier run's workers and launchers wrote, which would be shown as this one's."""
+    for pattern in ("rank-*.out", "rank-*.err", "host-*.json", "host-*.launcher"):
+        for path in folder.glob(pattern):
+            path.unlink()
 
 
 def refuse_troubles(links: Links) -> None:

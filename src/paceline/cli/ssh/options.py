@@ -109,5 +109,7 @@ def _refuse_options_of_one_host(given: Mapping[str, Any]) -> None:
                 f"--{name} with names of hosts is not served yet: start the first host with --elastic and --listen, "
                 "and the other ones with --join"
             )
+    if given["debug"] is not None:
+        refuse("--debugger waits on one machine: leave --hosts out, and start its worker here")
     if given["transport"] == "mpi":
         refuse("--transport mpi: mpiexec starts its workers itself; leave --hosts out, and name the hosts to mpiexec")

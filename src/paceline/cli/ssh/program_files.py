@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import os
@@ -98,8 +99,9 @@ def _package(program: Program) -> Path | None:
 
 def _of(base: Path, top: Path, path: str, words: tuple[str, ...]) -> ProgramFiles:
     sizes: dict[str, int] = {}
+    logs = functools.cache(_is_log)
     for one in _listed(top):
-        if one.is_file():
+        if one.is_file() and not any(logs(place) for place in one.parents if place.is_relative_to(top)):
             sizes[str(one.relative_to(base))] = one.stat().st_size
         if len(sizes) > MOST_FILES:
             break
@@ -132,6 +134,11 @@ def _listed(top: Path) -> Iterator[Path]:
 def _is_foreign(folder: Path) -> bool:
     """Whether a folder is no part of the program."""
     return folder.name.startswith(".") or folder.name in ("__pycache__", LOGS) or (folder / "pyvenv.cfg").exists()
+
+
+def _is_log(folder: Path) -> bool:
+    """Whether a folder holds the logs of a run, with its output and its certificates."""
+    return next(folder.glob("rank-*.jsonl"), None) is not None
 
 
 def _by_git(top: Path) -> list[Path] | None:

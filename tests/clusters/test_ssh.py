@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline run --hosts host0,host1` over OpenSSH's own sshd: runs, failures, Ctrl-C, killed launchers, cut links."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.communication import schedulers
+from paceline.observe.reports.read import read_run
+from tests.clusters.ssh_machines import Machines, machines, possible
+from tests.paths import python_path
+
+pytestmark = [pytest.mark.network, pytest.mark.skipif(bool(possible()), reason=possible()), pytest.mark.timeout(300)]
+DEADLINE_S = 120.0
+HOSTS = "host0,host1"
+
+TRAIN = """
+import os, sys, time
+import torch
+import helper
+import paceline
+
+how = sys.argv[1]
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = paceline.attach(model, optimizer, rule="bmuf", period=4)
+rank, size, word = int(os.environ["RANK"]), os.environ["WORLD_SIZE"], os.environ.get("WORD", "-")
+print("attached as", rank, "of", size, os.uname().nodename, helper.WORD, word, flush=True)
+steps = 40 if how != "endless" else 10**9
+for step in range(steps):
+    if how == "fails" and rank == 1 and step == 10:
+        raise SystemExit(7)
+    optimizer.zero_grad()
+    model(torch.ones(8, 1)).square().mean().backward()
+    optimizer.step()
+    if how == "endless":
+        time.sleep(0.01)
+    if step == 8:
+        print("trains", flush=True)
+run.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    with machines(tmp_path_factory.mktemp("machines"), 2, servers=[1]) as found:
+        yield found
+
+
+@pytest.fixture
+def project(tmp_path: Path, pair: Machines) -> Path:
+    """The program's folder, as host0 has it; host1 has none of the same path."""
+    place = tmp_path / "project"
+    place.mkdir()
+    (place / "train.py").write_text(TRAIN)
+    (place / "helper.py").write_text("WORD = 'first'")
+    (tmp_path / "empty").mkdir()
+    (place / "paceline.toml").write_text(
+        f"[hosts.host0]\n[hosts.host1]\npython = '{sys.executable}'\ndirectory = '{tmp_path / 'empty'}'\n"
+        f"[hosts.host1.environment]\nPYTHONPATH = '{python_path()}'\nOMP_NUM_THREADS = '1'\nWORD = 'told'\n"
+    )
+    return place
+
+
+def start(pair: Machines, project: Path, *arguments: str, hosts: str = HOSTS) -> subprocess.Popen[str]:
+    plain = {name: "" for name in os.environ.keys() - schedulers.alone(os.environ).keys()}
+    more = {**plain, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-m", "paceline", "run", "--hosts", hosts, "--log", "logs", *arguments]
+    return pair.start(0, command, project, more)
+
+
+def finish(process: subprocess.Popen[str], within_s: float = DEADLINE_S) -> str:
+    try:
+        return process.communicate(timeout=within_s)[0]
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError(f"still runs after {within_s} s: {error.output!r}") from error
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def until(what: Callable[[], object], within_s: float = DEADLINE_S) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + within_s
+    while not what():
+        assert time.monotonic() < deadline, "not so within the deadline"
+        time.sleep(0.05)
+
+
+def trains(project: Path, rank: int) -> bool:
+    """Whether a worker has said so, in the log directory of the machine from which all was started."""
+    path = project / "logs" / "output" / f"rank-{rank:03d}.out"
+    return path.exists() and "trains" in path.read_text()
+
+
+def nothing_is_left(pair: Machines, project: Path) -> None:
+    for machine in range(2):
+        until(lambda machine=machine: not pair.processes(machine, "train.py"), 40.0)
+        until(lambda machine=machine: not pair.processes(machine, "sys.stdin.buffer.read"), 40.0)
+    assert list(pair.folder.rglob("job.pem")) == []
+
+
+def test_two_machines_are_one_run(pair: Machines, project: Path) -> None:
+    process = start(pair, project, "train.py", "once")
+    said = finish(process)
+    assert process.returncode == 0, said
+    assert "[host0 0] attached as 0 of 2 host0 first -" in said, said
+    assert "[host1 1] attached as 1 of 2 host1 first told" in said, said
+    assert "host1: bringing" in said and "2 workers finished after" in said, said
+    run = read_run(project / "logs")
+    assert [worker.rank for worker in run.workers] == [0, 1]
+    nothing_is_left(pair, project)
+
+    (project / "helper.py").write_text("WORD = 'second'")  # only what changed is brought again
+    process = start(pair, project, "--overwrite", "--workers", "2", "train.py", "once")
+    said = finish(process)
+    assert process.returncode == 0 and "host1: bringing 1 file (" in said, said
+    assert "[host1 3] attached as 3 of 4 host1 second told" in said, said
+
+
+def test_a_worker_that_fails_elsewhere_gives_its_exit_code_and_its_host(pair: Machines, project: Path) -> None:
+    process = start(pair, project, "train.py", "fails")
+    said = finish(process)
+    assert process.returncode == 7, said
+    assert "worker 1 on host1 failed" in said and "exit code 7" in said, said
+    nothing_is_left(pair, project)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_ends_all(pair: Machines, project: Path, times: int) -> None:
+    process = start(pair, project, "train.py", "endless")
+    until(lambda: trains(project, 0) and trains(project, 1))
+    for _ in range(times):
+        process.send_signal(signal.SIGINT)
+    said = finish(process, 60.0)
+    assert process.returncode == 130 and "stopped by SIGINT" in said, said
+    nothing_is_left(pair, project)
+
+
+def test_the_other_machines_end_when_the_launcher_is_killed(pair: Machines, project: Path) -> None:
+    process = start(pair, project, "train.py", "endless")
+    until(lambda: trains(project, 0) and trains(project, 1))
+    process.kill()
+    finish(process, 60.0)
+    nothing_is_left(pair, project)
+
+
+def test_a_server_that_is_killed_is_a_host_that_is_lost(pair: Machines, project: Path) -> None:
+    process = start(pair, project, "train.py", "endless")
+    until(lambda: trains(project, 0) and trains(project, 1))
+    listening = int((pair.folder / "host1.pid").read_text())
+    for pid in pair.processes(1, "sshd"):
+        if pid != listening:
+            os.kill(pid, signal.SIGKILL)
+    said = finish(process, 60.0)
+    assert process.returncode == 1 and "host1 was lost" in said, said
+    nothing_is_left(pair, project)
+
+
+def test_a_link_that_is_cut_is_a_host_that_is_lost(pair: Machines, project: Path) -> None:
+    process = start(pair, project, "train.py", "endless")
+    until(lambda: trains(project, 0) and trains(project, 1))
+    pair.network.cut(1)
+    try:
+        said = finish(process, 90.0)
+    finally:
+        pair.network.mend(1)
+    assert process.returncode == 1 and "host1 was lost" in said, said
+    until(lambda: not pair.processes(0, "train.py"), 40.0)
+    until(lambda: not pair.processes(1, "train.py"), 100.0)
+    nothing_is_left(pair, project)
+
+
+def test_the_secret_is_on_no_command_line_and_in_no_environment(pair: Machines, project: Path) -> None:
+    process = start(pair, project, "train.py", "endless")
+    until(lambda: trains(project, 0) and trains(project, 1))
+    secrets = list(pair.folder.rglob("job.pem"))
+    assert [path.stat().st_mode & 0o777 for path in secrets] == [0o600]
+    lines = [line for line in secrets[0].read_text().splitlines() if len(line) > 40]
+    for machine in range(2):
+        for pid in pair.processes(machine, ""):
+            for file in ("cmdline", "environ"):
+                with contextlib.suppress(OSError):
+                    text = Path(f"/proc/{pid}/{file}").read_text(errors="replace")
+                    assert not any(line in text for line in lines)
+    process.send_signal(signal.SIGINT)
+    said = finish(process, 60.0)
+    assert not any(line in said for line in lines)
+
+
+def test_what_ssh_refuses_is_said_for_each_host(pair: Machines, project: Path) -> None:
+    keys, hosts = pair.folder / "authorized_keys", pair.folder / "known_hosts"
+    for path, text, says in (
+        (keys, "", "host1: it refuses this user's keys: ssh-copy-id host1"),
+        (hosts, "", "host1: its host key is not known here: ssh host1"),
+    ):
+        before = path.read_text()
+        path.write_text(text)
+        try:
+            process = start(pair, project, "train.py", "once")
+            said = finish(process)
+        finally:
+            path.write_text(before)
+        assert process.returncode == 2 and says in said, said
+    process = start(pair, project, "train.py", "once", hosts="host0,host1:2222,nowhere")
+    said = finish(process)
+    assert process.returncode == 2, said
+    assert "host1: no ssh server listens there" in said and "nowhere: this machine does not know the name" in said, said
+    assert not (project / "logs").exists()
