@@ -19,6 +19,8 @@ from paceline.cli.plan.command import plan
 from paceline.cli.run.command import EPILOG, run
 from paceline.cli.tune import search
 from paceline.cli.tune.command import tune
+from paceline.cli.verify.command import EPILOG as VERIFY_EPILOG
+from paceline.cli.verify.command import VerifyCommand, verify
 
 app = typer.Typer(
     name="paceline",
@@ -41,6 +43,7 @@ app.command("plan", cls=ProgramCommand, context_settings=CONTEXT)(plan)
 app.command("doctor")(doctor.command)
 app.command("revoke")(revoke.command)
 app.command("storm")(storm.command)
+app.command("verify", cls=VerifyCommand, context_settings=CONTEXT, epilog=VERIFY_EPILOG)(verify)
 app.command("settings")(settings.command)
 app.add_typer(data.app, name="data")
 

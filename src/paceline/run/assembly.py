@@ -23,7 +23,7 @@ from paceline.observe.event_log import EventLog
 from paceline.observe.sinks.dispatcher import Dispatcher
 from paceline.rules.choice import chooses_codec
 from paceline.rules.rule import Rule
-from paceline.run import probing, validation
+from paceline.run import probing, receipts, validation
 from paceline.run.elastic_join import connect_all, take_over_state
 from paceline.run.hooks import StepHooks
 from paceline.run.mistakes import Mistakes
@@ -142,9 +142,11 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         sinks = Dispatcher(lambda: transport.world, monitor.totals, tuner.tunables.numbers)
         monitor.told = sinks.progress
 
-        context = RunContext(
-            settings, model, owned, transport, TrainingProgress(tuner.rule.schedule), monitor, loaders, tuner
-        )
+        progress = TrainingProgress(tuner.rule.schedule)
+        written = receipts.make(rule, settings, transport.world, loaders, membership is not None)
+        if written is not None:
+            on_error.callback(written.close)
+        context = RunContext(settings, model, owned, transport, progress, monitor, loaders, tuner, written)
         if exchanges:
             tuner.measured.period_controller_for = lambda rule: period_controller_for(
                 rule, transport, owned, buffers, monitor.of_blocks
@@ -195,6 +197,7 @@ def start(parts: RunParts, run: Any) -> None:
     """Hook the optimizers of `run`, load the state that live workers sent, and write the first event."""
     context = parts.context
     parts.hooks.install(run)
+    receipts.begin(context, parts.engine)
     if parts.elastic is not None:
         take_over_state(context, parts.elastic, parts.state, parts.checkpointer)
     elements = sum(p.numel() for _, named in context.owned for _, p in named)
@@ -210,6 +213,8 @@ def finish(parts: RunParts) -> None:
         parts.checkpointer.leave(parts.context.loaders.leads)
     if parts.engine is not None:
         parts.engine.shutdown()
+    if parts.context.receipts is not None:
+        parts.context.receipts.end()
     if parts.checkpointer is not None:
         parts.checkpointer.finish(complain=True)
     context = parts.context
@@ -229,6 +234,8 @@ def take_apart(parts: RunParts) -> None:
     context.tuner.close()
     if checkpointer is not None:
         checkpointer.close()
+    if context.receipts is not None:
+        context.receipts.close()
     if parts.engine is not None:
         parts.engine.close()
     context.transport.close()

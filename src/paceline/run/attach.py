@@ -21,6 +21,7 @@ from paceline.observe.standard_streams import tolerate_full_disk
 from paceline.rules.recipes import make_rule
 from paceline.rules.rule import Rule
 from paceline.run import attach_marker
+from paceline.run.receipts import with_receipts
 from paceline.run.run import Run
 from paceline.tuning.search_round import round_from_text
 from paceline.update.engine import exit_handling
@@ -37,6 +38,7 @@ UNCHANGED = (
     "every_blocks",
     "keep",
     "data",
+    "receipts",
 )
 """Fields of `Settings` that take the arguments of `attach` unchanged."""
 DEFAULT = "auto"
@@ -61,6 +63,7 @@ def attach(
     every_blocks: int = 100,
     keep: int = 3,
     data: str = "shared",
+    receipts: str | Path | None = None,
     **rule_settings: Any,
 ) -> Run:
     """Attach paceline to a model and its optimizer; everything then happens inside `optimizer.step()`.
@@ -108,6 +111,8 @@ def attach(
         keep: how many steps are kept; the store needs room for one more.
         data: "shared" warns of a DataLoader that the program trains on without `run.share`; "own" means that each
             worker has its own data (samples drawn at random, files by rank).
+        receipts: directory in which each worker writes what it brought to and took from every merge, for
+            `paceline verify`; None takes that of `paceline run --receipts`, if any.
         rule_settings: settings of a rule given by name, such as `period=16`.
 
     Returns:
@@ -135,6 +140,7 @@ def attach(
         every_blocks=every_blocks,
         keep=keep,
         data=data,
+        receipts=receipts,
         **rule_settings,
     )
     try:
@@ -178,7 +184,7 @@ def prepare(
         **unchanged,
     )
     attach_marker.mark_attached()
-    return chosen, _for_search_round(settings)
+    return chosen, _for_search_round(with_receipts(settings))
 
 
 def _with_period(optimizer: Any) -> str:

@@ -100,6 +100,8 @@ class StepHooks:
         if self._checkpointer is not None:
             keeps = engine is None or engine.keeps_steps
             (self._checkpointer.stepped if keeps else self._checkpointer.follow)()
+        if self._context.receipts is not None:
+            self._context.receipts.stop()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

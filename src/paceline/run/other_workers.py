@@ -12,6 +12,7 @@ from paceline import checkpoint
 from paceline.checkpoint import reshard
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.core import rng
+from paceline.run import receipts
 from paceline.run.state import RunState
 from paceline.update import server
 from paceline.update.engine.context import RunContext
@@ -36,6 +37,7 @@ def load_resharded(path: str | Path, old: OldCheckpoint, state: RunState, contex
     if put is not None and state.engine is not None:
         state.engine.follow(context.rule)
         put()
+    receipts.resumed(context, state.engine)
     context.transport.barrier()
     rng.restore(loaded["random"])
 

@@ -15,6 +15,7 @@ from paceline.checkpoint import ExchangePosition, reshard
 from paceline.core import rng
 from paceline.core.flat import module_list
 from paceline.errors import CheckpointError, UnsupportedError
+from paceline.run import receipts
 from paceline.run.schedules import SampledSchedules
 from paceline.update.engine import global_model
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
@@ -158,6 +159,7 @@ class RunState:
             self.engine.follow(context.rule)
             self.engine.load(state["exchange"])
         context.loaders.load(state["data"])
+        receipts.resumed(context, self.engine)
         context.transport.barrier()  # no worker asks for data before the ledger is loaded
         rng.restore(state["random"])
 

@@ -90,6 +90,10 @@ class HostCertificates:
     authority: Authority
     folder: Path
 
+    def __call__(self, rank: int) -> dict[str, str]:
+        """As `rank`."""
+        return self.rank(rank)
+
     def rank(self, rank: int) -> dict[str, str]:
         """The certificate of a rank of a run of a fixed size; returns the variable that names it."""
         return {"PACELINE_TLS": str(self.issue(f"rank-{rank}", f"rank-{rank}"))}

@@ -28,6 +28,7 @@ from paceline.cli.run.conclusion import conclude
 from paceline.cli.run.elastic import ElasticOptions, print_plan, resume_run, start_run
 from paceline.cli.run.hosts import HostOptions, job_log_directory, refuse_several_launchers, resolve_cluster
 from paceline.cli.run.program import find
+from paceline.cli.run.sealing import WriteReceipts, make_seal, refuse_unserved
 from paceline.cli.ssh import options as ssh
 from paceline.cli.ssh.hosts import are_names as hosts_by_name
 
@@ -104,6 +105,7 @@ def run(
         bool, typer.Option("-m", help="The program is a Python module, as with python -m: -m package.module.")
     ] = False,
     force_zero_lines: ForceZeroLines = False,
+    receipts: WriteReceipts = False,
     transport: Annotated[
         str,
         typer.Option(
@@ -145,6 +147,7 @@ def run(
     mpi_process = None if is_elastic else under_mpi.process(asked_hosts)
     transport = under_mpi.check_transport(transport, mpi_process, is_elastic)
     debugger.check(debug, program, not is_elastic and mpi_process is None, print_only)
+    refuse_unserved(receipts, is_elastic, mpi_process is not None)
     if is_elastic or mpi_process is not None:
         checks.check_rule(rule)
     if is_elastic:
@@ -181,12 +184,18 @@ def run(
         directory = checks.log_directory(log, cluster, overwrite)
         added = fixed.environment(cluster, rule, directory, security, announces)
         sign = fixed.signing(cluster, directory, security, announces)
+        seal = make_seal(receipts, cluster, directory, sign, security.job)
+        if seal is not None:
+            seal.begin(quiet)
+            added |= seal.environment
         started = time.monotonic()
         outcome = fixed.launch(
             cluster, command, added | variables, directory, quiet, restarts, bare, sign, forks, debugged
         )
         ended_file.write(ending, outcome)
         code = conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
+        if seal is not None:
+            code = seal.seal(code)
     if code == 0 and zero_lines.work_not_shared(directory, options, program, cluster.size, rule):
         code = 1
     fixed.leave(code, outcome)

@@ -47,7 +47,7 @@ def signing(
     if security.in_the_clear or security.tls is not None:
         return _nothing
     host = certificates.for_workers(cluster, directory, security.job, announces)
-    return _nothing if host is None else host.rank
+    return _nothing if host is None else host
 
 
 def _nothing(rank: int) -> Mapping[str, str]:

@@ -25,6 +25,7 @@ from paceline.data.sampling.assignment import (
     LeasedAssignment,
     Portion,
     StreamedAssignment,
+    portion_of_rest,
 )
 from paceline.data.sampling.batches import piece_of_rest, samples_in
 from paceline.data.sampling.position import Cut, Position, set_states
@@ -332,21 +333,24 @@ class Iteration:
         self._begin(("rounds", ENDLESS, 1, size))
         rest = self._position.rest.get(self._position.epoch)
         round_: list[Any] = []
+        places: list[int] = []  # of the batches in `round_`
         done, nominal = 0, 0
         for place, batch in enumerate(self.loader):
             if rest is not None and place not in rest:
                 continue
             round_.append(batch)
+            places.append(place)
             if len(round_) == size:
-                mine, round_ = round_[rank], []
+                mine, at, round_, places = round_[rank], places[rank], [], []
                 done += 1
                 nominal = nominal or samples_in(mine)
                 if done > skip:
-                    yield self._hand_out(mine, samples_in(mine), nominal)
+                    yield self._hand_out(mine, samples_in(mine), nominal, Portion(self._position.epoch, [(at, at + 1)]))
         done += 1
         mine = piece_of_rest(round_, size, rank) if round_ else None
         if mine is not None and done > skip:
-            yield self._hand_out(mine, samples_in(mine), nominal or samples_in(mine))
+            portion = portion_of_rest(self._position.epoch, places, size, rank)
+            yield self._hand_out(mine, samples_in(mine), nominal or samples_in(mine), portion)
 
     def _leased_batches(self, leases: Leases) -> Generator[Any, None, None]:
         """Leased batches of an iterable, which is iterated anew if an earlier place is leased again."""
@@ -387,4 +391,6 @@ class Iteration:
             before = self.reached[1] if self.reached[0] == portion.epoch else 0
             self.reached = portion.epoch, max(before, portion.places[-1][1])
         self._registry.handed_out(samples, nominal, self._marks(portion))
+        if self._registry.places is not None:
+            self._registry.places.handed_out(self._number, self._position.now.cut, portion)
         return batch

@@ -15,6 +15,7 @@ from paceline.data.ledger.leases import Leases
 from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling.position import Position
 from paceline.data.sharing.numbering import NumberedData
+from paceline.data.sharing.place_log import PlaceLog
 from paceline.data.sharing.shared_loader import SharedLoader
 from paceline.data.sharing.turns import TrainingWorkers, Turns
 
@@ -36,6 +37,7 @@ class LoaderRegistry:
     Attributes:
         leases: the connection to the ledger, under rules that lease samples.
         turns: this worker's, where the number of workers grows.
+        places: notes which places each step trained on; None unless receipts are written.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class LoaderRegistry:
         self.world, self.seed, self.began, self.waited, self._told = world, seed, began, waited, shared
         self.leases: Leases | None = None
         self.turns: Turns | None = None
+        self.places: PlaceLog | None = None
         self._data = NumberedData()
         self._shares: WeakValueDictionary[int, SharedLoader] = WeakValueDictionary()  # by the ids of their loaders
         self._recent: deque[SharedLoader] = deque(maxlen=RECENT)
@@ -184,6 +187,8 @@ class LoaderRegistry:
     def untrained(self, since: tuple[int, int, int]) -> None:
         """Restore an earlier value of `since`: the batches after it are no part of the next step."""
         self._since = list(since)
+        if self.places is not None:
+            self.places.untrained(since[1])
 
     def passed_over(self, marks: list[Mark]) -> None:
         """These leased places turned out to be empty."""
@@ -223,6 +228,8 @@ class LoaderRegistry:
             rows[number] = [places[number].epoch, places[number].now.batches]
         self._rows = rows
         self._steps.append((steps, rows))
+        if self.places is not None:
+            self.places.stepped(steps)
         return new
 
     def entered(self, steps: int) -> None:
@@ -243,6 +250,7 @@ class LoaderRegistry:
             "steps": [[steps, places] for steps, places in self._steps],
             "in_hand": [list(mark) for mark in self._in_hand],
             "ledger": self.leases.state() if self.leases is not None else None,
+            **({"places": self.places.state()} if self.places is not None else {}),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -251,6 +259,8 @@ class LoaderRegistry:
         self._steps = deque((steps, places) for steps, places in state["steps"])
         self._in_hand = [(loader, epoch, begin, end) for loader, epoch, begin, end in state["in_hand"]]
         self._place([partial(Position.load, state=row) for row in state["positions"]])
+        if self.places is not None:
+            self.places.load(state.get("places", [[], []]))
         if self.leases is not None and state["ledger"] is not None:
             self.leases.load(state["ledger"])
 
@@ -261,6 +271,8 @@ class LoaderRegistry:
         """
         self.samples = sum(state["samples"] for state in states) // self.world.size
         self._since, self._in_hand, self._steps = [0, 0, 0], [], deque()
+        if self.places is not None:
+            self.places.load([[], []])
         ledger = next((state["ledger"] for state in states if state["ledger"] is not None), None)
         rows = zip(*(state["positions"] for state in states), strict=False)
         loads = [

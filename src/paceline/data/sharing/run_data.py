@@ -9,6 +9,7 @@ from typing import Protocol
 from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.sampling.position import Position
+from paceline.data.sharing.place_log import PlaceLog
 from paceline.data.sharing.turns import Turns
 
 
@@ -21,6 +22,7 @@ class RunData(Protocol):
     waited: Callable[[float], None]
     ready: Callable[[], None]
     turns: Turns | None
+    places: PlaceLog | None
 
     def begins(self, position: Position) -> object: ...
 

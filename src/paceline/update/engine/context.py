@@ -12,6 +12,7 @@ from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.rules.rule import Rule
 from paceline.tuning.tuner import Tuner
 from paceline.update.engine.progress import TrainingProgress
+from paceline.update.engine.receipts import Receipts
 from paceline.update.engine.settings import Settings
 from paceline.update.monitor import Monitor
 
@@ -29,6 +30,7 @@ class RunContext:
         monitor: times the run and writes its event log.
         loaders: the data that the run shares among the workers.
         tuner: changes settings during the run.
+        receipts: what this worker brought and took at every merge, or None.
     """
 
     settings: Settings
@@ -39,6 +41,7 @@ class RunContext:
     monitor: Monitor
     loaders: LoaderRegistry
     tuner: Tuner
+    receipts: Receipts | None = None
 
     @property
     def rule(self) -> Rule:

@@ -39,6 +39,7 @@ class Settings:
         data: "shared", "own" if each worker has its own data, or "split" if zero lines split the program's loaders.
         start: checkpoint from which a run without steps of its own resumes, or None.
         round: of a search, or None.
+        receipts: directory of the receipts, or None.
     """
 
     log: str | Path | None = None
@@ -58,6 +59,7 @@ class Settings:
     data: str = "shared"
     start: str | None = None
     round: Round | None = None
+    receipts: str | Path | None = None
 
     @property
     def outer_state_device(self) -> torch.device | None:
@@ -87,3 +89,5 @@ class Settings:
                 raise UnsupportedError(f"{name} must be a whole number, at least 1, got {value!r}")
         if self.checkpoint is not None and not (isinstance(self.checkpoint, (str, Path)) and str(self.checkpoint)):
             raise UnsupportedError(f"checkpoint must be a directory or a URL, got {self.checkpoint!r}")
+        if self.receipts is not None and not (isinstance(self.receipts, (str, Path)) and str(self.receipts)):
+            raise UnsupportedError(f"receipts must be a directory, got {self.receipts!r}")

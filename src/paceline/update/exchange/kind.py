@@ -41,6 +41,11 @@ class ExchangeKind:
         """The optimizer whose gradients are exchanged."""
         return self.code - 1
 
+    @property
+    def fragment(self) -> int:
+        """The fragment whose block is exchanged."""
+        return self.code - calls.BLOCK
+
 
 NO_PAYLOAD = ExchangeKind(0)
 """The worker brings no payload, and joins any exchange."""

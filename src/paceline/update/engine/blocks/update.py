@@ -18,6 +18,7 @@ from paceline.update.engine.blocks.fragment_state import FragmentState
 from paceline.update.engine.blocks.held_out import HeldOutLosses
 from paceline.update.engine.blocks.local_optimizers import LocalOptimizers
 from paceline.update.engine.blocks.numbers import BlockNumbers
+from paceline.update.engine.receipts import Receipts
 from paceline.update.engine.settings import Settings
 from paceline.update.exchange.audit import Audit
 from paceline.update.exchange.exchanger import IN_FLIGHT, Exchanger, StartedExchange
@@ -48,6 +49,7 @@ class BlockUpdate:
         left_out: whether this worker's part of the last exchange was not finite, an outlier, or harmful.
         norms: the recently accepted norms; None without an outlier policy.
         audit: judges contributions by held-out losses; None without them.
+        receipts: of what this worker brings and takes, or None.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class BlockUpdate:
         if self._measures:
             self.state.take_mean_norms()
         self.audit = self._audit(settings.guard, model)
+        self.receipts: Receipts | None = None
 
     def _audit(self, guard: Guard | None, model: Modules | None) -> Audit | None:
         if guard is None or guard.held_out is None or model is None:
@@ -125,6 +128,8 @@ class BlockUpdate:
         self.numbers.freeze()
         for one in self.state.buffers:
             one.reset_nonfinite()
+        if self.receipts is not None and work.minibatches and not work.stands:
+            self.receipts.gave(self._kind.fragment, self.state)
         header = self._header(work)
         if not header.usual or self.audit is not None:
             header = self.exchanger.pre_vote(header)
@@ -194,6 +199,9 @@ class BlockUpdate:
         finally:
             self.state.release_snapshot()
             self.numbers.release()
+        if self.receipts is not None and not summary.empty:
+            sequence = summary.headers[0].sequence
+            self.receipts.merged(self._kind.fragment, sequence, self.state.tensors(), summary)
         if self.audit is not None:
             self.audit.settle(summary, rank)
         if self.norms is None:

@@ -22,6 +22,7 @@ from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import stepping_scaler
 from paceline.update.engine.gradients import saved as saved_gradients
 from paceline.update.engine.gradients.update import GradientUpdate
+from paceline.update.engine.receipts import GRADIENTS, plain_state
 from paceline.update.exchange.kind import WARMUP_END
 
 
@@ -131,7 +132,10 @@ class Engine:
             self._parts.gradients.after_step(optimizer)
 
     def on_step(self, warm: bool) -> None:
-        parts = self._parts
+        parts, receipts = self._parts, self._run.receipts
+        if receipts is not None and self._progress.lockstep:
+            state = plain_state(self._run.owned, self._run.model)
+            receipts.merged(GRADIENTS, parts.exchanger.sequence, state, None)
         if parts.growth is not None:
             turns = self._run.loaders.turns
             parts.growth.stepped(turns is not None and turns.lead is not None)

@@ -257,4 +257,7 @@ def blocks_of(run: RunContext, rule: Rule, exchanger: Exchanger) -> FragmentedMo
     workers = len(set(world.hosts)) if rule.settings.within else world.size  # N, as the rule counts them
     if not rule.schedule.exchanges_blocks or not rule.exchanges_among(workers):
         return None
-    return FragmentedModel(rule, exchanger, run.model, run.owned, run.settings, first_workers(rule, workers))
+    blocks = FragmentedModel(rule, exchanger, run.model, run.owned, run.settings, first_workers(rule, workers))
+    for update in blocks.updates:
+        update.receipts = run.receipts
+    return blocks

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline verify`: the receipts of a run are checked, and a block is made again."""

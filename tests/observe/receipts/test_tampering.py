@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever is done to receipts after they were written is found, and said in a sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from paceline.cli import app
+from paceline.communication.sockets.certificates import Authority
+from paceline.observe.receipts import seal
+from tests.observe.receipts.written import Line, forge, lines_of, put, write
+
+Tamper = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Authority]:
+    folder = tmp_path_factory.mktemp("original")
+    with pytest.MonkeyPatch.context() as patch:
+        return folder, write(patch, folder)
+
+
+@pytest.fixture
+def run(original: tuple[Path, Authority], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original[0], tmp_path / "run"))
+
+
+def verify(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["verify", *map(str, arguments)], env={"COLUMNS": "400"})
+
+
+def test_an_honest_run_is_shown_to_be_right(run: Path) -> None:
+    for place in (run, run / "receipts"):
+        said = verify(place)
+        assert said.exit_code == 0, said.output
+        assert "3 chains, sealed by the authority" in said.output
+        assert "4 merges (exchanges 1 to 4); all workers held one model after each" in said.output
+        assert said.output.count("40 places of 40 places, each exactly once") == 2
+
+
+def alter(folder: Path) -> None:
+    lines = lines_of(folder, 1)
+    lines[2]["steps"] += 1
+    put(folder, 1, lines)
+
+
+def alter_places(folder: Path) -> None:
+    lines = lines_of(folder, 1)
+    lines[2]["places"][0][3][0] = [0, 2]
+    put(folder, 1, lines)
+
+
+def alter_last(folder: Path) -> None:
+    lines = lines_of(folder, 1)
+    lines[-1]["unknown"] = 1
+    put(folder, 1, lines)
+
+
+def drop(folder: Path) -> None:
+    lines = lines_of(folder, 1)
+    put(folder, 1, [*lines[:2], *lines[3:]])
+
+
+def drop_first(folder: Path) -> None:
+    put(folder, 1, lines_of(folder, 1)[1:])
+
+
+def swap(folder: Path) -> None:
+    lines = lines_of(folder, 1)
+    lines[2], lines[3] = lines[3], lines[2]
+    put(folder, 1, lines)
+
+
+def repeat(folder: Path) -> None:
+    lines = lines_of(folder, 1)
+    put(folder, 1, [*lines[:3], lines[2], *lines[3:]])
+
+
+def cut_tail(folder: Path) -> None:
+    put(folder, 1, lines_of(folder, 1)[:-2])
+
+
+def cut_within(folder: Path) -> None:
+    path = folder / "rank-001.jsonl"
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def empty(folder: Path) -> None:
+    put(folder, 1, [])
+
+
+def add(folder: Path) -> None:
+    forge(folder, 1, lambda lines: lines.append(dict(lines[-1])))
+
+
+def rewrite(folder: Path) -> None:
+    def change(lines: list[Line]) -> None:
+        lines[1]["given"] = "0" * 64
+
+    forge(folder, 1, change)
+
+
+def another_workers(folder: Path) -> None:
+    shutil.copy(folder / "rank-000.jsonl", folder / "rank-001.jsonl")
+
+
+def alter_seal(folder: Path) -> None:
+    found = json.loads((folder / "seal-0.json").read_text())
+    found["chains"]["1"][0] -= 1
+    (folder / "seal-0.json").write_text(json.dumps(found))
+
+
+def no_json(folder: Path) -> None:
+    (folder / "rank-001.jsonl").write_bytes(b"\xff\x00{\n")
+
+
+def deep(folder: Path) -> None:
+    (folder / "rank-001.jsonl").write_text("[" * 100_000 + "\n")
+
+
+def huge(folder: Path) -> None:
+    def change(lines: list[Line]) -> None:
+        lines[0]["size"] = 1 << 60
+
+    forge(folder, 1, change)
+
+
+def a_gap(folder: Path) -> None:
+    lines = lines_of(folder, 1)
+    put(folder, 1, [*lines[:2], {"kind": "gap", "events": 3}, *lines[2:]])
+
+
+@pytest.mark.parametrize(
+    ("tamper", "says"),
+    [
+        (alter, "rank-001.jsonl, line 4: line 3 was altered after it was written"),
+        (alter_places, "rank-001.jsonl, line 4: line 3 was altered after it was written"),
+        (alter_last, "rank-001.jsonl: the chain that was sealed is another one, for its last hash differs"),
+        (drop, "rank-001.jsonl, line 3: it was line 4: lines were removed, moved or put in"),
+        (drop_first, "rank-001.jsonl, line 1: it was line 2: lines were removed, moved or put in"),
+        (swap, "rank-001.jsonl, line 3: it was line 4: lines were removed, moved or put in"),
+        (repeat, "rank-001.jsonl, line 4: it was line 3: lines were removed, moved or put in"),
+        (cut_tail, "rank-001.jsonl ends with line 4, and 6 were sealed: its tail was cut off"),
+        (cut_within, "rank-001.jsonl ends within a line: its worker was killed, or the file was cut"),
+        (empty, "rank-001.jsonl ends with line 0, and 6 were sealed: its tail was cut off"),
+        (add, "rank-001.jsonl has 7 lines, and 6 were sealed: lines were added later"),
+        (rewrite, "rank-001.jsonl: the chain that was sealed is another one"),
+        (another_workers, "rank-001.jsonl: the chain that was sealed is another one"),
+        (alter_seal, "seal-0.json was altered after it was signed: the signature does not fit it"),
+        (no_json, "rank-001.jsonl, line 1: it is no receipt"),
+        (deep, "rank-001.jsonl, line 1: it is no receipt"),
+        (huge, "rank-001.jsonl, line 1: it is no receipt of this version"),
+        (a_gap, "rank-001.jsonl, line 3: 3 receipts are missing before it, since the disk was full"),
+    ],
+)
+def test_what_is_done_to_the_files_is_found(run: Path, tamper: Tamper, says: str) -> None:
+    tamper(run / "receipts")
+    said = verify(run)
+    assert said.exit_code == 1, said.output
+    assert f"wrong: {says}" in said.output
+
+
+def other_job(folder: Path) -> tuple[Path, Authority]:
+    with pytest.MonkeyPatch.context() as patch:
+        return folder, write(patch, folder)
+
+
+def test_the_chain_of_another_job_is_found(run: Path, tmp_path: Path) -> None:
+    other, _ = other_job(tmp_path / "other")
+    shutil.copy(other / "receipts" / "rank-001.jsonl", run / "receipts")
+    said = verify(run)
+    assert said.exit_code == 1 and "wrong: rank-001.jsonl is of job " in said.output, said.output
+    assert "it is another run's" in said.output
+
+
+def test_all_receipts_of_another_job_are_found(run: Path, tmp_path: Path) -> None:
+    other, _ = other_job(tmp_path / "other")
+    shutil.rmtree(run / "receipts")
+    shutil.copytree(other / "receipts", run / "receipts")
+    said = verify(run)
+    assert said.exit_code == 1 and "wrong: seal-0.json is signed with another key" in said.output, said.output
+
+
+def test_a_seal_of_another_key_is_found(run: Path) -> None:
+    (run / "authority.pem").unlink()  # the chains name their authority themselves
+    seal.write(run / "receipts", Authority.new(), 0, range(3))
+    said = verify(run)
+    assert said.exit_code == 1 and "wrong: seal-0.json is signed with another key" in said.output, said.output
+
+
+def test_a_whole_forgery_is_found_with_a_copy_of_the_certificate(
+    run: Path, original: tuple[Path, Authority], tmp_path: Path
+) -> None:
+    forger = Authority.new()
+
+    def change(lines: list[Line]) -> None:
+        lines[0] |= {"job": forger.job, "authority": seal.fingerprint(forger.certificate)}
+
+    for rank in range(3):
+        forge(run / "receipts", rank, change)
+    seal.write(run / "receipts", forger, 0, range(3))
+    (run / "authority.pem").write_text(seal.pem(forger.certificate))
+    assert verify(run).exit_code == 0  # nothing in the folder contradicts it
+    said = verify(run, "--authority", original[0] / "authority.pem")
+    assert said.exit_code == 1 and "wrong: seal-0.json is signed with another key" in said.output, said.output
+
+
+def change_and_seal(run: Path, authority: Authority, rank: int, change: Callable[[list[Line]], None]) -> Result:
+    """Change a chain as its own author could."""
+    forge(run / "receipts", rank, change)
+    seal.write(run / "receipts", authority, 0, range(3))
+    return verify(run)
+
+
+def test_a_sample_that_counts_twice_is_found(run: Path, original: tuple[Path, Authority]) -> None:
+    def twice(lines: list[Line]) -> None:
+        lines[1]["places"][0][3][0] = [0, 2]  # what worker 0 has
+
+    said = change_and_seal(run, original[1], 1, twice)
+    assert said.exit_code == 1, said.output
+    assert "pass 0: places 0 to 1 came twice, in exchange 1 by worker 0 and in exchange 1 by worker 1" in said.output
+    assert "pass 0: 2 places of 40 places never came, though a later pass began" in said.output
+
+
+def test_a_place_beyond_the_pass_is_found(run: Path, original: tuple[Path, Authority]) -> None:
+    def beyond(lines: list[Line]) -> None:
+        lines[1]["places"][0][3].append([40, 41])
+
+    said = change_and_seal(run, original[1], 1, beyond)
+    assert said.exit_code == 1 and "pass 0: place 40 came, and the pass has 40 places" in said.output, said.output
+
+
+def test_a_worker_with_another_model_is_found(run: Path, original: tuple[Path, Authority]) -> None:
+    def other(lines: list[Line]) -> None:
+        lines[3]["model"] = "0" * 64
+
+    said = change_and_seal(run, original[1], 1, other)
+    assert said.exit_code == 1, said.output
+    assert "after exchange 3 worker 1 had another model than the others" in said.output
+
+
+def test_workers_that_began_differently_are_found(run: Path, original: tuple[Path, Authority]) -> None:
+    def other(lines: list[Line]) -> None:
+        lines[0]["settings"]["seed"] = 7
+
+    said = change_and_seal(run, original[1], 1, other)
+    assert said.exit_code == 1 and "workers 0 and 1 began with different settings" in said.output, said.output
+
+
+@pytest.mark.parametrize(
+    ("missing", "says"),
+    [
+        ("seal-0.json", "no seal covers the chain of worker 0, 1, 2: anyone could have written it"),
+        ("rank-002.jsonl", "seal-0.json covers worker 2, and rank-002.jsonl is not here: copy it from there"),
+    ],
+)
+def test_what_is_missing_leaves_it_open(run: Path, missing: str, says: str) -> None:
+    (run / "receipts" / missing).unlink()
+    said = verify(run)
+    assert said.exit_code == 2 and f"not told: {says}" in said.output, said.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere"], "nowhere holds no receipts"),
+        (["RUN", "--block", "2"], "--block makes an exchange again, and needs the program"),
+        (["RUN", "train.py"], "PROGRAM is for a block that is made again: give --block N with it"),
+        (["RUN", "--checkpoint", "steps"], "--checkpoint is for a block that is made again"),
+        (["RUN", "--block", "9", "train.py"], "--block 9: the receipts have exchanges 1 to 4"),
+        (["RUN", "--block=0", "train.py"], "--block 0: the receipts have exchanges 1 to 4"),
+        (["--block", "2", "RUN", "nowhere.py"], "the program nowhere.py does not exist"),
+        (["RUN", "--authority", "nowhere.pem"], "nowhere.pem is no certificate of a run's authority"),
+        (["RUN", "--authority", "RUN/receipts/seal-0.json"], "is no certificate of a run's authority"),
+        (["RUN", "train.py", "--block", "2"], "--block stands after the program train.py"),
+    ],
+)
+def test_calls_that_cannot_be_served(
+    run: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
+) -> None:
+    monkeypatch.chdir(run.parent)
+    Path("train.py").write_text("")
+    said = verify(*(one.replace("RUN", "run") for one in arguments))
+    assert said.exit_code == 2 and says in " ".join(said.output.replace("│", "").split()), said.output
