@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks._network.ssh_machines import Machines, machines, possible
 
 from paceline.communication import schedulers
 from paceline.observe.reports.read import read_run
-from tests.clusters.ssh_machines import Machines, machines, possible
 from tests.paths import python_path
 
 pytestmark = [pytest.mark.network, pytest.mark.skipif(bool(possible()), reason=possible()), pytest.mark.timeout(300)]

@@ -85,7 +85,8 @@ def run(job: Job, log: Path | None, overwrite: bool) -> int:
 def _run(job: Job, links: Links, log: Path | None, overwrite: bool) -> int:
     began = time.monotonic()
     names = ", ".join(host.name for host in job.hosts)
-    job.say(f"checking {len(job.hosts)} host{'s' if len(job.hosts) > 1 else ''}: {names}")
+    hosts = f"{len(job.hosts)} host{'s' if len(job.hosts) > 1 else ''}: {names}"
+    job.say(f"checking {hosts}")
     links.open()
     hello = check.greetings(links)
     plans = check.programs(links, hello, job.program, job.may_bring)
@@ -96,7 +97,7 @@ def _run(job: Job, links: Links, log: Path | None, overwrite: bool) -> int:
     cluster = LaunchCluster(job.size, timeout_s=job.timeout_s)
     directory = checks.log_directory(log, cluster, overwrite)
     forget_output(directory / "output")
-    job.say(f"starting {job.size} worker{'s' if job.size > 1 else ''} on {len(job.hosts)} hosts: {names}")
+    job.say(f"starting {job.size} worker{'s' if job.size > 1 else ''} on {hosts}")
     _start(job, links, plans, directory, master)
     with start.shown(directory, job.size, job.quiet, job.rank_0_only, words.label(job.hosts)) as show:
         ended = follow(links, directory, show)

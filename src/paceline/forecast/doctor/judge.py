@@ -12,6 +12,7 @@ from paceline.forecast.doctor.finding import Finding, speeds
 from paceline.forecast.doctor.judge_links import clocks, distance, speed
 from paceline.forecast.doctor.judge_machines import cores, files, gpus, memory, shared_memory, versions
 from paceline.forecast.doctor.judge_reach import attendance, gloo, reach
+from paceline.forecast.doctor.judge_wires import wires
 from paceline.forecast.doctor.measured import Measurements
 
 
@@ -26,6 +27,7 @@ def judge(found: Measurements, parameters: int | None = None) -> list[Finding]:
         attendance,
         reach,
         gloo,
+        wires,
         speed,
         distance,
         clocks,

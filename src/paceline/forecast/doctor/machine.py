@@ -22,6 +22,7 @@ from paceline.forecast.doctor.measured import Machine
 from paceline.version import __version__
 
 LOOKUP_S = 5.0  # for the host's own name; a name server may be down
+NETWORK = Path("/sys/class/net")
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
@@ -40,6 +41,8 @@ def examine(rank: int) -> Machine:
         open_files=open_files(),
         gpus=[torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())],
         interfaces=found,
+        mtus=mtus(),
+        wires_mbit=wires_mbit(),
         resolved=resolved,
         asked_interface=asked,
         gloo_address=gloo_address(asked, found, resolved),
@@ -74,6 +77,28 @@ def interfaces() -> dict[str, str]:
                     answer = fcntl.ioctl(asker.fileno(), SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
                     addresses[name] = socket.inet_ntoa(answer[20:24])
     return addresses
+
+
+def mtus(folder: Path = NETWORK) -> dict[str, int]:
+    """Name -> largest packet of every interface but loopback."""
+    return {place.name: size for place in _interfaces(folder) if (size := _number(place / "mtu")) > 0}
+
+
+def wires_mbit(folder: Path = NETWORK) -> dict[str, int]:
+    """Name -> negotiated rate of every physical interface that is up; a virtual one has no rate that means anything."""
+    physical = [place for place in _interfaces(folder) if (place / "device").exists()]
+    return {place.name: rate for place in physical if (rate := _number(place / "speed")) > 0}
+
+
+def _interfaces(folder: Path) -> list[Path]:
+    return [place for place in sorted(folder.glob("*")) if place.name != "lo"]
+
+
+def _number(path: Path) -> int:
+    """What a file of the kernel says; 0 where it says nothing."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text())
+    return 0
 
 
 def lookup(name: str) -> list[str]:

@@ -27,6 +27,8 @@ class Machine:
         open_files: the soft limit; None where unknown.
         gpus: their names.
         interfaces: name -> IPv4 address, loopback included.
+        mtus: name -> largest packet in bytes, loopback excluded.
+        wires_mbit: name -> rate that a physical interface has negotiated with its switch; those that are down left out.
         resolved: addresses of the host's own name, looked up on the host.
         asked_interface: GLOO_SOCKET_IFNAME, or empty.
         gloo_address: where gloo will listen; empty where it would find no address.
@@ -42,6 +44,8 @@ class Machine:
     open_files: int | None = None
     gpus: list[str] = field(default_factory=list)
     interfaces: dict[str, str] = field(default_factory=dict)
+    mtus: dict[str, int] = field(default_factory=dict)
+    wires_mbit: dict[str, int] = field(default_factory=dict)
     resolved: list[str] = field(default_factory=list)
     asked_interface: str = ""
     gloo_address: str = ""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks._network import EmulatedNetwork
+from .emulated import EmulatedNetwork
 
 SSHD = "/usr/sbin/sshd"
 START_S = 20.0
