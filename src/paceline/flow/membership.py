@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.communication.base import SoloTransport, Transport
+from paceline.communication.relay.places import RelayedPlace
 from paceline.communication.ring import RingListener, RingTransport
 from paceline.communication.ring.wire import Address
 from paceline.communication.torch.store import own_address
 from paceline.core import runtime
 from paceline.core.world import World, host_name
 from paceline.data.ledger.epoch_ledger import Mark
-from paceline.errors import GivenUpError, PeerLostError
+from paceline.errors import GivenUpError, PeerLostError, UnsupportedError
 from paceline.flow.control import About, ControlClient, Generation
 from paceline.update.engine.settings import Settings
 
@@ -194,7 +195,7 @@ class ElasticMembership:
         self.generation = generation
         world = _world(generation, self.rank)
         settings, label = self._settings, generation.label
-        addresses = [Address(place.address, place.port, place.certificate) for place in places]
+        addresses = [Address(place.address, place.port, place.certificate, place.door) for place in places]
         inner: Transport = SoloTransport(world)
         if world.size > 1:
             inner = RingTransport(self._listener, label, world, addresses, settings.timeout_s, settings.tls)
@@ -249,6 +250,19 @@ def _world(generation: Generation, rank: int) -> World:
     return World(rank, len(hosts), mates.index(rank), len(mates), hosts[rank], hosts)
 
 
+def _host_and_port(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _join_relay(listener: RingListener, relay: tuple[str, int] | None, settings: Settings) -> RelayedPlace | None:
+    if relay is None:
+        return None
+    if settings.tls is None:
+        raise UnsupportedError("a relay needs certificates, and this worker has none: PACELINE_TLS names no folder")
+    return listener.join_relay(relay, settings.tls, settings.timeout_s)
+
+
 def join(fingerprint: dict[str, Any], settings: Settings, first: int = 0) -> ElasticMembership:
     """Ask the control plane to become a worker of its run.
 
@@ -258,11 +272,15 @@ def join(fingerprint: dict[str, Any], settings: Settings, first: int = 0) -> Ela
         first: members that the run wants at its start; 0: as many as there are.
     """
     assert settings.control is not None
-    address, _, port = settings.control.rpartition(":")
-    listener = RingListener(own_address(address), settings.tls)
+    address, port = _host_and_port(settings.control)
+    relay = None if settings.relay is None else _host_and_port(settings.relay)
+    listener = RingListener(own_address(address if relay is None else relay[0]), settings.tls)
     try:
-        about = About(host_name(), listener.address, listener.port, fingerprint, first)
-        control = ControlClient(address, int(port), about, settings.tls, settings.timeout_s)
+        place = _join_relay(listener, relay, settings)
+        door = "" if place is None else place.door
+        through = None if place is None or relay != (address, port) else place.relay
+        about = About(host_name(), listener.address, listener.port, fingerprint, first, door)
+        control = ControlClient(address, port, about, settings.tls, settings.timeout_s, through)
     except BaseException:
         listener.close()
         raise

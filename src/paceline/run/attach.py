@@ -178,6 +178,7 @@ def prepare(
         timeout_s=timeout_s if timeout_s is not None else float(os.environ.get("PACELINE_TIMEOUT_S", "600")),
         tls=_tls(tls if tls is not None else os.environ.get("PACELINE_TLS") or None),
         control=os.environ.get("PACELINE_CONTROL") or None,
+        relay=os.environ.get("PACELINE_RELAY") or None,
         exchanged=os.environ.get("PACELINE_EXCHANGED") or None,
         guard=make_guard(guard),
         start=os.environ.get("PACELINE_RESUME") or None,

@@ -26,7 +26,7 @@ from paceline.communication.ring.wire import (
     Address,
     Key,
 )
-from paceline.communication.sockets.channel import TLS, Channel, Late, connect
+from paceline.communication.sockets.channel import TLS, Channel, Late
 from paceline.communication.sockets.frames import Frame
 from paceline.communication.sockets.identity import refusal
 from paceline.communication.sockets.rejected import turned_away
@@ -93,10 +93,10 @@ class Connections:
     # -- connections ------------------------------------------------------------------------------
 
     def _dial(self, link: Link) -> None:
-        name, (address, port, _) = self.world.name(link.rank), self._addresses[link.rank]
+        name, address = self.world.name(link.rank), self._addresses[link.rank]
         while not self._over.is_set():
             try:
-                channel = connect(address, port, name, DIAL_S, self._tls)
+                channel = self._listener.dial(address, name, DIAL_S, self._tls)
                 problem = self._impostor(link.rank, channel)
                 if problem:
                     channel.close()

@@ -13,9 +13,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from paceline.communication.relay.places import RelayedPlace
 from paceline.communication.ring.link import abandon
-from paceline.communication.ring.wire import HELLO
-from paceline.communication.sockets.channel import TLS, Channel, Closed, Late, listen
+from paceline.communication.ring.wire import HELLO, Address
+from paceline.communication.sockets.channel import TLS, Channel, Closed, Late, connect, listen
 from paceline.communication.sockets.rejected import turned_away
 from paceline.core import runtime
 from paceline.errors import PacelineError
@@ -58,6 +59,7 @@ class RingListener:
         address: as given.
         port: where it listens.
         tls: as given.
+        place: at a relay, by which members of other sites reach it; None without one.
 
     Raises:
         UnsupportedError: it cannot listen there.
@@ -66,6 +68,7 @@ class RingListener:
     def __init__(self, address: str, tls: TLS | None = None, port: int = 0) -> None:
         self._listener = listen(address, tls, port)
         self.address, self.port, self.tls = address, self._listener.port, tls
+        self.place: RelayedPlace | None = None
         self._lock = runtime.Lock()
         self._closed = False
         self._without_hello: deque[Channel] = deque()
@@ -74,6 +77,17 @@ class RingListener:
         self._closed_labels: OrderedDict[str, None] = OrderedDict()
         self._thread = runtime.thread(self._run, "ring-listener")
         self._thread.start()
+
+    def join_relay(self, where: tuple[str, int], tls: TLS, timeout_s: float) -> RelayedPlace:
+        """Be reachable, and reach others, through the relay at `where`; `PeerLostError` if it is not there in time."""
+        self.place = RelayedPlace(where, tls, self._listener.adopt, timeout_s)
+        return self.place
+
+    def dial(self, to: Address, name: str, timeout_s: float, tls: TLS | None) -> Channel:
+        """A channel to another member's listener; see `connect`."""
+        if self.place is None or not to.door:
+            return connect(to.address, to.port, name, timeout_s, tls)
+        return self.place.dial((to.address, to.port), to.certificate, to.door, name, timeout_s, tls)
 
     def register(self, label: str, take: Take) -> None:
         """Give the connections for `label` to `take`, with their rank; it returns whether it wants them."""
@@ -99,6 +113,8 @@ class RingListener:
             self._closed = True
             left = [*self._without_hello, *(one.channel for one in self._waiting.values())]
             self._waiting.clear()
+        if self.place is not None:
+            self.place.close()
         self._listener.close()
         for channel in left:
             abandon(channel)

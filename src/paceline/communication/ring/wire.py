@@ -36,11 +36,15 @@ COLLECTIVE, RECEIVING, SENDING = 0, 1, 2
 
 
 class Address(NamedTuple):
-    """Where a member listens, and what its certificate has to say: a role or an ID, see `sockets.identity`."""
+    """Where a member listens, and what its certificate has to say: a role or an ID, see `sockets.identity`.
+
+    `door` is its place at a relay, see :mod:`paceline.communication.relay.protocol`; empty without one.
+    """
 
     address: str
     port: int
     certificate: str = ""
+    door: str = ""
 
 
 class Key(NamedTuple):

@@ -14,6 +14,7 @@ holder is in :mod:`~paceline.communication.sockets.identity`.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import stat
@@ -130,12 +131,38 @@ class Authority:
 
         if not 0 < len(name) <= 64:
             raise UnsupportedError(f"a certificate is for a name of 1 to 64 characters, got {name!r}")
-        key, place = ec.generate_private_key(ec.SECP256R1()), _private(folder)
+        key = ec.generate_private_key(ec.SECP256R1())
+        return write_folder(folder, key, _pem(self._sign(key.public_key(), name, role)), self.pem())
+
+    def certify(self, public_key: bytes, name: str, role: str) -> bytes:
+        """The certificate, as PEM, of a holder whose private key stays with it.
+
+        Args:
+            public_key: of the curve P-256, as PEM; ValueError for any other.
+            name: of the holder, for display; at most 64 characters.
+            role: see `issue`.
+        """
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+        key = load_pem_public_key(public_key)
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+            raise ValueError("it is not of the curve P-256")
+        return _pem(self._sign(key, name, role))
+
+    def pem(self) -> bytes:
+        """The authority's certificate."""
+        return _pem(self.certificate)
+
+    def fingerprint(self) -> bytes:
+        """The first 16 bytes of the sha256 sum of the authority's certificate (DER)."""
+        from cryptography.hazmat.primitives.serialization import Encoding
+
+        return hashlib.sha256(self.certificate.public_bytes(Encoding.DER)).digest()[:16]
+
+    def _sign(self, key: EllipticCurvePublicKey, name: str, role: str) -> Certificate:
         uri = Identity(name, secrets.token_hex(16), role, self.job).uri() if self.job else ""
-        _write(place / "key.pem", _secret(key))
-        _write(place / "cert.pem", _pem(_sign(name, key.public_key(), self.key, self.certificate, uri)))
-        _write(place / "ca.pem", _pem(self.certificate))
-        return TLS.folder(place)
+        return _sign(name, key, self.key, self.certificate, uri)
 
     def _check(self, file: Path) -> None:
         """Refuse a certificate that cannot sign valid certificates."""
@@ -158,6 +185,14 @@ class Authority:
                 "that must connect later are refused; begin a longer job with a new one",
                 stacklevel=3,
             )
+
+
+def write_folder(folder: str | Path, key: EllipticCurvePrivateKey, certificate: bytes, authority: bytes) -> TLS:
+    """Write key.pem, cert.pem and ca.pem to a folder that only its owner can enter."""
+    place = _private(folder)
+    for name, data in (("key.pem", _secret(key)), ("cert.pem", certificate), ("ca.pem", authority)):
+        _write(place / name, data)
+    return TLS.folder(place)
 
 
 def _sign(

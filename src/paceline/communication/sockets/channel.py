@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import queue
 import select
 import socket
 import ssl
@@ -30,6 +31,7 @@ from paceline.communication.sockets.polls import milliseconds
 from paceline.communication.sockets.records import AGAIN
 from paceline.communication.sockets.rejected import neighbourhood, turned_away
 from paceline.communication.sockets.tls import TLS
+from paceline.communication.sockets.waker import Waker
 from paceline.core import runtime
 from paceline.errors import MismatchError, UnsupportedError
 
@@ -71,6 +73,8 @@ class Listener:
         self._accepting = threading.Lock()
         self._closed = False
         self._handshaking: dict[ssl.SSLSocket, tuple[str, float]] = {}  # handshakes: peer, deadline
+        self._adopted: queue.SimpleQueue[tuple[socket.socket, str]] = queue.SimpleQueue()
+        self._waker = Waker()
 
     def accept(self, timeout_s: float) -> Channel:
         """The next connection; with TLS the next one with a complete handshake. Handshakes do not delay each other.
@@ -82,7 +86,7 @@ class Listener:
         deadline = time.monotonic() + timeout_s
         with self._accepting:
             while not self._closed:
-                channel = self._accept() or self._handshakes()
+                channel = self._take_adopted() or self._accept() or self._handshakes()
                 if channel is not None:
                     return channel
                 if time.monotonic() >= deadline:
@@ -111,6 +115,25 @@ class Listener:
             for sock in [self._sock, *self._handshaking]:
                 sock.close()
             self._handshaking.clear()
+            self._waker.close()
+            self._drop_adopted()
+
+    def adopt(self, sock: socket.socket, peer: str) -> None:
+        """Treat a connection that was made elsewhere like one that has arrived here; from any thread.
+
+        Args:
+            sock: connected, and does not block; the listener owns it.
+            peer: address and port of the other end.
+        """
+        self._adopted.put((sock, peer))
+        self._waker.wake()
+        if self._closed:  # meanwhile
+            self._drop_adopted()
+
+    def _drop_adopted(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._adopted.get_nowait()[0].close()
 
     def __enter__(self) -> Listener:
         return self
@@ -119,7 +142,7 @@ class Listener:
         self.close()
 
     def _accept(self) -> Channel | None:
-        """Accept a connection: a channel, or with TLS the beginning of a handshake."""
+        """Accept a connection; see `_begin`."""
         try:
             sock, where = self._sock.accept()
         except (BlockingIOError, ConnectionError):  # no connection, or closed again
@@ -128,7 +151,19 @@ class Listener:
             if self._closed:
                 return None
             raise
-        peer = f"{where[0]}:{where[1]}"
+        return self._begin(sock, f"{where[0]}:{where[1]}")
+
+    def _take_adopted(self) -> Channel | None:
+        """Begin with all connections that were adopted, up to the first channel."""
+        self._waker.clear()
+        channel = None
+        with contextlib.suppress(queue.Empty):
+            while channel is None:
+                channel = self._begin(*self._adopted.get_nowait())
+        return channel
+
+    def _begin(self, sock: socket.socket, peer: str) -> Channel | None:
+        """A channel, or with TLS the beginning of a handshake."""
         if self._context is None:
             return Channel(sock, peer)
         sock.setblocking(False)
@@ -182,6 +217,7 @@ class Listener:
 
     def _wait(self, until: float) -> None:
         poll = select.poll()
+        poll.register(self._waker, select.POLLIN)
         for sock in [self._sock, *self._handshaking]:
             poll.register(sock, select.POLLIN)
         poll.poll(milliseconds(until))
@@ -234,6 +270,19 @@ def connect(address: str, port: int, peer: str, timeout_s: float, tls: TLS | Non
         return Channel(sock, peer)
     assert tls is not None
     return Channel(_handshake(sock, context, f"{peer} at {address}, port {port}", deadline, tls), peer)
+
+
+def secure(sock: socket.socket, who: str, peer: str, deadline: float, tls: TLS) -> Channel:
+    """A channel over a connection that was made elsewhere, after the client's handshake; see `connect`.
+
+    Args:
+        sock: connected; the channel owns it.
+        who: the other end and its address, for messages of the handshake.
+        peer: its name, for later messages.
+        deadline: on the monotonic clock.
+        tls: certificates.
+    """
+    return Channel(_handshake(sock, tls.client(), who, deadline, tls), peer)
 
 
 def _dial(address: str, port: int, deadline: float) -> socket.socket:

@@ -11,11 +11,13 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from paceline.communication.relay.member import RelayMember
 from paceline.communication.sockets.channel import TLS, Frame
 from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark, Question
 from paceline.errors import LEFT, ClosedError, MismatchError, PacelineError, PeerLostError
 from paceline.flow.control import validation, wire
+from paceline.flow.control.client_connection import ControlAddress
 from paceline.flow.control.client_state import ClientState
 from paceline.flow.control.ledger import NOTHING, OVER, WORK
 from paceline.flow.control.messages import About, CommitOutcome, Generation
@@ -36,6 +38,7 @@ class ControlClient(ClientState):
         about: this worker's description of itself.
         tls: None for unencrypted connections.
         timeout_s: seconds for every wait, except for those below the quorum.
+        relay: through which the control plane is reached; None: directly.
 
     Attributes:
         worker: its number; it is final once :meth:`enter` has returned.
@@ -56,8 +59,16 @@ class ControlClient(ClientState):
         PeerLostError: the control plane cannot be reached.
     """
 
-    def __init__(self, address: str, port: int, about: About, tls: TLS | None, timeout_s: float) -> None:
-        super().__init__((address, port), about, tls, timeout_s)
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        about: About,
+        tls: TLS | None,
+        timeout_s: float,
+        relay: RelayMember | None = None,
+    ) -> None:
+        super().__init__(ControlAddress(address, port, tls, relay), about, timeout_s)
         self._connection.start()
 
     # -- membership -------------------------------------------------------------------------------

@@ -7,8 +7,11 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from paceline.communication.relay.member import RelayMember
+from paceline.communication.relay.protocol import CONTROL_NAME
 from paceline.communication.sockets.channel import TLS, Channel, Closed, Frame, connect
 from paceline.communication.sockets.identity import CONTROL, WORKER, refusal
 from paceline.core import runtime
@@ -46,18 +49,43 @@ class ConnectionOwner(Protocol):
         """The connection has ended with this error."""
 
 
+@dataclass(frozen=True)
+class ControlAddress:
+    """Where the control plane is.
+
+    Attributes:
+        address: of its listener, or of the relay.
+        port: of the same.
+        tls: None for unencrypted connections.
+        relay: through which it is reached; None: directly.
+    """
+
+    address: str
+    port: int
+    tls: TLS | None
+    relay: RelayMember | None = None
+
+    def __str__(self) -> str:
+        return f"the control plane at {self.address}, port {self.port}"
+
+    def connect(self, timeout_s: float) -> Channel:
+        """A new connection to it; see `channel.connect`."""
+        if self.relay is not None:
+            return self.relay.connect(CONTROL_NAME, "the control plane", timeout_s)
+        return connect(self.address, self.port, "the control plane", timeout_s, self.tls)
+
+
 class ClientConnection:
     """The connection for requests.
 
     Args:
-        where: address and port.
-        tls: None for unencrypted connections.
+        where: the control plane is.
         timeout_s: seconds for which it tries to reconnect.
         owner: gets its frames.
     """
 
-    def __init__(self, where: tuple[str, int], tls: TLS | None, timeout_s: float, owner: ConnectionOwner) -> None:
-        self._where, self._tls, self._timeout_s, self._owner = where, tls, timeout_s, owner
+    def __init__(self, where: ControlAddress, timeout_s: float, owner: ConnectionOwner) -> None:
+        self._where, self._timeout_s, self._owner = where, timeout_s, owner
         self._sending = runtime.Lock()
         self._pending: dict[int, FrameParts] = {}  # unanswered requests, in order
         self._closing = runtime.Event()
@@ -72,7 +100,7 @@ class ClientConnection:
     @property
     def name(self) -> str:
         """Name of the server, for messages."""
-        return f"the control plane at {self._where[0]}, port {self._where[1]}"
+        return str(self._where)
 
     def send(self, kind: int, numbers: tuple[int, ...] = (), note: Any = None) -> None:
         """Send a frame now, if there is a connection."""
@@ -182,7 +210,7 @@ class ClientConnection:
 
     def _connect(self, until: float) -> Channel:
         """Connect, and exchange hello and welcome."""
-        channel = connect(*self._where, "the control plane", max(0.1, until - runtime.monotonic()), self._tls)
+        channel = self._where.connect(max(0.1, until - runtime.monotonic()))
         try:
             _check_server(channel)
             channel.limit = 0
@@ -219,8 +247,7 @@ class Heartbeats:
     """The heartbeats, over a connection of their own.
 
     Args:
-        where: address and port.
-        tls: None for unencrypted connections.
+        where: the control plane is.
         hello: gives the worker's number and its secret.
         welcome: gets the answer to it.
         beat: gives its steps and its activity.
@@ -230,15 +257,14 @@ class Heartbeats:
 
     def __init__(
         self,
-        where: tuple[str, int],
-        tls: TLS | None,
+        where: ControlAddress,
         hello: Callable[[], tuple[int, str]],
         welcome: Callable[[Frame], None],
         beat: Callable[[], tuple[int, str]],
         beaten: Callable[[], None],
         seconds: tuple[float, float],
     ) -> None:
-        self._where, self._tls, self._beat, self._beaten = where, tls, beat, beaten
+        self._where, self._beat, self._beaten = where, beat, beaten
         self._hello, self._welcome = hello, welcome
         self._beat_s, self._silence_s = seconds
         self._closing = runtime.Event()
@@ -268,7 +294,7 @@ class Heartbeats:
     def _run(self) -> None:
         while not self._closing.is_set():
             try:
-                with connect(*self._where, "the control plane", ATTEMPT_S, self._tls) as self._channel:
+                with self._where.connect(ATTEMPT_S) as self._channel:
                     _check_server(self._channel)
                     self._beat_until_closed(self._channel)
             except (PacelineError, OSError):  # the request connection reports the error

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from paceline.communication.sockets.channel import TLS, Frame
+from paceline.communication.sockets.channel import Frame
 from paceline.core import runtime
 from paceline.errors import MismatchError, PacelineError
 from paceline.flow.control import validation, wire
-from paceline.flow.control.client_connection import ClientConnection, FrameParts, Heartbeats, given_up
+from paceline.flow.control.client_connection import ClientConnection, ControlAddress, FrameParts, Heartbeats, given_up
 from paceline.flow.control.held_leases import HeldLeases
 from paceline.flow.control.ledger import WORK
 from paceline.flow.control.messages import About, Generation
@@ -23,13 +23,12 @@ class ClientState:
     """Keeps the control plane's messages, which the connection's thread delivers.
 
     Args:
-        where: address and port.
+        where: the control plane is.
         about: this worker's description of itself.
-        tls: None for unencrypted connections.
         timeout_s: seconds for which it tries to reconnect.
     """
 
-    def __init__(self, where: tuple[str, int], about: About, tls: TLS | None, timeout_s: float) -> None:
+    def __init__(self, where: ControlAddress, about: About, timeout_s: float) -> None:
         self._about, self._timeout_s = about, timeout_s
         self.worker, self._secret, self.run = -1, "", ""
         self.generation = Generation()
@@ -56,11 +55,9 @@ class ClientState:
         self._changed = runtime.Condition(runtime.RLock())
         self._calls: dict[str, Callable[[Any], None]] = {}
         self._terms: dict[str, float] = {}
-        self._connection = ClientConnection(where, tls, timeout_s, self)
+        self._connection = ClientConnection(where, timeout_s, self)
         beat_s, silence_s = self._terms["beat_s"], self._terms["silence_s"]
-        self._heartbeats = Heartbeats(
-            where, tls, self._identity, self._known, self._beat, self._beaten, (beat_s, silence_s)
-        )
+        self._heartbeats = Heartbeats(where, self._identity, self._known, self._beat, self._beaten, (beat_s, silence_s))
 
     def _identity(self) -> tuple[int, str]:
         return self.worker, self._secret

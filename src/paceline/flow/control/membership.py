@@ -25,7 +25,7 @@ from paceline.flow.control.outbox import ControlOutbox
 from paceline.flow.control.roll_call import RollCall
 from paceline.flow.control.stragglers import StragglerCalls
 from paceline.flow.control.suspicion import Suspicion
-from paceline.flow.control.worker_record import WorkerRecord
+from paceline.flow.control.worker_record import WorkerRecord, nearest_donor
 
 OVER = "the run is over: its workers have come to the end of the program"
 NOT_WANTED = "the run is over: this worker waited until it would be worth it, and was not needed"
@@ -130,7 +130,7 @@ class MembershipState(ABC):
                 f"the run has {len(self.workers)} workers and takes no more: start it with a higher --elastic MIN:MAX"
             )
         certificate = identity.id if identity is not None else ""
-        place = WorkerAddress(self.next_worker, about.host, about.address, about.port, certificate)
+        place = WorkerAddress(self.next_worker, about.host, about.address, about.port, certificate, about.door)
         self.next_worker += 1
         record = self.workers[place.worker] = WorkerRecord(place, self._secret(), now, since=now)
         self.admission.joined(place.worker, identity)
@@ -318,8 +318,7 @@ class MembershipState(ABC):
             self.ledger.lost(worker)
         self.departed.clear()
         chosen = sorted(chosen, key=lambda one: one.worker)
-        holders = [one.worker for one in chosen if one.holds]
-        restored = self.exchange > 0 and not holders
+        restored = self.exchange > 0 and nearest_donor(chosen) is None
         if restored and self.finished:
             self._over()
             return
@@ -330,7 +329,7 @@ class MembershipState(ABC):
             tuple(one.place for one in chosen),
             self.exchange,
             frozenset(one.worker for one in chosen if not one.holds),
-            holders[0] if holders else None,
+            nearest_donor(chosen),
             reason[:1000],
             self.wanted,
         )

@@ -8,6 +8,7 @@ import zlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from paceline.communication.relay.protocol import is_door, site
 from paceline.errors import MismatchError
 from paceline.flow.control import validation
 
@@ -22,6 +23,7 @@ class WorkerAddress:
         address: of its listener, to which other members connect.
         port: of its listener.
         certificate: ID of the certificate with which it joined; empty without certificates.
+        door: its place at the relay, where the run has one; else empty.
     """
 
     worker: int
@@ -29,24 +31,33 @@ class WorkerAddress:
     address: str
     port: int
     certificate: str = ""
+    door: str = ""
+
+    @property
+    def site(self) -> str:
+        """The router behind which it is; empty without a relay."""
+        return site(self.door)
 
     def note(self) -> list[Any]:
         """For JSON."""
         place = [self.worker, self.host, self.address, self.port]
+        if self.door:
+            return [*place, self.certificate, self.door]
         return [*place, self.certificate] if self.certificate else place
 
     @classmethod
     def read(cls, note: Any) -> WorkerAddress:
         """What `note` gave; MismatchError for anything else."""
         said = validation.rows(note, "the parts of a place")
-        said = [*said, ""] if len(said) == 4 else said
-        worker, host, address, port, certificate = validation.row(said, 5, "a place")
+        said = [*said, "", ""][:6] if len(said) in (4, 5) else said
+        worker, host, address, port, certificate, door = validation.row(said, 6, "a place")
         return cls(
             validation.whole(worker, 0, validation.WORKERS, "a worker's number"),
             validation.text(host, 255, "a host"),
             validation.address(address),
             validation.whole(port, 0, 65535, "a port"),
             validation.text(certificate, 64, "a certificate's ID"),
+            _door(door),
         )
 
 
@@ -214,6 +225,7 @@ class About:
         port: of its listener.
         fingerprint: what all workers must have in common (rule, shapes, seed), as JSON; compared key by key.
         first: members that the run wants at its start; 0: as many as there are. It follows from the rule.
+        door: its place at the relay, where the run has one; else empty.
     """
 
     host: str
@@ -221,17 +233,25 @@ class About:
     port: int
     fingerprint: dict[str, Any] = field(default_factory=dict)
     first: int = 0
+    door: str = ""
 
     def note(self) -> dict[str, Any]:
         """For JSON."""
         about = {"host": self.host, "address": self.address, "port": self.port, "fingerprint": self.fingerprint}
+        about |= {"door": self.door} if self.door else {}
         return {**about, "first": self.first} if self.first else about
 
     @classmethod
     def read(cls, note: Any) -> About:
         """What `note` gave; MismatchError for anything else."""
         said = validation.table(note, "what a worker says about itself")
-        place = WorkerAddress.read([0, said.get("host"), said.get("address"), said.get("port")])
+        place = WorkerAddress.read([0, said.get("host"), said.get("address"), said.get("port"), "", said.get("door", "")])
         fingerprint = validation.small(said.get("fingerprint"), 1 << 16, "a fingerprint")
         first = validation.whole(said.get("first", 0), 0, validation.WORKERS, "the first workers")
-        return cls(place.host, place.address, place.port, fingerprint, first)
+        return cls(place.host, place.address, place.port, fingerprint, first, place.door)
+
+
+def _door(value: Any) -> str:
+    if not isinstance(value, str) or not is_door(value):
+        raise MismatchError(f"a door at a relay is NONCE@SITE, got {value!r:.80}")
+    return value

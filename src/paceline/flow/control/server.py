@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import socket
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -134,6 +135,10 @@ class ControlServer:
         for thread in self._threads:
             thread.join(5.0)
         self._events.close()
+
+    def adopt(self, sock: socket.socket, peer: str) -> None:
+        """Serve a connection that was made elsewhere, such as at a relay."""
+        self._listener.adopt(sock, peer)
 
     def dismiss(self, why: str) -> None:
         """End the run of all present workers, and accept no more."""

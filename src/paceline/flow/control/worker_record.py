@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -128,3 +130,11 @@ def activity(one: WorkerRecord, now: float) -> dict[str, Any]:
         "commits": one.commit is not None,
         "absent": one.absent is not None,
     }
+
+
+def nearest_donor(chosen: Sequence[WorkerRecord]) -> int | None:
+    """The member that sends the state to those without it: of the site of most of them, else the first; None if no
+    member holds it."""
+    without = Counter(one.place.site for one in chosen if not one.holds)
+    holders = [one for one in chosen if one.holds]
+    return max(holders, key=lambda one: without[one.place.site]).worker if holders else None

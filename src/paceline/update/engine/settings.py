@@ -30,6 +30,7 @@ class Settings:
         transport: "auto" (as `paceline run --transport` says, else torch.distributed), "channel" (rings over our own
             sockets) or "mpi".
         control: HOST:PORT of the control plane of an elastic run, or None.
+        relay: HOST:PORT of the relay of an elastic run whose workers cannot all reach each other, or None.
         exchanged: file that an elastic worker creates when its first exchange is committed, or None; it exists as well
             while the worker waits to be needed.
         guard: against contributions that are far larger than usual, or None.
@@ -51,6 +52,7 @@ class Settings:
     tls: TLS | None = None
     transport: str = "auto"
     control: str | None = None
+    relay: str | None = None
     exchanged: str | None = None
     guard: Guard | None = None
     checkpoint: str | Path | None = None
