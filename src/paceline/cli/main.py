@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli import data, doctor, explain, report, revoke, settings, sim, storm, trace, watch
+from paceline.cli import data, doctor, explain, join, relay, report, revoke, settings, sim, storm, trace, watch
 from paceline.cli.blocks.command import blocks
 from paceline.cli.console import refuse, refusing, settings_file
 from paceline.cli.console.program_options import CONTEXT, ProgramCommand
@@ -32,6 +32,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("run", cls=ProgramCommand, context_settings=CONTEXT, epilog=EPILOG)(run)
+app.command("join", cls=join.JoinCommand, context_settings=CONTEXT)(join.command)
+app.command("relay")(relay.command)
 app.command("blocks", cls=ProgramCommand, context_settings=CONTEXT)(blocks)
 app.command("sim", cls=ProgramCommand, context_settings=CONTEXT)(sim.command)
 app.command("watch")(watch.command)

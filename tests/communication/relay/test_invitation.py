@@ -117,7 +117,8 @@ def test_who_has_it_gets_certificates_that_the_others_accept(tmp_path: Path) -> 
     good = of(authority, port)
     keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(3)]
     with relay(tmp_path / "relay", authority, [good], port):
-        ca, signed = enrol(good, [pem(key) for key in keys], "far\x1baway")
+        ca, signed, run = enrol(good, [pem(key) for key in keys], "far\x1baway")
+    assert run == {}
     made = [write_folder(tmp_path / str(k), *one, ca) for k, one in enumerate(zip(keys, signed, strict=True))]
     assert {one.identity.role for one in made} == {"worker"} and len({one.identity.id for one in made}) == 3
     assert {one.identity.job for one in made} == {authority.job}
@@ -135,7 +136,7 @@ def test_only_the_leading_launcher_gets_a_certificate_of_the_control_plane(tmp_p
         port = free.getsockname()[1]
     lead = of(authority, port, purpose=LEAD)
     with relay(tmp_path / "relay", authority, [lead], port):
-        ca, signed = enrol(lead, [pem(), pem()], "lead")
+        ca, signed, _ = enrol(lead, [pem(), pem()], "lead")
     roles = [write_folder(tmp_path / str(k), KEY, one, ca).identity.role for k, one in enumerate(signed)]
     assert roles == ["control", "worker"]
 
@@ -221,9 +222,13 @@ def test_a_relay_that_lies_is_found_out(job: Job) -> None:
     authority, _, good = job
     other = Authority.new()
     answers = [
-        {"authority": authority.pem().decode(), "certificates": [other.certify(pem(), "x", "worker").decode()]},
-        {"authority": other.pem().decode(), "certificates": [other.certify(pem(), "x", "worker").decode()]},
-        {"authority": "none", "certificates": []},
+        {
+            "authority": authority.pem().decode(),
+            "certificates": [other.certify(pem(), "x", "worker").decode()],
+            "run": {},
+        },
+        {"authority": other.pem().decode(), "certificates": [other.certify(pem(), "x", "worker").decode()], "run": {}},
+        {"authority": "none", "certificates": [], "run": {}},
         {"authority": 3},
         [],
     ]
@@ -241,7 +246,7 @@ def test_a_relay_that_lies_is_found_out(job: Job) -> None:
         thread = threading.Thread(target=serve, args=(door,))
         thread.start()
         for _ in answers:
-            with pytest.raises(UnsupportedError, match="is no relay of this job|is not the relay that"):
+            with pytest.raises(UnsupportedError, match=r"is no relay of this job|is not the relay that"):
                 enrol(Invitation(HERE, door.getsockname()[1], good.fingerprint, good.key), [pem()], "x")
         thread.join(SOON)
 

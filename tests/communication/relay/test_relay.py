@@ -148,7 +148,9 @@ def test_who_is_not_there_yet_is_called_again(relay: RelayServer, job: Job) -> N
     with entered(relay, job.tls(), "b") as caller:
         with pytest.raises(Late, match=r"is not at the relay"):
             caller.connect(member_name(other.identity.id, "a"), "rank 1", SHORT)
-        came = threading.Thread(target=lambda: got.append(caller.connect(member_name(other.identity.id, "a"), "x", SOON)))
+        came = threading.Thread(
+            target=lambda: got.append(caller.connect(member_name(other.identity.id, "a"), "x", SOON))
+        )
         got: list[Channel] = []
         came.start()
         with listening(relay, other) as (listener, _):
@@ -226,9 +228,7 @@ def test_another_host_with_the_member_s_address_is_not_taken_for_it(relay: Relay
 def test_a_ring_through_a_relay_sums_as_any_ring(relay: RelayServer, job: Job) -> None:
     certificates = [job.tls() for _ in range(3)]
     listeners = [RingListener(HERE, tls) for tls in certificates]
-    places = [
-        one.join_relay((HERE, relay.port), tls, SOON) for one, tls in zip(listeners, certificates, strict=True)
-    ]
+    places = [one.join_relay((HERE, relay.port), tls, SOON) for one, tls in zip(listeners, certificates, strict=True)]
     addresses = [
         Address(HERE, 1, tls.identity.id, place.door.replace("@lan", f"@198.51.100.{k}"))
         for k, (tls, place) in enumerate(zip(certificates, places, strict=True))
@@ -295,7 +295,7 @@ def test_silent_ones_do_not_keep_members_out(relay: RelayServer, job: Job) -> No
 
 def test_a_certificate_of_another_job_gets_nothing(relay: RelayServer, tmp_path: Path) -> None:
     foreign = Job(tmp_path).tls()
-    with pytest.raises((MismatchError, Late), match="authority|cannot be reached"), entered(relay, foreign, "a"):
+    with pytest.raises((MismatchError, Late), match=r"authority|cannot be reached"), entered(relay, foreign, "a"):
         pass
     assert not relay._members
 
@@ -317,7 +317,7 @@ def test_a_member_cannot_take_the_name_of_another(relay: RelayServer, job: Job) 
 
 @pytest.mark.parametrize("name", ["", "x" * 200, "a\nb", "é", "control.1", ".", "host-1"])
 def test_names_that_are_none_are_refused(relay: RelayServer, job: Job, name: str) -> None:
-    with pytest.raises(MismatchError, match="name|control"):
+    with pytest.raises(MismatchError, match=r"name|control"):
         RelayMember((HERE, relay.port), name, job.tls(), refuse, SOON)
 
 
@@ -408,23 +408,20 @@ def test_a_relay_that_is_not_there_is_named(job: Job) -> None:
         RelayMember((HERE, port), "x", job.tls(), refuse, SHORT)
 
 
-def test_a_listener_takes_connections_of_elsewhere_like_its_own(job: Job) -> None:
-    tls = job.tls()
-    for security in (None, tls):
-        with Listener(HERE, security) as listener, socket.create_server((HERE, 0)) as door:
-            where = door.getsockname()
+@pytest.mark.parametrize("secured", [False, True])
+def test_a_listener_takes_connections_of_elsewhere_like_its_own(job: Job, secured: bool) -> None:
+    tls = job.tls() if secured else None
+    with Listener(HERE, tls) as listener, socket.create_server((HERE, 0)) as door:
+        where = door.getsockname()
 
-            def hand_over() -> Channel:
-                for _ in range(3):
-                    sock, peer = door.accept()
-                    sock.setblocking(False)
-                    listener.adopt(sock, f"{peer[0]}:{peer[1]}")
-                return listener.accept(SOON)
+        def take() -> list[Channel]:
+            for _ in range(3):
+                sock, peer = door.accept()
+                sock.setblocking(False)
+                listener.adopt(sock, f"{peer[0]}:{peer[1]}")
+            return [listener.accept(SOON) for _ in range(3)]
 
-            def take() -> list[Channel]:
-                return [hand_over(), listener.accept(SOON), listener.accept(SOON)]
-
-            far, *near = both(take, *[lambda: connect(*where, "it", SOON, security)] * 3)
-            for channel in (*far, *near):
-                channel.close()
+        far, *near = both(take, *[lambda: connect(*where, "it", SOON, tls)] * 3)
+        for channel in (*far, *near):
+            channel.close()
     listener.adopt(socket.socket(), "late:1")  # it is closed: so is this

@@ -38,6 +38,8 @@ class SavedPlan:
         grace_s: of stragglers, or None.
         tls: folder of certificates, or None for connections in the clear.
         unix_s: start of the run.
+        relay: host and port of the relay through which hosts of other sites take part, or None.
+        invites: whether this launcher hosts that relay.
     """
 
     command: list[str]
@@ -51,6 +53,8 @@ class SavedPlan:
     grace_s: float | None
     tls: str | None
     unix_s: float
+    relay: tuple[str, int] | None = None
+    invites: bool = False
 
     @property
     def address(self) -> str:
@@ -128,6 +132,7 @@ def read(directory: Path) -> tuple[SavedPlan, list[dict[str, Any]]]:
             raise ValueError(f"version {record['version']!r}, wanted {VERSION}")
         said = dict(record["plan"])
         said |= {"control": tuple(said["control"]), "bounds": tuple(said["bounds"])}
+        said["relay"] = None if said.get("relay") is None else tuple(said["relay"])
         return SavedPlan(**said), list(record["places"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(

@@ -22,7 +22,18 @@ from paceline.cli.console.program_options import (
     Timeout,
 )
 from paceline.cli.launch.forks import fork_server
-from paceline.cli.run import certificates, checks, debugger, dry_run, ended_file, fixed, start, under_mpi, zero_lines
+from paceline.cli.run import (
+    certificates,
+    checks,
+    debugger,
+    dry_run,
+    ended_file,
+    fixed,
+    sites,
+    start,
+    under_mpi,
+    zero_lines,
+)
 from paceline.cli.run.absence.options import AbsenceOptions, NoticeOption, UntilOption, WhileIdleOption
 from paceline.cli.run.conclusion import conclude
 from paceline.cli.run.elastic import ElasticOptions, print_plan, resume_run, start_run
@@ -87,6 +98,9 @@ def run(
     join: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Join the elastic run whose launcher listens there.")
     ] = None,
+    invite: sites.Invite = False,
+    public: sites.Public = None,
+    relay: sites.Relay = None,
     grace: Annotated[
         float | None, typer.Option(help="With --elastic: seconds after which an exchange calls in stragglers.")
     ] = None,
@@ -134,6 +148,7 @@ def run(
     named, count = hosts_by_name(hosts), ssh.count(hosts)
     checks.check_elastic_options(is_elastic and not named, count or 1, restarts, listen, grace)
     absence.check(is_elastic)
+    sites.check_elastic(elastic is not None, invite, public, relay)
     program = None if script is None else find(script, arguments, module)
     if program is None and (elastic is None or workers != 0):
         refuse("no program was given: paceline run [OPTIONS] PROGRAM [ARGUMENTS]")
@@ -154,7 +169,9 @@ def run(
         zero_lines.refuse_elastic(program, options)
         if elastic is not None:
             refuse_several_launchers()
-        asked = ElasticOptions(elastic, join, listen, 1 if workers is None else workers, rule, timeout, grace)
+        here = 1 if workers is None else workers
+        places = sites.options(invite, public, relay, listen, security, print_only, here)
+        asked = ElasticOptions(elastic, join, listen, here, rule, timeout, grace, places)
         if print_only:
             return print_plan(asked, program, log, security)
         raise typer.Exit(start_run(asked, program, options, log, overwrite, security, absence, quiet))

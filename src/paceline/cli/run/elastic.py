@@ -18,13 +18,17 @@ from paceline.cli.launch.saved_plan import SavedPlan
 from paceline.cli.launch.signals import SignalListener
 from paceline.cli.run import certificates, checks, dry_run, elastic_checks, elastic_messages, output, start
 from paceline.cli.run.absence.options import AbsenceOptions
+from paceline.cli.run.at_relay import at_relay
 from paceline.cli.run.certificates import Security
 from paceline.cli.run.disk_full import DiskWatcher
 from paceline.cli.run.elastic_launcher import Ending, Events, Launcher, control
 from paceline.cli.run.program import Program
+from paceline.cli.run.sites import HERE, Sites, how_to_join, invite
 from paceline.cli.run.zero_lines import ZeroLineOptions, work_not_shared
 from paceline.errors import PacelineError
 from paceline.observe.reports.elastic_events import ControlEvent, ElasticStatus
+
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class ElasticOptions:
         rule: of `--rule`, or None.
         timeout_s: a worker that does not answer for so long is lost.
         grace_s: of stragglers, or None.
+        sites: how hosts of other sites take part.
     """
 
     elastic: str | None
@@ -48,6 +53,7 @@ class ElasticOptions:
     rule: str | None
     timeout_s: float
     grace_s: float | None
+    sites: Sites = HERE
 
     def cluster(self) -> LaunchCluster:
         """Of this host's workers; a launcher that joins is not host 0."""
@@ -58,7 +64,7 @@ class ElasticOptions:
         self._bounds()
         if self.join is not None:
             return checks.host_and_port("--join", self.join, 0)
-        return ("127.0.0.1", 0) if self.listen is None else checks.host_and_port("--listen", self.listen, 0)
+        return (LOOPBACK, 0) if self.listen is None else checks.host_and_port("--listen", self.listen, 0)
 
     def place(self) -> tuple[tuple[int, int], tuple[str, int]]:
         """Bounds, and the control plane's address once it can be used; refuses invalid options."""
@@ -100,7 +106,7 @@ def print_plan(asked: ElasticOptions, program: Program | None, log: Path | None,
 
 
 def _check_secret(asked: ElasticOptions, security: Security) -> None:
-    if asked.join is not None and not security.given and _from_environment() is None:
+    if asked.join is not None and not asked.sites.given and not security.given and _from_environment() is None:
         refuse(
             "--join needs the job's secret: --job FILE, a copy of door/job.pem in the log directory of the first "
             "launcher; if that one runs with --open, give --open here as well"
@@ -114,6 +120,11 @@ def _from_environment() -> Path | None:
 
 def _certificate(asked: ElasticOptions, directory: Path, security: Security, quiet: bool) -> Path | None:
     """The folder of this host's certificate; None with `--open`."""
+    cluster = asked.cluster()
+    if asked.sites.enrolled is not None:
+        return asked.sites.enrolled.write(directory / "door" / f"host-{cluster.host_index}")
+    if asked.sites.invites:
+        return certificates.elastic(cluster, directory, None, True, False)
     if security.in_the_clear:
         if not quiet:
             certificates.warn_open()
@@ -122,7 +133,7 @@ def _certificate(asked: ElasticOptions, directory: Path, security: Security, qui
     return (
         security.tls
         or _from_environment()
-        or certificates.elastic(asked.cluster(), directory, security.job, listens, listens and not quiet)
+        or certificates.elastic(cluster, directory, security.job, listens, listens and not quiet)
     )
 
 
@@ -144,6 +155,10 @@ def start_run(
     cluster = LaunchCluster(max(1, asked.workers), timeout_s=asked.timeout_s)
     directory = checks.log_directory(log, cluster, overwrite)
     tls = _certificate(asked, directory, security, quiet)
+    relay = asked.sites.relay(address)
+    if asked.sites.invites:
+        invite(directory, address, asked.sites.public)
+        address = (LOOPBACK, 0)  # which the relay leads to
     plan = SavedPlan(
         command=program.command() if program is not None and asked.workers else [],
         environment=start.environment(cluster, asked.rule, directory),
@@ -156,6 +171,8 @@ def start_run(
         grace_s=asked.grace_s,
         tls=None if tls is None else str(tls.resolve()),
         unix_s=time.time(),
+        relay=relay,
+        invites=asked.sites.invites,
     )
     code = _run(plan, directory, None, absence, quiet)
     if code or program is None or not program.is_tool:  # a Python program was looked at before the start
@@ -182,6 +199,7 @@ def _run(
             contextlib.closing(saved_plan.Lock(directory)),
             contextlib.closing(Events(directory / saved_plan.EVENTS, plan.unix_s)) as events,
             control(plan, directory, events) as (plan, server),
+            at_relay(plan, directory, server),
             start.shown(directory, plan.workers, quiet) as show,
         ):
             launcher = Launcher(plan, directory, events, server, output.Tails(show))
@@ -212,7 +230,8 @@ def _begin(launcher: Launcher, places: list[dict[str, Any]] | None, quiet: bool)
         if not quiet:
             err().print(f"resumed: {running} of {plan.workers} workers still run", markup=False)
     if plan.leads and not quiet:
-        err().print(_how_to_join(plan), markup=False, soft_wrap=True)
+        how = _how_to_join(plan) if plan.relay is None else how_to_join(plan, launcher.directory)
+        err().print(how, markup=False, soft_wrap=True)
 
 
 def _how_to_join(plan: SavedPlan) -> str:

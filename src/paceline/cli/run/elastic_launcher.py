@@ -43,6 +43,7 @@ FOREIGN_VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
     "PACELINE_CONTROL",
+    "PACELINE_RELAY",
     "PACELINE_TLS",
 )
 """Variables of a surrounding launcher, which our workers must not inherit."""
@@ -166,6 +167,8 @@ def environment(plan: SavedPlan) -> dict[str, str]:
         if name not in FOREIGN_VARIABLES and not name.startswith("TORCHELASTIC")
     }
     added = {**plan.environment, "PACELINE_CONTROL": plan.address}
+    if plan.relay is not None:
+        added["PACELINE_RELAY"] = saved_plan.address_text(*plan.relay)
     return own | added | ({} if plan.tls is None else {"PACELINE_TLS": plan.tls})
 
 

@@ -6,7 +6,7 @@
     host   prelude "E" with the name of its key
     relay  32 random bytes, the challenge
     host   {"host", "keys": [PEM, ..]}    with its HMAC-SHA256 under the invitation's key, over challenge and text
-    relay  {"authority", "certificates"} or {"refused"}, with the HMAC over the request's and the text
+    relay  {"authority", "certificates", "run"} or {"refused"}, with the HMAC over the request's and the text
 
 Nothing of it is secret, so nothing is encrypted; who does not have the key can change nothing, and a recorded request
 fits no other challenge. Of the answer, the authority must have the invitation's fingerprint as well.
@@ -21,7 +21,7 @@ import secrets
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.communication.relay.invitation import LEAD, Invitation, fingerprint
 from paceline.communication.relay.protocol import ENROL, prelude
@@ -55,11 +55,14 @@ class Registrar:
 
     Args:
         authority: of the job.
-        invitations: that are good; more may be added later.
+        invitations: that are good; of one that has ended the relay says so.
+        run: options of the run that all its hosts share, as JSON.
     """
 
-    def __init__(self, authority: Authority, invitations: Sequence[Invitation]) -> None:
-        self._authority = authority
+    def __init__(
+        self, authority: Authority, invitations: Sequence[Invitation], run: Mapping[str, Any] | None = None
+    ) -> None:
+        self._authority, self._run = authority, dict(run or {})
         self._invitations: Mapping[bytes, Invitation] = {one.name: one for one in invitations}
 
     async def serve(
@@ -105,19 +108,25 @@ class Registrar:
             signed = [self._authority.certify(*one) for one in zip(keys, names, roles, strict=True)]
         except (ValueError, TypeError) as error:
             raise MismatchError(f"a key cannot be signed: {error}") from error
-        return {"authority": self._authority.pem().decode(), "certificates": [one.decode() for one in signed]}
+        made = {"authority": self._authority.pem().decode(), "certificates": [one.decode() for one in signed]}
+        return {**made, "run": self._run}
 
 
-def enrol(invitation: Invitation, keys: Sequence[bytes], host: str) -> tuple[bytes, list[bytes]]:
+class Answer(NamedTuple):
+    """What a relay gives for an invitation: PEM of the authority and of each key, and options of the run."""
+
+    authority: bytes
+    certificates: list[bytes]
+    run: dict[str, Any]
+
+
+def enrol(invitation: Invitation, keys: Sequence[bytes], host: str) -> Answer:
     """Ask the relay for certificates.
 
     Args:
         invitation: of the job.
         keys: public keys, as PEM.
         host: this host's name, for display.
-
-    Returns:
-        The authority's certificate, and one for each key, as PEM.
 
     Raises:
         PeerLostError: the relay cannot be reached.
@@ -144,9 +153,7 @@ def enrol(invitation: Invitation, keys: Sequence[bytes], host: str) -> tuple[byt
     return _read_answer(invitation, where, answer, proof, _mac(invitation.key, mac, answer))
 
 
-def _read_answer(
-    invitation: Invitation, where: str, answer: bytes, proof: bytes, expected: bytes
-) -> tuple[bytes, list[bytes]]:
+def _read_answer(invitation: Invitation, where: str, answer: bytes, proof: bytes, expected: bytes) -> Answer:
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -156,7 +163,7 @@ def _read_answer(
         if refused is not None:
             raise UnsupportedError(f"the relay at {where} refuses the invitation: {str(refused)[:300]}")
         authority = str(said["authority"]).encode()
-        signed = [str(one).encode() for one in said["certificates"]]
+        signed, run = [str(one).encode() for one in said["certificates"]], dict(said["run"])
         own = fingerprint(x509.load_pem_x509_certificate(authority).public_bytes(Encoding.DER))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UnsupportedError(f"what listens at {where} is no relay of this job: {error}") from error
@@ -164,7 +171,7 @@ def _read_answer(
         raise UnsupportedError(
             f"what listens at {where} is not the relay that the invitation is from: it has another authority"
         )
-    return authority, signed
+    return Answer(authority, signed, run)
 
 
 def _take(sock: socket.socket, size: int) -> bytes:

@@ -59,6 +59,11 @@ class Invitation:
         return hashlib.sha256(b"paceline invitation " + self.key).digest()
 
     @property
+    def where(self) -> str:
+        """HOST:PORT of the relay."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
     def until(self) -> str:
         """When it ends, for messages."""
         return f"{datetime.fromtimestamp(self.until_s, timezone.utc):%Y-%m-%d %H:%M} UTC"
@@ -76,8 +81,8 @@ class Invitation:
         return PREFIX + base64.urlsafe_b64encode(body + _checksum(body)).decode().rstrip("=")
 
     @classmethod
-    def read(cls, text: str) -> Invitation:
-        """The inverse of `text`.
+    def read(cls, text: str, over: bool = False) -> Invitation:
+        """The inverse of `text`; with `over`, also of one that has ended.
 
         Raises:
             UnsupportedError: it is no invitation, damaged, of another version, or has ended. The message does not
@@ -106,7 +111,7 @@ class Invitation:
             )
         host = body[_LAYOUT.size :].decode("ascii", "replace")
         found = cls(host, port, fingerprint, key, until_s, purpose)
-        if found.over:
+        if found.over and not over:
             raise UnsupportedError(
                 f"the invitation was good until {found.until}: ask for a new one, or set this host's clock"
             )

@@ -200,9 +200,7 @@ class RelayMember:
     async def _greet(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         self._sock = sock = await self._open(prelude(MEMBER))
         try:
-            reader, writer = await asyncio.open_connection(
-                sock=sock, ssl=self._context, server_hostname="", limit=LINE
-            )
+            reader, writer = await asyncio.open_connection(sock=sock, ssl=self._context, server_hostname="", limit=LINE)
         except ssl.SSLError as error:
             raise MismatchError(f"no TLS with {self}: {handshake_failure(error, self._tls.certificate)}") from error
         problem = job_refusal(self._tls.identity, Identity.read(writer.get_extra_info("peercert") or {}))

@@ -41,6 +41,8 @@ SILENCE_S = 3 * BEAT_S
 """Seconds without a line after which the other end is gone."""
 CONTROL_NAME = "control"
 """The name of the control plane."""
+BUSY = "a relay serves one run at a time"
+"""In a refusal: that name is another process's."""
 _DOOR = re.compile(r"([0-9a-f]{8})@([0-9A-Za-z.:%]{1,64})")
 LAN = "lan"
 """The site of members whose addresses the relay sees as they are: no router lies between."""

@@ -23,6 +23,7 @@ from typing import Any
 
 from paceline.communication.relay.enrolment import Registrar
 from paceline.communication.relay.protocol import (
+    BUSY,
     ENROL,
     LINE,
     MEMBER,
@@ -248,7 +249,7 @@ class RelayServer:
         """Why this name is not free; empty if it is, or if its owner comes back."""
         other = self._members.get(member.name)
         if other is not None and other.life != member.life:
-            return f"another {member.name} is here, from {other.peer}: a relay serves one run at a time"
+            return f"another {member.name} is here, from {other.peer}: {BUSY}"
         return "" if len(self._members) < MOST_MEMBERS else f"the relay has {MOST_MEMBERS} members, and takes no more"
 
     async def _converse(self, member: Member, reader: asyncio.StreamReader, site: str) -> None:

@@ -15,7 +15,7 @@ from paceline.errors import UnsupportedError
 __all__ = ["LAUNCHER_VARIABLES", "Environment", "Hosts", "Worker", "alone", "hosts", "mpi_process", "several", "worker"]
 
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-OURS = (*LAUNCHER_VARIABLES, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PACELINE_CONTROL")
+OURS = (*LAUNCHER_VARIABLES, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PACELINE_CONTROL", "PACELINE_RELAY")
 THEIRS = ("SLURM_", "PMI_", "MPI_LOCAL", "OMPI_COMM_WORLD_", "PET_", "JOB_COMPLETION_INDEX", "TORCHELASTIC_")
 
 

@@ -245,7 +245,9 @@ class About:
     def read(cls, note: Any) -> About:
         """What `note` gave; MismatchError for anything else."""
         said = validation.table(note, "what a worker says about itself")
-        place = WorkerAddress.read([0, said.get("host"), said.get("address"), said.get("port"), "", said.get("door", "")])
+        place = WorkerAddress.read(
+            [0, said.get("host"), said.get("address"), said.get("port"), "", said.get("door", "")]
+        )
         fingerprint = validation.small(said.get("fingerprint"), 1 << 16, "a fingerprint")
         first = validation.whole(said.get("first", 0), 0, validation.WORKERS, "the first workers")
         return cls(place.host, place.address, place.port, fingerprint, first, place.door)
