@@ -90,7 +90,7 @@ def of_version(version: int) -> str:
         ("paceline-" + "!" * 60, "damaged"),
         (LINE.upper(), "no invitation"),
         (of_version(2), "of version 2"),
-        (Invitation("relay.example", 1, bytes(16), until_s=1_700_000_000).text(), "good until 2023-11-14 22:13 UTC"),
+        (Invitation("relay.example", 1, bytes(16), bytes(16), 1_700_000_000).text(), "good until 2023-11-14 22:13 UTC"),
     ],
 )
 def test_what_is_no_invitation_is_refused_without_being_repeated(text: str, says: str) -> None:

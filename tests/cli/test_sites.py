@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: F811
+"""`paceline run --invite`, `paceline join` and `paceline relay`: hosts that cannot reach each other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from paceline.cli import app, relay
+from paceline.cli.run import sites
+from paceline.communication.relay.invitation import JOIN, LEAD, Invitation
+from paceline.communication.sockets.certificates import Authority
+from tests.cli.test_elastic import DEADLINE_S, events, until
+from tests.cli.test_run import Script, _here, script  # noqa: F401
+from tests.paths import python_path
+from tests.ports import free_port
+
+SEEN = """
+    import os, time, torch, paceline
+    from torch.utils.data import DataLoader, TensorDataset
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run = paceline.attach(model, optimizer, "bmuf(period=4)")
+    for epoch in range(run.epoch, 2):
+        for (x,) in run.share(DataLoader(TensorDataset(torch.ones(200, 2)), batch_size=2)):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+            time.sleep(0.01)
+    run.close()
+    print("control", os.environ["PACELINE_CONTROL"], "relay", os.environ["PACELINE_RELAY"])
+"""
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(one) for one in arguments], env={"COLUMNS": "2000"})
+
+
+@contextlib.contextmanager
+def begun(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A command as a process of its own, which does not outlive the test."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": python_path()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def invitation(**more: object) -> str:
+    """To a relay that nobody hosts."""
+    known = {"host": "127.0.0.1", "port": 1, "fingerprint": bytes(16), "key": bytes(range(16)), "purpose": JOIN}
+    return Invitation(**{**known, **more}).text()  # type: ignore[arg-type]
+
+
+WRONG = {
+    "no invitation": (("join",), "Missing argument 'INVITATION'"),
+    "no program": (("join", invitation()), "no program was given"),
+    "an address": (("join", "10.0.0.1:29600", "train.py"), "this is no invitation"),
+    "truncated": (("join", invitation()[:-3], "train.py"), "the invitation is damaged"),
+    "ended": (("join", invitation(until_s=1_700_000_000), "train.py"), "was good until 2023-11-14"),
+    "the launcher's line": (("join", invitation(purpose=LEAD), "train.py"), "this is the other one"),
+    "the joining line": (("run", "--elastic", "1:2", "--relay", invitation(), "train.py"), "this is the other one"),
+    "no workers": (("join", "--workers", 0, invitation(), "train.py"), "--workers must be at least 1, got 0"),
+    "too many workers": (("join", "--workers", 300, invitation(), "train.py"), "--workers must lie in 0..255"),
+    "a late option": (
+        ("join", invitation(), "train.py", "--workers", 2),
+        "--workers stands after the program train.py",
+    ),
+    "no such program": (("join", invitation(), "nowhere.py"), "nowhere.py does not exist"),
+    "invite in a plain run": (("run", "--invite", "train.py"), "--invite belongs to --elastic"),
+    "invite while joining": (("run", "--join", "h:1", "--invite", "train.py"), "--invite belongs to --elastic"),
+    "relay in a plain run": (("run", "--relay", invitation(), "train.py"), "--relay belongs to --elastic"),
+    "no address": (("run", "--elastic", "1:2", "--invite", "train.py"), "--invite needs --listen HOST:PORT"),
+    "no port": (
+        ("run", "--elastic", "1:2", "--invite", "--listen", "127.0.0.1:0", "train.py"),
+        "--invite needs --listen HOST:PORT",
+    ),
+    "public alone": (("run", "--elastic", "1:2", "--public", "a:1", "train.py"), "give --invite as well"),
+    "public is none": (
+        ("run", "--elastic", "1:2", "--invite", "--listen", "127.0.0.1:9", "--public", "here", "train.py"),
+        "--public must be HOST:PORT",
+    ),
+    "two relays": (
+        ("run", "--elastic", "1:2", "--invite", "--relay", invitation(), "train.py"),
+        "give one of them",
+    ),
+    "in the clear": (
+        ("run", "--elastic", "1:2", "--invite", "--listen", "127.0.0.1:9", "--open", "train.py"),
+        "leave --open out",
+    ),
+    "relay and listen": (
+        ("run", "--elastic", "1:2", "--listen", "127.0.0.1:9", "--relay", invitation(), "train.py"),
+        "--listen is for hosts that the others reach",
+    ),
+    "printed": (
+        ("run", "--elastic", "1:2", "--invite", "--listen", "127.0.0.1:9", "--print", "train.py"),
+        "--print starts nothing",
+    ),
+    "a relay at every address": (("relay", "--listen", "0.0.0.0:29700"), "takes one address of this host"),
+    "a relay without a port": (("relay", "--listen", "127.0.0.1:0"), "must name a port"),
+    "a relay elsewhere": (("relay", "--listen", "192.0.2.1:29700"), "cannot listen"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_uses_are_refused_with_a_sentence(case: str, script: Script) -> None:
+    script(SEEN)
+    arguments, says = WRONG[case]
+    result = call(*arguments)
+    assert result.exit_code == 2, result.output
+    assert says in result.stderr
+    for one in arguments:
+        if str(one).startswith("paceline-"):
+            assert str(one)[20:40] not in result.output  # it is a secret
+    assert not list(Path().glob("paceline-*"))  # neither logs nor a relay's folder
+
+
+def test_options_may_stand_on_both_sides_of_the_invitation(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(SEEN)
+    monkeypatch.setattr(sites, "FIND_S", 0.0)
+    monkeypatch.setattr(sites, "LOOK_EVERY_S", 0.01)
+    for order in (("--workers", 300, invitation()), (invitation(), "--workers", 300), (invitation(), "--workers=300")):
+        assert "--workers must lie in 0..255" in call("join", *order, "train.py", "--lr", 1).stderr
+    assert "cannot be reached" in call("join", invitation(), "train.py", "--", "--workers", 1).stderr
+
+
+def test_who_does_not_answer_is_named(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(SEEN)
+    monkeypatch.setattr(sites, "FIND_S", 0.0)
+    monkeypatch.setattr(sites, "LOOK_EVERY_S", 0.01)
+    result = call("join", invitation(), "train.py")
+    assert result.exit_code == 2
+    assert "the relay at 127.0.0.1, port 1 cannot be reached" in result.stderr
+
+
+@pytest.mark.processes
+def test_a_host_joins_with_an_invitation_and_one_open_port(script: Script, tmp_path: Path) -> None:
+    path, port = script(SEEN), free_port()
+    door = tmp_path / "lead" / "door"
+    where = f"127.0.0.1:{port}"
+    lead = ("--elastic", "2:2", "--listen", where, "--invite", "--timeout", 45, "--log", "lead")
+    with begun("run", *lead, path) as first:
+        until(lambda: (door / "invitation").exists() and (door / "invitation").read_text().endswith("\n"))
+        line = (door / "invitation").read_text().strip()
+        foreign = Invitation.read(line)
+        with begun("join", door / "invitation", "--log", "join", path) as second:
+            printed, errors = second.communicate(timeout=DEADLINE_S)
+        told, said = first.communicate(timeout=DEADLINE_S)
+    assert (first.returncode, second.returncode) == (0, 0), (said, errors)
+    assert f"[0] control {where} relay {where}" in printed  # all of it through the one port
+    assert "[0] control 127.0.0.1:" in told and f" relay {where}" in told and f"control {where}" not in told
+    assert f"paceline join {line} PROGRAM" in said
+    members = events(tmp_path / "lead", "generation")[0]["members"]
+    assert [len(place) for place in members] == [6, 6]  # each has a door
+    assert json.loads((tmp_path / "join" / "elastic.json").read_text())["plan"]["timeout_s"] == 45  # the first host's
+    for secret in (door / "invitation", door / "job.pem"):
+        assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "join" / "door").stat().st_mode) == 0o700
+    assert not (tmp_path / "join" / "door" / "job.pem").exists()  # it cannot sign others
+    seen = [one for one in tmp_path.rglob("*") if one.is_file() and foreign.key in one.read_bytes()]
+    kept = [one for one in tmp_path.rglob("*") if one.is_file() and line.encode() in one.read_bytes()]
+    assert not seen and kept == [door / "invitation"]  # in no log
+
+
+@pytest.mark.processes
+def test_hosts_behind_routers_meet_at_a_relay_which_may_die(script: Script, tmp_path: Path) -> None:
+    path, where = script(SEEN), f"127.0.0.1:{free_port()}"
+    folder = tmp_path / "paceline-relay"
+    lines = [folder / name for name in ("lead", "join")]
+    with begun("relay", "--listen", where) as one:
+        until(lambda: all(line.exists() and line.read_text().endswith("\n") for line in lines))
+        lead, join = (line.read_text().strip() for line in lines)
+        assert call("relay", "--listen", where).exit_code == 2
+        assert call("join", lead, path).exit_code == 2
+        with begun("run", "--elastic", "2:2", "--relay", lead, "--timeout", 30, "--log", "lead", path) as first:
+            until(lambda: events(tmp_path / "lead", "joined"))
+            with begun("join", join, "--timeout", 30, "--log", "join", path) as second:
+                until(lambda: events(tmp_path / "lead", "generation"))
+                one.send_signal(signal.SIGKILL)
+                one.communicate(timeout=DEADLINE_S)
+                with begun("relay", "--listen", where) as another:
+                    _, errors = second.communicate(timeout=DEADLINE_S)
+                    _, said = first.communicate(timeout=DEADLINE_S)
+                    another.send_signal(signal.SIGTERM)
+                    printed, about = another.communicate(timeout=DEADLINE_S)
+    assert (first.returncode, second.returncode, another.returncode) == (0, 0, 0), (said, errors, about)
+    assert printed.splitlines() == [  # the same as before
+        f"paceline run --elastic 1:64 --relay {lead} PROGRAM",
+        f"paceline join {join} PROGRAM",
+    ]
+    assert f"members meet at the relay at {where}" in said
+
+
+@pytest.mark.processes
+def test_a_launcher_with_a_relay_that_was_killed_is_followed_by_another(script: Script, tmp_path: Path) -> None:
+    path, where, log = script(SEEN), f"127.0.0.1:{free_port()}", tmp_path / "lead"
+    lead = ("--elastic", "2:2", "--listen", where, "--invite", "--timeout", 60, "--log", log)
+    with begun("run", *lead, path) as first, contextlib.ExitStack() as stack:
+        until(lambda: events(log, "joined"))
+        second = stack.enter_context(begun("join", log / "door" / "invitation", "--log", "join", path))
+        until(lambda: events(log, "generation"))
+        first.kill()
+        first.communicate(timeout=DEADLINE_S)
+        third = stack.enter_context(begun("run", "--again", log))
+        _, said = third.communicate(timeout=DEADLINE_S)
+        _, errors = second.communicate(timeout=DEADLINE_S)
+    assert (third.returncode, second.returncode) == (0, 0), (said, errors)
+    assert f"paceline join {(log / 'door' / 'invitation').read_text().strip()} PROGRAM" in said
+
+
+def test_a_relay_is_no_store_of_old_lines(tmp_path: Path) -> None:
+    """Another address or another authority makes new ones."""
+    one, other = Authority.new(), Authority.new()
+    made = relay._line(tmp_path / "join", one, ("a", 1), JOIN)
+    assert relay._line(tmp_path / "join", one, ("a", 1), JOIN) == made
+    for authority, where in ((other, ("a", 1)), (one, ("b", 1)), (one, ("a", 2))):
+        relay._line(tmp_path / "join", one, ("a", 1), JOIN)
+        assert relay._line(tmp_path / "join", authority, where, JOIN).key != made.key
+    (tmp_path / "join").write_text("nonsense")
+    assert relay._line(tmp_path / "join", one, ("a", 1), JOIN).key != made.key
