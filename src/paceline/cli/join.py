@@ -12,6 +12,7 @@ import typer
 from paceline.cli.console import refuse, settings_file
 from paceline.cli.console.program_options import Arguments, AsIs, Log, Overwrite, ProgramCommand, RuleText
 from paceline.cli.run import sites, zero_lines
+from paceline.cli.run.absence.options import AbsenceOptions, NoticeOption, UntilOption, WhileIdleOption
 from paceline.cli.run.certificates import Security
 from paceline.cli.run.elastic import ElasticOptions, start_run
 from paceline.cli.run.program import find
@@ -66,6 +67,9 @@ def command(
             help="Seconds after which a worker that does not answer is lost.", show_default="as on the first host"
         ),
     ] = None,
+    notice: NoticeOption = None,
+    until: UntilOption = None,
+    while_idle: WhileIdleOption = False,
     as_is: AsIs = False,
     module: Annotated[
         bool, typer.Option("-m", help="The program is a Python module, as with python -m: -m package.module.")
@@ -79,6 +83,8 @@ def command(
     """
     if not quiet:
         settings_file.announce(ctx)
+    absence = AbsenceOptions(notice, until, while_idle)
+    absence.check(True)
     if script is None:
         refuse("no program was given: paceline join [OPTIONS] INVITATION PROGRAM [ARGUMENTS]")
     read = sites.read(invitation, "INVITATION", lead=False)
@@ -90,7 +96,7 @@ def command(
     enrolled = sites.enrol(read, "INVITATION", workers)
     rule, timeout_s = _of_run(enrolled.told, rule, timeout)
     asked = ElasticOptions(None, read.where, None, workers, rule, timeout_s, None, Sites(enrolled=enrolled))
-    raise typer.Exit(start_run(asked, program, options, log, overwrite, Security(None, None, False), quiet))
+    raise typer.Exit(start_run(asked, program, options, log, overwrite, Security(None, None, False), absence, quiet))
 
 
 def _of_run(told: dict[str, Any], rule: str | None, timeout_s: float | None) -> tuple[str | None, float]:
