@@ -12,8 +12,8 @@ import torch
 import paceline
 from paceline.cli.run.status import describe
 from paceline.observe import read_run
+from paceline.observe.reports.charts import effective_over_time
 from paceline.observe.reports.curves import effective_by_time
-from paceline.observe.reports.figures import effective_over_time
 from paceline.observe.reports.live import Live, LiveSnapshot
 from paceline.observe.reports.summary import summarize
 from paceline.observe.reports.tables import facts
@@ -51,7 +51,7 @@ def test_a_run_without_a_guard_or_without_blocks_does_not_tell(tmp_path: Path) -
     for name, rule, guard in (("unguarded", "bmuf(period=2)", None), ("sync", "sync", "auto")):
         run = read_run(logged(tmp_path / name, rule, guard=guard))
         assert summarize(run).effective is None and "effective workers" not in facts(summarize(run))
-        assert effective_over_time([run]) is None
+        assert list(effective_over_time([run])) == []
 
 
 def test_the_status_line_and_the_curve_tell_it(tmp_path: Path) -> None:
@@ -68,4 +68,5 @@ def test_the_status_line_and_the_curve_tell_it(tmp_path: Path) -> None:
     ]
     curve = effective_by_time(run)
     assert (curve.x.tolist(), curve.y.tolist()) == ([1.0, 3.0], [2.0, 4.0])
-    assert effective_over_time([run, run]) is not None
+    (chart,) = effective_over_time([run, run])
+    assert [line.name for line in chart.lines] == [f"{run.label}, of 4"] * 2

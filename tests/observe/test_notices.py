@@ -61,12 +61,12 @@ def test_only_the_newest_are_kept() -> None:
 def test_a_growing_file_is_read_by_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "control.jsonl"
     growing = JsonLinesTail(path)
-    assert growing.read() == []
+    assert list(growing.read()) == []
     path.write_bytes(b'{"kind": "joined"}\n[1]\nnothing\n{"kind": ')
-    assert growing.read() == [{"kind": "joined"}]
+    assert list(growing.read()) == [{"kind": "joined"}]
     with path.open("ab") as file:
         file.write(b'"lost"}\n')
-    assert growing.read() == [{"kind": "lost"}]
+    assert list(growing.read()) == [{"kind": "lost"}]
 
 
 def test_a_stage_of_growth_is_a_sentence() -> None:

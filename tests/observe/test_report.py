@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-import builtins
+import hashlib
 import itertools
+import json
 import re
+from base64 import b64encode
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from paceline.core.extras import MissingExtraError
 from paceline.observe import ExtraTable, read_run, write_report
-from paceline.observe.reports.canvas import colour
-from paceline.observe.reports.report import draw_all
+from paceline.observe.reports.chart_page import inline_json
+from paceline.observe.reports.charts import Chart, charts
 from paceline.observe.reports.summary import bytes_text, seconds_text, value_text
 from paceline.observe.reports.tables import comparison
 
@@ -24,7 +25,10 @@ from .conftest import pushing, waiting
 
 Write = Callable[..., Path]
 VOID = {"meta", "link", "br", "hr", "img", "input"}
-FIGURES = {"loss-by-samples", "loss-by-time", "time-per-worker", "bytes-over-time"}
+CHARTS = {"loss-by-samples", "loss-by-time", "throughput", "speed-up", "where-time-goes", "bytes-over-time"}
+SVG = "http://www.w3.org/2000/svg"
+OWN_SCRIPTS = 3
+"""uPlot, the page's own, and the data."""
 
 
 class Page(HTMLParser):
@@ -36,6 +40,7 @@ class Page(HTMLParser):
         self.text: list[str] = []
         self.ids: list[str] = []
         self.links: list[str] = []
+        self.code: list[str] = []
         self.feed(html)
         assert self.open == []
 
@@ -57,7 +62,15 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text.append(data.strip())
+        if self.open[-1:] in (["script"], ["style"]):
+            self.code.append(data)
+        else:
+            self.text.append(data.strip())
+
+    @property
+    def data(self) -> Any:
+        """What the page's own script is given."""
+        return json.loads(next(code for code in self.code if code.startswith("{")))
 
 
 def parse(path: Path) -> Page:
@@ -75,24 +88,18 @@ def test_the_page_says_what_the_logs_say(write_run: Write, tmp_path: Path) -> No
 
 def test_the_page_asks_the_network_for_nothing(write_run: Write, tmp_path: Path) -> None:
     page = parse(write_report(write_run(), tmp_path))
-    assert page.links
-    assert all(link.startswith("#") for link in page.links)
-    css = (tmp_path / "index.html").read_text().split("<style>")[1].split("</style>")[0]
-    assert "url(" not in css
-    assert "@import" not in css
+    assert page.links == []
+    css = page.code[0]
+    assert "--ink" in css and "url(" not in css and "@import" not in css
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["index.html"]
 
 
-def test_no_two_figures_share_an_id(write_run: Write, tmp_path: Path) -> None:
-    page = parse(write_report(write_run(), tmp_path))
+def test_each_chart_has_its_place(write_run: Write, tmp_path: Path) -> None:
+    path = write_report(write_run(), tmp_path)
+    page = parse(path)
     assert len(page.ids) == len(set(page.ids))
-    assert {link[1:] for link in page.links} <= set(page.ids)
-
-
-def test_the_pictures_lie_beside_the_page(write_run: Write, tmp_path: Path) -> None:
-    write_report(write_run(), tmp_path / "out" / "page.html")
-    pictures = {path.stem: path.read_bytes() for path in (tmp_path / "out").glob("*.png")}
-    assert set(pictures) == FIGURES
-    assert all(data.startswith(b"\x89PNG") for data in pictures.values())
+    assert set(page.data["charts"]) == CHARTS
+    assert set(re.findall(r'data-chart="([\w-]+)"', path.read_text())) == CHARTS
 
 
 def test_all_text_is_escaped(write_run: Write, tmp_path: Path) -> None:
@@ -109,14 +116,15 @@ def test_all_text_is_escaped(write_run: Write, tmp_path: Path) -> None:
     directory = write_run(rule=nasty, change=spoil)
     extra = ExtraTable(nasty, [{nasty: nasty}], nasty)
     html = write_report(directory, tmp_path / "out", title=nasty, extra=extra).read_text()
-    assert "<script" not in html
+    assert html.count("<script") == OWN_SCRIPTS
     assert html.count("&lt;script&gt;") > 10
+    assert any(nasty in line["name"] for line in Page(html).data["charts"]["loss-by-samples"]["lines"])
 
 
 def test_the_page_tells_of_pushes_and_of_the_lost(write_run: Write, tmp_path: Path) -> None:
     path = write_report(write_run("run", 4, "asgd()", change=pushing), tmp_path / "out")
     text = parse(path).text
-    cards = {name: value for value, name in itertools.pairwise(text[: text.index("Figures")])}
+    cards = {name: value for value, name in itertools.pairwise(text[: text.index("Charts")])}
     assert cards["mean delay of a push"] == "1.78"
     assert cards["largest delay"] == "6"
     assert cards["pushes rejected"] == "2"
@@ -125,13 +133,13 @@ def test_the_page_tells_of_pushes_and_of_the_lost(write_run: Write, tmp_path: Pa
     assert any("its connection was reset" in line for line in text)
     assert any(line.startswith("The delay of a push is the number of updates") for line in text)
     assert text.count("closed") == 3  # and not "not closed" for the one that was lost
-    assert (tmp_path / "out" / "delay-of-pushes.png").read_bytes().startswith(b"\x89PNG")
+    assert "delay-of-pushes" in parse(path).data["charts"]
 
 
 def test_a_synchronous_page_has_no_word_of_delays(write_run: Write, tmp_path: Path) -> None:
     html = write_report(write_run(size=4), tmp_path / "one").read_text()
     both = write_report([write_run("a"), write_run("b")], tmp_path / "two").read_text()
-    for page in (html, both):
+    for page in (" ".join(Page(html).text), " ".join(Page(both).text)):
         assert "delay" not in page
         assert "push" not in page
         assert "Waiting is for the slowest worker" in page
@@ -150,23 +158,22 @@ def test_what_a_lost_worker_left_is_escaped(write_run: Write, tmp_path: Path) ->
         return said
 
     html = write_report(write_run("run", 4, change=spoil), tmp_path / "out").read_text()
-    assert "<script" not in html
-    assert html.count("&lt;script&gt;") == 2
+    assert html.count("<script") == OWN_SCRIPTS
+    assert html.count("&lt;script&gt;") == 3  # two among the warnings, one among the events
 
 
 def test_pushes_have_a_table_of_their_own_when_runs_are_compared(write_run: Write, tmp_path: Path) -> None:
     runs = [write_run("serial", 1), write_run("asgd", 4, "asgd()", change=pushing)]
     text = parse(write_report(runs, tmp_path / "out")).text
-    table = text[text.index("Pushes and lost workers") : text.index("Figures")]
+    table = text[text.index("Pushes and lost workers") : text.index("Charts")]
     assert "asgd" in table and "serial" not in table
     assert "worker 2" in table
     terminal = comparison([read_run(run) for run in runs])
     assert [row.get("largest delay") for row in terminal] == [None, "6"]
 
 
-def drawn(*runs: Path, figure: str = "delay-of-pushes") -> Any:
-    figures = {stem: made for stem, _, _, made in draw_all([read_run(run) for run in runs])}
-    return figures[figure].axes[0]
+def drawn(*runs: Path) -> dict[str, Chart]:
+    return {chart.key: chart for chart in charts([read_run(run) for run in runs])}
 
 
 def test_the_page_tells_of_data(write_run: Write, tmp_path: Path) -> None:
@@ -174,12 +181,12 @@ def test_the_page_tells_of_data(write_run: Write, tmp_path: Path) -> None:
     cards = {name: value for value, name in itertools.pairwise(text[: text.index("Sources of data")])}
     assert cards["waiting for data"] == "22.5 %"
     assert any(line.startswith("Workers waited 22.5 % of the time for data: give the loader") for line in text)
-    table = text[text.index("Sources of data") : text.index("Figures")]
+    table = text[text.index("Sources of data") : text.index("Charts")]
     cells = [cell for cell in table if cell]
     row = cells[cells.index("s3://bucket") + 1 :]
     assert row[:7] == ["360", "120", "75.0 %", "120 MB", "15 s", "3", "0"]
     assert text[text.index("Workers") :].count("20.0 %") == 3 and "30.0 %" in text[text.index("Workers") :]
-    assert (tmp_path / "out" / "data-over-time.png").read_bytes().startswith(b"\x89PNG")
+    assert "data-over-time" in parse(tmp_path / "out" / "index.html").data["charts"]
 
 
 def test_names_of_sources_are_escaped(write_run: Write, tmp_path: Path) -> None:
@@ -190,7 +197,7 @@ def test_names_of_sources_are_escaped(write_run: Write, tmp_path: Path) -> None:
         ]
 
     html = write_report(write_run(change=spoil), tmp_path / "out").read_text()
-    assert "<script" not in html and "&lt;script&gt;" in html
+    assert html.count("<script") == OWN_SCRIPTS and "&lt;script&gt;" in html
 
 
 def test_a_little_waiting_is_a_note_and_no_warning(write_run: Write, tmp_path: Path) -> None:
@@ -200,85 +207,24 @@ def test_a_little_waiting_is_a_note_and_no_warning(write_run: Write, tmp_path: P
     html = write_report(write_run(change=wait), tmp_path / "out").read_text()
     assert '<p class="note">Workers waited 0.5 % of the time for data.</p>' in html
     assert 'class="warnings"' not in html
-    assert not (tmp_path / "out" / "data-over-time.png").exists()  # a line at the bottom would say no more
+    assert "data-over-time" not in Page(html).data["charts"]  # a line at the bottom would say no more
 
 
 def test_pages_of_logs_from_before_have_no_word_of_data(write_run: Write, tmp_path: Path) -> None:
     html = write_report([write_run("a"), write_run("b")], tmp_path / "out").read_text()
     html += write_report(write_run("a"), tmp_path / "one").read_text()
-    assert "for data" not in html and "Sources" not in html
+    text = " ".join(Page(html).text)
+    assert "for data" not in text and "Sources" not in text and "data-over-time" not in html
 
 
 def test_old_and_new_logs_are_compared(write_run: Write, tmp_path: Path) -> None:
     runs = [write_run("old"), write_run("new", change=waiting), write_run("newer", change=waiting)]
     text = parse(write_report(runs, tmp_path / "out")).text
-    assert text[text.index("Sources of data") : text.index("Figures")].count("s3://bucket") == 2
-    lines = drawn(*runs, figure="data-over-time").lines
-    assert [(line.get_label(), line.get_color()) for line in lines] == [("new", colour(1)), ("newer", colour(2))]
+    assert text[text.index("Sources of data") : text.index("Charts")].count("s3://bucket") == 2
+    lines = drawn(*runs)["data-over-time"].lines
+    assert [(line.name, line.colour) for line in lines] == [("new", 1), ("newer", 2)]
     rows = comparison([read_run(run) for run in runs])
     assert [row.get("waiting for data") for row in rows] == ["n/a", "25.0 %", "25.0 %"]
-
-
-def test_bars_have_the_wait_for_data_behind_the_computing(write_run: Write) -> None:
-    axes = drawn(write_run(change=waiting), figure="time-per-worker")
-    bars = {label: [bar.get_width() for bar in part] for label, part in
-            zip(axes.get_legend_handles_labels()[1], axes.containers, strict=True)}  # fmt: skip
-    assert list(bars) == ["computing", "waiting for data", "waiting for the slowest", "exchanging"]
-    assert bars["waiting for data"] == pytest.approx([8, 12])
-    assert bars["computing"] == pytest.approx([24, 20])
-
-
-def test_a_line_a_worker(write_run: Write) -> None:
-    axes = drawn(write_run(size=3, change=waiting), figure="data-over-time")
-    assert [line.get_color() for line in axes.lines] == [colour(0), colour(1), colour(2)]
-    assert [line.get_ydata()[0] for line in axes.lines] == pytest.approx([20, 40, 20])
-
-
-def test_of_many_workers_the_one_that_waits_most_stands_out(write_run: Write) -> None:
-    axes = drawn(write_run(size=9, change=waiting), figure="data-over-time")
-    *pale, most = axes.lines
-    assert len(pale) == 9 and {line.get_color() for line in pale} == {colour(0)}
-    assert (most.get_label(), most.get_color()) == ("worker 1", colour(1))
-    assert list(most.get_ydata()) == list(pale[1].get_ydata())
-    assert axes.get_legend_handles_labels()[1] == ["worker 1"]
-
-
-def test_delays_are_bars_and_their_mean_a_line(write_run: Write) -> None:
-    axes = drawn(write_run("run", 4, change=pushing))
-    assert [round(bar.get_height() * 5.52) for bar in axes.patches] == [160, 120, 94, 120, 18, 0, 40]
-    assert [bar.get_x() + bar.get_width() / 2 for bar in axes.patches] == pytest.approx(range(7))
-    (mean,) = axes.lines
-    assert mean.get_xdata()[0] == pytest.approx(980 / 552)
-    assert mean.get_label() == "mean 1.78"
-
-
-def test_each_run_that_pushes_has_its_colour(write_run: Write) -> None:
-    runs = [write_run(name, 4, change=pushing) for name in ("a", "b")]
-    axes = drawn(runs[0], write_run("still", 2), runs[1])
-    assert [line.get_label() for line in axes.lines] == ["a: mean 1.78", "b: mean 1.78"]
-    assert [line.get_color() for line in axes.lines] == [colour(0), colour(2)]  # as in the other figures
-
-
-@pytest.mark.parametrize(
-    ("delays", "end", "bars"),
-    [
-        ({"0": 10}, 0.5, 1),
-        ({"0": 500, "3": 499, "4000": 1}, 3.5, 4),  # one push that came far too late squeezes nobody
-        ({"0": 500, "60": 400, "99": 100}, 99.5, 34),  # 100 delays, 3 in a bar
-    ],
-    ids=["one delay", "a rare one", "many"],
-)
-def test_bars_stay_wide_enough(write_run: Write, delays: dict[str, int], end: float, bars: int) -> None:
-    def give(rank: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        next(event for event in events if event["kind"] == "exchange")["delays"] = delays
-        return events
-
-    axes = drawn(write_run(size=1, change=give))
-    assert len(axes.patches) == bars
-    shown = sum(bar.get_height() for bar in axes.patches)
-    assert shown == pytest.approx(100.0, abs=0.5)
-    width = axes.patches[0].get_width() / 0.86
-    assert end <= axes.get_xlim()[1] <= end + 2.5 * width
 
 
 def test_several_runs_are_compared_under_their_names(write_run: Write, tmp_path: Path) -> None:
@@ -307,50 +253,7 @@ def test_runs_without_values_or_exchanges_still_have_a_page(write_run: Write, tm
     directory = write_run(size=1, change=lambda rank, events: events[:1])
     page = parse(write_report(directory, tmp_path / "out"))
     assert "Worker 0 never closed the run: killed, or still at work." in page.text
-    assert "Figures" not in page.text
-    assert list((tmp_path / "out").glob("*.png")) == []
-
-
-def test_long_noisy_losses_are_drawn_with_their_mean(write_run: Write) -> None:
-    def often(rank: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        stamp = {"kind": "value", "rank": rank, "name": "loss"}
-        values = [
-            {**stamp, "at_s": 41 + i / 100, "value": 1.0 + i % 7, "total_minibatches": 160 + i,
-             "total_samples": 5120 + 32 * i} for i in range(1000)
-        ]  # fmt: skip
-        return events + values
-
-    figures = {stem: figure for stem, _, _, figure in draw_all([read_run(write_run(change=often))])}
-    assert set(figures) == FIGURES
-    raw, mean, validation = figures["loss-by-samples"].axes[0].lines
-    assert max(raw.get_ydata()) - min(raw.get_ydata()) > 2 * (max(mean.get_ydata()[50:]) - min(mean.get_ydata()[50:]))
-    assert validation.get_marker() == "o"
-
-
-def test_counts_are_shortened_and_times_are_not(write_run: Write) -> None:
-    figures = {stem: figure for stem, _, _, figure in draw_all([read_run(write_run(size=4))])}
-    by_samples, by_time = (
-        figures[stem].axes[0].xaxis.get_major_formatter() for stem in ("loss-by-samples", "loss-by-time")
-    )
-    assert by_samples(20_000) == "20k"
-    assert "m" not in by_time(0.5)
-
-
-def test_without_matplotlib_the_extra_is_named(
-    write_run: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = builtins.__import__
-
-    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ModuleNotFoundError(name, name=name)
-        return real(name, *args, **kwargs)
-
-    directory = write_run()
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(MissingExtraError, match=re.escape("pip install 'paceline[report]'")):
-        write_report(directory, tmp_path / "out")
-    assert not (tmp_path / "out" / "index.html").exists()
+    assert "Charts" not in page.text and page.data["charts"] == {}
 
 
 @pytest.mark.parametrize(
@@ -378,7 +281,39 @@ def test_a_page_can_be_mailed(write_run: Write, tmp_path: Path) -> None:
     page = write_report(runs, tmp_path / "page.html").read_text()
     assert len(page.encode()) < 1_000_000
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
-    asked = re.findall(r"""(?:src|href|srcset|action|poster|data)\s*=\s*["']?(?!#|data:)([^"'\s>]+)""", page)
-    assert asked == [] and "<script" not in page and "<link" not in page and "@import" not in page
-    assert not re.search(r"url\((?!#)", page)
-    assert not re.search(r"https?://(?!www\.w3\.org/)", page)  # names of namespaces are no requests
+    assert "<link" not in page and "@import" not in page and not re.search(r"url\((?!#)", page)
+    told = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    asked = re.findall(r"""(?:src|href|srcset|action|poster)\s*=\s*["']?(?!#|data:)([^"'\s>]+)""", told)
+    assert asked == []
+    assert set(re.findall(r"https?://[^\s\"')]+", page)) == {"https://github.com/leeoniya/uPlot", SVG}  # no requests
+
+
+def test_the_policy_allows_the_own_scripts_and_no_other(write_run: Write, tmp_path: Path) -> None:
+    """The digests are those of the scripts as they stand in the file."""
+    text = write_report(write_run(), tmp_path).read_text(encoding="utf-8")
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
+    rules = {name: words.split() for name, _, words in (rule.strip().partition(" ") for rule in policy.split(";"))}
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == ["'none'"]
+    for tag, name in (("script", "script-src"), ("style", "style-src")):
+        inline = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digests = [b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in inline]
+        assert rules[name] == [f"'sha256-{digest}'" for digest in digests] and inline
+    assert " style=" not in text and "unsafe" not in policy
+
+
+def test_no_text_ends_the_script_with_the_data() -> None:
+    nasty = {"a": "</script><!--\u2028\u2029&", "b": [1.5, None]}
+    text = inline_json(nasty)
+    assert json.loads(text) == nasty and text.isascii() and not re.search("[<>&]", text)
+    with pytest.raises(ValueError, match="JSON"):
+        inline_json(float("nan"))  # which no browser reads
+
+
+def test_bars_add_up_to_the_time_of_each_worker(write_run: Write, tmp_path: Path) -> None:
+    text = write_report(write_run(change=waiting), tmp_path).read_text(encoding="utf-8")
+    bars = re.findall(r"<svg.*?</svg>", text)
+    assert len(bars) == 2
+    for bar, compute, data in zip(bars, (600, 500), (200, 300), strict=True):
+        widths = {part: float(width) for part, width in re.findall(r'class="(\w+)" x="[\d.]+" width="([\d.]+)"', bar)}
+        assert widths == pytest.approx({"compute": compute, "data": data, "wait": 150, "exchange": 50})
+    assert 'aria-label="worker 0: computing 60.0 %, waiting for data 20.0 %, waiting 15.0 %, exchanging 5.0 %"' in text

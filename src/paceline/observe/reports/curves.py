@@ -19,7 +19,8 @@ from paceline.observe.reports.log import RunLog, WorkerLog
 
 Points = npt.NDArray[np.float64]
 
-DATA_POINTS = 60  # of a curve of waiting for data
+PARTS = ("compute", "wait", "exchange", "data")
+SPANS = 60  # of a curve of shares
 MANY_POINTS = 60  # a curve with more points is drawn with its running mean
 
 
@@ -90,27 +91,74 @@ def effective_by_time(run: RunLog) -> Curve:
     return Curve("effective workers", "seconds", points[:, 0], points[:, 1])
 
 
+@dataclass(frozen=True)
+class SharesByTime:
+    """Shares of the measured time of some workers, in equal spans of the time."""
+
+    at_s: Points  # (spans,): their middles, without spans in which nothing was measured
+    part: dict[str, Points]  # "compute", "wait", "exchange", "data" -> (spans,); they add up to 1
+
+
 def data_by_time(workers: Sequence[WorkerLog], name: str, end_s: float) -> Curve:
-    """Share of the time in which some workers waited for data, in percent, over seconds since attach.
+    """Share of the time in which some workers waited for data, in percent, over seconds since attach."""
+    shares = shares_by_time([worker for worker in workers if worker.logs_data_wait], end_s)
+    return Curve(name, "seconds", shares.at_s, 100 * shares.part["data"])
 
-    Each point is the middle of an equal span of the time up to `end_s`. The wait in a line of the log is spread evenly
-    over the time since the line before.
+
+def shares_by_time(workers: Sequence[WorkerLog], end_s: float) -> SharesByTime:
+    """Shares of the time of some workers together.
+
+    Each point is the middle of an equal span of the time up to `end_s`. The times in a line of the log are spread
+    evenly over the time since the line before.
     """
-    logs = [[line for line in worker.exchanges if line.data_s is not None] for worker in workers]
-    edges = np.linspace(0.0, end_s, max(1, min(DATA_POINTS, max(map(len, logs), default=0))) + 1)
-    data, busy = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1)
-    for worker, lines in zip(workers, logs, strict=True):
-        at_s = worker.began_s + np.array([0.0, *(line.at_s for line in lines)])
-        data += _spread(edges, at_s, [line.data_s or 0.0 for line in lines])
-        busy += _spread(edges, at_s, [line.measured_s for line in lines])
+    edges = _edges(workers, end_s)
+    spent = sum((_spent(worker, edges) for worker in workers), np.zeros((len(PARTS), len(edges) - 1)))
+    busy = spent.sum(axis=0)
     shown = busy > 0
-    middle = (edges[:-1] + edges[1:]) / 2
-    return Curve(name, "seconds", middle[shown], 100 * data[shown] / busy[shown])
+    part = {name: row[shown] / busy[shown] for name, row in zip(PARTS, spent, strict=True)}
+    return SharesByTime(_middles(edges)[shown], part)
 
 
-def _spread(edges: Points, at_s: Points, amounts: list[float]) -> Points:
-    """The amount in each bin of `edges`, if each of the amounts is spread evenly over the time since the one before."""
-    return np.diff(np.interp(edges, at_s, np.cumsum([0.0, *amounts])))
+def speed_up_by_time(run: RunLog) -> Curve:
+    """How many times as many minibatches all workers do as one of them that never exchanges, over seconds.
+
+    It is the sum over the workers of the share of their time in which they compute or wait for data.
+    """
+    edges = _edges(run.workers, run.wall_s)
+    total = np.zeros(len(edges) - 1)
+    for worker in run.workers:
+        spent = dict(zip(PARTS, _spent(worker, edges), strict=True))
+        busy = sum(spent.values())
+        total += np.divide(spent["compute"] + spent["data"], busy, out=np.zeros_like(total), where=busy > 0)
+    return Curve("speed-up", "seconds", _middles(edges)[total > 0], total[total > 0])
+
+
+def throughput_by_time(run: RunLog, counted: bool = True) -> Curve:
+    """Samples that all workers do in a second, or minibatches where not `counted`, over seconds since attach."""
+    edges = _edges(run.workers, run.wall_s)
+    done = np.zeros(len(edges) - 1)
+    for worker in run.workers:
+        done += np.diff(np.interp(edges, *_progress(worker, counted)))
+    end = int(np.flatnonzero(done).max(initial=-1)) + 1  # after it all have finished
+    return Curve("throughput", "seconds", _middles(edges)[:end], (done / np.diff(edges))[:end])
+
+
+def _edges(workers: Sequence[WorkerLog], end_s: float) -> Points:
+    """Borders of equal spans of the time, at most as many spans as a worker has lines."""
+    most = max((len(worker.exchanges) for worker in workers), default=0)
+    return np.linspace(0.0, end_s or 1.0, max(1, min(SPANS, most)) + 1)
+
+
+def _middles(edges: Points) -> Points:
+    return np.asarray((edges[:-1] + edges[1:]) / 2)
+
+
+def _spent(worker: WorkerLog, edges: Points) -> Points:
+    """Seconds of a worker in each part of its time (rows) and each span (columns)."""
+    at_s = worker.began_s + np.array([0.0, *(line.at_s for line in worker.exchanges)])
+    rows = [(line.compute_s, line.wait_s, line.exchange_s, line.data_s or 0.0) for line in worker.exchanges]
+    sums = np.cumsum(np.array([(0.0,) * len(PARTS), *rows]), axis=0)
+    return np.array([np.diff(np.interp(edges, at_s, sums[:, part])) for part in range(len(PARTS))])
 
 
 def delays_of_pushes(run: RunLog) -> Curve:

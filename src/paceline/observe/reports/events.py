@@ -13,6 +13,9 @@ from paceline.core.printable import deeply
 
 Kind = TypeVar("Kind")
 
+LONGEST_LINE = 1 << 22
+"""Bytes of a line of a log; a longer one is no event."""
+
 
 @dataclass(frozen=True)
 class EpochEvent:

@@ -26,6 +26,7 @@ from paceline.observe.reports.events import (
     Tuned,
     Value,
 )
+from paceline.observe.reports.notices import Notices
 
 
 @dataclass
@@ -44,6 +45,7 @@ class WorkerLog:
     takeovers: list[Takeover] = field(default_factory=list)
     tuned: list[Tuned] = field(default_factory=list)
     moments: list[OtherEvent] = field(default_factory=list)
+    notices: Notices = field(default_factory=Notices)  # its events for people, in seconds as `last_at_s`
     generations: list[GenerationEvent] = field(default_factory=list)  # of an elastic run
     began_s: float = 0.0  # when this log began, on the clock of the run
     errors: list[str] = field(default_factory=list)

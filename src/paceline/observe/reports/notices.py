@@ -4,14 +4,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from paceline.observe.reports.elastic_events import ControlEvent
-from paceline.observe.reports.events import parse_lines
+from paceline.observe.reports.events import LONGEST_LINE, parse_lines
 
 _QUIET = frozenset({"attach", "exchange", "value", "epoch", "cache", "close"})
+NAMED = frozenset(
+    {"lost", "left_out", "tune", "takeover", "save", "resume", "rule", "stage", "within", "error", "waiting", "damaged"}
+)
+"""Kinds of events of workers that people want to know; others are details."""
 _HIDDEN = frozenset({"kind", "at_s", "rank", "text"})
 _KEPT = 512
 
@@ -24,11 +29,13 @@ class Notice:
         at_s: seconds since the first worker attached, as far as clocks agree.
         key: the same in the reports of several workers on one event.
         text: a sentence without a full stop.
+        kind: of the event.
     """
 
     at_s: float
     key: str
     text: str
+    kind: str = ""
 
 
 def worker_notice(rank: int, event: dict[str, Any], at_s: float) -> Notice | None:
@@ -36,6 +43,10 @@ def worker_notice(rank: int, event: dict[str, Any], at_s: float) -> Notice | Non
     kind = str(event.get("kind", ""))
     if not kind or kind in _QUIET:
         return None
+    return replace(_worker_notice(kind, rank, event, at_s), kind=kind)
+
+
+def _worker_notice(kind: str, rank: int, event: dict[str, Any], at_s: float) -> Notice:
     if kind == "lost":
         lost = event.get("rank_lost")
         return Notice(at_s, f"lost {lost}", f"worker {lost} is lost: {event.get('why', '')}")
@@ -85,7 +96,7 @@ def _waiting(event: dict[str, Any], at_s: float) -> Notice:
 
 def control_notice(event: ControlEvent, at_s: float) -> Notice:
     """The notice of an event of the control plane."""
-    return Notice(at_s, f"control {event.kind} {at_s}", event.text)
+    return Notice(at_s, f"control {event.kind} {at_s} {event.text}", event.text, event.kind)
 
 
 def _facts(event: dict[str, Any]) -> str:
@@ -107,19 +118,26 @@ class JsonLinesTail:
         self._offset = 0
         self._rest = b""
 
-    def read(self) -> list[dict[str, Any]]:
-        """The events on lines that were completed since the last call."""
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The events on lines that were completed since the last call, in bounded memory."""
+        while data := self._chunk():
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            if len(self._rest) > LONGEST_LINE:
+                self._rest = b"\0"  # the rest of that line is no event either
+            yield from parse_lines(lines)
+
+    def _chunk(self) -> bytes:
+        """What follows in the file, if anything."""
         if not self.path.is_file():
-            return []
+            return b""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
-                data = file.read()
+                data = file.read(LONGEST_LINE)
         except OSError:
-            return []  # it was removed; a view should not fail
+            return b""  # it was removed; a view should not fail
         self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return list(parse_lines(lines))
+        return data
 
 
 class Notices:

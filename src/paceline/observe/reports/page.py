@@ -116,7 +116,8 @@ def table(rows: Sequence[Mapping[str, Any]], below: str = "") -> str:
     text = {column for column in columns if not _numeric(row.get(column) for row in rows)}
     head = "".join(_cell("th", column, column in text) for column in columns)
     body = "".join(f"<tr>{''.join(_cell('td', row.get(c, ''), c in text) for c in columns)}</tr>\n" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>{note(below)}'
+    rows_of_it = f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody>"
+    return f'<div class="wide" tabindex="0"><table>{rows_of_it}</table></div>{note(below)}'
 
 
 def figure_block(drawing: Figure, title: str, caption: str, number: int) -> str:

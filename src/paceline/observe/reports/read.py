@@ -19,6 +19,7 @@ from paceline.errors import PacelineError
 from paceline.observe.reports import elastic_events
 from paceline.observe.reports.elastic_clock import align_logs
 from paceline.observe.reports.events import (
+    LONGEST_LINE,
     Cached,
     EpochEvent,
     ExchangeEvent,
@@ -35,10 +36,10 @@ from paceline.observe.reports.events import (
 )
 from paceline.observe.reports.folding import Folding
 from paceline.observe.reports.log import RunLog, WorkerLog
+from paceline.observe.reports.notices import worker_notice
 
 LOG_NAME = re.compile(r"rank-(\d+)(?:\.(\d+))?\.jsonl")
 
-LONGEST_LINE = 1 << 22
 MOST_DAMAGED = 3
 """Damaged lines whose numbers are kept."""
 
@@ -173,4 +174,5 @@ def add_event(log: WorkerLog, event: dict[str, Any]) -> None:
     if kind in MOMENTS:
         text = event.get(MOMENTS[kind], "")
         log.moments.append(OtherEvent(at_s, kind, text if isinstance(text, str) else json.dumps(text)))
+    log.notices.add(worker_notice(log.rank, event, at_s))
     log.last_at_s = max(log.last_at_s, at_s)

@@ -148,18 +148,18 @@ def _fullest_log(run: RunLog) -> tuple[Counter[int], list[LeftOut]]:
     return max(logged, key=lambda pair: pair[0].total(), default=(Counter[int](), []))
 
 
-def warnings(run: RunLog) -> list[str]:
-    """What a reader of the report has to know about its numbers."""
+def warnings(run: RunLog, at_work: bool = False) -> list[str]:
+    """What a reader of the report has to know about its numbers; `at_work` while the run trains."""
     found = [f"Worker {w.rank} on {w.host}: {text}" for w in run.workers for text in w.errors]
     if run.missing:
         found.append(f"No log of {ranks_text(run.missing, 8)}: the totals lack their part.")
     cut = [worker.rank for worker in run.workers if worker.truncated]
-    if cut:
+    if cut and not at_work:
         found.append(f"The log of {ranks_text(cut, 8)} ends in the middle of a line: the worker was cut off.")
     found += _unread(run) + _losses(run)
     gone = {line.rank for line in run.lost}
     still = [worker.rank for worker in run.workers if worker.closed is None and worker.rank not in gone]
-    if still:
+    if still and not at_work:
         found.append(f"{ranks_text(still, 8).capitalize()} never closed the run: killed, or still at work.")
     found += _rejected(run)
     refusing = [worker.rank for worker in run.workers if worker.refused]

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from paceline.observe.reports.elastic_events import news_events
 from paceline.observe.reports.events import SourceReads, Tuned
 from paceline.observe.reports.log import RunLog
+from paceline.observe.reports.notices import NAMED, Notices, control_notice
 from paceline.observe.reports.summary import (
     UNKNOWN,
     Summary,
@@ -24,6 +26,9 @@ from paceline.observe.reports.summary import (
     summarize,
     value_text,
 )
+
+TOLD_BY_CONTROL = frozenset({"lost", "generation", "gave", "paused"})
+"""Kinds of events of workers that the control plane of an elastic run reports, too."""
 
 
 def comparison(runs: Sequence[RunLog], *, pushes: bool = True) -> list[dict[str, str]]:
@@ -131,13 +136,20 @@ def source_facts(counts: SourceReads) -> dict[str, str]:
 
 
 def event_rows(run: RunLog, most: int = 200, debug: bool = False) -> list[dict[str, str]]:
-    """A row an event of an elastic run, the last `most`."""
-    events = news_events(run.events, debug)[-most:]
-    return [{"after": seconds_text(event.at_s), "event": event.kind, "what": event.text} for event in events]
+    """A row an event, the last `most`; with `debug` also those that help only to debug paceline."""
+    shown = Notices()
+    for event in news_events(run.events, debug):
+        shown.add(control_notice(event, event.at_s))
+    hidden = TOLD_BY_CONTROL if run.events else frozenset()
+    for worker in run.workers:
+        for one in worker.notices.newest(most):
+            if one.kind not in hidden and (debug or one.kind in NAMED):
+                shown.add(replace(one, at_s=worker.began_s + one.at_s))
+    return [{"after": seconds_text(one.at_s), "event": one.kind, "what": one.text} for one in shown.newest(most)]
 
 
-def worker_rows(run: RunLog) -> list[dict[str, str]]:
-    """A row a worker."""
+def worker_rows(run: RunLog, states: Mapping[int, str] | None = None) -> list[dict[str, str]]:
+    """A row a worker; `states` of a run that still trains are what it does now."""
     lost, rejected = {line.rank for line in run.lost}, rejected_counts(run)
     rows = []
     for worker in run.workers:
@@ -164,5 +176,5 @@ def worker_rows(run: RunLog) -> list[dict[str, str]]:
             row["mean delay"] = delay_text(pushed.mean) if pushed else UNKNOWN
         if rejected:
             row["rejected"] = count_text(rejected[worker.rank])
-        rows.append(row | {"end": end})
+        rows.append(row | ({"end": end} if states is None else {"state": states.get(worker.rank, end)}))
     return rows
