@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-DEADLINE_S = 60.0
+DEADLINE_S = 30.0
 
 
 class Browser:
@@ -120,7 +120,14 @@ def browser() -> Iterator[Browser]:
     assert CHROMIUM is not None
     ours, theirs = os.pipe(), os.pipe()  # to the browser, from the browser
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={home}"]
+        options = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={home}",
+        ]
         plumbing = f'exec 3<&{ours[0]} 4>&{theirs[1]}; exec "$@"'  # the protocol's own descriptors
         process = subprocess.Popen(
             ["bash", "-c", plumbing, "bash", CHROMIUM, *options, "about:blank"],

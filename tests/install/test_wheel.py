@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -58,7 +59,11 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     assert package == expected
     assert "paceline/py.typed" in package
     others = {name.rpartition("/")[2] for name in set(inside) - package}
-    assert others == {"METADATA", "WHEEL", "RECORD", "LICENSE", "entry_points.txt"}
+    assert others == {"METADATA", "WHEEL", "RECORD", "LICENSE", "NOTICE", "uPlot.LICENSE", "entry_points.txt"}
+    chart_library = inside["paceline/observe/reports/assets/uPlot.min.js"]
+    version = re.search(rb"uPlot \(v([\d.]+)\)", chart_library)
+    (notice,) = (text for name, text in inside.items() if name.endswith("/NOTICE"))
+    assert version is not None and b"uPlot " + version[1] in notice, "NOTICE names another version"
 
 
 @pytest.mark.processes
@@ -104,7 +109,6 @@ def test_the_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Pa
 @pytest.mark.processes
 @pytest.mark.timeout(900)
 def test_the_wheel_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     environment, folder = tmp_path / "environment", tmp_path / "elsewhere"
     run([sys.executable, "-m", "venv", "--without-pip", str(environment)], tmp_path)
     base = {"base": str(environment), "platbase": str(environment)}

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import re
+import sys
 from base64 import b64encode
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -19,7 +20,7 @@ from paceline.observe import ExtraTable, read_run, write_report
 from paceline.observe.reports.chart_page import inline_json
 from paceline.observe.reports.charts import Chart, charts
 from paceline.observe.reports.summary import bytes_text, seconds_text, value_text
-from paceline.observe.reports.tables import comparison
+from paceline.observe.reports.tables import comparison, event_rows
 
 from .conftest import pushing, waiting
 
@@ -187,6 +188,24 @@ def test_the_page_tells_of_data(write_run: Write, tmp_path: Path) -> None:
     assert row[:7] == ["360", "120", "75.0 %", "120 MB", "15 s", "3", "0"]
     assert text[text.index("Workers") :].count("20.0 %") == 3 and "30.0 %" in text[text.index("Workers") :]
     assert "data-over-time" in parse(tmp_path / "out" / "index.html").data["charts"]
+
+
+def test_events_are_told_once_and_details_only_on_request(write_run: Write, tmp_path: Path) -> None:
+    def tell(rank: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        saved = {"kind": "save", "at_s": 9.0 + rank / 10, "path": "/kept/9"}
+        return [*events, saved, {"kind": "prefetched", "at_s": 3.0, "files": 7}]
+
+    directory = write_run(change=tell)
+    rows = event_rows(read_run(directory))
+    assert rows == [{"after": "9 s", "event": "save", "what": "saved /kept/9"}]
+    assert {row["event"] for row in event_rows(read_run(directory), debug=True)} == {"save", "prefetched"}
+    assert parse(write_report(directory, tmp_path)).text.count("saved /kept/9") == 1
+    assert "prefetched" in parse(write_report(directory, tmp_path, debug=True)).text
+
+
+def test_the_page_needs_no_further_package(write_run: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert write_report(write_run(), tmp_path / "out").is_file()
 
 
 def test_names_of_sources_are_escaped(write_run: Write, tmp_path: Path) -> None:

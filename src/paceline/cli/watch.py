@@ -19,6 +19,8 @@ from rich.text import Text
 from paceline.cli.console import err, near, out, refuse
 from paceline.cli.run.checks import LOGS
 from paceline.cli.run.status import POLL_EVERY_S, describe
+from paceline.cli.watch_web import Host, Port, Web, serve
+from paceline.cli.worker_state import state
 from paceline.observe.reports.elastic_events import CONTROL_LOG
 from paceline.observe.reports.live import Follower, Live, LiveSnapshot
 from paceline.observe.reports.read import LOG_NAME
@@ -28,8 +30,6 @@ OUTPUT = "output"
 """Exists before the first worker has attached."""
 EVENTS_SHOWN = 6
 """Newest events that are shown."""
-SILENT_S = 30.0
-"""A worker is shown as silent if its log has not grown for so long; it may be in a long block."""
 LINE_EVERY_S = 10.0
 """Interval of lines without a terminal."""
 BARS = "▁▂▃▄▅▆▇█"
@@ -46,11 +46,21 @@ def command(
     debug: Annotated[
         bool, typer.Option("--debug", help="Every event of an elastic run, also unimportant ones.")
     ] = False,
+    web: Web = False,
+    port: Port = None,
+    host: Host = "127.0.0.1",
 ) -> None:
-    """Watch all workers of a run."""
+    """Watch all workers of a run, in the terminal or in a browser."""
+    if not web and (port is not None or host != "127.0.0.1"):
+        refuse("--port and --host are of the page: add --web")
+    if web and once:
+        refuse("--once is of the view in the terminal; `paceline report` writes the page as a file")
     try:
         directory = newest_run(run) if once else wait_for_run(run, wait)
     except KeyboardInterrupt:
+        return
+    if web:
+        serve(directory, host, port, debug)
         return
     live = Live(directory, debug)
     console = out()
@@ -252,20 +262,3 @@ def _numbers(log: Follower, counted: bool, now: float) -> list[str]:
     cells = [count_text(log.minibatches), rate_text(log.samples_per_s if counted else log.rate)]
     cells += [f"{100 * part:.0f} %" for part in (parts.exchange, parts.wait, parts.data)]
     return [*cells, "" if log.closed else f"{seconds_text(max(0.0, round(now - log.touched_s)))} ago"]
-
-
-def state(rank: int, log: Follower | None, shot: LiveSnapshot, now: float) -> str:
-    """A worker's state, from all logs."""
-    if log is not None and log.closed and not log.failed:
-        return "closed"
-    if rank in shot.lost:
-        return "lost"
-    if log is None:
-        return "no log"
-    if log.failed:
-        return "failed"
-    if log.closed:
-        return "closed"
-    if log.dead(lambda: now):
-        return "dead"
-    return "silent" if now - log.touched_s > SILENT_S else "at work"

@@ -19,24 +19,31 @@ OPTIONAL_SUMS = ("samples", "data_s")
 
 
 class Folding:
-    """Keeps one worker's log short while it is read."""
+    """Keeps one worker's log short while it is read.
 
-    def __init__(self, log: WorkerLog) -> None:
+    Args:
+        log: of the worker.
+        most_lines: exchanges that are kept, up to twice as many; None: enough for all figures.
+        most_reports: the same of reported values.
+    """
+
+    def __init__(self, log: WorkerLog, most_lines: int | None = None, most_reports: int | None = None) -> None:
         self._log = log
+        self._most_lines, self._most_reports = most_lines or MOST_LINES, most_reports or MOST_REPORTS
         self._every, self._seen = 1, Counter[str]()
         self._last: Value | None = None
 
     def after_event(self) -> None:
         """Fold the log where it has become too long."""
         log = self._log
-        if len(log.exchanges) > 2 * MOST_LINES:
+        if len(log.exchanges) > 2 * self._most_lines:
             log.exchanges = merge_pairs(log.exchanges)
         if log.values and self._every > 1 and log.values[-1] is not self._last:
             name = log.values[-1].name
             self._seen[name] += 1
             if self._seen[name] % self._every:
                 log.values.pop()
-        if len(log.values) > 2 * MOST_REPORTS:
+        if len(log.values) > 2 * self._most_reports:
             self._thin()
         self._last = log.values[-1] if log.values else None
 

@@ -309,6 +309,6 @@ class RunLog:
 def _added(counts: Iterable[Mapping[int, int]]) -> Counter[int]:
     """The sum of several counts, sorted by key."""
     total: Counter[int] = Counter()
-    for count in counts:
+    for count in filter(None, counts):
         total.update(count)
     return Counter(dict(sorted(total.items())))

@@ -151,6 +151,7 @@ def event_rows(run: RunLog, most: int = 200, debug: bool = False) -> list[dict[s
 def worker_rows(run: RunLog, states: Mapping[int, str] | None = None) -> list[dict[str, str]]:
     """A row a worker; `states` of a run that still trains are what it does now."""
     lost, rejected = {line.rank for line in run.lost}, rejected_counts(run)
+    elastic, logs_data_wait, pushes = run.elastic, run.logs_data_wait, bool(run.delays)
     rows = []
     for worker in run.workers:
         part, pushed = shares([worker]), delays(worker.delays)
@@ -168,11 +169,11 @@ def worker_rows(run: RunLog, states: Mapping[int, str] | None = None) -> list[di
             "exchanges": count_text(worker.blocks),
             "sent": bytes_text(worker.bytes),
         }
-        if not run.elastic:
+        if not elastic:
             del row["joined after"]
-        if not run.logs_data_wait:
+        if not logs_data_wait:
             del row["waiting for data"]
-        if run.delays:
+        if pushes:
             row["mean delay"] = delay_text(pushed.mean) if pushed else UNKNOWN
         if rejected:
             row["rejected"] = count_text(rejected[worker.rank])

@@ -7,7 +7,6 @@
     async_writer    a queue and a thread, so that training never waits for a sink
     dispatcher      the sinks of a run, and when each receives what
     metrics         metrics over HTTP for Prometheus, by prometheus_client
-    metrics_server  the HTTP server, with a limit on connections
 
 No tracker is imported here: TensorBoard, Weights & Biases, trackio and MLflow are recognised by their methods.
 """

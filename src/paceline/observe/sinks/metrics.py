@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from email.message import Message
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.core.extras import needed
@@ -62,7 +63,7 @@ class Metrics:
         with needed("run.serve_metrics", "metrics"):
             from prometheus_client import CollectorRegistry, generate_latest
 
-            from paceline.observe.sinks.metrics_server import MetricsServer
+            from paceline.observe.http_server import Answer, BoundedServer
 
         self._world, self._lock, self._values = world, threading.Lock(), dict[str, float]()
         host, port = split_address(address)
@@ -70,8 +71,14 @@ class Metrics:
             port += world().local_rank
         registry = CollectorRegistry()
         registry.register(self)
+
+        def answer(path: str, headers: Message) -> Answer:
+            if path.partition("?")[0] != "/metrics":
+                return Answer(404)
+            return Answer(200, CONTENT_TYPE, generate_latest(registry))
+
         try:
-            self._server = MetricsServer((host, port), lambda: (generate_latest(registry), CONTENT_TYPE))
+            self._server = BoundedServer((host, port), answer)
         except (OSError, OverflowError) as error:
             raise UnsupportedError(
                 world().sign(f"cannot serve metrics at {host}:{port}: {error}; choose another address or port")

@@ -52,6 +52,7 @@
       this.details.addEventListener("toggle", () => this.fillTable());
       this.plot.addEventListener("keydown", (event) => this.key(event));
       this.width = 0;
+      this.zoomed = false;
       new ResizeObserver(() => this.resize()).observe(this.plot);
       this.build();
     }
@@ -68,7 +69,7 @@
 
     update(chart) {
       const same = this.same(chart);
-      const zoomed = this.zoomed();
+      const { zoomed } = this;
       this.chart = chart;
       if (!same) return this.build();
       this.u.setData(this.data, !zoomed);
@@ -78,18 +79,19 @@
     }
 
     /** The range of x of all points; lines begin at 0. */
-    range() {
-      const x = this.u.data[0];
+    range(x = this.u.data[0]) {
       if (!x.length) return [0, 1];
       const half = x.length > 1 ? (x[1] - x[0]) / 2 : 0.5;
       if (this.chart.bars) return [x[0] - half, x[x.length - 1] + half];
       return [Math.min(0, x[0]), x[x.length - 1] || 1];
     }
 
-    zoomed() {
-      const [low, high] = this.range();
-      const { min, max } = this.u.scales.x;
-      return known(min) && (min > low || max < high);
+    /** The shown range of x; uPlot asks for it before that of y. */
+    rangeOfX(u, low, high) {
+      const x = u.data[0];
+      const [first, last] = this.range(x);
+      this.zoomed = known(low) && !(low <= first && high >= last) && !(low === x[0] && high === x[x.length - 1]);
+      return this.zoomed ? [low, high] : [first, last];
     }
 
     size() {
@@ -107,7 +109,7 @@
         ...this.size(),
         legend: { show: false },
         padding: [8, 10, 0, 0],
-        scales: { x: { time: false, range: (u, low, high) => (low === u.data[0][0] && high === u.data[0].at(-1) ? this.range() : [low, high]) }, y: { range: (u, low, high) => this.rangeOfY(low, high) } },
+        scales: { x: { time: false, range: (u, low, high) => this.rangeOfX(u, low, high) }, y: { range: (u, low, high) => this.rangeOfY(low, high) } },
         axes: [
           { ...axis, label: chart.x, labelSize: 20, labelFont: "12px system-ui, sans-serif", size: 34, values: (u, all) => all.map(count) },
           { ...axis, size: (u, all) => 14 + 7 * Math.max(1, ...(all || []).map((text) => text.length)), values: (u, all) => all.map(figure) },
@@ -133,7 +135,7 @@
       const { chart } = this;
       if (!known(low)) return [0, 1];
       const room = 0.07 * (high - low) || 0.07 * Math.abs(high) || 1;
-      const own = this.zoomed() ? [low - room, high + room] : [chart.low ?? low - room, chart.high ?? high + room];
+      const own = this.zoomed ? [low - room, high + room] : [chart.low ?? low - room, chart.high ?? high + room];
       return [chart.low === 0 ? Math.max(0, Math.min(own[0], low)) : own[0], own[1]];
     }
 
@@ -166,10 +168,10 @@
       event.preventDefault();
     }
 
-    move(index) {
+    async move(index) {
       const at = this.u.data[0][index];
       const { min, max } = this.u.scales.x;
-      if (at < min || at > max) this.show(at - (max - min) / 2, at + (max - min) / 2);
+      if (at < min || at > max) await this.show(at - (max - min) / 2, at + (max - min) / 2); // drawn in a microtask
       this.u.setCursor({ left: this.u.valToPos(at, "x"), top: this.u.over.clientHeight / 2 });
       this.spoken.textContent = this.told;
     }

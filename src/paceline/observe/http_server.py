@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An HTTP server for one page, with a limit on connections and a deadline for each request.
+"""An HTTP server with a limit on connections and a deadline for each request, whatever its clients do.
 
-The server of prometheus_client has neither: a client that sends a byte now and then holds a thread for ever.
+The servers of the standard library and of prometheus_client have neither: a client that sends a byte now and then holds
+a thread for ever.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.communication.sockets.rejected import neighbourhood
 
@@ -24,22 +26,31 @@ MAX_CONNECTIONS = 32
 """For one more the server closes the oldest connection of the host that has most."""
 
 
-class MetricsServer(ThreadingHTTPServer):
-    """Serves a page to scrapers, whatever other clients do.
+class Answer(NamedTuple):
+    """What a request gets."""
+
+    status: int
+    kind: str = "text/plain; charset=utf-8"
+    body: bytes = b""
+    headers: Mapping[str, str] = {}
+
+
+class BoundedServer(ThreadingHTTPServer):
+    """Answers GET requests.
 
     Args:
         address: host and port.
-        page: makes the page, and names its content type.
+        answer: the answer to a path and the headers of a request; called in a thread of each request.
     """
 
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, address: tuple[str, int], page: Callable[[], tuple[bytes, str]]) -> None:
+    def __init__(self, address: tuple[str, int], answer: Callable[[str, Message], Answer]) -> None:
         self._clients: dict[Any, tuple[str, float]] = {}  # connection -> its host, its deadline
         self._lock = threading.Lock()
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, _handler(page))
+        super().__init__(address, _handler(answer))
 
     def server_bind(self) -> None:
         """Bind without looking up the host's name, which may take seconds."""
@@ -81,23 +92,20 @@ class MetricsServer(ThreadingHTTPServer):
         """Ignore clients that disconnect early."""
 
 
-def _handler(page: Callable[[], tuple[bytes, str]]) -> type[BaseHTTPRequestHandler]:
+def _handler(answer: Callable[[str, Message], Answer]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_TIMEOUT_S
+        server_version, sys_version = "paceline", ""
 
         def do_GET(self) -> None:
-            """Serve `/metrics` only."""
-            if self.path.partition("?")[0] != "/metrics":
-                self.send_error(404)
-                return
-            body, kind = page()
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
+            found = answer(self.path, self.headers)
+            self.send_response(found.status)
+            for name, value in {"Content-Type": found.kind, "Content-Length": len(found.body), **found.headers}.items():
+                self.send_header(name, str(value))
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(found.body)
 
         def log_message(self, *about: Any) -> None:
-            """Do not log scrapes."""
+            """Do not log requests."""
 
     return Handler

@@ -10,9 +10,9 @@ import urllib.request
 import pytest
 
 from paceline.core.world import World
-from paceline.observe.sinks import metrics_server
+from paceline.observe import http_server
+from paceline.observe.http_server import MAX_CONNECTIONS
 from paceline.observe.sinks.metrics import Metrics
-from paceline.observe.sinks.metrics_server import MAX_CONNECTIONS
 
 
 def connect(page: Metrics) -> socket.socket:
@@ -40,7 +40,7 @@ def test_many_clients_that_say_nothing_keep_no_scraper_out() -> None:
 
 
 def test_a_request_that_comes_a_byte_at_a_time_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, "REQUEST_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.5)
     page = Metrics("127.0.0.1:0", World)
     try:
         with connect(page) as slow:
