@@ -50,7 +50,7 @@ STYLE: Any = {
 @contextlib.contextmanager
 def style() -> Iterator[None]:
     """Set the style of all figures within the `with`; the user's own settings are untouched."""
-    with needed("the report with its figures", "report"):
+    with needed("a picture", "report"):
         from matplotlib import rc_context
     with rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # matplotlib draws a box; the page has the name
