@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +18,9 @@ from paceline.cli.run.status import describe
 from paceline.cli.worker_state import state
 from paceline.observe.http_server import BoundedServer
 from paceline.observe.reports.live import Live
-from paceline.observe.reports.live_page import LivePage, Status
+
+if TYPE_CHECKING:
+    from paceline.observe.reports.live_page import LivePage, Status
 
 PORT = 8765
 
@@ -35,6 +37,8 @@ Host = Annotated[
 
 def serve(directory: Path, host: str, port: int | None, debug: bool) -> None:
     """Serve the page until Ctrl-C."""
+    from paceline.observe.reports.live_page import LivePage  # NumPy is slow to import
+
     token = "" if _is_local(host) else secrets.token_urlsafe(16)
     live = Live(directory)
     page = LivePage(directory, lambda: status_of(live), token, debug)
@@ -55,6 +59,8 @@ def serve(directory: Path, host: str, port: int | None, debug: bool) -> None:
 
 def status_of(live: Live) -> Status:
     """What the run does now, as the terminal shows it."""
+    from paceline.observe.reports.live_page import Status
+
     shot, now = live.poll(), time.time()
     states = {log.rank: state(log.rank, log, shot, now) for log in live.workers}
     over, text = live.over, describe(shot, shot.size).plain

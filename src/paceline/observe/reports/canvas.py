@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#a6761d")
-COMPUTE, WAIT, EXCHANGE, DATA = "#0072b2", "#e69f00", "#cc79a7", "#009e73"
 INK, GRID = "#24292e", "#d4d8dd"
 WIDTH_IN = 8.0
 LONGEST_NAME = 48
