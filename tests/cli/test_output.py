@@ -141,11 +141,32 @@ def test_the_panel_says_what_to_do(tmp_path: Path, code: int, says: str) -> None
     assert "the other 3 here were stopped" in sheet.getvalue()
 
 
+def test_progress_bars_are_shown_of_one_worker(shown: Shown, tmp_path: Path) -> None:
+    """They stay in the files of the other ones."""
+    tails = output.Tails(lambda rank, line, is_error: shown.append((rank, line, is_error)))
+    for rank in (4, 5):
+        for kind in ("out", "err"):
+            (tmp_path / f"{rank}.{kind}").write_bytes(b"a line\r\n 0%|\r 50%|\r100%|\nend\n 1%|\r 2%|")
+        tails.follow(rank, tmp_path / f"{rank}.out", tmp_path / f"{rank}.err")
+    tails.finish()
+    for is_error in (False, True):
+        assert [line for rank, line, kind in shown if rank == 4 and kind is is_error] == [
+            "a line",
+            "100%|",
+            "end",
+            " 2%|",
+        ]
+        assert [line for rank, line, kind in shown if rank == 5 and kind is is_error] == ["a line", "end"]
+
+
 def test_the_status_line_tells_the_snapshot() -> None:
     shot = LiveSnapshot(4, "bmuf()", {0: 600, 1: 634}, 411.6, 3, 0.5, 1.49834, 0.042)
     assert describe(shot, 4).plain == (
-        "epoch 3 (50 %) | 1,234 minibatches (412/s) | 600 to 634 a worker | loss 1.4983 | exchange 4 %"
+        "end unknown | epoch 3 (50 %) | 1,234 minibatches (412/s) | 600 to 634 a worker | loss 1.4983 | efficiency 96 %"
     )
+    known = describe(replace(shot, whole=(0.35, 130.0)), 4).plain
+    assert known.startswith("35 % of the run, 2 min 10 s left | epoch 3 (50 %) | ")
+    assert describe(replace(shot, whole=(0.1, None)), 4).plain.startswith("10 % of the run | ")  # no pace yet, no guess
     pushing = replace(shot, delay=2.9444, lost=(2, 5))
     assert describe(pushing, 4).plain == describe(shot, 4).plain + " | delay 2.94 | lost: workers 2, 5"
     assert describe(replace(shot, data_share=0.01), 4) == describe(shot, 4)

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from paceline.run.assembly import RunParts
+from paceline.run.progress import MainLogger, progress
 
 T = TypeVar("T")
 
@@ -36,6 +38,14 @@ def _unsaid(*values: object, **settings: Any) -> None:
 IS_MAIN = PartAttribute(
     lambda parts: parts.context.transport.world.rank == 0,
     "Whether this worker speaks for all: it has rank 0. For what is to be done once, and asks no other worker.",
+)
+PROGRESS = PartAttribute(
+    lambda parts: partial(progress, parts),
+    "`run.progress(range(epochs))`: iterates over the outermost loop, and tells `paceline run` when the run ends.",
+)
+LOGGER = PartAttribute(
+    lambda parts: MainLogger(lambda: parts.context.transport.world.rank == 0),
+    'A logger, named "program", that writes on the worker of rank 0 only.',
 )
 PRINT = PartAttribute(
     lambda parts: print if parts.context.transport.world.rank == 0 else _unsaid,

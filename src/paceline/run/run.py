@@ -19,7 +19,7 @@ from paceline.errors import ClosedError
 from paceline.rules.rule import Rule
 from paceline.run import assembly, validation
 from paceline.run.messages import Messages
-from paceline.run.part_attribute import IS_MAIN, PRINT, PartAttribute
+from paceline.run.part_attribute import IS_MAIN, LOGGER, PRINT, PROGRESS, PartAttribute
 from paceline.run.resume import resume_run
 from paceline.tuning.request import TuneRequest
 from paceline.update.engine import exit_handling, global_model
@@ -52,7 +52,7 @@ class Run:
         self._unregister = exit_handling.close_at_exit(self)
 
     world = PartAttribute(lambda parts: parts.context.transport.world, "This worker's present coordinates.")
-    is_main, print = IS_MAIN, PRINT
+    is_main, print, logger, progress = IS_MAIN, PRINT, LOGGER, PROGRESS
     rule = PartAttribute(lambda parts: parts.context.rule, "The rule, with its present numbers.")
     bytes_sent = PartAttribute(lambda parts: parts.context.transport.bytes_sent, "Bytes that this worker has sent.")
     minibatches = PartAttribute(lambda parts: parts.context.progress.steps, "Steps that this worker's optimizer made.")

@@ -98,6 +98,7 @@ def plan(
         size = parse_count(parameters)
     from paceline.cli.plan.inputs import GivenStep, PlanInputs, Program, workload
     from paceline.cli.plan.quality import of_time, quality_forecast  # here, because torch loads for seconds
+    from paceline.cli.plan.sentence import sentence
     from paceline.observe import read_run
 
     with refusing():
@@ -121,12 +122,15 @@ def plan(
         quality = None if run is None else quality_forecast(run, counts, partial(of_time, work, net, around))
         if any(one.schedule.grow is not None for one in rules):
             err().print(GROWING)
+        pays = sentence(advice.forecast, quality)
         if as_json:
-            _print_json(rows, advice, work, net, focus, quality)
+            _print_json(rows, advice, work, net, focus, quality, pays)
         else:
             _print(rows, advice, work, net, focus, price > 0)
             if quality is not None:
                 _print_quality(quality)
+            out().print()
+            out().print(Text(pays, style="bold"))
         if plot is not None:
             from paceline.forecast.planner.plot import save
 
@@ -175,7 +179,7 @@ def _print_quality(quality: QualityForecast) -> None:
 
 
 def _print_json(
-    rows: Rows, advice: Advice, work: Workload, net: Network, focus: int, quality: QualityForecast | None
+    rows: Rows, advice: Advice, work: Workload, net: Network, focus: int, quality: QualityForecast | None, pays: str
 ) -> None:
     from paceline.forecast.planner.table import as_json
 
@@ -188,5 +192,5 @@ def _print_json(
         "epoch": work.epoch,
         "workers": focus,
     }
-    more = {} if quality is None else {"quality": quality.as_json()}
+    more: dict[str, object] = {"sentence": pays} | ({} if quality is None else {"quality": quality.as_json()})
     print(json.dumps(as_json(rows, advice, setting) | more), flush=True)

@@ -36,6 +36,7 @@ class QualityForecast:
         loss: the name of what is forecast.
         rows: speed-up and quality of each number of workers; a speed-up is k where no network is given.
         pays_up_to: the most workers that pay; None where all do that can be forecast.
+        alone: of one worker with the same samples.
     """
 
     run: RunLog
@@ -43,6 +44,7 @@ class QualityForecast:
     loss: str
     rows: Sequence[tuple[float, Quality]]
     pays_up_to: int | None
+    alone: Quality
 
     @property
     def sentence(self) -> str:
@@ -117,4 +119,5 @@ def quality_forecast(
     chosen = sorted({count for count in counts if count <= most} | {run.size})
     pays = most_that_pay(worth, most)
     rows = [(faster(count), forecast_quality(found, count, rule)) for count in chosen]
-    return QualityForecast(run, rule, name, rows, pays if pays < most else None)
+    alone = forecast_quality(found, 1, rule)
+    return QualityForecast(run, rule, name, rows, pays if pays < most else None, alone)

@@ -17,6 +17,7 @@ from paceline.cli.run.tracebacks import Repeats
 from paceline.core.printable import coloured
 
 CHUNK_BYTES = 1 << 18  # a poll, so that one verbose worker does not starve the other ones
+MOST_RANK = 1 << 30
 COLOURS = (
     "cyan",
     "magenta",
@@ -42,6 +43,7 @@ class Tail:
     is_error: bool
     offset: int = 0
     rest: bytes = b""
+    bars: bool = True  # whether lines that were written over, as progress bars are, are shown
 
     file: IO[bytes] | None = None  # kept open, so that a removed file is still read
 
@@ -54,7 +56,7 @@ class Tail:
             data = self.file.read(CHUNK_BYTES)
         self.offset += len(data)
         *lines, self.rest = (self.rest + data).split(b"\n")
-        return [decode(line, self.rank) for line in lines]
+        return [decode(line, self.rank) for line in lines if self.bars or b"\r" not in line.rstrip(b"\r")]
 
     def finish(self) -> list[str]:
         """All remaining lines, including an incomplete last one."""
@@ -65,18 +67,19 @@ class Tail:
         if self.file is not None:
             self.file.close()
             self.file = None
-        if self.rest:
+        if self.rest and (self.bars or b"\r" not in self.rest.rstrip(b"\r")):
             lines.append(decode(self.rest, self.rank))
-            self.rest = b""
+        self.rest = b""
         return lines
 
 
 class Tails:
-    """Follows every worker's output."""
+    """Follows every worker's output. Progress bars are shown of the first worker of this host only."""
 
     def __init__(self, show: Show) -> None:
         self.show = show
         self.tails: list[Tail] = []
+        self._first = MOST_RANK
         self._repeats = Repeats()
         self.mute_errors = False  # stderr then goes to its file only
 
@@ -86,7 +89,9 @@ class Tails:
     def follow(self, rank: int, stdout: Path, stderr: Path, *, from_now: bool = False) -> None:
         """Add a worker; `from_now` skips its earlier output."""
         for path, is_error in ((stdout, False), (stderr, True)):
-            self.tails.append(Tail(path, rank, is_error, _size(path) if from_now else 0))
+            self._first = min(self._first, rank)
+            offset = _size(path) if from_now else 0
+            self.tails.append(Tail(path, rank, is_error, offset, bars=rank == self._first))
 
     def drop(self, rank: int) -> None:
         """Show the remaining output of a worker that ended, and stop following it."""

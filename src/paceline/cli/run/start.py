@@ -15,9 +15,8 @@ from rich.live import Live as Screen
 from paceline.cli.console import out
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.prestart import prestart
-from paceline.cli.run import failure, output
+from paceline.cli.run import failure, output, status
 from paceline.cli.run.disk_full import DiskWatcher
-from paceline.cli.run.status import RunStatus
 from paceline.observe.reports.live import Live
 
 if TYPE_CHECKING:
@@ -57,20 +56,21 @@ def chosen_transport(transport: str) -> dict[str, str]:
 def shown(
     directory: Path, workers: int, quiet: bool, rank_0_only: bool = False, names: Mapping[int, str] = output.EACH_RANK
 ) -> Iterator[output.Show]:
-    """A function that prints a worker's line; a terminal gets a status line below, unless `quiet`.
+    """A function that prints a worker's line; unless `quiet`, a terminal gets a status line below it, and any other
+    output one now and then.
 
     `rank_0_only`: print rank 0's lines alone, without the rank in front. `names`: what stands there instead of a rank.
     """
     console = out()
     if not console.is_terminal:
-        yield output.rank_0 if rank_0_only else output.prefixed_by(names)
+        with contextlib.nullcontext() if quiet else status.lines(Live(directory), workers):
+            yield output.rank_0 if rank_0_only else output.prefixed_by(names)
         return
     show = output.rank_0_on_terminal(console) if rank_0_only else output.prefixed_on_terminal(console, names)
     if quiet:
         yield show
     else:
-        status = RunStatus(Live(directory), workers)
-        with Screen(status, console=console, transient=True, refresh_per_second=4):
+        with Screen(status.RunStatus(Live(directory), workers), console=console, transient=True, refresh_per_second=4):
             yield show
 
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
@@ -12,12 +14,14 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from paceline.cli.console import err
 from paceline.observe.reports.live import Live, LiveSnapshot
 from paceline.observe.reports.summary import delay_text, ranks_text, seconds_text, value_text
 
 DATA_SHARE = 0.01
 """Waiting for data is shown above this share of the time."""
 POLL_EVERY_S = 0.5  # the logs; workers flush theirs once a second
+LINE_EVERY_S = 60.0  # without a terminal
 
 
 class RunStatus:
@@ -53,13 +57,42 @@ def _left(shot: LiveSnapshot) -> str:
     return f" ({100 * shot.epoch_done:.0f} %{soon})"
 
 
+def _end(shot: LiveSnapshot) -> str:
+    """When the run ends, as far as the program has told."""
+    done, left_s = shot.whole
+    if done is None:
+        return "end unknown"
+    left = "" if left_s is None or done >= 1.0 else f", {seconds_text(left_s)} left"
+    return f"{100 * done:.0f} % of the run{left}"
+
+
+@contextlib.contextmanager
+def lines(live: Live, workers: int, every_s: float = LINE_EVERY_S) -> Iterator[None]:
+    """Context in which the status is printed now and then, where there is no terminal."""
+    over = threading.Event()
+
+    def tell() -> None:
+        while not over.wait(every_s):
+            err().print(
+                f"{time.strftime('%H:%M:%S')}: {describe(live.poll(), workers).plain}", soft_wrap=True, markup=False
+            )
+
+    thread = threading.Thread(target=tell, name="paceline-status", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def describe(shot: LiveSnapshot, workers: int) -> Text:
     """A snapshot as text: `epoch 3 | 12,345 minibatches (412/s) | loss 1.4983 | ...`."""
     elastic = [] if shot.elastic_status is None else [shot.elastic_status.text]
     if not shot.size:
         none_yet = f"{workers} worker{'s' if workers > 1 else ''} running, none attached yet"
         return Text(" | ".join([none_yet, *elastic]), no_wrap=True, overflow="ellipsis")
-    parts = [] if shot.epoch is None else [f"epoch {shot.epoch}{_left(shot)}"]
+    parts = [_end(shot)] + ([] if shot.epoch is None else [f"epoch {shot.epoch}{_left(shot)}"])
     parts.append(f"{shot.total:,} minibatches ({shot.minibatches_per_s:,.0f}/s)")
     if len(shot.minibatches) > 1:
         slowest, fastest = min(shot.minibatches.values()), max(shot.minibatches.values())
@@ -70,7 +103,7 @@ def describe(shot: LiveSnapshot, workers: int) -> Text:
     there = shot.size if shot.elastic_status is None else shot.elastic_status.members
     if shot.effective is not None and shot.effective <= there:  # else some have left since it was measured
         parts.append(f"{there} workers count as {shot.effective:.{0 if shot.effective >= 10 else 1}f}")
-    parts.append(f"exchange {100 * shot.exchange_share:.0f} %")
+    parts.append(f"efficiency {100 * (1 - shot.exchange_share):.0f} %")  # the rest waits for others, or exchanges
     if shot.data_share > DATA_SHARE:
         parts.append(f"waiting for data {100 * shot.data_share:.0f} %")
     if shot.delay is not None:

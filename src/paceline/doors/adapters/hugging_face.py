@@ -27,6 +27,7 @@ from paceline.core.extras import needed
 from paceline.doors.adapters.adapter import FOLDER, Adapter
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
+from paceline.run.progress import TurnReports
 from paceline.run.run import Run
 
 with needed("the adapter for transformers' Trainer", "transformers"):
@@ -52,6 +53,7 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
         self.adapter = Adapter("transformers' Trainer", rule, settings)
         self._trainer: Any = None
         self._from: Path | None = None
+        self._turns: TurnReports | None = None
 
     @property
     def run(self) -> Run | None:
@@ -79,6 +81,12 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
         self.adapter.attach(trainer.model, trainer.optimizer.optimizer, accelerator.scaler)
         if self._from is not None:
             self.adapter.resume(self._from, state.global_step)
+        if self.adapter.run is not None:
+            self._turns = TurnReports(self.adapter.run._context.monitor.note)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._turns is not None:
+            self._turns.report(state.global_step, state.max_steps)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.adapter.close()

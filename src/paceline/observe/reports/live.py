@@ -24,6 +24,7 @@ from paceline.observe.reports.log import WorkerLog
 from paceline.observe.reports.notices import JsonLinesTail, Notices, control_notice, worker_notice
 from paceline.observe.reports.read import LOG_NAME, add_event
 from paceline.observe.reports.summary import Shares
+from paceline.observe.reports.whole_run import WholeRun, slowest
 
 LAG_S = 2.0  # of a log behind its worker
 DEAD_S = 5.0  # without growth of a log before its process is checked
@@ -49,6 +50,7 @@ class LiveSnapshot:
         lost: ranks of lost workers.
         elastic_status: state of an elastic run; None for other runs.
         effective: how many workers all are worth; None where exchanges do not tell.
+        whole: share of the run that is done, and seconds to its end; None where the program has told no end.
     """
 
     size: int = 0
@@ -65,6 +67,7 @@ class LiveSnapshot:
     elastic_status: ElasticStatus | None = None
     epoch_left_s: float | None = None
     effective: float | None = None
+    whole: tuple[float | None, float | None] = (None, None)
 
     @property
     def total(self) -> int:
@@ -203,6 +206,7 @@ class Follower:
         self.effective: float | None = None  # how many workers all are worth
         self.curve: list[float] = []  # the loss, thinned out
         self.began_unix_s = self.ahead_s = 0.0  # start of its log; seconds after the start of the run
+        self.whole = WholeRun()
         self.inherited = 0  # minibatches that its count began with
         self._own = 0  # minibatches by the lines of exchanges
         self._about: dict[str, Any] = {}  # its process
@@ -236,6 +240,7 @@ class Follower:
             self.began_unix_s = float(event.attach.get("unix_s") or 0.0) - event.last_at_s
             self._about = event.attach
         self.at_s = max(self.at_s, event.last_at_s)
+        self.whole.add(event)
         self.closed = self.closed or event.closed is not None
         self.failed = self.failed or bool(event.errors)
         for start in event.epochs:
@@ -350,10 +355,9 @@ class Follower:
 
 
 def _seconds(event: dict[str, Any]) -> float:
-    try:
+    with contextlib.suppress(TypeError, ValueError):
         return float(event.get("at_s", 0.0))
-    except (TypeError, ValueError):
-        return 0.0
+    return 0.0
 
 
 def _sum_up(logs: list[Follower], lost: set[int]) -> LiveSnapshot:
@@ -379,6 +383,7 @@ def _sum_up(logs: list[Follower], lost: set[int]) -> LiveSnapshot:
         lost=tuple(sorted(lost)),
         data_share=sum(log.data_s for log in logs) / busy if busy else 0.0,
         effective=max(at_work or logs, key=lambda log: log.at_s).effective,
+        whole=slowest((log.whole, log.epoch_done) for log in at_work),
     )
 
 

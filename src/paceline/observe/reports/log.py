@@ -49,6 +49,7 @@ class WorkerLog:
     generations: list[GenerationEvent] = field(default_factory=list)  # of an elastic run
     began_s: float = 0.0  # when this log began, on the clock of the run
     errors: list[str] = field(default_factory=list)
+    turn: tuple[int, int] | None = None  # of the outermost loop: turns over, and all
     saves: int = 0
     resumes: int = 0
     closed: dict[str, Any] | None = None

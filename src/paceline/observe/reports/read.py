@@ -161,6 +161,8 @@ def add_event(log: WorkerLog, event: dict[str, Any]) -> None:
         log.tuned.append(from_json(Tuned, event, at_s=at_s, changes=changes))
     elif kind == "generation":
         log.generations.append(from_json(GenerationEvent, event, at_s=at_s))
+    elif kind == "turn":
+        log.turn = int(event["turn"]), max(1, int(event["turns"]))
     elif kind == "gap":
         log.gaps += int(event.get("events", 0))
     elif kind == "save":

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`run.progress` and `run.logger`: what one of several workers says for all."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from paceline.run.assembly import RunParts
+
+T = TypeVar("T")
+EVERY_S = 1.0
+"""Least time between two reports of a loop."""
+
+
+class TurnReports:
+    """Reports the turns of the outermost loop to the event log, from which `paceline run` and `watch` tell the end.
+
+    Args:
+        note: writes an event.
+    """
+
+    def __init__(self, note: Callable[..., None]) -> None:
+        self._note, self._at = note, float("-inf")
+
+    def report(self, turn: int, turns: int) -> None:
+        """`turn` of `turns` are over; reported at most every `EVERY_S`, and at the end."""
+        now = time.monotonic()
+        if turns > 0 and (now - self._at >= EVERY_S or turn >= turns):
+            self._at = now
+            self._note("turn", turn=turn, turns=turns)
+
+
+def progress(parts: RunParts, loop: Iterable[T], total: int | None = None, **settings: Any) -> Iterator[T]:
+    """The same items. Where its length is known, paceline learns when the run ends.
+
+    At a terminal the worker that speaks for all shows a bar of `tqdm`, if that is installed. Under `paceline run`
+    workers have no terminal, and its status line shows the share that is done and the time that is left.
+
+    Args:
+        parts: of the run.
+        loop: the outermost loop of the training, such as `range(epochs)`.
+        total: its length, if `len(loop)` is not known.
+        settings: of `tqdm`.
+    """
+    turns = total if total is not None else len(loop) if isinstance(loop, Sized) else 0
+    reports, turn = TurnReports(parts.context.monitor.note), 0
+    reports.report(0, turns)
+    for turn, item in enumerate(_bar(parts, loop, total, settings), start=1):
+        yield item
+        reports.report(turn, turns)
+
+
+def _bar(parts: RunParts, loop: Iterable[T], total: int | None, settings: dict[str, Any]) -> Iterable[T]:
+    if parts.context.transport.world.rank or not sys.stderr.isatty():
+        return loop
+    try:
+        bar: Iterable[T] = importlib.import_module("tqdm.auto").tqdm(loop, total=total, **settings)
+    except ImportError:
+        return loop
+    return bar
+
+
+class MainLogger(logging.LoggerAdapter[logging.Logger]):
+    """Logs on the worker that speaks for all, and on no other."""
+
+    def __init__(self, speaks: Callable[[], bool]) -> None:
+        super().__init__(logging.getLogger("program"), {})
+        self._speaks = speaks
+
+    def isEnabledFor(self, level: int) -> bool:
+        """Whether a message of this level is written here."""
+        return self._speaks() and super().isEnabledFor(level)
