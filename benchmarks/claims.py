@@ -36,9 +36,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS, RECORDS = ROOT / "benchmarks", ROOT / "records"
-TOOLS = {"speech": "espeak-ng", "c_tool": "c++", "c_tool_workers": "c++", "file_blocks": "c++"}
+TOOLS = {"speech": "espeak-ng", "c_tool": "c++", "c_tool_workers": "c++", "file_blocks": "c++", "way_in": "/usr/sbin/sshd"}
 """What a benchmark needs beside Python, by its name."""
-ROOTED = ("auto", "faults", "forecast", "network", "peers")
+ROOTED = ("auto", "faults", "forecast", "network", "peers", "way_in")
 """Benchmarks of network namespaces alone."""
 PROMISE = re.compile(r"JSON object:(.*)", re.DOTALL)
 QUOTED = re.compile(r"`(?:python )?benchmarks/(\w+)\.py(?: [^`]*)?`((?:,? (?:and )?`[\w.]+`)+)")

@@ -29,7 +29,8 @@ PermitRootLogin yes
 StrictModes no
 UsePAM no
 LogLevel ERROR
-SetEnv HOME={folder}/{name}
+Subsystem sftp internal-sftp
+SetEnv HOME={folder}/{name} {more}
 """
 CLIENT = """
 Host *
@@ -64,6 +65,14 @@ class Machines:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
+    def close(self) -> None:
+        """Kill whatever still runs on the machines, but their servers."""
+        for machine in range(self.network.hosts):
+            for pid in self.processes(machine, ""):
+                if "sshd" not in _command_line(pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
     def processes(self, machine: int, needle: str) -> list[int]:
         """Those of a machine whose command line has the needle."""
         found = subprocess.run(
@@ -80,8 +89,17 @@ def _command_line(pid: int) -> str:
 
 
 @contextlib.contextmanager
-def machines(folder: Path, count: int, *, servers: Sequence[int] | None = None) -> Iterator[Machines]:
-    """Machines `host0`, `host1` and so on; `servers`: those that run an sshd (all)."""
+def machines(
+    folder: Path, count: int, *, servers: Sequence[int] | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[Machines]:
+    """Machines `host0`, `host1` and so on, each with a home in `folder`.
+
+    Args:
+        folder: of keys and homes; empty.
+        count: of the machines.
+        servers: those that run an sshd; all by default.
+        environment: what ssh's shells have there.
+    """
     for name in ("key", "host_key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True, timeout=60)
     shutil.copy(folder / "key.pub", folder / "authorized_keys")
@@ -89,22 +107,24 @@ def machines(folder: Path, count: int, *, servers: Sequence[int] | None = None) 
     (folder / "known_hosts").write_text("".join(f"host{index} {host_key}" for index in range(count)))
     (folder / "config").write_text(CLIENT.format(folder=folder))
     (folder / "bin").mkdir()
-    wrapper = folder / "bin" / "ssh"
-    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder / "config"} "$@"\n')
-    wrapper.chmod(0o755)
+    for tool in ("ssh", "scp"):
+        wrapper = folder / "bin" / tool
+        wrapper.write_text(f'#!/bin/sh\nexec {shutil.which(tool)} -F {folder / "config"} "$@"\n')
+        wrapper.chmod(0o755)
     Path("/run/sshd").mkdir(exist_ok=True)
     with EmulatedNetwork(count, rate_mbit=1000) as network, contextlib.ExitStack() as stack:
         for index in range(count) if servers is None else servers:
-            stack.enter_context(_server(network, folder, index))
+            stack.enter_context(_server(network, folder, index, environment or {}))
         yield Machines(network, folder)
 
 
 @contextlib.contextmanager
-def _server(network: EmulatedNetwork, folder: Path, index: int) -> Iterator[None]:
+def _server(network: EmulatedNetwork, folder: Path, index: int, environment: Mapping[str, str]) -> Iterator[None]:
     name = f"host{index}"
     (folder / name).mkdir()
     config = folder / f"{name}.conf"
-    config.write_text(SERVER.format(folder=folder, name=name))
+    more = " ".join(f"{key}={value}" for key, value in environment.items())
+    config.write_text(SERVER.format(folder=folder, name=name, more=more))
     server = subprocess.Popen([*network.prefix(index), SSHD, "-D", "-e", "-f", str(config)], start_new_session=True)
     try:
         _await_port(network, index)

@@ -135,6 +135,10 @@ def test_a_folder_that_is_too_large_is_not_brought(cluster: Cluster, monkeypatch
     refused(cluster.call("--hosts", "a,b", PROGRAM), "a: it has no train.py in ~/proj, and", "a folder of its own")
 
 
+def test_a_rule_that_is_none(cluster: Cluster) -> None:
+    refused(cluster.call("--hosts", "a,b", "--rule", "nonsense", PROGRAM), "--rule: there is no rule 'nonsense'")
+
+
 def test_two_names_of_one_machine(cluster: Cluster) -> None:
     cluster.host("b", environment=f"PYTHONPATH={python_path()}\nHOME={cluster.folder / 'a'}")
     refused(cluster.call("--hosts", "a,b", PROGRAM), "b: it is the same machine as a: name it once")

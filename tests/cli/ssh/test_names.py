@@ -131,7 +131,7 @@ def test_hostfiles_that_are_none(lines: str, says: str) -> None:
         (["--debugger", 0], "--debugger waits on one machine"),
         (["--workers", 0], "--workers must be at least 1, got 0"),
         (["--timeout", 0], "--timeout must be at least 1 second"),
-        (["--rule", "nonsense"], "--rule:"),
+        (["--print", "--rule", "nonsense"], "--rule:"),
         (["--transport", "mpi"], "mpiexec"),
         (["--restarts", -1], "--restarts must be at least 0"),
         (["--job", "j", "--open"], "--job and --open exclude each other"),

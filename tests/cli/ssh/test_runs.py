@@ -50,7 +50,7 @@ def project(tmp_path: Path) -> Path:
     return place
 
 
-def start(project: Path, how: str, *options: str) -> subprocess.Popen[str]:
+def start(project: Path, how: str, *options: str, names: str = "a,b") -> subprocess.Popen[bytes]:
     plain = {name: value for name, value in schedulers.alone(os.environ).items() if not name.startswith("PACELINE_")}
     shell = f"PYTHONPATH={python_path()}\nOMP_NUM_THREADS=1\nGLOO_SOCKET_IFNAME=lo"
     hosts = project.parent / "hosts" / "of"
@@ -59,20 +59,23 @@ def start(project: Path, how: str, *options: str) -> subprocess.Popen[str]:
         (hosts / name / "environment").write_text(shell)
     (hosts / "b" / "proj").mkdir()
     (project / "paceline.toml").write_text("[hosts.b]\nworkers = 2\ndirectory = '~/proj'\n")
-    command = [sys.executable, "-m", "paceline", "run", "--hosts", "a,b", "--log", "logs", *options, "train.py", how]
-    return subprocess.Popen(
-        command, cwd=project, env={**plain, **more, "PYTHONPATH": python_path(), "COLUMNS": "200"}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "paceline", "run", "--hosts", names, "--log", "logs", *options, "train.py", how]
+    here = {"PYTHONPATH": python_path(), "COLUMNS": "200", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with (project / "said.txt").open("w") as said:  # in the program's own folder, as with nohup
+        return subprocess.Popen(
+            command, cwd=project, env={**plain, **more, **here}, stdout=said, stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
 
 
-def finish(process: subprocess.Popen[str]) -> str:
+def finish(process: subprocess.Popen[bytes], project: Path) -> str:
     try:
-        return process.communicate(timeout=DEADLINE_S)[0]
+        process.wait(DEADLINE_S)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.wait()
+    return (project / "said.txt").read_text()
 
 
 def of_both(project: Path, name: str) -> list[Path]:
@@ -80,12 +83,12 @@ def of_both(project: Path, name: str) -> list[Path]:
 
 
 def test_one_command_is_one_run_of_three_workers(project: Path) -> None:
-    process = start(project, "once")
-    said = finish(process)
+    process = start(project, "once", names="localhost,b")
+    said = finish(process, project)
     assert process.returncode == 0, said
     copy = of_both(project, ".cache/paceline/programs/*")
     assert len(copy) == 1 and copy[0].parts[-5] == "b"
-    assert f"[a 0] worker 0 of 3 in {project}" in said, said  # the same folder, on a disk that both have
+    assert f"[localhost 0] worker 0 of 3 in {project}" in said, said  # here it runs where it lies
     for rank in (1, 2):
         assert f"[b {rank}] worker {rank} of 3 in {copy[0]}" in said, said
     assert [worker.rank for worker in read_run(project / "logs").workers] == [0, 1, 2]
@@ -94,7 +97,7 @@ def test_one_command_is_one_run_of_three_workers(project: Path) -> None:
 
 def test_the_failure_of_a_worker_is_that_of_the_command(project: Path) -> None:
     process = start(project, "fails", "--quiet")
-    said = finish(process)
+    said = finish(process, project)
     assert process.returncode == 1, said
     assert "worker 2 on b failed" in said and "ValueError: spoilt" in said, said
     assert "checking" not in said and "logs:" not in said
@@ -105,9 +108,9 @@ def test_a_signal_ends_all_hosts(project: Path) -> None:
     outputs = [project / "logs" / "output" / f"rank-{rank:03d}.out" for rank in range(3)]
     until = time.monotonic() + DEADLINE_S
     while not all(path.exists() and path.stat().st_size for path in outputs):
-        assert time.monotonic() < until and process.poll() is None, finish(process)
+        assert time.monotonic() < until and process.poll() is None, finish(process, project)
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    said = finish(process)
+    said = finish(process, project)
     assert process.returncode == 128 + signal.SIGTERM and "stopped by SIGTERM" in said, said
     assert of_both(project, ".cache/paceline/jobs/*/*") == []

@@ -7,6 +7,7 @@ import secrets
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 from paceline import __version__
@@ -64,11 +65,18 @@ def programs(
             links.trouble(index, f"the check failed there: {said['error']}")
             continue
         host, python = links.hosts[index], hello[index]["python"]
+        if is_origin(links, index):  # files may change while they are compared, such as this command's own output
+            said = {**said, "differ": []}
         for text in [*versions(host, python, said["versions"]), *_program(host, said, program, may_bring)]:
             links.trouble(index, text)
         here = not may_bring or (said["directory"] and not said["differ"])
         plans[index] = Plan(str(asked[index]["directory"])) if here else Plan(said["copy"], list(said["copy_differs"]))
     return plans
+
+
+def is_origin(links: Links, index: int) -> bool:
+    """Whether a host is this machine, and runs the program where it lies."""
+    return links.links[index].is_here and links.hosts[index].directory is None
 
 
 def one_machine(links: Links, hello: Mapping[int, Mapping[str, Any]]) -> None:
@@ -83,8 +91,7 @@ def one_machine(links: Links, hello: Mapping[int, Mapping[str, Any]]) -> None:
 
 def versions(host: Host, python: list[str], found: Mapping[str, str]) -> list[str]:
     """What is wrong with paceline and torch there, compared with this machine's."""
-    from torch.version import __version__ as torch_here  # here, because --help must not wait for it
-
+    torch_here = metadata.version("torch")  # torch itself loads for seconds
     command, name = shlex.quote(python[0]), shlex.quote(f"paceline=={__version__}")
     remedy = f"ssh {host.destination} {command} -m pip install {name}"
     remedy += f', or name another Python: [hosts.{host.name}] python = "..." in paceline.toml'
@@ -94,7 +101,7 @@ def versions(host: Host, python: list[str], found: Mapping[str, str]) -> list[st
     troubles = []
     if found["paceline"] != __version__:
         troubles.append(f"it has paceline {found['paceline']}, and this machine has {__version__}: {remedy}")
-    here = str(torch_here).partition("+")[0]
+    here = torch_here.partition("+")[0]
     if "torch" not in found:
         troubles.append(f"its Python ({python[0]}) has no torch: install torch {here} there, as this machine has it")
     elif found["torch"].partition("+")[0] != here:

@@ -41,6 +41,7 @@ class Job:
         hosts: in the order of their ranks, each with its number of workers.
         program: with the files that the hosts need.
         options: those of the launcher of each host that are the same on all.
+        rule: of `--rule`, which is among them, or None.
         master: where the hosts shall meet, or None.
         timeout_s: of the run.
         may_bring: whether the program is copied to hosts where it is missing or differs.
@@ -52,6 +53,7 @@ class Job:
     hosts: Sequence[Host]
     program: ProgramFiles
     options: Sequence[str]
+    rule: str | None
     master: tuple[str, int] | None
     timeout_s: float
     may_bring: bool
@@ -88,6 +90,7 @@ def _run(job: Job, links: Links, log: Path | None, overwrite: bool) -> int:
     hosts = f"{len(job.hosts)} host{'s' if len(job.hosts) > 1 else ''}: {names}"
     job.say(f"checking {hosts}")
     links.open()
+    checks.check_rule(job.rule)  # loads torch, while ssh connects
     hello = check.greetings(links)
     plans = check.programs(links, hello, job.program, job.may_bring)
     refuse_troubles(links)
@@ -139,7 +142,8 @@ def _bring(job: Job, links: Links, plans: Mapping[int, check.Plan]) -> None:
         large = ", ".join(f"{name} ({size >> 20} MiB)" for name, size in list(job.program.left_out.items())[:3])
         job.say(f"large files are not brought: {large}; copy them yourself where the program needs them")
     for index, said in links.ask("bring", asked, BRING_S).items():
-        wrong = said.get("error") or ", ".join(said["differ"][:3])
+        changed = [path for path in said.get("differ", []) if path in job.program.code]  # other files may still grow
+        wrong = said.get("error") or ", ".join(changed[:3])
         if wrong:
             links.trouble(index, f"the program could not be brought: {wrong}")
     refuse_troubles(links)

@@ -68,12 +68,12 @@ def run(
         refuse(f"--workers must be at least 1, got {asked.workers}")
     if not timeout_s >= 1:
         refuse(f"--timeout must be at least 1 second, got {timeout_s}")
-    checks.check_rule(given["rule"])
     master = None if asked.master is None else checks.host_and_port("--master", asked.master)
     secret = not security.in_the_clear and security.tls is None and sum(host.workers or 1 for host in found) > 1
     files, options = collect(program, Path.cwd()), words.same_on_all(ctx)
     files = replace(files, words=(*files.words, *program.arguments))
     if given["print_only"]:
+        checks.check_rule(given["rule"])
         print(words.shown(found, options, files, master, secret))
         return 0
     if not client.installed():
@@ -81,7 +81,7 @@ def run(
     from paceline.cli.ssh import launch  # here, because --print and refusals need none of it
 
     job = launch.Job(
-        found, files, options, master, timeout_s, given["bring"], rank_0_only, secret, given["quiet"]
+        found, files, options, given["rule"], master, timeout_s, given["bring"], rank_0_only, secret, given["quiet"]
     )  # fmt: skip
     return launch.run(job, given["log"], given["overwrite"])
 
