@@ -36,7 +36,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS, RECORDS = ROOT / "benchmarks", ROOT / "records"
-TOOLS = {"speech": "espeak-ng", "c_tool": "c++", "c_tool_workers": "c++", "file_blocks": "c++", "way_in": "/usr/sbin/sshd"}
+TOOLS = {
+    "speech": "espeak-ng",
+    "c_tool": "c++",
+    "c_tool_workers": "c++",
+    "file_blocks": "c++",
+    "way_in": "/usr/sbin/sshd",
+}
 """What a benchmark needs beside Python, by its name."""
 ROOTED = ("auto", "faults", "forecast", "network", "peers", "way_in")
 """Benchmarks of network namespaces alone."""
