@@ -23,6 +23,7 @@ from paceline.rules.rule import Rule
 from paceline.run import attach_marker
 from paceline.run.receipts import with_receipts
 from paceline.run.run import Run
+from paceline.run.tracking import track
 from paceline.tuning.search_round import round_from_text
 from paceline.update.engine import exit_handling
 from paceline.update.engine.settings import Settings
@@ -105,7 +106,8 @@ def attach(
             blocks, "outliers" gradients as well, a `paceline.Guard` sets the limits, and None accepts all. With
             `paceline.Guard(held_out=..)` workers also judge blocks by the loss of the model on held-out data.
         checkpoint: directory, or URL of an object store, in which the newest steps of the run are kept, so that
-            `run.resume()` continues from there with the same bits; see `Run.checkpoint`. None keeps none.
+            `run.resume()` continues from there with the same bits; see `Run.checkpoint`. None takes the place of
+            `paceline run`, if any, and else keeps none.
         every_blocks: exchanges from one step to the next: blocks (of a fragment, if the model has several), or
             minibatches under rules without blocks.
         keep: how many steps are kept; the store needs room for one more.
@@ -144,9 +146,15 @@ def attach(
         **rule_settings,
     )
     try:
-        return Run(model, optimizer, *chosen)
+        run = Run(model, optimizer, *chosen)
     except OverError as error:
         exit_handling.exit_after_end(error)
+    try:
+        track(run)
+    except BaseException:
+        run.abandon()
+        raise
+    return run
 
 
 def prepare(
@@ -162,6 +170,8 @@ def prepare(
     """The rule and the settings from the arguments of `attach` after model and optimizer; `given` holds further fields
     of `Settings` and settings of the rule, `with_period` is the rule of a program that gives a period and no rule."""
     unchanged = {name: given.pop(name) for name in UNCHANGED if name in given}
+    if unchanged.get("checkpoint") is None:
+        unchanged["checkpoint"] = os.environ.get("PACELINE_CHECKPOINT") or None
     if os.environ.get("PACELINE_LOG"):
         tolerate_full_disk()
     default = with_period if "period" in given else DEFAULT

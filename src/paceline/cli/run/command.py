@@ -40,6 +40,13 @@ from paceline.cli.run.elastic import ElasticOptions, print_plan, resume_run, sta
 from paceline.cli.run.hosts import HostOptions, job_log_directory, refuse_several_launchers, resolve_cluster
 from paceline.cli.run.program import find
 from paceline.cli.run.sealing import WriteReceipts, make_seal, refuse_unserved
+from paceline.cli.run.tracking import (
+    CheckpointOption,
+    MetricsOption,
+    TensorboardOption,
+    TrackingOptions,
+    WandbOption,
+)
 from paceline.cli.ssh import options as ssh
 from paceline.cli.ssh.hosts import are_names as hosts_by_name
 
@@ -120,6 +127,10 @@ def run(
     ] = False,
     force_zero_lines: ForceZeroLines = False,
     receipts: WriteReceipts = False,
+    tensorboard: TensorboardOption = None,
+    wandb: WandbOption = None,
+    metrics: MetricsOption = None,
+    checkpoint: CheckpointOption = None,
     transport: Annotated[
         str,
         typer.Option(
@@ -152,6 +163,8 @@ def run(
     program = None if script is None else find(script, arguments, module)
     if program is None and (elastic is None or workers != 0):
         refuse("no program was given: paceline run [OPTIONS] PROGRAM [ARGUMENTS]")
+    tracking = TrackingOptions(tensorboard, wandb, metrics, checkpoint)
+    tracking.check(program)
     options = zero_lines.ZeroLineOptions(as_is, force_zero_lines, random_data)
     security = certificates.Security(tls, job, in_the_clear)
     security.check()
@@ -171,20 +184,25 @@ def run(
             refuse_several_launchers()
         here = 1 if workers is None else workers
         places = sites.options(invite, public, relay, listen, security, print_only, here)
-        asked = ElasticOptions(elastic, join, listen, here, rule, timeout, grace, places)
+        asked = ElasticOptions(elastic, join, listen, here, rule, timeout, grace, places, tracking.environment())
         if print_only:
             return print_plan(asked, program, log, security)
         raise typer.Exit(start_run(asked, program, options, log, overwrite, security, absence, quiet))
     assert program is not None
     if mpi_process is not None:
-        passed_on = under_mpi.RunOptions(rule, log, overwrite, timeout, transport, quiet, restarts, print_only)
+        passed_on = under_mpi.RunOptions(
+            rule, log, overwrite, timeout, transport, quiet, restarts, print_only, tracking
+        )
         raise typer.Exit(under_mpi.run(mpi_process, program, options, passed_on, security))
     cluster, scheduler = resolve_cluster(asked_hosts, debugger.timeout(debug, ctx))
     bare = zero_lines.serves(program, options, cluster.size)
+    if bare:
+        tracking.check_zero_lines(restarts)
     command = program.command(bare)
     debugged = debugger.commands(debug, cluster, command)
     log = log or job_log_directory(scheduler)
     variables = zero_lines.environment(cluster, bare, random_data) | start.chosen_transport(transport)
+    variables |= tracking.environment()
     if print_only:
         checks.check_rule(rule)
         directory = dry_run.log_directory(log)

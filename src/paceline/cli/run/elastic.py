@@ -7,7 +7,8 @@ import contextlib
 import os
 import shlex
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ class ElasticOptions:
         timeout_s: a worker that does not answer for so long is lost.
         grace_s: of stragglers, or None.
         sites: how hosts of other sites take part.
+        variables: further ones of the workers.
     """
 
     elastic: str | None
@@ -54,6 +56,7 @@ class ElasticOptions:
     timeout_s: float
     grace_s: float | None
     sites: Sites = HERE
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def cluster(self) -> LaunchCluster:
         """Of this host's workers; a launcher that joins is not host 0."""
@@ -94,7 +97,7 @@ def print_plan(asked: ElasticOptions, program: Program | None, log: Path | None,
     _check_secret(asked, security)
     directory = dry_run.log_directory(log)
     cluster = asked.cluster()
-    added = start.environment(cluster, asked.rule, directory)
+    added = start.environment(cluster, asked.rule, directory) | dict(asked.variables)
     tls = security.tls or _from_environment()
     if tls is None and not security.in_the_clear:
         tls = directory / "door" / f"host-{cluster.host_index}" / "place-0"
@@ -161,7 +164,7 @@ def start_run(
         address = (LOOPBACK, 0)  # which the relay leads to
     plan = SavedPlan(
         command=program.command() if program is not None and asked.workers else [],
-        environment=start.environment(cluster, asked.rule, directory),
+        environment=start.environment(cluster, asked.rule, directory) | dict(asked.variables),
         folder=os.getcwd(),
         workers=asked.workers,
         control=address,

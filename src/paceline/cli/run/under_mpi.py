@@ -20,6 +20,7 @@ from paceline.cli.run.certificates import Security
 from paceline.cli.run.conclusion import point_at_logs
 from paceline.cli.run.hosts import HostOptions
 from paceline.cli.run.program import Program
+from paceline.cli.run.tracking import TrackingOptions
 from paceline.cli.run.zero_lines import ZeroLineOptions
 from paceline.communication import schedulers
 from paceline.communication.schedulers import Worker
@@ -44,6 +45,7 @@ class RunOptions:
         quiet: whether only the workers' output is shown.
         restarts: how often to restart all workers; none can be restarted here.
         print_only: whether nothing shall be started.
+        tracking: trackers and checkpoints.
     """
 
     rule: str | None
@@ -54,6 +56,7 @@ class RunOptions:
     quiet: bool
     restarts: int
     print_only: bool
+    tracking: TrackingOptions
 
 
 def process(asked: HostOptions) -> Worker | None:
@@ -91,6 +94,8 @@ def run(own: Worker, program: Program, zero: ZeroLineOptions, options: RunOption
             refuse(f"{option} is for commands that start the workers, and here mpiexec has started them")
     cluster = checks.cluster(1, own.size, own.rank, "mpiexec:1", options.timeout_s)
     bare, certificates = zero_lines.serves(program, zero, own.size), _certificates(options, security)
+    if bare:
+        options.tracking.check_zero_lines(0)
     directory = _log_directory(own, cluster, options)
     environment = {**os.environ, **_variables(own, cluster, directory, options), **certificates}
     environment |= zero_lines.environment(cluster, bare, zero.random_data)
@@ -108,7 +113,7 @@ def run(own: Worker, program: Program, zero: ZeroLineOptions, options: RunOption
 
 def _variables(own: Worker, cluster: LaunchCluster, directory: Path | None, options: RunOptions) -> dict[str, str]:
     added = start.environment(cluster, options.rule, directory or Path())
-    added |= start.chosen_transport(options.transport)
+    added |= start.chosen_transport(options.transport) | options.tracking.environment()
     if "OMP_NUM_THREADS" not in os.environ:
         added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // own.local_size))
     if directory is None:

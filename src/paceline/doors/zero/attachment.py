@@ -9,6 +9,7 @@ that constructs another optimizer and trains with it (the next fold, the next ph
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import weakref
 from pathlib import Path
@@ -62,7 +63,7 @@ class Zero:
         self._loaders = Loaders(worker.size, reporter, self._here, self._attach_if_waiting, *around)
         self._view: GlobalView | None = None
         self._own = False  # the program attaches by itself
-        self._backwards = 0
+        self._backwards = self._runs = 0
 
     def _here(self) -> str:
         return here(self._script)
@@ -145,7 +146,8 @@ class Zero:
             raise refusals.distributed(self._here())
         with torch.inference_mode(False):  # the program may evaluate first; kept tensors must be usable in training
             chosen = optimizers[0] if len(optimizers) == 1 else optimizers
-            run = attach(roots[0] if len(roots) == 1 else roots, chosen, data="split")
+            place = self._checkpoint_place()
+            run = attach(roots[0] if len(roots) == 1 else roots, chosen, data="split", checkpoint=place)
         self._view = self._states.view = GlobalView(run, roots, self._here, self._reporter)
         self._view.catch_up = self._loaders.settle
         self._served.update(optimizers)
@@ -159,6 +161,12 @@ class Zero:
         for one in optimizers if run.world.size > 1 else ():
             if advice := schedules.advice(run.rule, one):
                 self._reporter.say(advice)
+
+    def _checkpoint_place(self) -> str | None:
+        """Of this run's checkpoint steps: a folder of its own for each run after the program's first."""
+        place = os.environ.get("PACELINE_CHECKPOINT")
+        self._runs += 1
+        return place if not place or self._runs == 1 else f"{place.rstrip('/')}/run-{self._runs}"
 
     # -- what the program does --------------------------------------------------------------------
 

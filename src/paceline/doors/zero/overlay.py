@@ -26,6 +26,8 @@ OUTSIDE = ("/dev/", "/proc/", "/sys/", "/run/")
 """No regular files lie there."""
 CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "MPLCONFIGDIR")
 """Variables that name the caches of libraries, which are safe for concurrent processes."""
+STEPS = "PACELINE_CHECKPOINT"
+"""The variable that names the place of checkpoint steps, to which every worker writes its part."""
 HOMES = (".cache", ".config", ".triton", ".nv", ".keras", ".local")
 """The same, in the user's home."""
 COARSE_S = 0.01
@@ -57,7 +59,7 @@ def born(path: str) -> float | None:
 
 
 def _shared_folders() -> tuple[str, ...]:
-    named = [os.environ[name] for name in CACHES if os.environ.get(name)]
+    named = [os.environ[name] for name in (*CACHES, STEPS) if os.environ.get(name)]
     home = os.path.expanduser("~")
     inductor = [os.path.join(tempfile.gettempdir(), f"torchinductor_{os.environ.get('USER', 'root')}")]
     folders = [*named, *(os.path.join(home, name) for name in HOMES), *inductor]
