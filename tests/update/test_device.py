@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline
+from paceline.communication.virtual import VirtualTransport
 from paceline.core.flat import all_finite, fragments
 from paceline.rules.codec.select import largest
 from paceline.update.engine.blocks.buffers import buffer_states
@@ -87,6 +88,16 @@ def test_a_backward_pass_is_waited_for_once_at_its_end(rule: str) -> None:
 @pytest.mark.parametrize("rule", [*BLOCKS, *EVERY_STEP])
 def test_the_device_gives_what_the_host_gives(rule: str) -> None:
     for (_, ours), (_, theirs) in zip(program(rule, NAME), program(rule, "cpu"), strict=True):
+        for name, tensor in ours.items():
+            torch.testing.assert_close(tensor, theirs[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", [*BLOCKS[:-1], *EVERY_STEP])
+def test_a_back_end_that_takes_host_memory_gives_the_same(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As gloo does with CUDA tensors: contributions are copied to the host, and their sum to the device."""
+    wanted = program(rule, "cpu")
+    monkeypatch.setattr(VirtualTransport, "wire_device", lambda self, device: torch.device("cpu"))
+    for (_, ours), (_, theirs) in zip(program(rule, NAME), wanted, strict=True):
         for name, tensor in ours.items():
             torch.testing.assert_close(tensor, theirs[name], rtol=1e-5, atol=1e-6)
 

@@ -21,7 +21,8 @@ from paceline.rules.codec import State
 from paceline.rules.rule import Rule
 from paceline.tuning.tuner import GatheredRequests, Tuner
 from paceline.update.exchange.agreement import refuse_nothing
-from paceline.update.exchange.exchanger import Chunk, Exchanger, PendingHeader, StartedExchange
+from paceline.update.exchange.chunk import Chunk
+from paceline.update.exchange.exchanger import Exchanger, PendingHeader, StartedExchange
 from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
 from paceline.update.exchange.pipeline import Running
 

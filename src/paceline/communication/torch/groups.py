@@ -95,6 +95,11 @@ class TorchOperation:
         self.handle = handle
         self.lost, self.resumable = False, False
 
+    def completed(self) -> bool:
+        """Whether `wait` would return, or raise, at once; for NCCL, whether the device has done it."""
+        handle = self.handle
+        return handle is None or bool(handle.is_completed())
+
     def wait(self) -> None:
         if self.handle is None and not self.lost:
             return

@@ -23,7 +23,8 @@ from paceline.errors import DesyncError, MismatchError
 from paceline.rules.codec import State
 from paceline.update.exchange.agreement import compare, refuse_nothing
 from paceline.update.exchange.checksum import combine, fold
-from paceline.update.exchange.exchanger import Chunk, Exchanger, PendingHeader
+from paceline.update.exchange.chunk import Chunk
+from paceline.update.exchange.exchanger import Exchanger, PendingHeader
 from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary, to_bits
 from paceline.update.exchange.judging import (
     AGAINST,

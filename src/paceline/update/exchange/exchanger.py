@@ -25,45 +25,16 @@ from torch import Tensor
 
 from paceline.communication.base import Pending, Transport
 from paceline.errors import DesyncError, ElsewhereError, MismatchError
-from paceline.rules.codec import Codec, Dense, Layout, State, Steps
+from paceline.rules.codec import Codec, Dense, State, Steps
 from paceline.rules.topology import Topology
 from paceline.update.exchange.agreement import agree, refuse_nothing, summary_of
+from paceline.update.exchange.chunk import Chunk
 from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary, Timing
-from paceline.update.exchange.pipeline import Finished, Pipeline, Running
+from paceline.update.exchange.pipeline import Finished, LastWait, Pipeline, Pollable, Running
+from paceline.update.exchange.side_stream import SideStream, moved
 
 IN_FLIGHT = 3
 """Chunks on the wire at a time: with two, a link of 1 Gbit/s stood idle for 1 to 7 % of the time."""
-
-
-class Chunk(Protocol):
-    """A chunk of the payload, with its codec's state."""
-
-    @property
-    def layout(self) -> Layout:
-        """The shapes of its tensors."""
-
-    @property
-    def lossless(self) -> bool:
-        """Whether it must be sent dense, whatever the rule's codec."""
-
-    @property
-    def state(self) -> State:
-        """The codec's state."""
-
-    def fill(self, factor: float) -> Tensor:
-        """This worker's contribution times `factor` (zeros where that is 0), shape (n,)."""
-
-    def keep(self, state: State) -> None:
-        """Take the codec's new state, part of which may lie in the memory that `fill` gave."""
-
-    def land(self, total: Tensor, summary: ExchangeSummary) -> None:
-        """Apply the sum over the workers, shape (n,); called after `keep`."""
-
-    def prepare(self, total: Tensor, summary: ExchangeSummary) -> None:
-        """With overlap: apply the sum to the state that the next block does not touch."""
-
-    def move(self, made: int) -> None:
-        """With overlap, at the end: apply the sum to the rest; `made` minibatches were made meanwhile."""
 
 
 class StartedExchange(Protocol):
@@ -111,6 +82,7 @@ class Exchanger:
         codec: encodes the chunks.
         topology: the route over which they are summed.
         overlapped: whether the next block computes while an exchange is under way.
+        devices: of the model.
 
     Attributes:
         auditor: judges contributions by held-out losses; None without one.
@@ -121,11 +93,21 @@ class Exchanger:
 
     auditor: Auditor | None = None  # it survives a new connection
 
-    def __init__(self, transport: Transport, codec: Codec, topology: Topology, overlapped: bool = False) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        codec: Codec,
+        topology: Topology,
+        overlapped: bool = False,
+        devices: Iterable[torch.device] = (),
+    ) -> None:
         self.transport, self.codec = transport, codec
         self._route = topology.route(transport, codec.operations)
         self._overlapped = overlapped
-        self._pipeline = Pipeline(transport.background and (self._route.stages > 1 or overlapped), self._route.stages)
+        devices = set(devices)
+        copies = any(transport.wire_device(device) != device for device in devices)
+        threads = transport.background and (self._route.stages > 1 or overlapped or copies)
+        self._pipeline = Pipeline(threads, self._route.stages, SideStream.beside(devices))
         self.voted: PendingHeader | None = None
         self.vote_s = 0.0
         self.early: list[tuple[Chunk, Running]] = []
@@ -189,6 +171,8 @@ class Exchanger:
 
         def steps() -> Steps[tuple[Tensor, State]]:
             total, state = yield from self._steps(chunk, chunk.fill(factor), number)
+            if not self.transport.background:
+                yield LastWait(pending_header.summary, pending_header.completed)
             summary = pending_header.summary()
             if summary.weight > 0:
                 chunk.prepare(total, summary)
@@ -199,7 +183,16 @@ class Exchanger:
 
     def _steps(self, chunk: Chunk, x: Tensor, number: int) -> Steps[tuple[Tensor, State]]:
         codec = Dense() if chunk.lossless else self.codec.at(number)
-        return self._route.exchange(codec, x, chunk.layout, chunk.state)
+        device = self.transport.wire_device(x.device)
+        if device == x.device:
+            return (yield from self._route.exchange(codec, x, chunk.layout, chunk.state))
+        before = {name: tensor.to(device) for name, tensor in chunk.state.items()}
+        total, state = yield from self._route.exchange(codec, moved(x, device), chunk.layout, before)
+        return x.copy_(total, non_blocking=True), state
+
+    def progress(self) -> None:
+        """Go on with exchanges under way, without waiting."""
+        self._pipeline.progress()
 
     def meet(self, header: ExchangeHeader) -> ExchangeSummary:
         """An exchange of headers alone."""
@@ -246,6 +239,11 @@ class PendingHeader:
         self._summary = summary
         if summary is None:
             self._pending, self._rows = exchanger.gather_row(header.row)
+
+    def completed(self) -> bool:
+        """Whether `summary` would not wait: headers in host memory have arrived."""
+        there = self._summary is not None or (isinstance(self._pending, Pollable) and self._pending.completed())
+        return there and (self._summary is not None or self._rows.device.type == "cpu")
 
     def summary(self) -> ExchangeSummary:
         """All workers' headers; raises `DesyncError` or `MismatchError` where they do not fit together."""

@@ -12,6 +12,11 @@ thread: the first operation starts at once, and `finish` does the rest. With ove
 different times (a worker that ends, restarts a block or exports the model is early), so that later operations would
 start in different orders. Then all operations start with the exchange (`eager`), each as soon as the one before is
 over, so that the order of operations is that of the exchanges, the same on every worker.
+
+On a GPU that is done on a side stream (:mod:`paceline.update.exchange.side_stream`), for all exchanges: the stream, and
+not the host, waits from one operation to the next. What follows the last operation needs all workers' headers, which
+come to the host. `progress`, which is called at every step, goes on with it as soon as they are there, and never waits:
+an exchange starts no operation then, so its moment may differ from worker to worker.
 """
 
 from __future__ import annotations
@@ -20,15 +25,43 @@ import atexit
 import queue
 import threading
 import weakref
-from typing import Any, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
 from paceline.communication.base import Pending
 from paceline.core import runtime
 from paceline.rules.codec.base import Steps
+from paceline.update.exchange.side_stream import SideStream
 
 Result = TypeVar("Result")
+
+
+@runtime_checkable
+class Pollable(Protocol):
+    """A `Pending` that tells whether it would wait."""
+
+    def wait(self) -> None: ...
+
+    def completed(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+
+
+@dataclass(frozen=True)
+class LastWait:
+    """A `Pending` after which an exchange starts no other operation.
+
+    Attributes:
+        wait: waits, or raises.
+        completed: whether it would do so at once.
+    """
+
+    wait: Callable[[], Any]
+    completed: Callable[[], bool]
+
+
 LEAVE_S = 3.0
 """How long the interpreter's exit waits for stages to return from operations whose connections were closed."""
 _at_work: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -45,8 +78,9 @@ def _await_stages() -> None:
 class Running:
     """An exchange under way."""
 
-    def __init__(self, steps: Steps[Any]) -> None:
+    def __init__(self, steps: Steps[Any], side: SideStream) -> None:
         self._steps: Steps[Any] | None = steps
+        self._side = side
         self._pending: Pending | None = None
         self._result: Any = None
         self._error: BaseException | None = None
@@ -58,9 +92,9 @@ class Running:
             return False
         assert self._steps is not None
         try:
-            if self._pending is not None:
-                self._pending.wait()
-            with torch.no_grad():
+            with self._side.entered(), torch.no_grad():
+                if self._pending is not None:
+                    self._pending.wait()
                 self._pending = next(self._steps)
             return True
         except StopIteration as stop:
@@ -72,7 +106,8 @@ class Running:
         return False
 
     def finish(self) -> Any:
-        """The exchange's result; raises what it raised."""
+        """The exchange's result, for this thread's stream; raises what it raised."""
+        self._side.join()
         if self._error is not None:
             raise self._error
         return self._result
@@ -82,13 +117,25 @@ class Finished(Running):
     """An exchange that is over."""
 
     def __init__(self, result: Any) -> None:
-        super().__init__(iter(()))  # type: ignore[arg-type]
+        super().__init__(iter(()), SideStream())  # type: ignore[arg-type]
         self._result = result
         self.over.set()
 
 
 class _Inline(Running):
     """An exchange that its own worker drives."""
+
+    def start(self, operations: int) -> None:
+        """Start so many operations, or as many as it has."""
+        for _ in range(operations):
+            if not self.advance() or isinstance(self._pending, LastWait):
+                break
+
+    def progress(self) -> None:
+        """Go on, as far as nothing is to be waited for."""
+        while isinstance(self._pending, Pollable) and self._pending.completed():
+            self._side.fork()
+            self.advance()
 
     def finish(self) -> Any:
         while self.advance():
@@ -114,11 +161,13 @@ class Pipeline:
     Args:
         threads: whether to work in the background.
         operations: most operations of an exchange.
+        side: the stream on which exchanges work.
     """
 
-    def __init__(self, threads: bool, operations: int) -> None:
-        self._threads, self._operations = threads, operations
+    def __init__(self, threads: bool, operations: int, side: SideStream | None = None) -> None:
+        self._threads, self._operations, self._side = threads, operations, side or SideStream()
         self._stages: list[Stage] = []
+        self._started: list[_Inline] = []  # all of whose operations have started
 
     def start(self, steps: Steps[Any], eager: bool = False) -> Running:
         """Start an exchange; exchanges go through every stage in the order in which they were started.
@@ -127,14 +176,22 @@ class Pipeline:
             steps: the exchange.
             eager: whether, without threads, all of its operations are started now.
         """
+        self._side.fork()
         if not self._threads:
-            inline = _Inline(steps)
-            for _ in range(self._operations if eager else 1):
-                inline.advance()
+            inline, eager = _Inline(steps, self._side), eager or self._side.apart
+            inline.start(self._operations if eager else 1)
+            if eager:
+                self._started.append(inline)
             return inline
-        staged = _Staged(steps)
+        staged = _Staged(steps, self._side)
         _stage(self._stages, 0).put(staged)
         return staged
+
+    def progress(self) -> None:
+        """Without threads: go on with exchanges all of whose operations have started, without waiting."""
+        for inline in self._started:
+            inline.progress()
+        self._started = [inline for inline in self._started if not inline.over.is_set()]
 
     def close(self) -> None:
         """End the threads after the exchanges that they have."""

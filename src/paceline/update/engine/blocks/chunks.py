@@ -25,7 +25,7 @@ class OuterStateChunk:
     Args:
         outer: the outer state.
         begin, end: its range (excl.).
-        wire: memory for it, shape (at least end - begin,), on the transport's device.
+        wire: memory for it, shape (at least end - begin,), on the outer state's device.
         numbers: of the block; read when the chunk is packed and when it lands.
 
     Attributes:
@@ -71,12 +71,9 @@ class OuterStateChunk:
             return self._wire if factor == 1 else self._wire.mul_(factor)
         for low, high in self._blocks():
             space = self.space(low, high)
-            out = space if space.device == self.outer.device else self.outer.scratch(2, high - low)
-            self.outer.contribute(low, high, out)
+            self.outer.contribute(low, high, space)
             if factor != 1:
-                out.mul_(int(factor) if out.dtype == torch.int64 else factor)
-            if out is not space:
-                space.copy_(out)
+                space.mul_(int(factor) if space.dtype == torch.int64 else factor)
         return self._wire
 
     def keep(self, state: State) -> None:
@@ -107,15 +104,12 @@ class OuterStateChunk:
     @torch.no_grad()
     def _each(self, total: Tensor, summary: ExchangeSummary, use: Use) -> None:
         weight, block = self.outer.weight(summary), self._numbers.end(summary)
-        elsewhere, integers = total.device != self.outer.device, total.dtype == torch.int64
+        integers = total.dtype == torch.int64
         for (low, high), mean in zip(self._blocks(), torch.split(total, self.outer.block_elements), strict=True):
-            scratch = self.outer.scratch(2, high - low)
-            if elsewhere:
-                mean = scratch.copy_(mean)
             if integers:
                 mean = torch.div(mean, int(weight), rounding_mode="floor")
             elif weight != 1:  # into scratch, which stays in the cache
-                mean = torch.div(mean, weight, out=scratch)
+                mean = torch.div(mean, weight, out=self.outer.scratch(2, high - low))
             use(low, high, mean, summary, block)
 
 
@@ -130,9 +124,9 @@ def shares_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def packings(chunks: Sequence[OuterStateChunk], state: OuterState) -> list[OuterStateChunk]:
-    """The chunks of `state` whose wire memory no earlier chunk needs, if it is on the outer state's device."""
+    """The chunks of `state` whose wire memory no earlier chunk needs."""
     first = {chunk.space(chunk.begin, chunk.end).data_ptr(): chunk for chunk in reversed(chunks)}
-    return [chunk for chunk in first.values() if chunk.outer is state and chunk.device == state.device]
+    return [chunk for chunk in first.values() if chunk.outer is state]
 
 
 def cut_states(
@@ -158,20 +152,20 @@ def cut_states(
     """
     pieces: list[tuple[OuterState, int, int]] = []
     total = sum(state.numel for state in states)
-    transport, codec = exchanger.transport, rule.codec
+    codec = rule.codec
     for state in states:
         wanted = max(1, round(rule.common.chunks * state.numel / max(total, 1)))
-        ranges = cut(state.layout, wanted, Dense() if state.lossless else codec, transport.coarse)
+        ranges = cut(state.layout, wanted, Dense() if state.lossless else codec, exchanger.transport.coarse)
         pieces += [(state, begin, end) for begin, end in ranges]
     wires: dict[tuple[torch.dtype, torch.device, int], Tensor] = {}
     longest: dict[tuple[torch.dtype, torch.device], int] = {}
     for state, begin, end in pieces:
-        key = (state.dtype, transport.wire_device(state.device))
+        key = (state.dtype, state.device)
         longest[key] = max(longest.get(key, 0), end - begin)
     chunks = []
     for turn, (state, begin, end) in enumerate(pieces):
-        key = (state.dtype, transport.wire_device(state.device))
-        packs = measured and state.device.type == key[1].type == "cpu"  # a pass takes longer there than on a device
+        key = (state.dtype, state.device)
+        packs = measured and state.device.type == "cpu"  # a pass takes longer there than on a device
         own = overlapped or exchanger.keeps or (not state.lossless and (packs or not codec.exact))
         name = (*key, -1 - turn if own else turn % IN_FLIGHT)
         if name not in wires:

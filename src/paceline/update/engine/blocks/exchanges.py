@@ -36,6 +36,7 @@ class BlockExchanges:
         Args:
             idle: whether another process of the host made it.
         """
+        self._exchanger.progress()
         blocks = self.blocks
         blocks.schedule.stepped()
         for fragment in blocks.landing():

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from paceline.communication import Transport
 from paceline.core import kernels
 from paceline.core.flat import Fragment
@@ -203,7 +205,7 @@ def assemble(run: RunContext) -> Parts:
     """Check that all workers attached the same, give them rank 0's model, and build the engine's parts."""
     rule, settings, transport = run.rule, run.settings, run.transport
     same = {"seed": settings.seed, "outer_state": settings.outer_state, "guard": str(settings.guard)}
-    devices = (settings.outer_state_device or p.device for _, named in run.owned for _, p in named)
+    devices = [settings.outer_state_device] if settings.outer_state_device else _devices(run)
     same[f"kernels ({kernels.SWITCH}=0 turns Triton's off)"] = kernels.arithmetic(devices)
     fragments = begin_together(transport, rule, run.model, run.owned, same)
     exchanger = _exchanger(run, rule)
@@ -234,9 +236,14 @@ def assemble(run: RunContext) -> Parts:
     return parts
 
 
+def _devices(run: RunContext) -> set[torch.device]:
+    """The devices of the model's trained parameters."""
+    return {parameter.device for _, named in run.owned for _, parameter in named}
+
+
 def _exchanger(run: RunContext, rule: Rule) -> Exchanger:
     """The connection among all workers."""
-    exchanger = Exchanger(run.transport, rule.codec, rule.common, overlapped=rule.schedule.overlap > 0)
+    exchanger = Exchanger(run.transport, rule.codec, rule.common, rule.schedule.overlap > 0, _devices(run))
     exchanger.asks = lambda: run.tuner.asks
     return exchanger
 
@@ -248,7 +255,7 @@ def _within_host(run: RunContext) -> Exchanger | None:
     if len(names) == len(hosts):
         return None
     part = run.transport.part([[rank for rank, host in enumerate(hosts) if host == name] for name in names])
-    return Exchanger(part, Dense(), Flat(run.rule.common.chunks))
+    return Exchanger(part, Dense(), Flat(run.rule.common.chunks), devices=_devices(run))
 
 
 def blocks_of(run: RunContext, rule: Rule, exchanger: Exchanger) -> FragmentedModel | None:

@@ -26,14 +26,13 @@ class GradientBucket:
 
     Args:
         fragment: the parameters.
-        device: the device from which the transport sends.
         lossless: whether the codec is exact.
     """
 
-    def __init__(self, fragment: Fragment, device: torch.device, lossless: bool) -> None:
+    def __init__(self, fragment: Fragment, lossless: bool) -> None:
         self.fragment, self.lossless = fragment, lossless
         self.reader: PayloadReader = GradientReader()
-        self.wire = torch.zeros(fragment.numel, dtype=fragment.outer_dtype, device=device)
+        self.wire = torch.zeros(fragment.numel, dtype=fragment.outer_dtype, device=fragment.device)
         shapes = [local(tensor).shape for tensor in fragment.tensors]
         self.layout = Layout.of(
             shape if math.prod(shape) == slot.numel else (slot.numel,)
@@ -256,7 +255,7 @@ class GradientChunk:
             if not self.bucket.has[number]:
                 low, high = max(slot.offset, self.begin), min(slot.end, self.end)
                 owed = residual[low - self.begin : high - self.begin]
-                owed.add_(self.bucket.mean[low:high], alpha=weight)
+                owed.add_(self.bucket.mean[low:high].to(owed.device), alpha=weight)
 
     def land(self, total: Tensor, summary: ExchangeSummary) -> None:
         """Take the mean."""

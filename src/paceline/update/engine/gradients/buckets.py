@@ -71,7 +71,7 @@ class GradientBuckets:
         self.place = [(0, 0)] * len(self.order)
         last_of: list[tuple[int, GradientChunk]] = []
         for place, fragment in enumerate(fragments("parameters", [self._named[index] for index in self.order])):
-            bucket = GradientBucket(fragment, self._transport.wire_device(fragment.device), codec.exact)
+            bucket = GradientBucket(fragment, codec.exact)
             bucket.takes_norm = self._norms
             self.buckets.append(bucket)
             for number, tensor in enumerate(fragment.tensors):
@@ -83,7 +83,7 @@ class GradientBuckets:
                 last_of.append((final, chunk))
         self.chunks = [chunk for _, chunk in sorted(last_of, key=lambda pair: pair[0])]
         for state in self._buffers:
-            wire = torch.zeros(state.numel, dtype=state.dtype, device=self._transport.wire_device(state.device))
+            wire = torch.zeros(state.numel, dtype=state.dtype, device=state.device)
             self.buffer_chunks.append(OuterStateChunk(state, 0, state.numel, wire, PlainMean()))
         self.chunks_of = [
             [k for k, chunk in enumerate(self.chunks) if chunk.bucket is self.buckets[place] and chunk.holds(number)]

@@ -38,7 +38,8 @@ from paceline.update.engine.gradients.footer import Footer, check_same_step, of_
 from paceline.update.engine.gradients.hooks import BackwardHooks
 from paceline.update.engine.gradients.payloads import FirstMomentReader
 from paceline.update.exchange.agreement import refuse_nothing, with_outliers_dropped
-from paceline.update.exchange.exchanger import Chunk, Exchanger, PendingHeader
+from paceline.update.exchange.chunk import Chunk
+from paceline.update.exchange.exchanger import Exchanger, PendingHeader
 from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
 from paceline.update.exchange.kind import ExchangeKind
 from paceline.update.exchange.outliers import gradient_norms
