@@ -265,3 +265,17 @@ def test_without_cuda_there_is_no_side_stream() -> None:
         side.fork()
         with side.entered():
             side.join()
+
+
+def test_virtual_workers_share_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They add each other's tensors, which no side stream of another one has waited for."""
+    asked: list[list[torch.device]] = []
+    monkeypatch.setattr(SideStream, "beside", classmethod(lambda cls, devices: asked.append(list(devices)) or cls()))
+
+    def program() -> None:
+        model = nn.Linear(2, 2)
+        paceline.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "diloco(overlap=1)").close()
+
+    paceline.simulate(program, 2)
+    Exchanger(SoloTransport(), rule_from_text("bmuf").codec, Flat(), devices=[torch.device("cpu")])
+    assert asked == [[], [], [torch.device("cpu")]]

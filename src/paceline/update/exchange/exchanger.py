@@ -107,7 +107,9 @@ class Exchanger:
         devices = set(devices)
         copies = any(transport.wire_device(device) != device for device in devices)
         threads = transport.background and (self._route.stages > 1 or overlapped or copies)
-        self._pipeline = Pipeline(threads, self._route.stages, SideStream.beside(devices))
+        # virtual workers add each other's tensors, so all of them stay on one stream
+        side = SideStream.beside(devices if transport.cluster is None else ())
+        self._pipeline = Pipeline(threads, self._route.stages, side)
         self.voted: PendingHeader | None = None
         self.vote_s = 0.0
         self.early: list[tuple[Chunk, Running]] = []
