@@ -94,11 +94,11 @@ class Browser:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def wait_for(self, code: str) -> None:
+    def wait_for(self, code: str, deadline_s: float = DEADLINE_S) -> None:
         """Until an expression is true."""
-        until = time.monotonic() + DEADLINE_S
+        until = time.monotonic() + deadline_s
         while not self.run(f"Boolean({code})"):
-            assert time.monotonic() < until, f"not true within {DEADLINE_S} s: {code}"
+            assert time.monotonic() < until, f"not true within {deadline_s} s: {code}"
             select.select([], [], [], 0.05)
 
     def press(self, key: str) -> None:
@@ -107,11 +107,12 @@ class Browser:
         for kind in ("keyDown", "keyUp"):
             self.send("Input.dispatchKeyEvent", type=kind, key=key, **text)
 
-    def picture(self) -> bytes:
-        """The whole page as PNG."""
+    def picture(self, whole: bool = True) -> bytes:
+        """The whole page as PNG, or what the window shows of it."""
         box = self.send("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": box["width"], "height": box["height"], "scale": 1}
-        return base64.b64decode(self.send("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"])
+        clip = {"clip": {"x": 0, "y": 0, "width": box["width"], "height": box["height"], "scale": 1}} if whole else {}
+        found = self.send("Page.captureScreenshot", captureBeyondViewport=whole, **clip)
+        return base64.b64decode(found["data"])
 
 
 @contextmanager
