@@ -99,3 +99,16 @@ def test_every_document_is_on_the_site() -> None:
     told = (DOCS / "index.md").read_text(encoding="utf-8")
     for page in sorted(DOCS.glob("*.md")):
         assert page.stem in told or page.stem in ("comparison", "index"), f"name {page.name} in docs/index.md"
+
+
+def test_plots_are_on_white_paper() -> None:
+    """In the dark the style sheet turns their lightness round."""
+    image = pytest.importorskip("PIL.Image")
+    plots = [*(ROOT / "records").glob("*/*.png"), *(DOCS / "pictures").glob("*.png")]
+    dark = set()
+    for path in plots:
+        with image.open(path) as picture:
+            if picture.convert("RGB").crop((0, 0, 2, 2)).getextrema() != ((255, 255),) * 3:
+                dark.add(path.name)
+    assert plots and dark <= {"live.png", "live_dark.png"}  # screenshots have a form for each scheme
+    assert "only-dark" in (DOCS / "_static/site.css").read_text() and "only-dark" in (DOCS / "index.md").read_text()
