@@ -40,7 +40,7 @@ def of_loaders(options: argparse.Namespace) -> dict[str, Any]:
 
 def of_objects(options: argparse.Namespace) -> dict[str, Any]:
     """The cache beside obstore."""
-    found = objects.objects(repeats=options.rounds)
+    found = objects.objects(repeats=options.rounds, idle_s=options.idle_s)
     for name, rate in found.get("mb_per_s", {}).items():
         print(f"{name:26}{rate:10,} MB/s")
     return {"objects": found}
@@ -71,6 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rounds", type=int, default=5, help="of each measurement; medians are taken")
+    parser.add_argument("--idle-s", type=float, default=0.0, help="wait so long for idle processors before an object")
     parser.add_argument("--peers", nargs="*", choices=list(loaders.PEERS), default=list(loaders.PEERS))
     options = _quick.parse(parser, rounds=1, peers=[])
     torch.set_num_threads(1)

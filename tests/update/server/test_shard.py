@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -155,6 +156,44 @@ def test_the_optimizers_step_leaves_rate_and_momentum_as_they_were() -> None:
 
 
 # -- versions and delays -----------------------------------------------------------------------------------------------
+
+
+def test_hooks_on_every_step_of_the_program_are_not_called_for_shards() -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    called: list[Optimizer] = []
+    handle = register_optimizer_step_post_hook(lambda optimizer, *_: called.append(optimizer))
+    try:
+        program = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
+        program.step()
+        step = OptimizerSteps(Sum(), torch.optim.SGD, torch.zeros(2), {"lr": 0.1})
+        shard = ParameterShard(
+            0, torch.zeros(2), lambda anchor: step, WorkerClocks(Bounded(), [0]), keeps_origins=False
+        )
+        shard.push(torch.ones(2), IncomingPush(0, 1, 0, 1))
+    finally:
+        handle.remove()
+    assert called == [program]
+
+
+def test_what_an_optimizer_of_the_user_puts_around_its_step_stays() -> None:
+    def twice(step: Callable[[Any], None]) -> Callable[[Any], None]:
+        @functools.wraps(step)
+        def wrapper(self: Any) -> None:
+            step(self)
+            step(self)
+
+        return wrapper
+
+    class Twice(torch.optim.SGD):
+        step = twice(torch.optim.SGD.step)  # type: ignore[assignment]
+
+    anchor = torch.zeros(2)
+    shard = ParameterShard(
+        0, anchor, lambda a: OptimizerSteps(Sum(), Twice, a, {"lr": 1.0}), WorkerClocks(Bounded(), [0]), False
+    )
+    shard.push(torch.ones(2), IncomingPush(0, 1, 0, 1))
+    assert anchor.tolist() == [-2.0, -2.0]
 
 
 def test_versions_and_delays() -> None:

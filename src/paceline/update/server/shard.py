@@ -66,7 +66,6 @@ class ParameterShard:
         """Load the state that the optimizer had at attach."""
         self._update_rule.load(tensors, numbers)
 
-    @torch.no_grad()
     def push(self, values: Tensor, incoming: IncomingPush) -> int:
         """Apply a push, shape (n,), unless the shard has it already; its delay, or `REFUSED`. Overwrites `values`.
 
@@ -101,7 +100,6 @@ class ParameterShard:
             self._spare.append(kept.pop(version))  # a worker never goes back
         return kept.get(incoming.version, self._first)
 
-    @torch.no_grad()
     def pull(self, reader: int, out: Tensor) -> int:
         """Copy the values to `out`, shape (n,); their version.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -76,11 +76,16 @@ class OptimizerSteps(UpdateRule):
         self._parameter = nn.Parameter(anchor, requires_grad=False)  # the same memory
         single: dict[str, Any] = {"foreach": False} if "foreach" in inspect.signature(kind).parameters else {}
         self._optimizer = kind([self._parameter], **single)
+        self._step = unprofiled(kind)
         self._group = self._optimizer.param_groups[0]
+        self._taken: GroupSettings = {}
         self._take(settings)
         self._state = {name: torch.zeros_like(anchor) for name in outer.tensors}
 
     def _take(self, settings: GroupSettings) -> None:
+        if settings is self._taken:
+            return
+        self._taken = settings
         for name, value in settings.items():
             if name in self._group and name not in LOCAL_SETTINGS:
                 self._group[name] = tuple(value) if isinstance(value, list) else value
@@ -89,14 +94,15 @@ class OptimizerSteps(UpdateRule):
         """Correct the gradient, and step."""
         self._take(incoming.settings)
         group = self._group
-        push = replace(push, lr=float(group["lr"]), momentum=float(group.get("momentum", 0.0)))
+        lr, momentum = float(group["lr"]), float(group.get("momentum", 0.0))
+        push = Push(push.delay, push.update, push.workers, lr, momentum)
         self._outer.mend(values, anchor, origin, self._state, push)
         group["lr"] = push.lr * self._outer.rate(push)
         if "momentum" in group:
             group["momentum"] = self._outer.momentum(push.momentum, push)
         self._parameter.grad = values
         try:
-            self._optimizer.step()
+            self._step(self._optimizer)
         finally:
             self._parameter.grad = None
             group["lr"] = push.lr
@@ -135,6 +141,20 @@ class OptimizerSteps(UpdateRule):
                 state[key] = torch.tensor(number, dtype=torch.float32)
         if state:
             self._optimizer.state[self._parameter] = state
+
+
+def unprofiled(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
+    """An optimizer's step without what torch puts around it for its profiler and for hooks, of which a shard has none.
+
+    That takes longer than the step of a small shard.
+    """
+    step: Any = kind.step
+    profiled: Any = Optimizer.profile_hook_step(Optimizer.step)
+    # Not by torch's mark, which `functools.wraps` copies to what a user puts around the step.
+    found: Callable[[Optimizer], Any] = step
+    if getattr(step, "__code__", None) is profiled.__code__:
+        found = step.__wrapped__
+    return found
 
 
 class AddDelta(UpdateRule):
