@@ -14,6 +14,7 @@ import paceline
 from paceline.core import kernels
 from paceline.errors import MismatchError
 
+WORKS = kernels._works
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
@@ -21,6 +22,7 @@ CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if Triton were installed, and nothing were known of it yet."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(kernels, "_works", lambda: True)
     kernels._found.cache_clear()
     yield
     kernels._found.cache_clear()
@@ -40,6 +42,14 @@ def test_one_setting_switches_them_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_triton_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert kernels.arithmetic([CUDA]) == "torch"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here the kernels may work")
+def test_a_triton_that_does_not_work_is_told_once_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_works", WORKS)
+    with pytest.warns(UserWarning, match="PACELINE_TRITON=0"):  # there is no GPU, or no Triton
+        assert kernels.arithmetic([CUDA]) == "torch"
     assert kernels.arithmetic([CUDA]) == "torch"
 
 

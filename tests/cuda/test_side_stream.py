@@ -19,7 +19,7 @@ def device() -> torch.device:
 
 
 def test_the_side_stream_sees_what_training_had_queued_and_training_what_it_gives() -> None:
-    side, x = SideStream.beside([device()]), torch.zeros(1 << 20, device="cuda")
+    side, x = SideStream(device()), torch.zeros(1 << 20, device="cuda")
     torch.cuda._sleep(CYCLES)
     x.fill_(3.0)
     side.fork()
@@ -31,7 +31,7 @@ def test_the_side_stream_sees_what_training_had_queued_and_training_what_it_give
 
 
 def test_training_does_not_wait_before_it_joins() -> None:
-    side, ended, trained = SideStream.beside([device()]), torch.cuda.Event(), torch.cuda.Event()
+    side, ended, trained = SideStream(device()), torch.cuda.Event(), torch.cuda.Event()
     side.fork()
     with side.entered():
         torch.cuda._sleep(100 * CYCLES)
@@ -72,3 +72,13 @@ def test_a_copy_to_the_host_is_complete_and_pinned() -> None:
     assert copy.is_pinned() and copy.eq(5.0).all()
     x.zero_().copy_(copy, non_blocking=True)
     assert x.eq(5.0).all()
+
+
+def test_a_copy_to_the_device_is_not_waited_for() -> None:
+    x, ended = torch.arange(1000), torch.cuda.Event()
+    torch.cuda._sleep(100 * CYCLES)
+    ended.record()
+    there = moved(x, device())
+    assert not ended.query()
+    x.zero_()
+    assert torch.equal(there.cpu(), torch.arange(1000))

@@ -101,24 +101,38 @@ def exchange(name: str, operations: int, header: Told, said: list[str], side: St
 def test_all_operations_are_queued_on_the_side_stream_when_the_exchange_starts() -> None:
     said: list[str] = []
     side, header, found = Stream(said), Told(), list[Any]()
-    running = Pipeline(False, 3, side).start(exchange("a", 3, header, said, side, found))
+    running = Pipeline(False, 3, [side]).start(exchange("a", 3, header, said, side, found))
     assert said == ["fork", "start a0", "wait a0", "start a1", "wait a1", "start a2"]
     header.over = True
     assert running.finish() == "a"
     assert said[6:] == ["wait a2", "apply a", "join"]
 
 
+def test_exchanges_take_turns_on_the_streams() -> None:
+    """The result of the first does not wait for the second."""
+    said: tuple[list[str], list[str]] = ([], [])
+    sides, header, found = [Stream(said[0]), Stream(said[1])], Told(), list[Any]()
+    pipeline = Pipeline(False, 1, sides)
+    running = [
+        pipeline.start(exchange(name, 1, header, said[k % 2], sides[k % 2], found)) for k, name in enumerate("abc")
+    ]
+    assert said == (["fork", "start a0", "fork", "start c0"], ["fork", "start b0"])
+    header.over = True
+    running[0].finish()
+    assert said == (["fork", "start a0", "fork", "start c0", "wait a0", "apply a", "join"], ["fork", "start b0"])
+
+
 def test_an_exchange_of_fewer_operations_waits_for_no_header_when_it_starts() -> None:
     said: list[str] = []
     side, header, found = Stream(said), Told(), list[Any]()
-    Pipeline(False, 3, side).start(exchange("a", 1, header, said, side, found))
+    Pipeline(False, 3, [side]).start(exchange("a", 1, header, said, side, found))
     assert said == ["fork", "start a0", "wait a0"]
 
 
 def test_the_result_is_applied_between_two_steps_once_device_and_headers_are_there() -> None:
     said: list[str] = []
     side, header, found = Stream(said), Told(), list[Any]()
-    pipeline = Pipeline(False, 2, side)
+    pipeline = Pipeline(False, 2, [side])
     running = pipeline.start(exchange("a", 2, header, said, side, found))
     began = len(said)
     pipeline.progress()
@@ -140,7 +154,7 @@ def test_the_order_of_operations_does_not_depend_on_when_they_complete() -> None
     for quick in (0, 1):
         said: list[str] = []
         side, headers, found = Stream(said), [Told(), Told()], list[Any]()
-        pipeline = Pipeline(False, 2, side)
+        pipeline = Pipeline(False, 2, [side])
         running = [pipeline.start(exchange("ab"[k], 2, headers[k], said, side, found)) for k in (0, 1)]
         for operation in found:
             operation.over = True
@@ -161,7 +175,7 @@ def test_what_fails_between_two_steps_is_raised_when_the_exchange_is_finished() 
         yield LastWait(header.wait, header.completed)
         raise ValueError("the mean is bad")
 
-    pipeline = Pipeline(False, 1, side)
+    pipeline = Pipeline(False, 1, [side])
     running = pipeline.start(failing())
     header.over = True
     pipeline.progress()
@@ -260,7 +274,7 @@ def test_exchanges_progress_at_every_step(monkeypatch: pytest.MonkeyPatch) -> No
 def test_without_cuda_there_is_no_side_stream() -> None:
     cuda = torch.device("cuda", 0), torch.device("cuda", 1)
     for devices in ([], [torch.device("cpu")], cuda, [torch.device("cpu"), cuda[0]]):
-        side = SideStream.beside(devices)
+        (side,) = SideStream.beside(devices)
         assert not side.apart
         side.fork()
         with side.entered():
@@ -270,7 +284,7 @@ def test_without_cuda_there_is_no_side_stream() -> None:
 def test_virtual_workers_share_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """They add each other's tensors, which no side stream of another one has waited for."""
     asked: list[list[torch.device]] = []
-    monkeypatch.setattr(SideStream, "beside", classmethod(lambda cls, devices: asked.append(list(devices)) or cls()))
+    monkeypatch.setattr(SideStream, "beside", classmethod(lambda cls, devices: asked.append(list(devices)) or [cls()]))
 
     def program() -> None:
         model = nn.Linear(2, 2)

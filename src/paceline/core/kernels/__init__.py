@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import warnings
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -28,7 +29,25 @@ SWITCH = "PACELINE_TRITON"
 
 @lru_cache(maxsize=1)
 def _found() -> bool:
-    return os.environ.get(SWITCH, "1") != "0" and importlib.util.find_spec("triton") is not None
+    return os.environ.get(SWITCH, "1") != "0" and importlib.util.find_spec("triton") is not None and _works()
+
+
+def _works() -> bool:
+    """Whether a kernel runs: Triton builds its launcher with a C compiler, which a machine may lack."""
+    try:
+        from paceline.core.kernels.momentum import Factors, step
+
+        theta, mean, b, out = torch.zeros(4, 1, device="cuda").unbind()
+        step(theta, mean, b, Factors(0.0, 0.0, 1.0, 0.0, 0.0), out)
+        return True
+    except Exception as error:
+        said = str(error).strip().splitlines()
+        warnings.warn(
+            f"Triton's kernels cannot be used, so exchanges take torch's operations, which are slower: "
+            f"{type(error).__name__}: {said[0] if said else ''}. Install a C compiler, or set {SWITCH}=0",
+            stacklevel=2,
+        )
+        return False
 
 
 def serve(x: Tensor) -> bool:
@@ -38,4 +57,5 @@ def serve(x: Tensor) -> bool:
 
 def arithmetic(devices: Iterable[torch.device]) -> str:
     """Whose arithmetic serves these devices: "triton" if one of them is CUDA's and the kernels are on, else "torch"."""
-    return "triton" if any(device.type == "cuda" for device in devices) and _found() else "torch"
+    cuda = [device for device in devices if device.type == "cuda"]
+    return "triton" if cuda and _found() else "torch"

@@ -108,8 +108,8 @@ class Exchanger:
         copies = any(transport.wire_device(device) != device for device in devices)
         threads = transport.background and (self._route.stages > 1 or overlapped or copies)
         # virtual workers add each other's tensors, so all of them stay on one stream
-        side = SideStream.beside(devices if transport.cluster is None else ())
-        self._pipeline = Pipeline(threads, self._route.stages, side)
+        sides = SideStream.beside(devices if transport.cluster is None else ())
+        self._pipeline = Pipeline(threads, self._route.stages, sides)
         self.voted: PendingHeader | None = None
         self.vote_s = 0.0
         self.early: list[tuple[Chunk, Running]] = []
@@ -152,7 +152,7 @@ class Exchanger:
         """Start an all-gather of `row`, int64, shape (k,): its handle, and the rows, shape (N, k)."""
         device = self.transport.wire_device(row.device)
         rows = torch.empty(self.transport.world.size, row.numel(), dtype=torch.int64, device=device)
-        return self.transport.all_gather(rows, row.to(device)), rows
+        return self.transport.all_gather(rows, moved(row, device)), rows
 
     def begin(self, chunk: Chunk, factor: float, number: int, block: bool = False) -> Running:
         """Start the exchange of a chunk; `number` counts the exchanges of its payload; `block`: not of gradients."""

@@ -22,10 +22,11 @@ an exchange starts no operation then, so its moment may differ from worker to wo
 from __future__ import annotations
 
 import atexit
+import itertools
 import queue
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -161,11 +162,12 @@ class Pipeline:
     Args:
         threads: whether to work in the background.
         operations: most operations of an exchange.
-        side: the stream on which exchanges work.
+        sides: the streams on which exchanges work, in turn.
     """
 
-    def __init__(self, threads: bool, operations: int, side: SideStream | None = None) -> None:
-        self._threads, self._operations, self._side = threads, operations, side or SideStream()
+    def __init__(self, threads: bool, operations: int, sides: Sequence[SideStream] = ()) -> None:
+        self._threads, self._operations = threads, operations
+        self._sides = itertools.cycle(sides or [SideStream()])
         self._stages: list[Stage] = []
         self._started: list[_Inline] = []  # all of whose operations have started
 
@@ -176,14 +178,15 @@ class Pipeline:
             steps: the exchange.
             eager: whether, without threads, all of its operations are started now.
         """
-        self._side.fork()
+        side = next(self._sides)
+        side.fork()
         if not self._threads:
-            inline, eager = _Inline(steps, self._side), eager or self._side.apart
+            inline, eager = _Inline(steps, side), eager or side.apart
             inline.start(self._operations if eager else 1)
             if eager:
                 self._started.append(inline)
             return inline
-        staged = _Staged(steps, self._side)
+        staged = _Staged(steps, side)
         _stage(self._stages, 0).put(staged)
         return staged
 
