@@ -33,16 +33,17 @@ how = sys.argv[1]
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 run = paceline.attach(model, optimizer, rule="bmuf", period=4)
-rank, size, word = int(os.environ["RANK"]), os.environ["WORLD_SIZE"], os.environ.get("WORD", "-")
+rank, size = int(os.environ.get("RANK", "-1")), os.environ.get("WORLD_SIZE", "some")
+word = os.environ.get("WORD", "-")
 print("attached as", rank, "of", size, os.uname().nodename, helper.WORD, word, flush=True)
-steps = 40 if how != "endless" else 10**9
+steps = {"endless": 10**9, "long": 1500}.get(how, 40)
 for step in range(steps):
     if how == "fails" and rank == 1 and step == 10:
         raise SystemExit(7)
     optimizer.zero_grad()
     model(torch.ones(8, 1)).square().mean().backward()
     optimizer.step()
-    if how == "endless":
+    if how in ("endless", "long"):
         time.sleep(0.01)
     if step == 8:
         print("trains", flush=True)
@@ -97,9 +98,9 @@ def until(what: Callable[[], object], within_s: float = DEADLINE_S) -> None:
         time.sleep(0.05)
 
 
-def trains(project: Path, rank: int) -> bool:
+def trains(project: Path, rank: int, kind: str = "rank") -> bool:
     """Whether a worker has said so, in the log directory of the machine from which all was started."""
-    path = project / "logs" / "output" / f"rank-{rank:03d}.out"
+    path = project / "logs" / "output" / f"{kind}-{rank:03d}.out"
     return path.exists() and "trains" in path.read_text()
 
 
@@ -164,6 +165,21 @@ def test_a_server_that_is_killed_is_a_host_that_is_lost(pair: Machines, project:
             os.kill(pid, signal.SIGKILL)
     said = finish(process, 60.0)
     assert process.returncode == 1 and "host1 was lost" in said, said
+    nothing_is_left(pair, project)
+
+
+def test_an_elastic_run_goes_on_without_a_host(pair: Machines, project: Path) -> None:
+    process = start(pair, project, "--elastic", "1:2", "train.py", "long")
+    until(lambda: trains(project, 0, "place") and trains(project, 1, "place"))
+    listening = int((pair.folder / "host1.pid").read_text())
+    for pid in pair.processes(1, "sshd"):
+        if pid != listening:
+            os.kill(pid, signal.SIGKILL)
+    said = finish(process)
+    assert process.returncode == 0, said
+    assert "[host0 0] attached as" in said and "[host1 1] attached as" in said, said
+    assert "[host0] host1 is lost, and the run goes on without it" in said, said
+    assert len(list((project / "logs").glob("rank-*.jsonl"))) == 2
     nothing_is_left(pair, project)
 
 

@@ -126,8 +126,12 @@ def test_hostfiles_that_are_none(lines: str, says: str) -> None:
         (["--master", "a"], "--master must be HOST:PORT"),
         (["--master", "a:0"], "--master must be HOST:PORT"),
         (["--job", "job.pem"], "the job's secret goes to them over ssh"),
-        (["--elastic", "1:4"], "--elastic with names of hosts is not served yet"),
-        (["--join", "a:1"], "--join with names of hosts is not served yet"),
+        (["--elastic", "1:1"], "the hosts start 2 workers, and --elastic 1:1 allows 1"),
+        (["--elastic", "4"], "--elastic must be MIN:MAX"),
+        (["--elastic", "1:4", "--grace", 0], "--grace must lie above 0"),
+        (["--elastic", "1:4", "--listen", "a:1"], "--listen: with names of hosts the first one listens"),
+        (["--join", "a:1"], "--join: with names of hosts the first one listens"),
+        (["--listen", "a:1"], "--listen belongs to --elastic"),
         (["--debugger", 0], "--debugger waits on one machine"),
         (["--workers", 0], "--workers must be at least 1, got 0"),
         (["--timeout", 0], "--timeout must be at least 1 second"),
@@ -176,6 +180,15 @@ def test_print_starts_nothing_and_shows_every_command_without_the_secret() -> No
     assert "--workers 2" in second and "--hosts 2 --host-index 1" in second and second.endswith(f"{PROGRAM} --lr 0.1")
     assert f"where {PROGRAM} is missing or differs, 2 files" in said
     assert {path.name for path in Path().iterdir()} == {PROGRAM, "paceline.toml"}
+
+
+def test_an_elastic_run_has_one_launcher_that_is_joined() -> None:
+    elastic = ["--elastic", "1:8", "--grace", "2", "--master", "10.0.0.1:4000"]
+    said = call("--print", "--hosts", "a,b", "--workers", 2, *elastic, PROGRAM).stdout
+    first, second = [line.partition("paceline run ")[2] for line in said.splitlines() if " paceline run " in line]
+    assert "--elastic 1:8 --grace 2 --listen 10.0.0.1:4000" in first and "--quiet" not in first
+    assert "--join 10.0.0.1:4000" in second and "--quiet" in second
+    assert "--hosts" not in first + second and "--elastic" not in second and "--grace" not in second
 
 
 def test_what_is_typed_goes_before_tables_and_tables_before_settings() -> None:

@@ -157,7 +157,7 @@ def run(
         settings_file.announce(ctx)
     is_elastic = elastic is not None or join is not None
     named, count = hosts_by_name(hosts), ssh.count(hosts)
-    checks.check_elastic_options(is_elastic and not named, count or 1, restarts, listen, grace)
+    checks.check_elastic_options(is_elastic, count or 1, restarts, listen, grace)
     absence.check(is_elastic)
     sites.check_elastic(elastic is not None, invite, public, relay)
     program = None if script is None else find(script, arguments, module)
@@ -170,7 +170,9 @@ def run(
     security.check()
     asked_hosts = HostOptions(workers, count, host_index, master)
     if named and program is not None:
-        bare = zero_lines.serves(program, options, 2)
+        if is_elastic:
+            zero_lines.refuse_elastic(program, options)
+        bare = not is_elastic and zero_lines.serves(program, options, 2)
         raise typer.Exit(ssh.run(ctx, program, asked_hosts, security, timeout, bare))
     mpi_process = None if is_elastic else under_mpi.process(asked_hosts)
     transport = under_mpi.check_transport(transport, mpi_process, is_elastic)

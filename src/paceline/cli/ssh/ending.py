@@ -20,7 +20,13 @@ _OF_WORKER = re.compile(r"\[\d+\] ")
 
 
 def conclude(
-    hosts: Sequence[Host], ended: Ended, stopped_by: int | None, directory: Path, seconds: float, quiet: bool
+    hosts: Sequence[Host],
+    ended: Ended,
+    stopped_by: int | None,
+    directory: Path,
+    seconds: float,
+    quiet: bool,
+    elastic: Sequence[str] = (),
 ) -> int:
     """Print how the run ended; the exit code.
 
@@ -31,8 +37,12 @@ def conclude(
         directory: of the logs, here.
         seconds: that the run took.
         quiet: print errors alone.
+        elastic: the options of an elastic run, whose first launcher has said how it ended; empty in other runs.
     """
-    code = _verdict(hosts, ended, stopped_by, directory / "output", seconds, quiet)
+    if elastic and 0 in ended.codes:
+        code = ended.codes[0] if stopped_by is None else conclusion.stopped(stopped_by)
+    else:
+        code = _verdict(hosts, ended, stopped_by, directory / "output", seconds, quiet)
     if not quiet:
         conclusion.point_at_logs(directory)
     return code

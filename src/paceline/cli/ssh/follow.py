@@ -6,13 +6,14 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paceline.cli.run import output
 from paceline.cli.run.failure import LOST
+from paceline.cli.ssh import words
 from paceline.cli.ssh.far_end import STOP_S
 from paceline.cli.ssh.link import SILENCE_S, Links, Message
 
@@ -22,7 +23,11 @@ KILL_S = STOP_S + 3.0
 """After the request to stop a launcher is killed; after twice this time its host is given up."""
 LOOK_S = 0.2
 _SAFE = re.compile(r"(?:(?!\.{1,2}/)[\w.][\w.@ -]*/)*(?!\.{1,2}$)[\w.][\w.@ -]*")
-_WORKER = re.compile(r"rank-(\d+)(?:\.(\d+))?\.err")
+_WORKER = re.compile(r"(?:rank|place)-(\d+)(?:\.(\d+))?\.err")
+_PLACE = re.compile(r"output/place-(\d+)")
+_OF_LAUNCHER = re.compile(r"\[\d+\] ")
+_KEPT = re.compile(r"output/|rank-")
+"""Of an elastic run's other hosts: their launchers' own records would replace those of the first host."""
 
 
 @dataclass
@@ -45,16 +50,27 @@ class Ended:
 
 
 class Mirror:
-    """Writes the files of the other hosts into the log directory."""
+    """Writes the files of the other hosts into the log directory.
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    In an elastic run every host counts its places from 0. Here they are numbered over all hosts.
 
-    def write(self, facts: Mapping[str, Any], data: bytes) -> None:
+    Args:
+        directory: of the logs.
+        places: the first place of each host of an elastic run; empty in other runs.
+    """
+
+    def __init__(self, directory: Path, places: Sequence[int] = ()) -> None:
+        self.directory, self.places = directory, places
+
+    def write(self, facts: Mapping[str, Any], data: bytes, host: int = 0) -> None:
         """Write a piece; refuses a path that leads out of the directory."""
         name, offset = str(facts["path"]), int(facts["offset"])
         if not _SAFE.fullmatch(name) or offset < 0:
             raise ValueError(f"it sent a file with the name {name!r}, which no run has")
+        if self.places and host:
+            if not _KEPT.match(name):
+                return
+            name = _PLACE.sub(lambda found: f"output/place-{int(found[1]) + self.places[host]:03d}", name)
         path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("r+b" if offset and path.exists() else "wb") as file:
@@ -63,11 +79,23 @@ class Mirror:
 
 
 class Output:
-    """Shows the output of every rank whose files appear in the log directory, also after a restart."""
+    """Shows the output of every rank whose files appear in the log directory, also after a restart.
 
-    def __init__(self, folder: Path, show: output.Show) -> None:
+    Args:
+        folder: of the output.
+        show: prints a worker's line.
+        launcher: file of a launcher whose own words are shown as well, or None.
+    """
+
+    def __init__(self, folder: Path, show: output.Show, launcher: Path | None = None) -> None:
         self.folder, self.tails = folder, output.Tails(show)
         self._turn: dict[int, int] = {}
+        self._launcher = None if launcher is None else output.Tail(launcher, words.FIRST, True)
+
+    def _say(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            if line.strip() and not _OF_LAUNCHER.match(line):  # those of workers come from their own files
+                self.tails.show(words.FIRST, line, True)
 
     def look(self) -> None:
         """Show what is new."""
@@ -77,17 +105,21 @@ class Output:
                 self._turn[rank] = turn
                 self.tails.follow(rank, path.with_suffix(".out"), path)
         self.tails.read()
+        if self._launcher is not None:
+            self._say(self._launcher.read())
 
     def finish(self) -> None:
         """Show the rest."""
         self.look()
         self.tails.finish()
+        if self._launcher is not None:
+            self._say(self._launcher.finish())
 
 
 def worker_files(folder: Path) -> dict[int, tuple[int, Path]]:
     """The last start of each rank, and the file of its stderr."""
     found: dict[int, tuple[int, Path]] = {}
-    for path in folder.glob("rank-*.err"):
+    for path in folder.glob("*.err"):
         match = _WORKER.fullmatch(path.name)
         if match is not None:
             turn = (int(match[2] or 1), path)
@@ -102,14 +134,23 @@ class Follower:
         links: to the hosts, whose launchers run.
         directory: of the logs, here.
         show: prints a worker's line.
+        elastic: whether the run goes on without a host, unless it is the first.
         clock: seconds.
     """
 
     def __init__(
-        self, links: Links, directory: Path, show: output.Show, clock: Callable[[], float] = time.monotonic
+        self,
+        links: Links,
+        directory: Path,
+        show: output.Show,
+        elastic: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.links, self.clock = links, clock
-        self.mirror, self.output = Mirror(directory), Output(directory / "output", show)
+        self.links, self.elastic, self.clock, self.show = links, elastic, clock, show
+        counts = [host.workers or 1 for host in links.hosts]
+        places = [sum(counts[:index]) for index in range(len(counts))] if elastic else []
+        launcher = directory / "output" / f"{words.said_by(0)}.launcher" if elastic else None
+        self.mirror, self.output = Mirror(directory, places), Output(directory / "output", show, launcher)
         self.ended = Ended()
         self._forwarded = 0
         self._stop_at = self._kill_at = float("inf")
@@ -139,7 +180,7 @@ class Follower:
         """What a host said."""
         if message.kind == "file":
             try:
-                self.mirror.write(message.facts, message.data)
+                self.mirror.write(message.facts, message.data, message.host)
             except ValueError as error:
                 self._lose(message.host, str(error))
         elif message.kind == "ended":
@@ -157,10 +198,16 @@ class Follower:
 
     def _lose(self, host: int, why: str) -> None:
         self.ended.lost[host] = why
+        if self.elastic and host:
+            self.show(
+                words.FIRST, f"{self.links.hosts[host].name} is lost, and the run goes on without it: {why}", True
+            )
         self._failed(host, now=True)
 
     def _failed(self, host: int, now: bool = False) -> None:
-        """The run cannot go on: the other hosts are to end, too."""
+        """The run cannot go on: the other hosts are to end, too; an elastic one only without its first host."""
+        if self.elastic and host:
+            return
         self.ended.bad(host)
         self._stop_at = min(self._stop_at, self.clock() + (0.0 if now else SPREAD_S))
 
@@ -189,6 +236,6 @@ class Follower:
             self.links.links[index].send("signal", number=int(number))
 
 
-def follow(links: Links, directory: Path, show: output.Show) -> Ended:
+def follow(links: Links, directory: Path, show: output.Show, elastic: bool = False) -> Ended:
     """Show what all workers print, until the last launcher has ended."""
-    return Follower(links, directory, show).run()
+    return Follower(links, directory, show, elastic).run()

@@ -20,7 +20,7 @@ from rich.text import Text
 from paceline.cli.console import USAGE, err, error_panel
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.signals import SignalListener
-from paceline.cli.run import checks, start
+from paceline.cli.run import checks, elastic_checks, start
 from paceline.cli.run.conclusion import stopped
 from paceline.cli.ssh import check, words
 from paceline.cli.ssh.ending import conclude
@@ -41,6 +41,7 @@ class Job:
         hosts: in the order of their ranks, each with its number of workers.
         program: with the files that the hosts need.
         options: those of the launcher of each host that are the same on all.
+        elastic: the options of an elastic run for its first host; empty for other runs.
         rule: of `--rule`, which is among them, or None.
         master: where the hosts shall meet, or None.
         timeout_s: of the run.
@@ -53,6 +54,7 @@ class Job:
     hosts: Sequence[Host]
     program: ProgramFiles
     options: Sequence[str]
+    elastic: Sequence[str]
     rule: str | None
     master: tuple[str, int] | None
     timeout_s: float
@@ -98,19 +100,21 @@ def _run(job: Job, links: Links, log: Path | None, overwrite: bool) -> int:
     refuse_troubles(links)
     _bring(job, links, plans)
     cluster = LaunchCluster(job.size, timeout_s=job.timeout_s)
+    if job.elastic and log is not None:
+        elastic_checks.vacant(log, overwrite)
     directory = checks.log_directory(log, cluster, overwrite)
     forget_output(directory / "output")
     job.say(f"starting {job.size} worker{'s' if job.size > 1 else ''} on {hosts}")
     _start(job, links, plans, directory, master)
     with start.shown(directory, job.size, job.quiet, job.rank_0_only, words.label(job.hosts)) as show:
-        ended = follow(links, directory, show)
+        ended = follow(links, directory, show, bool(job.elastic))
     stopped_by = links.listener.received[0] if links.listener.received else None
-    return conclude(job.hosts, ended, stopped_by, directory, time.monotonic() - began, job.quiet)
+    return conclude(job.hosts, ended, stopped_by, directory, time.monotonic() - began, job.quiet, job.elastic)
 
 
 def forget_output(folder: Path) -> None:
     """Remove what an earlier run's workers and launchers wrote, which would be shown as this one's."""
-    for pattern in ("rank-*.out", "rank-*.err", "host-*.json", "host-*.launcher"):
+    for pattern in ("rank-*.out", "rank-*.err", "place-*", "host-*.json", "host-*.launcher"):
         for path in folder.glob(pattern):
             path.unlink()
 
@@ -167,7 +171,7 @@ def _start(
             "secret": secret,
             "logs": str(directory) if links.links[index].is_here else "",
             "said": words.said_by(index),
-            "arguments": words.of_host(job.hosts, index, job.options, job.program, master, bool(secret)),
+            "arguments": words.of_host(job.hosts, index, job.options, job.program, master, bool(secret), job.elastic),
         }
     for index, said in links.ask("start", asked, START_S).items():
         if "error" in said:

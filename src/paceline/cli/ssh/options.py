@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.console import refuse, settings_file
-from paceline.cli.run import checks
+from paceline.cli.run import checks, elastic_checks
 from paceline.cli.run.certificates import Security
 from paceline.cli.run.hosts import HostOptions
 from paceline.cli.run.program import Program
@@ -64,6 +64,7 @@ def run(
     _refuse_options_of_one_host(given)
     typed = ctx.get_parameter_source("workers")
     found = _hosts(ctx, asked.workers, typed is not None and typed.name == "COMMANDLINE")
+    elastic = _elastic(given, sum(host.workers or 1 for host in found))
     if asked.workers is not None and asked.workers < 1:
         refuse(f"--workers must be at least 1, got {asked.workers}")
     if not timeout_s >= 1:
@@ -74,16 +75,29 @@ def run(
     files = replace(files, words=(*files.words, *program.arguments))
     if given["print_only"]:
         checks.check_rule(given["rule"])
-        print(words.shown(found, options, files, master, secret))
+        print(words.shown(found, options, files, master, secret, elastic))
         return 0
     if not client.installed():
         refuse("--hosts with names needs OpenSSH's client, and there is no ssh on PATH: install it (openssh-client)")
     from paceline.cli.ssh import launch  # here, because --print and refusals need none of it
 
     job = launch.Job(
-        found, files, options, given["rule"], master, timeout_s, given["bring"], rank_0_only, secret, given["quiet"]
+        found, files, options, elastic, given["rule"], master, timeout_s, given["bring"], rank_0_only, secret,
+        given["quiet"],
     )  # fmt: skip
     return launch.run(job, given["log"], given["overwrite"])
+
+
+def _elastic(given: Mapping[str, Any], workers: int) -> list[str]:
+    """The options of an elastic run for its first host; empty for other runs."""
+    if given["elastic"] is None:
+        return []
+    _, most = elastic_checks.bounds(given["elastic"])
+    if workers > most:
+        refuse(f"the hosts start {workers} workers, and --elastic {given['elastic']} allows {most}: raise the latter")
+    elastic_checks.seconds(given["timeout"], given["grace"])
+    grace = [] if given["grace"] is None else ["--grace", f"{given['grace']:g}"]
+    return ["--elastic", given["elastic"], *grace]
 
 
 def _hosts(ctx: typer.Context, workers: int | None, typed: bool) -> list[hosts.Host]:
@@ -103,12 +117,11 @@ def _refuse_options_of_one_host(given: Mapping[str, Any]) -> None:
         refuse("--host-index is for a command that is typed on each host; with names of hosts, type it on one alone")
     if given["job"] is not None:
         refuse("--job: with names of hosts the job's secret goes to them over ssh; leave it out")
-    for name in ("elastic", "join", "listen"):
+    for name in ("join", "listen", "public", "relay"):
         if given[name] is not None:
-            refuse(
-                f"--{name} with names of hosts is not served yet: start the first host with --elastic and --listen, "
-                "and the other ones with --join"
-            )
+            refuse(f"--{name}: with names of hosts the first one listens for the other ones; leave it out")
+    if given["invite"]:
+        refuse("--invite is for sites without ssh to each other; with names of hosts leave it out")
     if given["debug"] is not None:
         refuse("--debugger waits on one machine: leave --hosts out, and start its worker here")
     if given["transport"] == "mpi":

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
 import typer
 
@@ -15,7 +14,8 @@ from paceline.cli.ssh import client
 from paceline.cli.ssh.hosts import Host
 from paceline.cli.ssh.program_files import ProgramFiles
 
-OWN = ("hosts", "host_index", "master", "job", "log", "overwrite", "workers", "quiet", "print_only", "bring", "module")
+OWN = ("hosts", "host_index", "master", "job", "log", "overwrite", "workers", "quiet", "print_only", "bring", "module",
+       "elastic", "grace")  # fmt: skip
 """Options that the near end uses itself, or sets for each host."""
 
 
@@ -30,6 +30,10 @@ def same_on_all(ctx: typer.Context) -> list[str]:
     return found
 
 
+FIRST = -1
+"""Stands for the launcher of the first host, where a rank is asked for."""
+
+
 def of_host(
     hosts: Sequence[Host],
     index: int,
@@ -37,6 +41,7 @@ def of_host(
     program: ProgramFiles,
     master: tuple[str, int] | None,
     secret: bool,
+    elastic: Sequence[str] = (),
 ) -> list[str]:
     """The arguments of `paceline` on one host; `{logs}` and `{secret}` stand for files that the far end makes.
 
@@ -47,11 +52,16 @@ def of_host(
         program: with its words.
         master: where the hosts meet; None with one host.
         secret: whether the job has a file of its certificates' secret.
+        elastic: the options of the launcher that hosts an elastic run, the first one; empty in other runs.
     """
-    words = ["run", *options, "--workers", str(hosts[index].workers or 1), "--quiet", "--log", "{logs}", "--overwrite"]
-    words += ["--hosts", str(len(hosts))]
-    if master is not None:
-        words += ["--host-index", str(index), "--master", address_text(*master)]
+    words = ["run", *options, "--workers", str(hosts[index].workers or 1), "--log", "{logs}", "--overwrite"]
+    words += [] if elastic and index == 0 else ["--quiet"]  # that one says what happens to members
+    where = [] if master is None else [address_text(*master)]
+    if elastic:
+        words += ["--join", *where] if index else [*elastic, *(["--listen", *where] if where else [])]
+    else:
+        words += ["--hosts", str(len(hosts))]
+        words += ["--host-index", str(index), "--master", *where] if where else []
     if secret:
         words += ["--job", "{secret}"]
     return [*words, *program.words]
@@ -64,7 +74,7 @@ def said_by(index: int) -> str:
 
 def label(hosts: Sequence[Host]) -> dict[int, str]:
     """What stands before the lines of each rank: its host and itself."""
-    return {rank: f"{host.name} {rank}" for rank, host in enumerate(by_rank(hosts))}
+    return {FIRST: hosts[0].name} | {rank: f"{host.name} {rank}" for rank, host in enumerate(by_rank(hosts))}
 
 
 def by_rank(hosts: Sequence[Host]) -> list[Host]:
@@ -72,14 +82,21 @@ def by_rank(hosts: Sequence[Host]) -> list[Host]:
     return [host for host in hosts for _ in range(host.workers or 1)]
 
 
-def shown(hosts: Sequence[Host], options: Sequence[str], program: ProgramFiles, master: Any, secret: bool) -> str:
+def shown(
+    hosts: Sequence[Host],
+    options: Sequence[str],
+    program: ProgramFiles,
+    master: tuple[str, int] | None,
+    secret: bool,
+    elastic: Sequence[str] = (),
+) -> str:
     """What would be started, for `--print`: no host is asked, so nothing is known of its directory."""
     meet = master or (hosts[0].address or f"({hosts[0].name}'s address)", 0)
     text = [f"{len(hosts)} hosts, {len(by_rank(hosts))} workers; the hosts meet at {_where(meet)}"]
     for index, host in enumerate(hosts):
         here = client.is_here(host)
         directory = host.directory or str(program.base)
-        words = of_host(hosts, index, options, program, meet if len(hosts) > 1 else None, secret)
+        words = of_host(hosts, index, options, program, meet if len(hosts) > 1 else None, secret, elastic)
         known = {"{logs}": "(its logs)", "{secret}": "(the job's file)", address_text(*meet): _where(meet)}
         python = host.python or "python3"
         line = [python, "-m", "paceline", *(known.get(word, word) for word in words)]
