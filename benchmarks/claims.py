@@ -44,7 +44,7 @@ TOOLS = {
     "way_in": "/usr/sbin/sshd",
 }
 """What a benchmark needs beside Python, by its name."""
-ROOTED = ("auto", "faults", "forecast", "network", "peers", "way_in")
+ROOTED = ("auto", "faults", "forecast", "network", "peers", "sites", "way_in")
 """Benchmarks of network namespaces alone."""
 PROMISE = re.compile(r"JSON object:(.*)", re.DOTALL)
 QUOTED = re.compile(r"`(?:python )?benchmarks/(\w+)\.py(?: [^`]*)?`((?:,? (?:and )?`[\w.]+`)+)")

@@ -112,12 +112,12 @@ class Cluster:
             time.sleep(POLL_S)
         return ["--job", str(secret)]
 
-    def _launch(self, host: int, arguments: list[str]) -> None:
+    def _launch(self, host: int, arguments: list[str], command: str = "run") -> None:
         prefix = self.network.prefix(host) if self.network else []
         added = {"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCES}
         with (self.directory / f"launcher-{host}.txt").open("ab") as out:
             self.launchers[host] = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "paceline", "run", "--quiet", *arguments],
+                [*prefix, sys.executable, "-m", "paceline", command, "--quiet", *arguments],
                 env={**os.environ, **added},
                 stdout=out,
                 stderr=out,

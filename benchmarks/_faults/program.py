@@ -103,7 +103,7 @@ class Program:
     def hold(self) -> None:
         """Where a file says so, do not come to the end of this block while it is there."""
         path = self.book.directory / f"hold-{self.book.worker}"
-        if self.made + 1 == self.job.period and path.exists():
+        if path.exists() and self.made + 1 == self.job.period:
             self.book.write("holds")
             while path.exists():
                 time.sleep(HOLD_S)

@@ -4,5 +4,6 @@
 from __future__ import annotations
 
 from .emulated import PREFIX, EmulatedNetwork, EmulationError, sweep
+from .sites import SitesNetwork
 
-__all__ = ["PREFIX", "EmulatedNetwork", "EmulationError", "sweep"]
+__all__ = ["PREFIX", "EmulatedNetwork", "EmulationError", "SitesNetwork", "sweep"]

@@ -60,6 +60,8 @@ class EmulatedNetwork:
         delay_ms: from any host to any other, one way, milliseconds.
     """
 
+    subnet = SUBNET
+
     def __init__(self, hosts: int, rate_mbit: float | Sequence[float] = 1000.0, delay_ms: float = 0.0) -> None:
         self.hosts = hosts
         self.rates_mbit = [float(r) for r in rate_mbit] if isinstance(rate_mbit, Sequence) else [rate_mbit] * hosts
@@ -69,6 +71,7 @@ class EmulatedNetwork:
         owner = f"{PREFIX}-{os.getpid()}-{_started(os.getpid())}-{next(_serial)}"
         self._switch = f"{owner}-switch"
         self._names = [f"{owner}-h{k}" for k in range(hosts)]
+        self._cables = list(self._names)  # where each host's cable ends
         self._delay_line: subprocess.Popen[str] | None = None
 
     def _check(self) -> None:
@@ -97,7 +100,7 @@ class EmulatedNetwork:
 
     def address(self, host: int) -> str:
         """The address of a host."""
-        return f"{SUBNET}.{host + 1}"
+        return f"{self.subnet}.{host + 1}"
 
     def interface(self, host: int) -> str:
         """The interface of a host, within it."""
@@ -118,7 +121,7 @@ class EmulatedNetwork:
 
     def sent_bytes(self, host: int) -> int:
         """Bytes that a host has sent, with headers (of a large packet of TCP, those of its first frame)."""
-        with _inside(self._names[host]) as links:
+        with _inside(self._cables[host]) as links:
             return int(_link(links, self.interface(host)).get_attr("IFLA_STATS64")["tx_bytes"])
 
     def cut(self, host: int) -> None:
@@ -177,7 +180,7 @@ class EmulatedNetwork:
             self._delay_line.kill()
             self._delay_line.communicate()
             self._delay_line = None
-        for name in [*self._names, self._switch]:
+        for name in dict.fromkeys([*self._names, *self._cables, self._switch]):
             _remove(name)
 
     def _build(self) -> None:
@@ -198,9 +201,9 @@ class EmulatedNetwork:
         """One host's cable."""
         port, interface = f"port{host}", self.interface(host)
         with _inside(self._switch) as links:
-            links.link("add", ifname=port, kind="veth", peer={"ifname": interface, "net_ns_fd": self._names[host]})
+            links.link("add", ifname=port, kind="veth", peer={"ifname": interface, "net_ns_fd": self._cables[host]})
             self._up(links, port, master=_link(links, "switch")["index"])
-        with _inside(self._names[host]) as links:
+        with _inside(self._cables[host]) as links:
             links.link("set", index=_link(links, "lo")["index"], state="up")
             links.addr("add", index=_link(links, interface)["index"], address=self.address(host), prefixlen=24)
             self._up(links, interface)
@@ -221,7 +224,7 @@ class EmulatedNetwork:
         """Both ends of the cable."""
         rate = self.rates_mbit[host] * 1e6 / 8
         burst = max(BURST_LEAST_BYTES, int(rate * BURST_S))
-        for namespace, name in ((self._names[host], self.interface(host)), (self._switch, f"port{host}")):
+        for namespace, name in ((self._cables[host], self.interface(host)), (self._switch, f"port{host}")):
             with _inside(namespace) as links:
                 index = _link(links, name)["index"]
                 links.tc("replace", "tbf", index, 0x10000, rate=int(rate), burst=burst, latency=f"{QUEUE_MS}ms")
