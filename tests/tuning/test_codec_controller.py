@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.schedule import Paced
 from paceline.tuning.codec_controller import CodecController
-from paceline.tuning.period_controller import AGAIN
+from paceline.tuning.period_controller import AGAIN, FIRST
 from paceline.tuning.timers import NoTimer
 from paceline.tuning.tunables import Tunables
 
@@ -70,11 +71,21 @@ def test_a_codec_that_wins_no_time_is_left_again() -> None:
     assert look(controller, 13.0) == {"period": 64} and controller.codec == "e3m0"
 
 
+def test_a_codec_whose_time_was_computed_is_measured_soon() -> None:
+    """On a link of a long delay an eighth of the bytes takes more than an eighth of the time."""
+    controller = CodecController(NoTimer(), BYTES)
+    assert look(controller, 12.0) == {"codec": "e3m0", "period": 6}  # for 12 / 8 s
+    assert controller.state()["next"] == 8 + FIRST
+    changes = controller.agree([[True, 6.0, STEP_S]] * 2, replace(PACED, period=6), 8 + FIRST)
+    assert changes is not None and changes[0] == {"period": 24}
+    assert controller.state()["next"] == 8 + FIRST + AGAIN
+
+
 def test_it_looks_again_soon_after_the_members_change_and_after_a_resume() -> None:
     first, second = CodecController(NoTimer(), BYTES), CodecController(NoTimer(), BYTES)
     look(first, 100.0)
     second.load(first.state())
-    assert second.state() == first.state() and second.codec == "e3m0" and first.state()["next"] == 8 + AGAIN
+    assert second.state() == first.state() and second.codec == "e3m0" and first.state()["next"] == 8 + FIRST
     second.among(5)
     assert second.state()["next"] == 0 and second.state()["seen"] == {}
 

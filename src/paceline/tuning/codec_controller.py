@@ -7,7 +7,8 @@ present codec k. Under another codec j an exchange is taken for what it took und
     e_j = e_k bytes_j / bytes_k,    but no less than under a codec of fewer bytes
 
 A codec whose exchanges take more than 1 / 1.25 of the time of the row before is left out: where messages are short,
-bytes do not count. Of the others it is that of the first row of :data:`paceline.rules.choice.LADDER` whose periods
+bytes do not count. The next look is soon, since that time was computed: on a link of a long delay it is longer, and
+takes a longer period. Of the others it is that of the first row of :data:`paceline.rules.choice.LADDER` whose periods
 suffice without overlap. The present one stays where it lies between the codecs that come out with exchanges a quarter
 shorter and a quarter longer: so noise does not change it.
 """
@@ -20,7 +21,7 @@ from typing import Any
 from paceline.rules.choice import MARGIN, codec_for
 from paceline.rules.schedule import Paced
 from paceline.tuning.names import Changes
-from paceline.tuning.period_controller import PeriodController, reason
+from paceline.tuning.period_controller import FIRST, PeriodController, reason
 from paceline.tuning.timers import Timer
 
 
@@ -52,7 +53,7 @@ class CodecController(PeriodController):
         if self.codec == before:
             return self._follow(exchange_s, step_s, schedule, blocks)
         period = schedule.period_for(block_s[self.codec], step_s)
-        self._looked(blocks)
+        self._looked(blocks, FIRST)
         return {"codec": self.codec, "period": period}, reason(schedule, schedule.period, exchange_s, step_s)
 
     def _times(self) -> dict[str, float]:
