@@ -22,6 +22,7 @@ The last line is a JSON object:
                       down which samples these were before it trained on them (_faults/program.py)
     cuts              seconds of each cut; `gone` workers were declared lost by them
     period            minibatches of the longest blocks; `exchange_s` the median of what an exchange of them takes
+    timelines         for every exchange seconds, and minibatches in the model; pulled_s when the cable was out
     relayed_mb        megabytes that host 0 has sent, undisturbed: what the relay passed on
     agree             whether all who came to the end have the same bits
 """
@@ -58,7 +59,7 @@ class Sites(Cluster):
 
     def lead(self) -> None:
         """The launcher."""
-        options = ["--elastic", f"2:{self.network.hosts - 1 if self.network else 2}", "--workers", "0", "--invite"]
+        options = ["--elastic", f"1:{self.network.hosts - 1 if self.network else 2}", "--workers", "0", "--invite"]
         options += ["--listen", self.address, "--timeout", f"{self.job.timeout_s:g}", "--log", str(self.log(0))]
         self._launch(0, options)
 
@@ -92,9 +93,9 @@ def main() -> None:
         alone_s = alone(directory / "alone", options, network)
         print(f"one worker alone: {alone_s:.4f} s a minibatch", flush=True)
         calm = sites(directory / "calm", options, network, [])
-        print(f"undisturbed: {calm}", flush=True)
+        show("undisturbed", calm)
         cut = sites(directory / "cut", options, network, options.cuts)
-        print(f"with cuts: {cut}", flush=True)
+        show("with cuts", cut)
     found = {
         "efficiency": round(alone_s / calm["longest_s"], 4),
         "efficiency_whole": round(alone_s / calm["whole_s"], 4),
@@ -109,6 +110,8 @@ def main() -> None:
         "exchange_s": calm["exchange_s"],
         "relayed_mb": calm["relayed_mb"],
         "agree": calm["agree"] and cut["agree"],
+        "timelines": {"undisturbed": calm["timeline"], "cut": cut["timeline"]},
+        "pulled_s": cut["pulled_s"],
         "alone_s": round(alone_s, 4),
         "sites": options.sites,
         "rate_mbit": options.rate,
@@ -120,6 +123,16 @@ def main() -> None:
     print(json.dumps(found))
 
 
+def show(name: str, found: dict[str, Any]) -> None:
+    """A line of a run."""
+    print(
+        f"{name}: {found['exchanges']} exchanges, blocks of up to {found['period']} minibatches, "
+        f"{found['longest_s']:.4f} s for each of these with their exchange; {found['gone']} workers lost, "
+        f"{found['lost']} samples lost, {found['repeated']} repeated, {found['relayed_mb']} MB relayed",
+        flush=True,
+    )
+
+
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -128,7 +141,7 @@ def parse() -> argparse.Namespace:
     add("--rate", type=float, default=20.0, help="of each site's link, each direction, Mbit/s")
     add("--delay", type=float, default=40.0, help="between a site and host 0, one way, ms")
     add("--minibatch-s", type=float, default=0.3, help="of the device that a sleep stands for")
-    add("--minibatches", type=int, default=700, help="of a run, all sites together")
+    add("--minibatches", type=int, default=1100, help="of a run, all sites together")
     add("--cuts", default="3,15", help="seconds of each cut, commas between")
     add("--timeout", type=float, default=60.0, help="of the run; a tenth of it is the silence that is allowed")
     add("--rule", default="auto")
@@ -167,21 +180,23 @@ def alone(directory: Path, options: argparse.Namespace, network: SitesNetwork) -
 def sites(directory: Path, options: argparse.Namespace, network: SitesNetwork, cuts: list[float]) -> dict[str, Any]:
     """A run of all sites; the first one's link is cut, at equal parts of the samples."""
     cluster = Sites(directory, job(directory, options, options.minibatches), network)
-    sent = network.sent_bytes(0)
+    sent, pulled = network.sent_bytes(0), list[tuple[float, float]]()
     try:
         cluster.lead()
         for site in range(1, 1 + options.sites):
             cluster.join(site)
         for number, seconds in enumerate(cuts):
             _reach(cluster, options.minibatches * (1 + number) // (1 + len(cuts)))
+            began = time.time()
             network.cut(1)
             time.sleep(seconds)
             network.mend(1)
+            pulled.append((began, time.time()))
         cluster.wait(900)
     finally:
         cluster.close()
     relayed = network.sent_bytes(0) - sent
-    return {**figures(cluster), "relayed_mb": round(relayed / 1e6, 1)}
+    return {**figures(cluster, pulled), "relayed_mb": round(relayed / 1e6, 1)}
 
 
 def _reach(cluster: Cluster, minibatches: int) -> None:
@@ -195,8 +210,8 @@ def _reach(cluster: Cluster, minibatches: int) -> None:
         time.sleep(POLL_S)
 
 
-def figures(cluster: Cluster) -> dict[str, Any]:
-    """What the books of a run say."""
+def figures(cluster: Cluster, pulled: list[tuple[float, float]]) -> dict[str, Any]:
+    """What the books of a run say, whose cable was pulled at these times."""
     books = cluster.books()
     seen = count.exchanges(books)
     found = count.samples(books, seen, cluster.job.samples)
@@ -216,7 +231,19 @@ def figures(cluster: Cluster) -> dict[str, Any]:
         "exchange_s": round(statistics.median(waited for _, _, waited in full), 3),
         "gone": sum(line["kind"] == "lost" for line in cluster.events()),
         "agree": len(set(digests.values())) == 1,
+        "timeline": _timeline(seen, begins),
+        "pulled_s": [[round(at - begins, 1) for at in one] for one in pulled],
     }
+
+
+def _timeline(seen: dict[int, count.Exchange], begins: float) -> list[tuple[float, int]]:
+    """For every exchange: seconds since the first worker began, and minibatches that are in the model from then on."""
+    found, merged = [(0.0, 0)], 0
+    for _, one in sorted(seen.items()):
+        merged += sum(made for _, made in one.brought.values())
+        if one.over:
+            found.append((round(one.done - begins, 2), merged))
+    return found
 
 
 def _blocks(lines: list[dict[str, Any]]) -> list[tuple[int, float, float]]:
