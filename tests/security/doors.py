@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import socket
 import ssl
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from paceline.communication.relay.enrolment import Registrar
+from paceline.communication.relay.invitation import Invitation
+from paceline.communication.relay.member import RelayMember
+from paceline.communication.relay.protocol import ENROL, MEMBER, STREAM, member_name, prelude
+from paceline.communication.relay.server import RelayServer
 from paceline.communication.ring import RingListener, RingTransport
 from paceline.communication.ring.wire import HELLO as ring_hello
 from paceline.communication.sockets.certificates import Authority
@@ -197,6 +204,34 @@ def ring() -> Iterator[Opened]:
         door.close()
 
 
+@contextlib.contextmanager
+def relay() -> Iterator[Opened]:
+    """The relay of an elastic run over several sites, with an invitation to it."""
+    authority = Authority.new()
+    with tempfile.TemporaryDirectory() as folder:
+        own, mine = (authority.issue(Path(folder) / role, role, role) for role in ("control", "worker"))
+        invited = Invitation(HERE, 1, authority.fingerprint())
+        with RelayServer(HERE, 0, own, Registrar(authority, [invited])) as server, Listener(HERE, mine) as listener:
+
+            def serves() -> None:
+                name = member_name(mine.identity.id, os.urandom(4).hex())
+                member = RelayMember((HERE, server.port), name, mine, listener.adopt, SOON)
+                with ThreadPoolExecutor(1) as pool:
+                    coming = pool.submit(listener.accept, SOON)
+                    with member.connect(name, "the door", SOON) as near, coming.result() as far:
+                        near.send(1, note="hello")
+                        assert far.receive(deadline_s=SOON).note == "hello"
+                member.close()
+
+            request = (100).to_bytes(4, "big") + b'{"host": "here", "keys": []}'
+            real = [
+                prelude(MEMBER) + client_hello(mine),
+                prelude(STREAM, bytes(range(32))) + FRAMES[0],
+                prelude(ENROL, invited.name) + request + bytes(104),
+            ]
+            yield Opened(server.port, real, serves)
+
+
 def client_hello(tls: TLS) -> bytes:
     """The first message of a handshake."""
     outgoing = ssl.MemoryBIO()
@@ -213,6 +248,7 @@ DOORS: dict[str, Callable[[], AbstractContextManager[Opened]]] = {
     "meeting": meeting,
     "control": control,
     "ring": ring,
+    "relay": relay,
 }
 
 

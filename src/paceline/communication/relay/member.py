@@ -103,7 +103,7 @@ class RelayMember:
         except (asyncio.CancelledError, asyncio.TimeoutError) as error:
             future.cancel()
             raise Late(f"{peer} did not answer through {self} within {timeout_s:g} s") from error
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise Closed(f"the connection to {peer} through {self} is lost: {error}") from error
         return secure(sock, f"{peer}, through {self}", peer, deadline, self._tls)
 
@@ -219,10 +219,11 @@ class RelayMember:
             task = self._loop.create_task(self._answer(str(said["ring"]), str(said.get("from", "the relay"))[:64]))
             self._ringing.add(task)
             task.add_done_callback(self._ringing.discard)
-        elif said.get("serial") in self._answers:
-            answer = self._answers.pop(said["serial"])
-            if not answer.done():
-                answer.set_result(said)
+            return
+        serial = said.get("serial")
+        answer = self._answers.pop(serial, None) if isinstance(serial, int) else None
+        if answer is not None and not answer.done():
+            answer.set_result(said)
 
     # -- streams ----------------------------------------------------------------------------------
 

@@ -55,7 +55,6 @@ CHUNK = 1 << 17
 """Bytes of a stream that are held at a time, in each direction."""
 UNREAD = 1 << 20
 """Bytes that a member may leave unread before it is given up."""
-_ENDS = (OSError, EOFError, PacelineError, asyncio.TimeoutError)
 
 
 @dataclass(eq=False)
@@ -211,7 +210,7 @@ class RelayServer:
             turned_away(peer, handshake_failure(error, self._tls.certificate))
         except ConnectionError as error:
             turned_away(peer, error, expected=True)  # also a launcher that looks whether the relay is there
-        except _ENDS as error:
+        except Exception as error:  # invalid input must end its own connection only
             turned_away(peer, error)
         except asyncio.CancelledError:
             turned_away(peer, "the relay is closed, or too many connections have not said what they are for")
