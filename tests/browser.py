@@ -75,13 +75,11 @@ class Browser:
         elif method == "Network.requestWillBeSent":
             self.requests.append(str(told["request"]["url"]))
 
-    def screen(self, width: int, height: int = 900, *, dark: bool = False, scale: float = 1.0) -> None:
-        """The size of the window in CSS pixels, and whether the reader prefers a dark page."""
-        self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False
-        )
+    def screen(self, width: int, height: int = 900, *, dark: bool = False, paper: bool = False) -> None:
+        """The size of the window in CSS pixels, whether the reader prefers a dark page, and whether it is printed."""
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.send("Emulation.setEmulatedMedia", features=[scheme])
+        self.send("Emulation.setEmulatedMedia", media="print" if paper else "", features=[scheme])
 
     def open(self, address: str) -> None:
         """Load a page and wait until its scripts have run."""

@@ -138,6 +138,11 @@ def test_a_picture_is_saved_and_paper_is_white(opened: Browser, write_run: Write
     assert name == "loss-by-time.png" and address.startswith("data:image/png;base64,") and len(address) > 10_000
     opened.run("dispatchEvent(new Event('beforeprint'))")
     assert opened.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    opened.screen(794, dark=True, paper=True)  # A4
+    opened.wait_for(
+        f"{CUT} <= 0 && [...document.querySelectorAll('.wide')].every(one => one.scrollWidth <= innerWidth)"
+    )
+    opened.screen(1024, dark=True)
     opened.run("dispatchEvent(new Event('afterprint'))")
     assert opened.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
     assert opened.run("document.querySelectorAll('.u-wrap').length === document.querySelectorAll('.plot').length")
@@ -215,10 +220,14 @@ def test_a_live_page_follows_the_run(
         last = f"document.querySelector('{CHART} .legend').textContent"
         assert opened.run(last).endswith("at 10")
         assert "silent" in opened.run("document.getElementById('part-workers-0').textContent")
+        assert opened.run("document.getElementById('said').textContent") == "starting"  # not each number is read aloud
         opened.run(f"window.first = document.querySelector('{CHART} canvas')")
+        opened.run("document.querySelector('#part-workers-0 .wide').focus()")
         goes_on(10.5, 30.5)
         opened.wait_for(f"{last}.endsWith('at 30')")
         assert opened.run(f"window.first === document.querySelector('{CHART} canvas')")  # the same chart, more points
+        assert opened.run("document.activeElement === document.querySelector('#part-workers-0 .wide')")
+        opened.run("getSelection().selectAllChildren(document.getElementById('part-head'))")
         opened.run(f"document.querySelector('{CHART} .plot').focus()")
         opened.press("Home")
         opened.press("+")  # what a reader looks at stays
@@ -226,6 +235,7 @@ def test_a_live_page_follows_the_run(
         goes_on(30.5, 99)
         opened.wait_for("document.getElementById('part-numbers').textContent.includes('10,240')")
         assert opened.run(last).endswith("at 1")
+        assert opened.run("document.getElementById('said').textContent") == "over"
         fits(opened)
         opened.run("document.getElementById('pause').click()")
         assert opened.run("document.getElementById('pause').getAttribute('aria-pressed')") == "true"

@@ -109,7 +109,8 @@ def _bar(label: str, parts: Mapping[str, float], text: str, longest: float) -> s
 def _live_bar() -> str:
     """The state of a live page, and a button that stops its changes."""
     return (
-        '<div class="live"><span class="dot" aria-hidden="true"></span><span id="status" role="status"></span>'
+        '<div class="live"><span class="dot" aria-hidden="true"></span><span id="status"></span>'
+        '<span id="said" class="hidden" role="status"></span>'
         '<button type="button" id="pause" aria-pressed="false">Pause</button></div>'
     )
 

@@ -40,7 +40,7 @@ code { font: .92em ui-monospace, "SF Mono", Menlo, "DejaVu Sans Mono", monospace
   padding: .7rem 1rem; margin: 1.4rem 0; }
 .warnings p { margin: .25rem 0; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: .88rem;
+table { border-collapse: collapse; width: 100%; font-size: .88rem; overflow-wrap: normal;
   font-variant-numeric: tabular-nums; }
 th, td { padding: .42rem .5rem; border-bottom: 1px solid var(--line); text-align: right;
   white-space: nowrap; }

@@ -279,7 +279,7 @@
 
   // -- a live page ------------------------------------------------------------------------------------------------
 
-  const waiting = new Map(); // key -> HTML of a section that cannot be replaced while the reader is in it
+  const waiting = new Map(); // key -> HTML of a section that stays while the reader has selected text in it
 
   /** Bring the sections into the order of the page; the server has escaped all text in them. */
   function arrange(order, parts) {
@@ -292,20 +292,24 @@
       const next = before ? before.nextElementSibling : main.querySelector("section");
       if (section !== next) main.insertBefore(section, next);
       before = section;
-      if (waiting.has(key) && !section.contains(document.activeElement)) {
-        if (!drawn.has(key.replace(/^chart-/, "")) || !key.startsWith("chart-")) replace(section, waiting.get(key));
+      if (waiting.has(key) && (getSelection().isCollapsed || !getSelection().containsNode(section, true))) {
+        if (!key.startsWith("chart-") || !drawn.has(key.slice("chart-".length))) replace(section, waiting.get(key));
         waiting.delete(key);
       }
     }
     for (const section of document.querySelectorAll("main > section"))
       if (!order.includes(section.id.slice("part-".length))) section.remove();
-    for (const [key, one] of drawn) if (!one.place.isConnected) drawn.delete(key);
+    for (const [key, one] of drawn) if (!one.place.isConnected && drawn.delete(key)) one.u.destroy();
   }
 
   function replace(section, html) {
-    const scrolled = [...section.querySelectorAll(".wide")].map((wide) => wide.scrollLeft);
+    const before = [...section.querySelectorAll(".wide")].map((wide) => [wide.scrollLeft, wide === document.activeElement]);
     section.replaceChildren(...new DOMParser().parseFromString(html, "text/html").body.childNodes);
-    section.querySelectorAll(".wide").forEach((wide, k) => { wide.scrollLeft = scrolled[k] ?? 0; });
+    section.querySelectorAll(".wide").forEach((wide, k) => {
+      const [left, focused] = before[k] ?? [0, false];
+      wide.scrollLeft = left;
+      if (focused) wide.focus({ preventScroll: true });
+    });
   }
 
   function follow(live) {
@@ -313,11 +317,13 @@
     const status = document.getElementById("status");
     const pause = document.getElementById("pause");
     let { revision, over } = live;
+    /** A screen reader is told when the state changes, not of each new number. */
     const say = (text, state) => {
+      if (bar.className !== `live ${state}`) document.getElementById("said").textContent = text;
       bar.className = `live ${state}`;
-      if (status.textContent !== text) status.textContent = text;
+      status.textContent = text;
     };
-    say(live.status, over ? "" : "on");
+    say(live.status, over ? "over" : "on");
     pause.addEventListener("click", () => {
       const paused = pause.getAttribute("aria-pressed") !== "true";
       pause.setAttribute("aria-pressed", String(paused));
@@ -334,7 +340,7 @@
           ({ revision, over } = news);
           arrange(news.order, news.parts);
           drawAll(news.charts);
-          say(news.status, over ? "" : "on");
+          say(news.status, over ? "over" : "on");
         } catch (error) {
           say("No answer: paceline watch has ended, or the connection to it. This page keeps what it has.", "lost");
         }
