@@ -113,7 +113,7 @@ def test_an_outer_step_is_what_torch_says_to_a_rounding(
     state = {name: numbers(n)}
     found = []
     for fused in (True, False):
-        monkeypatch.setattr(kernels, "serve", lambda x, fused=fused: fused)
+        monkeypatch.setattr(kernels, "serve", lambda *given, fused=fused: fused)
         theta, own, out = anchor.clone(), {name: state[name].clone()}, torch.empty(n, device=DEVICE)
         start = outer.step(theta, mean, own, c, out)
         found.append((theta, own[name], start, start is theta))
@@ -210,9 +210,9 @@ def on_this_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Kernels serve this device, too; the sizes of the tensors that they were asked for."""
     asked: list[int] = []
 
-    def serve(x: Tensor) -> bool:
-        asked.append(x.numel())
-        return x.dtype == torch.float32 and x.is_contiguous()
+    def serve(*given: Tensor) -> bool:
+        asked.extend(x.numel() for x in given)
+        return all(x.dtype == torch.float32 and x.is_contiguous() for x in given)
 
     monkeypatch.setattr(kernels, "serve", serve)
     yield asked
@@ -245,7 +245,7 @@ def test_training_with_kernels_follows_training_without(
 
     ours = paceline.simulate(program, 2)
     assert on_this_device
-    monkeypatch.setattr(kernels, "serve", lambda x: False)
+    monkeypatch.setattr(kernels, "serve", lambda *given: False)
     theirs = paceline.simulate(program, 2)
     for mine, other, plain in zip(ours[0], ours[1], theirs[0], strict=True):
         assert torch.equal(mine, other)  # workers hold the same bits

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 
 import pytest
@@ -21,7 +20,7 @@ CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if Triton were installed, and nothing were known of it yet."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(kernels, "_installed", lambda: True)
     monkeypatch.setattr(kernels, "_works", lambda: True)
     kernels._found.cache_clear()
     yield
@@ -41,7 +40,7 @@ def test_one_setting_switches_them_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_triton_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(kernels, "_installed", lambda: False)
     assert kernels.arithmetic([CUDA]) == "torch"
 
 

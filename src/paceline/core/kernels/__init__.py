@@ -29,7 +29,11 @@ SWITCH = "PACELINE_TRITON"
 
 @lru_cache(maxsize=1)
 def _found() -> bool:
-    return os.environ.get(SWITCH, "1") != "0" and importlib.util.find_spec("triton") is not None and _works()
+    return os.environ.get(SWITCH, "1") != "0" and _installed() and _works()
+
+
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def _works() -> bool:
@@ -50,9 +54,9 @@ def _works() -> bool:
         return False
 
 
-def serve(x: Tensor) -> bool:
-    """Whether the kernels serve `x`: float32, contiguous, on a CUDA device, where Triton is installed and not off."""
-    return x.is_cuda and x.dtype == torch.float32 and x.is_contiguous() and _found()
+def serve(*given: Tensor) -> bool:
+    """Whether the kernels serve these: float32, contiguous, on a CUDA device, where Triton is installed and not off."""
+    return all(x.is_cuda and x.dtype == torch.float32 and x.is_contiguous() for x in given) and _found()
 
 
 def arithmetic(devices: Iterable[torch.device]) -> str:

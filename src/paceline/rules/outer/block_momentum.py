@@ -94,7 +94,7 @@ class BlockMomentum:
     def step(self, anchor: Tensor, merged: Tensor, state: State, c: Coefficients, out: Tensor) -> Tensor:
         """One block: Delta, theta, and the next start."""
         delta = state["delta"]
-        if kernels.serve(anchor):
+        if kernels.serve(anchor, merged, delta, out):
             return self._fused(anchor, merged, delta, c, out)
         delta.mul_(c.momentum).add_(merged, alpha=c.lr * c.diversity**self.amplify)
         anchor.add_(delta)

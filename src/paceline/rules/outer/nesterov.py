@@ -80,7 +80,7 @@ class Nesterov:
     def step(self, anchor: Tensor, merged: Tensor, state: State, c: Coefficients, out: Tensor) -> Tensor:
         """b <- mu b - merged; theta <- theta + nu (merged - mu b)."""
         b = state["momentum"]
-        if kernels.serve(anchor):
+        if kernels.serve(anchor, merged, b):
             from paceline.core.kernels.momentum import Factors, step
 
             step(anchor, merged, b, Factors(c.momentum, -1.0, -c.lr * c.momentum, c.lr), out)
