@@ -47,7 +47,7 @@ def make(rule: Rule, settings: Settings, world: World, loaders: LoaderRegistry, 
     refuse(rule, world, elastic)
     why = recomputable(rule, world.size)
     if why and world.rank == 0:
-        logger.warning("%s", world.sign(f"no block of this run can be made again with the same bits: {why}"))
+        logger.warning("%s", world.sign(f"a block of this run that is made again may have other bits: {why}"))
     loaders.places = PlaceLog()
     until = os.environ.get(UNTIL)
     return Receipts(Path(settings.receipts), world, loaders.places, int(until) if until else None)

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paceline.checkpoint import store_for
 from paceline.cli.console import refuse
@@ -20,7 +22,7 @@ from paceline.observe.receipts import compare
 from paceline.observe.receipts.audit import Findings, find
 from paceline.observe.receipts.chain import Chain
 from paceline.rules.recipes import rule_from_text
-from paceline.update.engine.receipts import recomputable
+from paceline.update.engine.receipts import SEEDS, recomputable
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,6 @@ def make_again(asked: Again, recorded: list[Chain], findings: Findings) -> None:
     first = recorded[0].start
     if len(recorded) < first["size"]:
         return  # said already
-    why = _why_not(first["settings"]["rule"], first["size"])
-    if why:
-        findings.open.append(f"exchange {asked.block} cannot be made again with the same bits: {why}")
-        return
     step = _step_before(asked, recorded[0])
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as place:
         said = _run(asked, recorded, step, Path(place))
@@ -98,8 +96,7 @@ def _run(asked: Again, recorded: list[Chain], step: str | None, place: Path) -> 
         "PACELINE_RECEIPTS_UNTIL": str(asked.block),
         "PACELINE_RECEIPTS_AUTHORITY": "",
         "PACELINE_RESUME": step or "",
-        "OMP_NUM_THREADS": str(start_line["machine"].get("threads", 1)),
-        **start_line["settings"].get("environment", {}),
+        **_environment(start_line),
     }
     typed = [str(size), str(hosts if size % hosts == 0 else 1), str(output), lines, *asked.program.typed]
     command = Command([sys.executable, "-u", "-m", "paceline.forecast.sim.program", *typed], added, output)
@@ -108,6 +105,14 @@ def _run(asked: Again, recorded: list[Chain], step: str | None, place: Path) -> 
         words, _ = failure.error_lines(output / "rank-000.err", 0)
         return words or failure.exit_text(outcome.codes[0])
     return str(outcome.error or "it ended, and wrote no receipts")
+
+
+def _environment(line: dict[str, Any]) -> dict[str, str]:
+    """Variables of the run from its first receipt; a file of unknown origin sets nothing but numbers."""
+    said = line["settings"].get("environment")
+    said = dict(said) if isinstance(said, dict) else {}
+    said["OMP_NUM_THREADS"] = str(line["machine"].get("threads"))
+    return {name: said[name] for name in (*SEEDS, "OMP_NUM_THREADS") if re.fullmatch(r"\d{1,20}", str(said.get(name)))}
 
 
 def _compare(
@@ -120,16 +125,18 @@ def _compare(
         _other_start(begins, source, findings)
         return
     found = compare.first_difference(recorded, again, block)
-    machines = compare.other_machine(recorded, again)
+    doubts = compare.other_machine(recorded, again)
+    if why := _why_not(recorded[0].start["settings"]["rule"], len(recorded)):
+        doubts.insert(0, why)
     if found is None and block not in numbers:
         last = numbers[-1] if numbers else begins
         findings.open.append(f"the program ended after exchange {last}, before exchange {block}: {said}")
     elif found is None:
         findings.shown.append(f"exchanges {numbers[0]} to {block}, made again from {source}: the same bits")
-    elif machines:
+    elif doubts:
         findings.open.append(
-            f"exchange {found[0]} came out otherwise here, which need not mean anything: this machine may round sums "
-            f"otherwise ({'; '.join(machines)}). Make it again on a machine like that of the run"
+            f"exchange {found[0]} came out otherwise here, which need not mean anything, since sums may be rounded "
+            f"otherwise ({'; '.join(doubts)})"
         )
     else:
         findings.problems.append(f"exchange {found[0]}, made again from {source}: {found[1]}")

@@ -110,7 +110,9 @@ def _check_seals(folder: Path, found: list[Chain], authority: str | None, findin
         )
     elif found and not findings.problems:
         key = authority if authority is not None else next(iter(named), "")
-        findings.shown.append(f"{len(found)} chains, sealed by the authority {key[:SHOWN]}")
+        findings.shown.append(
+            f"{len(found)} chain{'s' if len(found) > 1 else ''}, sealed by the authority {key[:SHOWN]}"
+        )
 
 
 def _compare_seal(seal: seals.Seal, one: Chain, lines: int, head: str, findings: Findings) -> None:

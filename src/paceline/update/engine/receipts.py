@@ -28,9 +28,7 @@ from paceline.errors import UnsupportedError
 from paceline.observe.event_file import EventFile
 from paceline.observe.receipts import chain
 from paceline.observe.receipts.chain import canonical, chain_name, hash_of
-from paceline.rules.codec import Dense
 from paceline.rules.rule import Rule
-from paceline.rules.topology import Hierarchical, Ordered
 from paceline.update.engine.blocks.fragment_state import FragmentState
 from paceline.update.exchange.header import ExchangeSummary
 from paceline.version import __version__
@@ -59,12 +57,10 @@ def plain_state(owned: Owned, model: Modules) -> dict[str, Tensor]:
 
 
 def recomputable(rule: Rule, workers: int) -> str:
-    """Why exchanges cannot be made again with the same bits; "" if they can."""
+    """Why exchanges that are made again may have other bits; "" if they must have the same ones."""
     if rule.schedule.probe is not None or getattr(rule.schedule, "pace", None) is not None:
         return f"{rule.text()} follows measured times; name a rule with its period, such as bmuf(period=16)"
-    topology = rule.common
-    ordered = isinstance(topology, Ordered) or (isinstance(topology, Hierarchical) and topology.ordered)
-    if workers > 2 and not ordered and isinstance(rule.codec, Dense):
+    if workers > 2 and not getattr(rule.common, "ordered", False):  # buffers go without a codec
         return f"the order of sums of {rule.text()} follows the route; add reproducible=True"
     return ""
 
@@ -209,6 +205,10 @@ class Receipts:
         """The run ended in order."""
         places, unknown = self._places.take(self.committed())
         self._write(lambda: {"kind": "end", "places": places, "unknown": unknown})
+
+    def flush(self) -> None:
+        """Wait until all is written."""
+        self._wait()
 
     def close(self) -> None:
         """Write what is under way, and close the file."""
