@@ -7,14 +7,17 @@ written. A worker hashes what it brings to an exchange and what it holds afterwa
 `bmuf` (parameter, anchor, momentum), one with `sync`. So the cost is that of a multiple of the parameters in each
 exchange, beside the minibatches between two exchanges.
 
+Then one bit of one parameter of one worker flips before a minibatch, all drawn at random, in runs of four virtual
+workers. The receipts are compared with those of an honest run, as `paceline verify --block` does.
+
     python benchmarks/receipts.py [--width 512] [--batch 128] [--rounds 7] [--steps 32] [--merges 500]
-        [--rules RULE ..] [--quick]
+        [--flips 32] [--rules RULE ..] [--quick]
 
 The last line is a JSON object: `parameters`, `ratio`, by rule: the median over rounds of the seconds with receipts over
 those without, `least` and `most` of them, `processor`, by rule: the same median of processor seconds, which a busy
 machine disturbs less, `per_exchange_ms`, by rule: processor milliseconds that an exchange takes longer, `hash_gb_s`,
-the rate of SHA-256 on one core, `line_bytes`, by rule: what a worker writes for an exchange, and `audit_ms_per_merge`,
-what `paceline verify` takes for an exchange of two workers.
+the rate of SHA-256 on one core, `line_bytes`, by rule: what a worker writes for an exchange, `audit_ms_per_merge`, what
+`paceline verify` takes for an exchange of two workers, `flips`, and of them `found`, with the right block and worker.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import random
 import statistics
 import tempfile
 import time
@@ -35,6 +39,8 @@ from torch import nn
 
 import paceline
 from paceline.observe.receipts.audit import audit, find
+from paceline.observe.receipts.chain import Chain
+from paceline.observe.receipts.compare import first_difference
 
 RULES = ("sync()", "bmuf(period=4)", "bmuf(period=16)", "bmuf(period=64)")
 MEDIANS = ("ratio", "least", "most", "processor")
@@ -131,6 +137,45 @@ def audit_ms(merges: int) -> float:
     return 1000 * seconds / merges
 
 
+BLOCKS, WORKERS = 6, 4
+
+
+def flipped(folder: Path, flip: tuple[int, int, int, int] | None) -> list[Chain]:
+    """The chains of a small run in which `flip` (worker, minibatch, parameter, bit) happens."""
+
+    def train() -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        rule = "bmuf(period=4, reproducible=True)"
+        with paceline.attach(model, optimizer, rule, receipts=folder) as run:
+            for x in run.share(torch.randn(BLOCKS * 4 * WORKERS * 2, 8).split(2)):
+                if flip is not None and flip[:2] == (run.world.rank, run.minibatches):
+                    flat = model[0].weight.data.view(-1).view(torch.int32)
+                    flat[flip[2]] ^= -(1 << 31) if flip[3] == 31 else 1 << flip[3]
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+
+    paceline.simulate(train, WORKERS)
+    return find(folder)
+
+
+def flips_found(flips: int) -> int:
+    """Of so many flips, those that are found in their block with their worker."""
+    draw, found = random.Random(0), 0
+    with tempfile.TemporaryDirectory() as place:
+        honest = flipped(Path(place) / "honest", None)
+        for number in range(flips):
+            flip = draw.randrange(WORKERS), draw.randrange(BLOCKS * 4), draw.randrange(128), draw.randrange(32)
+            wrong = flipped(Path(place) / str(number), flip)
+            assert not [one for one in wrong if one.problems], "a run with a flipped bit has whole chains"
+            said = first_difference(wrong, honest, BLOCKS)
+            block, worker = flip[1] // 4 + 1, flip[0]
+            found += said is not None and said[0] == block and said[1].startswith(f"worker {worker} brought")
+    return found
+
+
 def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -139,9 +184,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=32, help="minibatches in a round")
     parser.add_argument("--merges", type=int, default=500, help="of the receipts that are checked")
+    parser.add_argument("--flips", type=int, default=32)
     parser.add_argument("--rules", nargs="+", default=list(RULES))
     parser.add_argument("--folder", help=argparse.SUPPRESS)
-    args = _quick.parse(parser, width=64, batch=4, rounds=2, steps=4, merges=8)
+    args = _quick.parse(parser, width=64, batch=4, rounds=2, steps=4, merges=8, flips=2)
     if _workers.is_worker():
         work(args)
         return
@@ -159,6 +205,8 @@ def main() -> None:
         "hash_gb_s": round(hash_rate(), 2),
         "line_bytes": {names[rule]: row["bytes"] for rule, row in found.items()},
         "audit_ms_per_merge": round(audit_ms(args.merges), 3),
+        "flips": args.flips,
+        "found": flips_found(args.flips),
     }
     print(json.dumps(result))
 

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -14,6 +16,8 @@ from typer.testing import CliRunner, Result
 from paceline.cli import app
 from paceline.communication.sockets.certificates import Authority
 from paceline.observe.receipts import seal
+from paceline.observe.receipts.audit import audit, find
+from paceline.observe.receipts.compare import first_difference, other_machine
 from tests.observe.receipts.written import Line, forge, lines_of, put, write
 
 Tamper = Callable[[Path], None]
@@ -164,6 +168,40 @@ def test_what_is_done_to_the_files_is_found(run: Path, tamper: Tamper, says: str
     said = verify(run)
     assert said.exit_code == 1, said.output
     assert f"wrong: {says}" in said.output
+
+
+VALUES: list[Any] = [None, True, -1, 1 << 70, 1.5, "", [], {}, [[]], {"a": 1}, [[0, 0, -5, [[-3, 4]], 0, 2]], {"0": 7}]
+
+
+def places_in(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The ways to all parts of a line."""
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield (*way, key)
+        yield from places_in(value[key], (*way, key))
+
+
+def test_any_content_has_an_answer(run: Path) -> None:
+    """Values of other kinds, in chains whose hashes fit: a sentence, and no traceback."""
+    draw, kept = random.Random(0), run / "receipts"
+    (kept / "seal-0.json").unlink()
+
+    def spoil(lines: list[Line]) -> None:
+        line = draw.choice(lines)
+        *way, last = draw.choice(list(places_in(line)))
+        part: Any = line
+        for key in way:
+            part = part[key]
+        part[last] = draw.choice(VALUES)
+
+    honest = find(kept)
+    for trial in range(60):
+        spoilt = Path(shutil.copytree(kept, run / f"trial-{trial}"))
+        forge(spoilt, 1, spoil)
+        found = find(spoilt)
+        assert audit(spoilt, found).code in (1, 2)
+        if not any(one.problems for one in found):
+            first_difference(found, honest, 4)
+            other_machine(found, honest)
 
 
 def other_job(folder: Path) -> tuple[Path, Authority]:
