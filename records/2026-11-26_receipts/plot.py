@@ -20,13 +20,13 @@ def main() -> None:
     worked = read["processor"]
     plt.rcParams.update({"font.size": 12})
     figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
-    axes.bar(range(len(worked)), worked.values(), 0.5, color="C0")
+    axes.bar(range(len(worked)), [value - 1 for value in worked.values()], 0.5, bottom=1, color="C0")
     for place, value in enumerate(worked.values()):
         axes.annotate(f"{value:.3f}", (place, value), (0, 3), textcoords="offset points", ha="center")
     axes.axhline(1.0, color="black", linewidth=1)
     axes.set_xticks(range(len(worked)), [name.replace("bmuf", "blocks of ") for name in worked])
     axes.set_ylabel("processor seconds,\nwithout receipts = 1")
-    axes.set_ylim(0.9, max(1.1, 1.05 * max(worked.values())))
+    axes.set_ylim(min(1, *worked.values()), max(1.1, 1.05 * max(worked.values())))
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(folder / "plot.png", dpi=120)
 
