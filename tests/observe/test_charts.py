@@ -62,6 +62,21 @@ def test_where_the_time_goes_is_what_the_lines_say(write_run: Write) -> None:
     ]
 
 
+def test_what_an_exchange_costs(write_run: Write) -> None:
+    """Each block has one, and waits 150 ms and exchanges for 50; a line of two exchanges is two."""
+
+    def twice(rank: int, events: list[Event]) -> list[Event]:
+        return [event | {"exchanges": 2} if event["kind"] == "exchange" else event for event in events]
+
+    one = write_run("one", 3)
+    costs = {line.name: line.curve.y for line in drawn(one)["exchange-time"].lines}
+    assert costs["waiting for workers"] == pytest.approx(np.full(40, 150))
+    assert costs["exchanging"] == pytest.approx(np.full(40, 50))
+    both = drawn(one, write_run("two", change=twice))["exchange-time"].lines
+    assert [float(line.curve.y[7]) for line in both] == pytest.approx([200, 100])
+    assert "exchange-time" not in drawn(write_run("none", change=lambda rank, events: events[:3]))
+
+
 def test_a_line_a_worker(write_run: Write) -> None:
     lines = drawn(write_run(size=3, change=waiting))["data-over-time"].lines
     assert [line.colour for line in lines] == [0, 1, 2]

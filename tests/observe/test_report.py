@@ -26,7 +26,15 @@ from .conftest import pushing, waiting
 
 Write = Callable[..., Path]
 VOID = {"meta", "link", "br", "hr", "img", "input"}
-CHARTS = {"loss-by-samples", "loss-by-time", "throughput", "speed-up", "where-time-goes", "bytes-over-time"}
+CHARTS = {
+    "loss-by-samples",
+    "loss-by-time",
+    "throughput",
+    "speed-up",
+    "where-time-goes",
+    "exchange-time",
+    "bytes-over-time",
+}
 SVG = "http://www.w3.org/2000/svg"
 OWN_SCRIPTS = 3
 """uPlot, the page's own, and the data."""

@@ -25,6 +25,7 @@ from paceline.observe.reports.curves import (
     data_by_time,
     delays_of_pushes,
     effective_by_time,
+    exchange_s_by_time,
     losses,
     shares_by_time,
     smooth,
@@ -36,6 +37,7 @@ from paceline.observe.reports.log import RunLog
 
 Runs = Sequence[RunLog]
 
+WAIT, EXCHANGE = "waiting for workers", "exchanging"
 LEAST_WAIT = 1.0  # percent of waiting for data; below this at all times it is not drawn
 MOST_LINES = 8  # with colours of their own
 FIRST_FALL = 0.08  # of the run: its losses do not set the range of the y axis
@@ -209,7 +211,7 @@ def where_time_goes(runs: Runs) -> Iterator[Chart]:
     """Shares of the time of all workers that are not computing; when comparing, their sum."""
     scale, label = _time(runs)
     if len(runs) == 1:
-        names = {"wait": "waiting for workers", "exchange": "exchanging", "data": "waiting for data"}
+        names = {"wait": WAIT, "exchange": EXCHANGE, "data": "waiting for data"}
         shares = shares_by_time(runs[0].workers, runs[0].wall_s)
         shown = [name for name in names if name != "data" or runs[0].logs_data_wait]
         lines = [
@@ -225,6 +227,22 @@ def where_time_goes(runs: Runs) -> Iterator[Chart]:
 def _not_computing(run: RunLog) -> Curve:
     shares = shares_by_time(run.workers, run.wall_s)
     return Curve(run.label, "seconds", shares.at_s, 100 * (1 - shares.part["compute"]))
+
+
+def exchange_time(runs: Runs) -> Iterator[Chart]:
+    """What one exchange costs a worker; when comparing, waiting and exchanging together."""
+    scale, label = _time(runs)
+    if len(runs) == 1:
+        told = [(name, exchange_s_by_time(runs[0], part)) for part, name in (("wait", WAIT), ("exchange", EXCHANGE))]
+    else:
+        told = [(run.label, exchange_s_by_time(run, "wait", "exchange")) for run in runs]
+    lines = [
+        Line(name, Curve(name, "seconds", curve.x / scale, 1e3 * curve.y), turn)
+        for turn, (name, curve) in enumerate(told)
+    ]
+    if any(line.curve.y.any() for line in lines):
+        caption = "How long one exchange keeps a worker from computing, on average."
+        yield Chart("exchange-time", "Time of an exchange", caption, label, "ms", lines)
 
 
 def data_over_time(runs: Runs) -> Iterator[Chart]:
@@ -360,6 +378,7 @@ DRAWN: tuple[Callable[[Runs], Iterator[Chart]], ...] = (
     throughput,
     speed_up,
     where_time_goes,
+    exchange_time,
     data_over_time,
     effective_over_time,
     bytes_over_time,

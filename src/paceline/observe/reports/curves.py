@@ -133,6 +133,19 @@ def speed_up_by_time(run: RunLog) -> Curve:
     return Curve("speed-up", "seconds", _middles(edges)[total > 0], total[total > 0])
 
 
+def exchange_s_by_time(run: RunLog, *parts: str) -> Curve:
+    """Seconds that an exchange keeps a worker, in the given parts of its time, over seconds since attach."""
+    edges = _edges(run.workers, run.wall_s)
+    kept, count = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1)
+    for worker in run.workers:
+        kept += sum(row for name, row in zip(PARTS, _spent(worker, edges), strict=True) if name in parts)
+        at_s = worker.began_s + np.array([0.0, *(line.at_s for line in worker.exchanges)])
+        sums = np.cumsum([0, *(line.exchanges for line in worker.exchanges)])
+        count += np.diff(np.interp(edges, at_s, sums))
+    made = count > 0
+    return Curve("exchange", "seconds", _middles(edges)[made], kept[made] / count[made])
+
+
 def throughput_by_time(run: RunLog, counted: bool = True) -> Curve:
     """Samples that all workers do in a second, or minibatches where not `counted`, over seconds since attach."""
     edges = _edges(run.workers, run.wall_s)
