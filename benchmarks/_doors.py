@@ -64,14 +64,14 @@ DOORS = (
         PLAIN,
         "paceline",
         lambda count: [f'paceline run --workers {count} --rule "bmuf(period=8)" plain.py'],
-        hosts="one command on each, with `--hosts 2 --host-index I --master HOST:PORT`",
+        hosts="one command on one of them, with `--hosts a,b`; it uses ssh",
     ),
     Door(
         "paceline, two lines",
         "paceline_two_lines.py",
         "paceline",
         lambda count: [f"paceline run --workers {count} paceline_two_lines.py"],
-        hosts="one command on each, with `--hosts 2 --host-index I --master HOST:PORT`",
+        hosts="one command on one of them, with `--hosts a,b`; it uses ssh",
     ),
     Door(
         "PyTorch DDP",

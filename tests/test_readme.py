@@ -29,7 +29,7 @@ TEXT = "\n".join(TEXTS.values())
 
 
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", flags=re.MULTILINE | re.DOTALL)
-LANGUAGES = {"python", "cpp", "console", "sh", "diff", "toml", ""}
+LANGUAGES = {"python", "cpp", "console", "sh", "diff", "toml", "json", ""}
 """`python` runs alone as it stands; what changes in a program of the reader's is `diff`."""
 ELSEWHERE = {"start.md"}
 """Pages whose programs train for minutes: tests/docs/test_start.py runs them on less text."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
+from paceline.cli.run import checks
 from paceline.cli.ssh import check, client
 from tests.cli.ssh import fake_ssh
 from tests.paths import python_path
@@ -151,6 +153,13 @@ def test_a_port_that_is_taken(cluster: Cluster) -> None:
             cluster.call("--hosts", "a,b", "--master", f"127.0.0.1:{port}", PROGRAM),
             f"a: it cannot listen at port {port} (OSError: [Errno 98] Address already in use): name another",
         )
+
+
+def test_ctrl_c_while_hosts_are_checked(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_shell", lambda host, source: "exec sleep 600")
+    monkeypatch.setattr(checks, "check_rule", lambda text: signal.raise_signal(signal.SIGINT))
+    found = cluster.call("--hosts", "a,b", PROGRAM)
+    assert found.exit_code == 130 and "stopped by SIGINT" in found.stderr, found.output
 
 
 def test_a_host_that_does_not_answer(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,7 @@ def of_both(project: Path, name: str) -> list[Path]:
     return sorted((project.parent / "hosts" / "of").glob(f"[ab]/{name}"))
 
 
+@pytest.mark.claim
 def test_one_command_is_one_run_of_three_workers(project: Path) -> None:
     process = start(project, "once", names="localhost,b")
     said = finish(process, project)

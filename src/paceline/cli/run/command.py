@@ -148,6 +148,7 @@ def run(
 
     The program is Python, or any executable (ELF, or a script with #!), which attaches by paceline's C library.
     """
+    ending = ended_file.take()
     absence = AbsenceOptions(notice, until, while_idle)
     if again is not None:
         checks.refuse_other_options(ctx, "again", "quiet", *vars(absence))
@@ -213,7 +214,6 @@ def run(
     if not quiet:
         err().print(f"starting {start.count(cluster)} of {program.name}", markup=False)
     # before the launcher loads torch to check the rule: both load it at the same time
-    ending = ended_file.take()
     with fork_server(start.loaded(cluster) | variables if bare else None) as forks:
         announces = checks.check_rule(rule) and not quiet
         checks.free_port(cluster)
