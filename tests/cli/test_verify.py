@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import paceline
 from paceline.cli import app
 from tests.observe.receipts.written import Line, forge
 from tests.paths import python_path
+from tests.ports import free_port
 
 TRAIN = """
     import os, sys
@@ -131,6 +134,54 @@ def test_a_run_without_receipts_of_its_workers_fails() -> None:
     Path("nothing.py").write_text("print('no training')")
     said = invoke("run", "--workers", 2, "--receipts", "--as-is", "--log", "run", "nothing.py")
     assert said.exit_code == 1 and "no receipts were written by worker 0, 1: did it attach paceline?" in said.output
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_a_worker_that_is_killed_and_comes_back_leaves_one_whole_chain() -> None:
+    """Each sample is in one receipt, also those of the block that the kill took back."""
+    Path("once.py").write_text(
+        textwrap.dedent(TRAIN)
+        .replace(
+            "        for x, y in",
+            "        first = not os.path.exists('killed')\n        for x, y in",
+        )
+        .replace(
+            "            optimizer.zero_grad()",
+            "            if first and run.world.rank == 1 and run.minibatches == 14:\n"
+            "                open('killed', 'w').close()\n"
+            "                os._exit(9)\n"
+            "            optimizer.zero_grad()",
+        )
+    )
+    said = invoke(
+        *("run", "--workers", 2, "--restarts", 1, "--receipts", "--log", "run", "--rule", EXACT, "once.py", "keep")
+    )
+    assert said.exit_code == 0 and Path("killed").exists(), said.output
+    chain = Path("run/receipts/rank-001.jsonl").read_text()
+    assert chain.count('"kind":"start"') == 2 and chain.count('"kind":"resume"') == 1
+    said = invoke("verify", "run")
+    assert said.exit_code == 0 and said.output.count("96 places of 96 places, each exactly once") == 2, said.output
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_each_of_two_hosts_seals_the_chains_of_its_workers() -> None:
+    where = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "paceline", "run", "--hosts", "2", "--workers", "1", "--master", where]
+    command += ["--job", "job.pem", "--receipts", "--rule", EXACT]
+    other = subprocess.Popen([*command, "--host-index", "1", "--log", "there", "train.py"])
+    try:
+        said = subprocess.run([*command, "--host-index", "0", "--log", "run", "train.py"], timeout=150, check=False)
+        assert said.returncode == 0 and other.wait(timeout=60) == 0
+    finally:
+        other.kill()
+        other.wait()
+    assert "of 2 workers the chains of 1 are not here" in invoke("verify", "run").output
+    for name in ("rank-001.jsonl", "seal-1.json"):
+        shutil.copy(Path("there/receipts") / name, "run/receipts")
+    found = invoke("verify", "run")
+    assert found.exit_code == 0 and "right: 2 chains, sealed by the authority" in found.output, found.output
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@
     launch/      starts, watches and stops workers; for `run` and `tune --search`
     tune/        `paceline tune`, and a search over whole runs
     plan/        `paceline plan`
+    verify/      `paceline verify`: the receipts of a run
+    ssh/         `paceline run --hosts a,b`: the launchers of other hosts
     report, watch, trace, explain, data, sim, doctor   a command each
     console/     the consoles of all commands, and how they refuse a call
 """

@@ -12,7 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from paceline.cli import app
 from paceline.communication import schedulers
 from paceline.observe.reports.read import read_run
 from tests.cli.ssh import fake_ssh
@@ -94,6 +96,16 @@ def test_one_command_is_one_run_of_three_workers(project: Path) -> None:
         assert f"[b {rank}] worker {rank} of 3 in {copy[0]}" in said, said
     assert [worker.rank for worker in read_run(project / "logs").workers] == [0, 1, 2]
     assert of_both(project, ".cache/paceline/jobs/*/*") == []
+
+
+def test_the_receipts_of_all_hosts_come_together_with_their_seals(project: Path) -> None:
+    process = start(project, "once", "--receipts", names="localhost,b")  # one worker there, and two
+    said = finish(process, project)
+    assert process.returncode == 0, said
+    found = CliRunner().invoke(app, ["verify", str(project / "logs")], env={"COLUMNS": "400"})
+    assert found.exit_code == 2, found.output  # the program has data of its own
+    assert "right: 3 chains, sealed by the authority" in found.output, found.output
+    assert "right: 5 merges" in found.output and "wrong" not in found.output, found.output
 
 
 def test_the_failure_of_a_worker_is_that_of_the_command(project: Path) -> None:

@@ -232,7 +232,7 @@ def run(
         ended_file.write(ending, outcome)
         code = conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
         if seal is not None:
-            code = seal.seal(code)
+            code = seal.seal(code, [worker.rank for worker in outcome.workers])
     if code == 0 and zero_lines.work_not_shared(directory, options, program, cluster.size, rule):
         code = 1
     fixed.leave(code, outcome)

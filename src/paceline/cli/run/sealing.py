@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +15,6 @@ from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run.certificates import HostCertificates
 from paceline.errors import PacelineError
 from paceline.observe.receipts import seal
-from paceline.observe.receipts.chain import chain_name
 
 if TYPE_CHECKING:
     from paceline.communication.sockets.certificates import Authority
@@ -66,8 +65,8 @@ class Sealing:
         """Write the authority's certificate, which whoever checks the receipts needs, and remove older receipts."""
         folder = self.directory / FOLDER
         try:
-            for name in self._own_files():
-                (folder / name).unlink(missing_ok=True)
+            for old in [*folder.glob("rank-*.jsonl"), *folder.glob("seal-*.json")]:
+                old.unlink(missing_ok=True)  # hosts may share the folder, and no worker has started yet
             folder.mkdir(exist_ok=True)
             path = self.directory / AUTHORITY
             path.write_text(seal.pem(self.authority.certificate), encoding="utf-8")
@@ -81,19 +80,15 @@ class Sealing:
                 soft_wrap=True,
             )
 
-    def _own_files(self) -> list[str]:
-        """Names of this host's files, in a folder that hosts may share."""
-        return [*map(chain_name, self._ranks), seal.seal_name(self.cluster.host_index)]
+    def seal(self, code: int, ranks: Sequence[int]) -> int:
+        """Seal the receipts after all workers of this host have ended; the exit code, after that of the run.
 
-    @property
-    def _ranks(self) -> range:
-        first = self.cluster.host_index * self.cluster.workers
-        return range(first, first + self.cluster.workers)
-
-    def seal(self, code: int) -> int:
-        """Seal the receipts after all workers of this host have ended; the exit code, after that of the run."""
+        Args:
+            code: of the run.
+            ranks: of this host's workers.
+        """
         try:
-            missing = seal.write(self.directory / FOLDER, self.authority, self.cluster.host_index, self._ranks)
+            missing = seal.write(self.directory / FOLDER, self.authority, self.cluster.host_index, ranks)
         except OSError as error:
             err().print(f"the receipts were not sealed: {error}", markup=False, soft_wrap=True)
             return code or 1
