@@ -214,6 +214,33 @@ def test_the_secret_is_on_no_command_line_and_in_no_environment(pair: Machines, 
     assert not any(line in said for line in lines)
 
 
+def test_the_machine_where_it_is_typed_need_not_take_part(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    place = tmp_path / "project"
+    place.mkdir()
+    (place / "train.py").write_text(TRAIN)
+    (place / "helper.py").write_text("WORD = 'first'")
+    tables = [
+        f"[hosts.host{index}]\npython = '{sys.executable}'\ndirectory = '{tmp_path}'\n[hosts.host{index}.environment]\n"
+        f"PYTHONPATH = '{python_path()}'\nOMP_NUM_THREADS = '1'\n"
+        for index in (1, 2)
+    ]
+    (place / "paceline.toml").write_text("".join(tables))
+    with machines(tmp_path_factory.mktemp("machines"), 3, servers=[1, 2]) as three:
+        first = three.network.address(1)
+        for change in ("add", "del"):  # on host2, as a firewall would have it
+            route = [*three.network.prefix(2), "ip", "route", change, "blackhole", f"{first}/32"]
+            subprocess.run(route, check=True, timeout=60)
+            process = start(three, place, "train.py", "once", hosts="all")
+            said = finish(process)
+            if change == "add":
+                assert process.returncode == 2 and f"host2: it does not reach host1 at {first}:" in said, said
+        assert process.returncode == 0, said
+        assert "[host1 0] attached as 0 of 2 host1" in said and "[host2 1] attached as 1 of 2 host2" in said, said
+        assert [worker.rank for worker in read_run(place / "logs").workers] == [0, 1]
+
+
 def test_what_ssh_refuses_is_said_for_each_host(pair: Machines, project: Path) -> None:
     keys, hosts = pair.folder / "authorized_keys", pair.folder / "known_hosts"
     for path, text, says in (
