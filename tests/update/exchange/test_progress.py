@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from paceline.communication.base import Pending, SoloTransport
+from paceline.communication.base import CompletedOperation, Pending, SoloTransport
 from paceline.core.optimizer_state import Owned
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.topology.flat import Flat
@@ -252,6 +252,45 @@ def test_the_outer_step_is_made_behind_the_block(codec: str) -> None:
     under_way.finish(1)
     assert all(torch.equal(one.anchor, was) for one, was in zip(state.parameters, after, strict=True))
     assert len(communicator.sums) == started, "no operation starts after the exchange has begun"
+
+
+OVERLAPPED = [
+    "diloco(period=4, overlap=2)",
+    "bmuf_adam(period=4, overlap=2, codec='int8')",
+    "streaming_diloco(period=4, fragments=2, overlap=3)",
+]
+
+
+@pytest.mark.parametrize("rule", OVERLAPPED)
+def test_training_does_not_depend_on_when_the_outer_step_is_made(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    plain = OuterStateChunk.prepare
+
+    def program() -> tuple[list[Tensor], list[int]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 10), nn.BatchNorm1d(10), nn.Linear(10, 3))
+        kind: Any = torch.optim.Adam if "adam" in rule else torch.optim.SGD
+        optimizer, steps = kind(model.parameters(), lr=0.05), []
+        with paceline.attach(model, optimizer, rule) as run:
+            generator = torch.Generator().manual_seed(run.world.rank)
+            for _ in range(13):
+                optimizer.zero_grad()
+                model(torch.randn(8, 6, generator=generator)).square().mean().backward()
+                made.clear()
+                optimizer.step()
+                steps.append(len(made))
+        return [tensor.clone() for tensor in model.state_dict().values()], steps
+
+    def prepare(self: OuterStateChunk, *given: Any) -> None:
+        made.append(1)
+        plain(self, *given)
+
+    monkeypatch.setattr(OuterStateChunk, "prepare", prepare)
+    (at_landing, landings), _ = paceline.simulate(program, 2)
+    monkeypatch.setattr(CompletedOperation, "completed", lambda self: True, raising=False)
+    (between_steps, steps), _ = paceline.simulate(program, 2)
+    assert landings != steps, "the outer step is made earlier"
+    assert all(torch.equal(one, other) for one, other in zip(at_landing, between_steps, strict=True))
 
 
 def test_exchanges_progress_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,7 +190,7 @@ class Exchanger:
             return (yield from self._route.exchange(codec, x, chunk.layout, chunk.state))
         before = {name: tensor.to(device) for name, tensor in chunk.state.items()}
         total, state = yield from self._route.exchange(codec, moved(x, device), chunk.layout, before)
-        return x.copy_(total, non_blocking=True), state
+        return x.copy_(total, non_blocking=x.is_cuda), state
 
     def progress(self) -> None:
         """Go on with exchanges under way, without waiting."""
