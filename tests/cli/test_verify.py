@@ -116,6 +116,9 @@ def test_a_bit_that_flips_is_found_with_block_and_worker(monkeypatch: pytest.Mon
     said = again(3, "keep")
     assert said.exit_code == 1, said.output
     assert re.search(r"wrong: exchange 3, made again from checkpoint step-\d+: worker 1 brought", said.output)
+    said = invoke("verify", "run", "--block", 4, "--from-start", "train.py", "keep")
+    assert said.exit_code == 1, said.output
+    assert "wrong: exchange 3, made again from the beginning: worker 1 brought something else" in said.output
 
 
 @pytest.mark.processes

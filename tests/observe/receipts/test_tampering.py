@@ -311,6 +311,8 @@ def test_what_is_missing_leaves_it_open(run: Path, missing: str, says: str) -> N
         (["RUN", "--block", "2"], "--block makes an exchange again, and needs the program"),
         (["RUN", "train.py"], "PROGRAM is for a block that is made again: give --block N with it"),
         (["RUN", "--checkpoint", "steps"], "--checkpoint is for a block that is made again"),
+        (["RUN", "--from-start"], "--from-start is for a block that is made again"),
+        (["RUN", "--block", "2", "--from-start", "--checkpoint", "steps", "train.py"], "give one of them"),
         (["RUN", "--block", "9", "train.py"], "--block 9: the receipts have exchanges 1 to 4"),
         (["RUN", "--block=0", "train.py"], "--block 0: the receipts have exchanges 1 to 4"),
         (["--block", "2", "RUN", "nowhere.py"], "the program nowhere.py does not exist"),

@@ -33,7 +33,7 @@ class Again:
         block: number of the exchange.
         program: the training program.
         options: about zero lines.
-        checkpoint: where the steps are; None for where the run says.
+        checkpoint: where the steps are; None for where the run says, "" to begin at the beginning.
     """
 
     block: int
@@ -66,7 +66,7 @@ def _why_not(text: str, workers: int) -> str:
 
 def _step_before(asked: Again, root: Chain) -> str | None:
     """The newest checkpoint step from which the block follows; None to begin at the beginning."""
-    place = asked.checkpoint or root.start.get("checkpoint") or ""
+    place = asked.checkpoint if asked.checkpoint is not None else root.start["checkpoint"]
     if not place:
         return None
     before = [line["steps"] for n, line in root.merges.items() if n < asked.block]

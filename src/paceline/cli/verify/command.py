@@ -62,6 +62,9 @@ def verify(
         str | None,
         typer.Option(metavar="PLACE", help="With --block: where the run's steps are.", show_default="as the run says"),
     ] = None,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="With --block: make all exchanges up to N again, without a checkpoint.")
+    ] = False,
     as_is: AsIs = False,
     random_data: RandomData = False,
     force_zero_lines: ForceZeroLines = False,
@@ -75,11 +78,13 @@ def verify(
     found = find(folder) if folder.is_dir() else []
     if not found:
         refuse(f"{near(run)} holds no receipts (looked for {near(folder)}/rank-000.jsonl): begin a run with --receipts")
-    for name, given in (("PROGRAM", script), ("--checkpoint", checkpoint)):
+    for name, given in (("PROGRAM", script), ("--checkpoint", checkpoint), ("--from-start", from_start or None)):
         if given is not None and block is None:
             refuse(f"{name} is for a block that is made again: give --block N with it")
     if block is not None and script is None:
         refuse(f"--block makes an exchange again, and needs the program: paceline verify {run} --block {block} PROGRAM")
+    if checkpoint is not None and from_start:
+        refuse("--checkpoint names where to go on from, and --from-start goes on from nowhere: give one of them")
     findings = audit(folder, found, _fingerprint(authority, folder))
     if block is not None and script is not None and not findings.problems:
         _check_block(block, found)
@@ -87,7 +92,7 @@ def verify(
 
         program = python_program(script, arguments, "--block runs Python programs inside one process")
         options = ZeroLineOptions(as_is, force_zero_lines, random_data)
-        make_again(Again(block, program, options, checkpoint), found, findings)
+        make_again(Again(block, program, options, "" if from_start else checkpoint), found, findings)
     _show(findings)
     raise typer.Exit(findings.code)
 
