@@ -43,6 +43,13 @@ def test_every_sample_is_in_every_piece_once(rule: str, deaths: list[tuple[int, 
 
 
 @pytest.mark.slow
+def test_a_worker_that_was_busy_goes_on_where_another_knows_who_has_gone(tmp_path: Path) -> None:
+    """Two of four die, and the last one is certain of neither: it may have stood still while they ended well."""
+    found = verdict(tmp_path, [(0, "torn", 30), (2, "applied", 60)], paused=[3])
+    assert (found["lost"], found["repeated"], found["said"]) == (0, 0, [])
+
+
+@pytest.mark.slow
 def test_an_owner_and_its_heir_at_once_are_not_passed_over_in_silence(tmp_path: Path) -> None:
     """The successor dies as it takes over, with the only replica."""
     found = verdict(tmp_path, [(1, "applied", 60), (2, "heir", 1)])

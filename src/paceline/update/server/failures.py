@@ -47,12 +47,15 @@ class Failures:
 
     Attributes:
         on_loss: called with each loss, while `changed` is held.
+        on_gone: called with a lost worker that has certainly stopped, and why it is lost, where that was not known when
+            it was declared lost; `changed` is held.
     """
 
     def __init__(self, context: ServiceContext, identities: Sequence[Identity]) -> None:
         self._context, self._identities = context, identities
         self._quorum = Quorum(context.membership.size, context.timeout_s)
         self.on_loss: Callable[[Loss], None] = lambda loss: None
+        self.on_gone: Callable[[int, str], None] = lambda rank, why: None
 
     def connection_ended(self, rank: int, why: str) -> None:
         """Find out why a connection to worker `rank` ended.
@@ -64,25 +67,36 @@ class Failures:
             patience = GOODBYE_S if rank in members.finished else OUT_S
             ended = lambda: context.over or members.done_with(rank)  # noqa: E731
             context.changed.wait_for(ended, patience)
-            if members.done_with(rank):
-                if rank not in members.lost:
-                    members.left.add(rank)
+            if members.done_with(rank) and rank not in members.lost:
+                members.left.add(rank)
+                return
+            was_lost = rank in members.lost
+            if was_lost and not self._quorum.counts(rank):
                 return
         gone = is_gone(self._identities[rank])  # first: this process may be stopped meanwhile
         if context.stall_detector.paused(began - DYING_S):
             gone = False  # the other one may have gone on before it ended
-        stalled_s = context.stall_detector.stalled_s()
+        stalled_s = 0.0 if was_lost else context.stall_detector.stalled_s()
         if stalled_s and self._quorum.without(members.rank):
             self._declared_lost(f"this process stood still for {stalled_s:.0f} s")
-        if members.done_with(rank) or context.closed.is_set():
-            return
-        self.declare_lost(rank, why, gone)
+        with context.changed:
+            if context.over:
+                return
+            if gone and self._quorum.counts(rank) and rank in members.lost:  # declared by a worker that was not certain
+                self._quorum.gone(rank)
+                self.on_gone(rank, members.lost[rank])
+        if not members.done_with(rank):
+            self.declare_lost(rank, why, gone)
 
     def declare_lost(self, rank: int, why: str, gone: bool = False) -> None:
         """Go on without a worker: its successor takes over its shards; arguments as in `Loss`."""
         context, members = self._context, self._context.membership
         with context.changed:
-            if context.over or rank in members.lost or rank == members.rank:
+            if context.over or rank == members.rank:
+                return
+            if rank in members.lost:
+                if gone:  # another worker is certain of what this one was not
+                    self._quorum.gone(rank)
                 return
             if gone:
                 self._quorum.gone(rank)

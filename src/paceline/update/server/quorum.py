@@ -49,6 +49,10 @@ class Quorum:
         self._counted.discard(rank)
         self._missed.pop(rank, None)
 
+    def counts(self, rank: int) -> bool:
+        """Whether `rank` counts: it may live."""
+        return rank in self._counted
+
     def missed(self, rank: int, now: float) -> bool:
         """Note that `rank` may have stopped; whether the remaining workers may go on."""
         if self._missed and now - max(self._missed.values()) > self._settle_s:

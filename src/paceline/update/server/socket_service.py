@@ -87,6 +87,7 @@ class SocketService:
             self._context, peers, failures, self.durability, self._ledger_client, exchanges, shards, barriers
         )
         failures.on_loss = Failover(self._parts).lost
+        failures.on_gone = lambda rank, why: peers.say_all(FrameKind.OUT, (rank, 1), note=why)
         self._threads = ServiceThreads(self._context.fail)
         outgoing, accepted = connect_all(transport, timeout_s, tls)
         incoming |= accepted
