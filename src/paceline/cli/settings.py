@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.console import near, out, refuse, settings_file
+from paceline.cli.console import near, out, refuse, refusing, settings_file
+from paceline.cli.ssh import hosts
 
 BEGINNING = """\
 # Options of `paceline run`, by their names without the dashes; `paceline settings` checks this file and shows them.
@@ -19,6 +20,10 @@ BEGINNING = """\
 # rule = "bmuf(period=16)"
 # log = "logs/newest"
 # overwrite = true
+
+# [hosts.b]        # a machine of --hosts a,b that differs from the others
+# workers = 2
+# python = "/opt/venv/bin/python"
 
 # [sim]            # of other commands in tables
 # workers = 16
@@ -36,6 +41,9 @@ def command(
     assert ctx.parent is not None
     found = ctx.find_object(settings_file.SettingsFile)
     values = {} if found is None else found.values
+    machines = {} if found is None else found.hosts
+    with refusing():
+        hosts.check(machines)
     if found is None:
         out().print(
             f"no {settings_file.NAME} and no [tool.paceline] in {settings_file.PYPROJECT} from here upwards",
@@ -43,7 +51,10 @@ def command(
         )
     else:
         out().print(f"{near(found.path)}: in order", markup=False)
-    shown = 0
+    for name, table in machines.items():
+        rows = ", ".join(f"{key} = {'...' if key == 'environment' else value}" for key, value in table.items())
+        out().print(f"[hosts.{name}] {rows}".rstrip(), markup=False, soft_wrap=True)
+    shown = len(machines)
     for name, one in settings_file.commands(ctx.parent).items():
         for key, option in settings_file.options(one).items():
             line = _line(name, key, option, values.get(name, {}))

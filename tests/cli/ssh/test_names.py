@@ -165,6 +165,15 @@ def test_tables_that_describe_no_host(settings: str, says: str) -> None:
     assert found.exit_code == 2 and says in found.stderr, found.stderr
 
 
+def test_settings_shows_and_checks_the_machines() -> None:
+    Path("paceline.toml").write_text("[hosts.b]\nworkers = 2\nenvironment = { TOKEN = 'hunter2' }\n")
+    found = CliRunner().invoke(app, ["settings"])
+    assert found.exit_code == 0 and "[hosts.b] workers = 2, environment = ...\n" in found.stdout, found.output
+    Path("paceline.toml").write_text("[hosts.b]\nworker = 2\n")
+    found = CliRunner().invoke(app, ["settings"])
+    assert found.exit_code == 2 and "[hosts.b]: worker is no setting of a host" in found.stderr
+
+
 def test_print_starts_nothing_and_shows_every_command_without_the_secret() -> None:
     Path("paceline.toml").write_text(
         "[run]\nhosts = 'here,me@b:2222'\n[hosts.b]\nworkers = 2\npython = '/opt/py'\ndirectory = '/data/x'\n"

@@ -76,7 +76,7 @@ def read(text: str, tables: Mapping[str, Any], environment: Mapping[str, str]) -
     Raises:
         UnsupportedError: nobody could be meant by it; the message says why.
     """
-    settings = {name: _settings(name, table) for name, table in tables.items()}
+    settings = check(tables)
     found = [replace(host, **settings.get(host.name, {})) for host in _named(text.strip(), tables, environment)]
     if not found:
         raise UnsupportedError(f"--hosts {text!r} names no host; write for example --hosts a,b")
@@ -87,6 +87,15 @@ def read(text: str, tables: Mapping[str, Any], environment: Mapping[str, str]) -
     if len(found) > MOST:
         raise UnsupportedError(f"--hosts names {len(found)} hosts, and one command starts at most {MOST}")
     return found
+
+
+def check(tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The fields of each host that its table sets.
+
+    Raises:
+        UnsupportedError: a table has an unknown setting, or a value of another type.
+    """
+    return {name: _settings(name, table) for name, table in tables.items()}
 
 
 def _named(text: str, tables: Mapping[str, Any], environment: Mapping[str, str]) -> list[Host]:
