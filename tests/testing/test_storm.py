@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.flow.engine import ElasticEngine
 from paceline.testing.storm.elastic import StormSettings
 from paceline.testing.storm.faults import KINDS
 from paceline.testing.storm.seeds import shrunk, storm, storms
@@ -121,3 +122,19 @@ def test_a_run_goes_on_from_its_steps_when_all_workers_are_killed() -> None:
 def test_bugs_of_steps_are_found(name: str) -> None:
     with RUN_MUTANTS[name]():
         assert any(storm(seed, StormSettings("run", ("kill_all",))).problems for seed in range(6))
+
+
+@pytest.mark.parametrize("seed", [146, 2])
+def test_workers_that_leave_in_order_train_every_sample_once(seed: int) -> None:
+    """In seed 146 all are asked to leave at once, and the last of them has come to the end of its program already."""
+    outcome = storm(seed, StormSettings("leaving", ("join", "slow_network")))
+    assert outcome.problems == [] and outcome.faults["leave"]
+
+
+def test_a_worker_that_leaves_with_its_work_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def at_once(engine: ElasticEngine) -> None:
+        if engine.leaving.asked:
+            engine.leaving.leave(lambda: engine._end_block(leaving=False))
+
+    monkeypatch.setattr(ElasticEngine, "leave_if_asked", at_once)
+    assert any(storm(seed, StormSettings("leaving", ("join",))).problems for seed in range(6))

@@ -64,6 +64,7 @@ class AutoCheckpointer:
         self._snapshot = Snapshot()
         self._marks = self._base = 0  # steps that have fallen due; exchanges before the first counted one
         self._count_anew = self._place_seen = self._warned = False
+        self._ended = False  # the program has, and nothing else keeps steps from being written
         self._due: ExchangePosition | None = None
         self._refusal = self._open_store()
 
@@ -141,10 +142,11 @@ class AutoCheckpointer:
         """Take a step now, because the run cannot continue; from any thread, while training is stopped.
 
         Args:
-            wait: for a step that is being written, and for this one.
+            wait: for a step that is being written, and for this one; also after the program has ended.
         """
         if wait:
             self._writer.free.wait()  # every wait in that thread has a deadline
+            self._writer.stopped = self._writer.stopped and not self._ended
         if not self._writer.stopped and not self._refusal:
             self._due, self._place_seen = self._source.exchange_position(), True
             take = self.at_iteration_end()
@@ -239,6 +241,7 @@ class AutoCheckpointer:
             take = self.at_iteration_end(last=True)
             if take is not None:
                 take()
+        self._ended = not self._writer.stopped
         self._writer.stopped = True
 
     def finish(self, complain: bool = False) -> None:

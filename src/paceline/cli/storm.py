@@ -43,8 +43,9 @@ def command(
     over: Annotated[
         str,
         typer.Option(
-            help="control: the control plane and its ledger. run: whole elastic runs with models. server: asynchronous "
-            "runs. steps: lockstep runs that are killed and resume from checkpoints."
+            help="control: the control plane and its ledger. run: whole elastic runs with models. leaving: the same "
+            "with workers that leave in order. server: asynchronous runs. steps: lockstep runs that are killed and "
+            "resume from checkpoints."
         ),
     ] = "control",
     rule: Annotated[str, typer.Option(help="Of whole runs, without it each seed draws one; of a recorded run.")] = "",
@@ -173,7 +174,8 @@ def _settings(over: str, rule: str, workers: str, faults: str) -> StormSettings:
     if rule and over == "control":
         refuse("--rule is of whole runs: give it with --over run, server or steps")
     if rule:
-        {"run": lambda text: check_rule(rule_from_text(text)), "server": countable, "steps": in_lockstep}[over](rule)
+        elastic = lambda text: check_rule(rule_from_text(text))  # noqa: E731
+        {"run": elastic, "leaving": elastic, "server": countable, "steps": in_lockstep}[over](rule)
     names = tuple(one.strip() for one in faults.split(",") if one.strip())
     if faults and not names:
         refuse(f"--faults are names with commas between, got {faults!r}")

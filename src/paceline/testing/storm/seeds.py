@@ -19,6 +19,7 @@ from paceline.testing.storm import faults
 from paceline.testing.storm.control import ControlStorm
 from paceline.testing.storm.elastic import ElasticStorm, Outcome, StormSettings
 from paceline.testing.storm.flight import TapeStorm
+from paceline.testing.storm.leaving import LeavingStorm
 from paceline.testing.storm.run_steps import RUN_STEP_KINDS
 from paceline.testing.storm.server import ServerStorm
 from paceline.testing.storm.steps import STEP_KINDS, StepsStorm
@@ -27,15 +28,22 @@ from paceline.testing.storm.training import TrainingStorm
 KINDS: dict[str, type[ElasticStorm] | type[ServerStorm] | type[StepsStorm]] = {
     "control": ControlStorm,
     "run": TrainingStorm,
+    "leaving": LeavingStorm,
     "server": ServerStorm,
     "steps": StepsStorm,
     "tape": TapeStorm,
 }
-"""What storms are over: the control plane and its ledger; whole elastic runs with models; asynchronous runs; lockstep
-runs that resume from steps; a recorded run."""
-FAULTS = {"control": faults.KINDS, "run": RUN_STEP_KINDS, "server": faults.SERVER_KINDS, "steps": STEP_KINDS}
+"""What storms are over: the control plane and its ledger; whole elastic runs with models, also where workers leave in
+order; asynchronous runs; lockstep runs that resume from steps; a recorded run."""
+FAULTS = {
+    "control": faults.KINDS,
+    "run": RUN_STEP_KINDS,
+    "leaving": RUN_STEP_KINDS,
+    "server": faults.SERVER_KINDS,
+    "steps": STEP_KINDS,
+}
 """Which faults there are, by what a storm is over."""
-WORKERS = {"control": (2, 4), "run": (2, 4), "server": (2, 8), "steps": (2, 4)}
+WORKERS = {"control": (2, 4), "run": (2, 4), "leaving": (2, 4), "server": (2, 8), "steps": (2, 4)}
 """With how many a run begins, if nothing else is asked for."""
 CHUNK_S = 2.0
 """Seconds after which a process reports."""

@@ -67,6 +67,12 @@ class TrainingStorm(ElasticStorm):
 
         return main
 
+    def begun(self, run: Run) -> None:
+        """A worker has attached."""
+
+    def stepped(self, ids: torch.Tensor, epoch: int) -> None:
+        """A worker has trained on these samples."""
+
     def _train(self) -> None:
         low, high = STEP_S
         rng = self.world.rng
@@ -84,6 +90,7 @@ class TrainingStorm(ElasticStorm):
             if steps is not None:
                 steps.checks.watch(run, steps.disk)
                 steps.resume(run, f"worker {worker}", model)
+            self.begun(run)
             seen = run.blocks
             share = run.share(DataLoader(list(range(self.samples)), 1, shuffle=True))  # type: ignore[arg-type]
             for epoch in range(run.epoch, self.epochs):
@@ -95,6 +102,7 @@ class TrainingStorm(ElasticStorm):
                     runtime.sleep(low + (high - low) * rng.random())
                     model.count(ids, epoch, worker, run.blocks)
                     optimizer.step()
+                    self.stepped(ids, epoch)
             self.exchanges = max(self.exchanges, run.blocks)
         self.ended[worker] = (model.entered.detach().clone(), model.shares.detach().clone())
 
