@@ -123,7 +123,7 @@ class BlockUpdate:
         )
         for chunk in self.chunks:
             chunk.packed = False  # an exchange that failed may have left it
-            chunk.on_packed = None if work.stands else early
+            chunk.on_packed = early if chunk.device.type == "cpu" and not work.stands else None
         self.numbers.minibatches = work.minibatches
         self.numbers.freeze()
         for one in self.state.buffers:
