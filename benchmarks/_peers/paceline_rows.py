@@ -11,12 +11,14 @@ from .fleet import Place
 from .setting import Setting, Trainer
 
 
-def build(text: str) -> Callable[[EmulatedModel, Setting, Place], Trainer]:
-    """A row of a rule; the text names fields of the setting."""
+def build(text: str, least: int | None = None) -> Callable[[EmulatedModel, Setting, Place], Trainer]:
+    """A row of a rule; the text names fields of the setting. `least`: the least elements of a chunk, if another."""
 
     def made(model: EmulatedModel, setting: Setting, place: Place) -> Trainer:
         import paceline
+        from paceline.update.engine.blocks import chunks
 
+        chunks.SMALL_ELEMENTS = least or chunks.SMALL_ELEMENTS  # of this worker's process
         sizes = {"period": setting.period, "fragments": setting.fragments, "fragment_overlap": setting.fragment_overlap}
         optimizer = sgd(model)
         run = paceline.attach(model, optimizer, rule=text.format(**sizes))

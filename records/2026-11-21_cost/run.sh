@@ -4,3 +4,4 @@
 . "$(dirname "$0")/../common.sh"
 bench sync_cost sync_cost
 bench step_overhead step_overhead
+"$python" "$here/early.py" ${quick:+--repeats 1} | tail -n 1 > "$results/early.json"

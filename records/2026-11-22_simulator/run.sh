@@ -3,3 +3,4 @@
 # Some minutes of one core.
 . "$(dirname "$0")/../common.sh"
 bench sim result --steps 128
+"$python" "$here/parts.py" ${quick:+4 8 1} | tail -n 1 > "$results/parts.json"
