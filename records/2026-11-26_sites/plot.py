@@ -23,7 +23,7 @@ def main() -> None:
         last = max(rows[-1][0] for rows in found["timelines"].values())
         axes.plot(
             [0, last],
-            [0, last * found["sites"] / found["alone_s"]],
+            [0, last * found["sites"] / min(found["alone_s"])],
             "--",
             color="C7",
             label="two workers that exchange nothing",
