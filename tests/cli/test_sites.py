@@ -152,6 +152,15 @@ def test_who_does_not_answer_is_named(script: Script, monkeypatch: pytest.Monkey
     assert "the relay at 127.0.0.1, port 1 cannot be reached" in result.stderr
 
 
+def test_an_invitation_in_a_file_of_options_is_not_shown(script: Script, tmp_path: Path) -> None:
+    script(SEEN)
+    (tmp_path / "paceline.toml").write_text(f'relay = "{invitation()}"\nelastic = "1:2"\n')
+    for words in (("run", "train.py"), ("settings",)):
+        said = call(*words).output
+        assert "--relay INVITATION" in said or "INVITATION" in said
+        assert invitation()[20:40] not in said
+
+
 @pytest.mark.processes
 def test_a_host_joins_with_an_invitation_and_one_open_port(script: Script, tmp_path: Path) -> None:
     path, port = script(SEEN), free_port()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.console import near, out, refuse, refusing, settings_file
+from paceline.cli.console import near, out, refuse, refusing, settings_file, without_secrets
 from paceline.cli.ssh import hosts
 
 BEGINNING = """\
@@ -59,7 +59,7 @@ def command(
         for key, option in settings_file.options(one).items():
             line = _line(name, key, option, values.get(name, {}))
             if line:
-                out().print(line, markup=False, soft_wrap=True)
+                out().print(without_secrets(line), markup=False, soft_wrap=True)
                 shown += 1
     if not shown:
         out().print("nothing is set")

@@ -69,6 +69,11 @@ def refusing() -> Iterator[None]:
         refuse(f"{error}; can files be written and read there?")
 
 
+def without_secrets(text: str) -> str:
+    """The text with `INVITATION` for each invitation to a run."""
+    return re.sub(r"paceline-[\w-]{40,}", "INVITATION", text)
+
+
 def near(path: Path) -> str:
     """A path for messages: relative below the current directory, else absolute."""
     shown = os.path.relpath(path)

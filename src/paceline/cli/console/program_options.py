@@ -7,7 +7,6 @@ order; after `--` a program may have options of the same names.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +15,8 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from paceline.cli.console import refuse
+from paceline.cli.console import refuse, without_secrets
 
-SECRET = re.compile(r"paceline-[\w-]{40,}")
-"""An invitation, which no message repeats."""
 CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}  # options after the program are its own
 
 # options of several commands
@@ -72,7 +69,7 @@ class ProgramCommand(typer.core.TyperCommand):
         late, left = split(own, {name: not getattr(one, "is_flag", False) for name, one in options.items()})
         if not late:
             return
-        before = ["INVITATION" if SECRET.fullmatch(word) else word for word in before]
+        before = [without_secrets(word) for word in before]
         program, names = before[-1], [one.partition("=")[0] for one in late if one.partition("=")[0] in options]
         right = [*ctx.command_path.split(), *before[:-1], *late, program, *left]
         through = [*ctx.command_path.split(), *before, "--", *own]

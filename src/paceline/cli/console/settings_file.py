@@ -17,7 +17,7 @@ from typing import Any
 
 import typer
 
-from paceline.cli.console import err, near
+from paceline.cli.console import err, near, without_secrets
 from paceline.core.parse import like
 from paceline.errors import UnsupportedError
 
@@ -158,4 +158,4 @@ def announce(ctx: typer.Context) -> None:
             if typed:
                 set_by.setdefault(origins[source.name], []).append(" ".join(typed))
     for origin, given in set_by.items():
-        err().print(f"{origin} sets {', '.join(given)}", markup=False, soft_wrap=True)
+        err().print(without_secrets(f"{origin} sets {', '.join(given)}"), markup=False, soft_wrap=True)

@@ -60,7 +60,7 @@ class RelayedPlace:
         """A direct connection to that very member; None if there is none."""
         try:
             channel = connect(*address, peer, DIRECT_S, tls)
-        except (PeerLostError, MismatchError):
+        except (PeerLostError, MismatchError, OSError):
             self._unreachable.add(address)
             return None
         if channel.identity is not None and channel.identity.id != certificate:  # another host with that address
