@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of each measurement; medians are taken")
     parser.add_argument("--idle-s", type=float, default=0.0, help="wait so long for idle processors before an object")
     parser.add_argument("--peers", nargs="*", choices=list(loaders.PEERS), default=list(loaders.PEERS))
-    options = _quick.parse(parser, rounds=1, peers=[])
+    options = _quick.parse(parser, rounds=1, peers=[], idle_s=0.0)
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     parts = {"loaders": of_loaders, "objects": of_objects, "waiting": of_waiting, "resume": of_resume}

@@ -6,5 +6,5 @@
 bench data ours --only loaders --rounds 5 --peers
 [ -n "$quick" ] || bench data loaders --only loaders --rounds 1
 bench data rest --only waiting resume
-bench data objects --only objects --rounds 7
+bench data objects --only objects --rounds 15 --idle-s 20
 "$python" "$here/plot.py" loaders.json objects.json
