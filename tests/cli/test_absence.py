@@ -23,6 +23,7 @@ from paceline.cli.launch.supervisor import Supervisor, WorkerCommand
 from paceline.cli.run.absence import idle, notice
 from paceline.cli.run.absence.departure import Departure
 from paceline.cli.run.absence.options import next_time
+from paceline.cli.run.elastic_messages import of_process
 from paceline.errors import LEFT
 from tests.cli.test_elastic import events, until
 from tests.cli.test_run import Script, _here, run, script, started  # noqa: F401
@@ -340,3 +341,9 @@ def test_a_second_signal_and_others_than_sigterm_end_a_launcher(tmp_path: Path) 
     departure = Departure(workers, lambda kind, facts: None, 60.0)
     assert departure.ends_launcher([signal.SIGINT]) and not departure.ends_launcher([signal.SIGTERM])
     assert departure.ends_launcher([signal.SIGTERM, signal.SIGTERM])
+
+
+def test_a_worker_that_only_died_is_not_said_to_have_left_in_order() -> None:
+    gone = {"place": 0, "turn": 1, "left": True, "given_up": False}
+    assert of_process("process ended", {**gone, "code": LEFT}, False) == "this worker has left in order"
+    assert "what it had not exchanged" in of_process("process ended", {**gone, "code": -signal.SIGTERM}, False)

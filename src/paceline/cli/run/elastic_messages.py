@@ -49,8 +49,10 @@ def of_process(kind: str, facts: Mapping[str, Any], over: bool) -> str:
     """A line about a worker of this host; "" for unimportant events."""
     if kind != "process ended" or facts["code"] == 0:
         return ""
-    if facts.get("left"):
+    if facts.get("left") and facts["code"] == LEFT:
         return "this worker has left in order"
+    if facts.get("left"):  # before it held the model, or a program that does not listen to the signal
+        return "this worker ended when it was asked to leave; what it had not exchanged goes to another one"
     then = "a new one replaces it"
     if facts.get("hopeless"):
         then = "its certificate was revoked, so no more are started here"
