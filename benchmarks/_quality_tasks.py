@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 import _chars
+import _quality_frames
 import _quality_lines
 import _quality_speech
 import torch
@@ -37,7 +38,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 Batch = tuple[Tensor, ...]
-CHARACTERS, LINES, UTTERANCES, DIGITS = 16, 4, 8, 4
+CHARACTERS, LINES, UTTERANCES, DIGITS, FRAMES = 16, 4, 8, 4, 32
 """Samples of a minibatch."""
 
 
@@ -119,6 +120,10 @@ def _speech_batches(folder: Path, count: int, seed: int) -> Iterator[Batch]:
         yield F.pad(features[0], (0, 0, 0, TIMES - features.shape[2])), *(tensor[0] for tensor in others)
 
 
+def _frame_batches(folder: Path, count: int, seed: int) -> Iterator[Batch]:
+    return _quality_frames.batches(folder, count, FRAMES, seed)
+
+
 def _character_loss(model: nn.Module, folder: Path) -> float:
     return float(_chars.judged(model, dict(model.named_parameters()), _chars.text(folder).validation))
 
@@ -145,11 +150,12 @@ def _small() -> nn.Module:
     return _chars.Perceptron(16, 4)
 
 
-FAR, PLATEAU, SOON, HEARD = 32_768, 65_536, 32_768, 8_192
+FAR, PLATEAU, SOON, HEARD, LONG = 32_768, 65_536, 32_768, 8_192, 131_072
 _factor = BlockTraining(2, "sync", 1.0).factor
 _CHARACTERS = (_character_batches, _factor, _character_loss)
 _NUMBERS = (_number_batches, _factor, _quality_lines.held_out_loss, None, _quality_lines.held_out_error)
 _DIGITS = (_digit_batches, _factor, _quality_speech.held_out_loss, None, _quality_speech.held_out_error)
+_FRAMES = (_frame_batches, _factor, _quality_frames.held_out_loss, None, _quality_frames.held_out_error)
 _SPEECH = (_speech_batches, reading_factor, letter_error, LARGEST_GRADIENT)
 _LINES = (_line_batches, reading_factor, line_error, LARGEST_GRADIENT)
 
@@ -162,6 +168,10 @@ TASKS = {
         Task("small-speech", 2e-2, 4, SOON, "bmuf_adam", _quality_speech.Filters, speech_loss, _adam, *_DIGITS),
         Task("chars-sgd", 0.25, 4, FAR, "bmuf", _perceptron, _chars.loss_of, _sgd, *_CHARACTERS),
         Task("chars-adam", 2e-3, 8, FAR, "bmuf_adam", _perceptron, _chars.loss_of, _adam, *_CHARACTERS),
+        Task("frames-sgd", 0.1, 4, LONG, "bmuf", _quality_frames.Frames, _quality_frames.loss_of, _sgd, *_FRAMES),
+        Task(
+            "frames-adam", 2e-3, 4, LONG, "bmuf_adam", _quality_frames.Frames, _quality_frames.loss_of, _adam, *_FRAMES
+        ),
         Task("speech", 4e-3, 8, HEARD, "bmuf_adam", _listener, speech_loss, _plain_adam, *_SPEECH),
         Task("lines", 2e-3, 4, FAR, "bmuf_adam", Reader, line_loss, _adam, *_LINES),
     )

@@ -9,7 +9,8 @@ published constants, `averaging` takes the mean of the models. `sync-rate=0.5` a
 with the batch and the steps of `grown`, at one worker's rate times k^0.5; of several, the best in each cell is taken.
 
 The tasks `small-sgd`, `small-adam`, `small-lines` and `small-speech` have a size at their plateau: one worker with half
-of the samples is at most 2 % worse there (`plateau`). The last of them needs espeak-ng, and is left out without it.
+of the samples is at most 2 % worse there (`plateau`), and so has `frames-sgd`. `small-speech` and `frames-sgd` need
+espeak-ng; the first is left out without it.
 Methods are compared at equal samples. `--timed` methods are also trained with more samples until they reach one
 worker's quality, or with fewer where they have: the effective speed-up is the time of one worker over the time that the
 method takes to the same quality. Exchanges are included, by the planner, for a model of `--parameters` with a minibatch
