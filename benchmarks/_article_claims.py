@@ -19,12 +19,11 @@ SERVER, STALE, COUNTING = "2026-11-21_server", "2026-11-21_asynchronous", "2026-
 FRAMES = "2026-11-26_frames"
 
 ARTICLES = {
-    "bmuf": "K. Chen, Q. Huo, Scalable Training of Deep Learning Machines by Incremental Block Training (ICASSP 2016)",
-    "bmuf_adam": "K. Chen, H. Ding, Q. Huo, Parallelizing Adam Optimizer with Blockwise Model-Update Filtering (ICASSP "
-    "2020)",
-    "ddl": "M. Cho et al., PowerAI DDL (1708.02188)",
-    "learning": "T.-Y. Liu, on dual learning (1611.00179), LightRNN (1610.09893) and DC-ASGD (1609.08326)",
-    "middleware": "A GPU middleware of several machines and cards for training (Alibaba iDST, 2016)",
+    "bmuf": "BMUF (K. Chen, Q. Huo, ICASSP 2016)",
+    "bmuf_adam": "BMUF-Adam (K. Chen, H. Ding, Q. Huo, ICASSP 2020)",
+    "ddl": "DDL (M. Cho et al., 1708.02188)",
+    "learning": "LightRNN, DC-ASGD, dual learning (1610.09893, 1609.08326, 1611.00179)",
+    "middleware": "A middleware for GPUs on several machines (Alibaba iDST, 2016)",
 }
 
 
@@ -40,7 +39,7 @@ class Claim:
         reached: whether a figure does.
         record: folder in `records`.
         why: what was measured about a claim that is not reached.
-        unit: behind the figure.
+        unit: behind the figure; "share" is shown in %, with its sign.
     """
 
     article: str

@@ -116,6 +116,7 @@ CLAIMS = (
         partial(worst_over_serial, 16),
         at_most(0.01),
         GROWTH,
+        unit="share",
     ),
     Claim(
         "bmuf",
@@ -134,6 +135,7 @@ CLAIMS = (
         partial(worst_over_serial, 64),
         at_most(0.01),
         GROWTH,
+        unit="share",
     ),
     Claim(
         "bmuf",
@@ -151,6 +153,7 @@ CLAIMS = (
         partial(frames, "cold", 16, "over_serial"),
         at_most(0.01),
         FRAMES,
+        unit="share",
     ),
     Claim(
         "bmuf",
@@ -169,6 +172,7 @@ CLAIMS = (
         at_most(0.01),
         FRAMES,
         FRAMES_64,
+        unit="share",
     ),
     Claim(
         "bmuf",
@@ -177,6 +181,7 @@ CLAIMS = (
         partial(behind_averaging, 32),
         at_least(0.0),
         SPEECH,
+        unit="share",
     ),
     Claim(
         "bmuf_adam",
@@ -185,6 +190,7 @@ CLAIMS = (
         lambda: cell(GROWTH, "plateau.json", "over_serial", task="small-adam", method="grown", workers=64),
         at_most(0.01),
         GROWTH,
+        unit="share",
     ),
     Claim(
         "bmuf_adam",
@@ -193,6 +199,7 @@ CLAIMS = (
         lambda: cell(SPEECH, "speech_seeds.json", "error_over_serial", method="grown", workers=32),
         at_most(0.01),
         SPEECH,
+        unit="share",
     ),
     Claim(
         "bmuf_adam",
@@ -202,6 +209,7 @@ CLAIMS = (
         at_least(0.0),
         GROWTH,
         LEVEL,
+        unit="share",
     ),
     Claim(
         "ddl",
@@ -308,6 +316,7 @@ CLAIMS = (
         at_most(0.0075),
         FRAMES,
         AVERAGE,
+        unit="share",
     ),
     Claim(
         "middleware",
@@ -316,6 +325,7 @@ CLAIMS = (
         partial(frames, "cold", 8),
         at_most(0.0075),
         FRAMES,
+        unit="share",
     ),
     Claim(
         "middleware",
@@ -325,6 +335,7 @@ CLAIMS = (
         at_most(0.02),
         FRAMES,
         AVERAGE,
+        unit="share",
     ),
     Claim(
         "middleware",
@@ -333,6 +344,7 @@ CLAIMS = (
         partial(frames, "cold", 16),
         at_most(0.02),
         FRAMES,
+        unit="share",
     ),
     Claim(
         "middleware",

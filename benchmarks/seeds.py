@@ -42,6 +42,8 @@ def figure_text(row: dict[str, Any]) -> str:
     """A figure as a reader takes it in."""
     if row["figure"] is None:
         return "not measured"
+    if row["unit"] == "share":
+        return f"{100 * row['figure']:+.2g} %"
     return f"{row['figure']:.3g} {row['unit']}".strip().replace(" x", "x")
 
 
