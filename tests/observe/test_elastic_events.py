@@ -69,7 +69,7 @@ def test_workers_that_wait_to_be_needed_are_counted(tmp_path: Path) -> None:
     assert shot.elastic_status is not None
     assert shot.elastic_status.text.startswith("8 of 64 workers train; 56 wait until they are worth it | generation 1")
     assert describe(LiveSnapshot(2, "bmuf()", elastic_status=shot.elastic_status, effective=5.5), 2).plain.startswith(
-        "0 minibatches (0/s) | 8 workers count as 5.5 | "
+        "end unknown | 0 minibatches (0/s) | 8 workers count as 5.5 | "
     )
     grown = {"wanted": 16, "before": 8, "reason": "8 workers were worth 5.5"}
     tell(tmp_path, [{"kind": "grown", "at_s": 2.0, **grown}, {"kind": "held", "at_s": 2.0, "workers": 0, "wanted": 16}])

@@ -91,8 +91,8 @@ class PeriodController:
             return None
         return {"period": period}, reason(schedule, period, exchange_s, step_s)
 
-    def _looked(self, blocks: int, until_next: int = AGAIN) -> None:
-        self._settled, self._next = True, blocks + until_next
+    def _looked(self, blocks: int, until_next: int | None = None) -> None:
+        self._settled, self._next = True, blocks + (AGAIN if until_next is None else until_next)
         self._timer.restart()
 
     def renew(self) -> None:
