@@ -16,6 +16,7 @@ from paceline.observe.reports.elastic_events import QUIET, ControlEvent, Elastic
 from paceline.observe.reports.live import Live, LiveSnapshot
 from paceline.observe.reports.read import read_run
 from paceline.observe.reports.report import write_report
+from paceline.observe.reports.summary import warnings
 from paceline.observe.reports.tables import event_rows
 
 MEMBERS = [[0, "a", "10.0.0.1", 1], [2, "b", "10.0.0.2", 1]]
@@ -146,3 +147,29 @@ def test_what_a_launcher_says_at_once() -> None:
         "declared lost by the control plane; a new one replaces it"
     )
     assert of_process("process ended", {"code": 1, "given_up": True}, False).endswith("so no more are started")
+
+
+def test_a_run_that_never_had_enough_workers_says_so(tmp_path: Path) -> None:
+    """Its workers' logs are empty, since they attach when the first generation begins."""
+    waited: list[dict[str, Any]] = [
+        {"kind": "began", "at_s": 1.0, "fewest": 3, "most": 4, "control": "a:1", "again": False},
+        {"kind": "paused", "at_s": 1.1, "reason": "0 of at least 3 workers are there"},
+        {"kind": "program", "at_s": 5.0, "rule": "bmuf(period=4)", "numbers": 9},
+        {"kind": "joined", "at_s": 5.0, "worker": 0, "host": "a"},
+        {"kind": "joined", "at_s": 5.5, "worker": 1, "host": "a"},
+    ]
+    tell(tmp_path, waited)
+    for rank in (0, 1):
+        (tmp_path / f"rank-{rank:03}.jsonl").touch()
+    at_work = warnings(read_run(tmp_path), at_work=True)
+    assert at_work[0].startswith("The run has not begun to train: 2 of at least 3 workers are there; start more")
+    tell(tmp_path, [{"kind": "lost", "at_s": at_s, "worker": int(at_s - 60), "why": "it"} for at_s in (60.0, 61.0)])
+    run = read_run(tmp_path)
+    assert (run.rule, run.wall_s) == ("bmuf(period=4)", 61.0)
+    assert (
+        "The run never trained: it waited 61 s for at least 3 workers, and at most 2 were there at once; start more "
+        "workers, or give --elastic a smaller minimum than 3."
+    ) in warnings(run)
+    members = [[0, "a", "10.0.0.1", 1]]
+    tell(tmp_path, [{"kind": "generation", "at_s": 62.0, "number": 1, "members": members, "exchange": 0}])
+    assert not any("never trained" in text for text in warnings(read_run(tmp_path)))

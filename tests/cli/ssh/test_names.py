@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -185,10 +186,21 @@ def test_print_starts_nothing_and_shows_every_command_without_the_secret() -> No
     assert "2 hosts, 3 workers" in said and "here (this machine)" in said and "hunter2" not in said
     first, second = [line.strip() for line in said.splitlines() if " paceline run " in line]
     assert first.startswith("python3 -m paceline run --rule 'bmuf(period=4)' --workers 1 ")
-    assert "ssh " in second and "-p 2222 -- me@b /opt/py -m paceline run" in second
-    assert "--workers 2" in second and "--hosts 2 --host-index 1" in second and second.endswith(f"{PROGRAM} --lr 0.1")
+    assert "ssh " in second and "-p 2222 -- me@b 'cd /data/x && /opt/py -m paceline run" in second
+    assert "--workers 2" in second and "--hosts 2 --host-index 1" in second and second.endswith(f"{PROGRAM} --lr 0.1'")
     assert f"where {PROGRAM} is missing or differs, 2 files" in said
     assert {path.name for path in Path().iterdir()} == {PROGRAM, "paceline.toml"}
+
+
+def test_what_print_shows_for_another_host_can_be_typed() -> None:
+    """ssh joins its words with spaces, and a shell of the host splits them again."""
+    said = call("--print", "--hosts", "a", PROGRAM, "--", "--name", "it's (one) word").stdout
+    *_, host, typed = shlex.split(next(line for line in said.splitlines() if " ssh " in line))
+    folder, _, far = typed.partition(" && ")
+    assert host == "a" and folder == f"cd {shlex.quote(str(Path.cwd()))}"
+    assert shlex.split(far)[-3:] == [PROGRAM, "--name", "it's (one) word"]
+    said = call("--print", "--hosts", "a,b", PROGRAM).stdout
+    assert "--log LOGS --overwrite" in said and "--master ADDRESS:PORT --job JOB_FILE" in said
 
 
 def test_an_elastic_run_has_one_launcher_that_is_joined() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from dataclasses import replace
 from functools import partial
@@ -52,6 +53,14 @@ def test_an_epoch_is_done_once_by_all(secure: bool, tmp_path: Path) -> None:
         assert server.status()["finished"] and not log.of("lost") and len(log.of("left")) == 3
         with pytest.raises(OverError, match="the run is over"):
             member(server.port, tls)
+
+
+def test_the_end_of_a_worker_is_no_connection_that_was_turned_away(caplog: pytest.LogCaptureFixture) -> None:
+    with control(Terms(1, timeout_s=SOON)) as (server, _), caplog.at_level(logging.INFO, "paceline.doors"):
+        work(one := member(server.port), 8)
+        one.leave()
+    warned = [line.getMessage() for line in caplog.records if line.levelno >= logging.WARNING]
+    assert not warned and "closed the connection" in caplog.text
 
 
 def test_below_the_quorum_no_worker_enters_and_all_get_the_reason() -> None:

@@ -257,6 +257,16 @@ def test_the_saving_worker_gets_the_verdict_before_the_pause() -> None:
     assert said(machine, "books")[0][:2] == (1, (1,))
 
 
+def test_the_log_counts_the_workers_of_a_run_that_waits_as_they_come() -> None:
+    """Else a status would say for hours that nobody is there."""
+    machine = StateMachine(Terms(min_workers=3, timeout_s=10.0, start_s=1.0))
+    for now in (0.0, 1.0):
+        machine.join(ABOUT, now)
+        machine.settle(now, "")
+    told = [note["reason"].split(" (")[0] for worker, _, note in said(machine, "paused") if worker is None]
+    assert told == [f"{there} of at least 3 workers are there" for there in (1, 2)]
+
+
 @pytest.mark.parametrize("further", [False, True])
 def test_a_run_that_restores_one_checkpoint_too_often_is_given_up(further: bool) -> None:
     machine = begun(1)

@@ -308,6 +308,7 @@ def test_what_is_missing_leaves_it_open(run: Path, missing: str, says: str) -> N
     ("arguments", "says"),
     [
         (["nowhere"], "nowhere holds no receipts"),
+        (["logs"], "logs holds no receipts (looked for logs/receipts/rank-000.jsonl): begin a run with --receipts"),
         (["RUN", "--block", "2"], "--block makes an exchange again, and needs the program"),
         (["RUN", "train.py"], "PROGRAM is for a block that is made again: give --block N with it"),
         (["RUN", "--checkpoint", "steps"], "--checkpoint is for a block that is made again"),
@@ -326,5 +327,7 @@ def test_calls_that_cannot_be_served(
 ) -> None:
     monkeypatch.chdir(run.parent)
     Path("train.py").write_text("")
+    Path("logs").mkdir()
+    Path("logs/rank-000.jsonl").write_text('{"kind": "attach", "at_s": 0.1, "rank": 0, "size": 1}\n')
     said = verify(*(one.replace("RUN", "run") for one in arguments))
     assert said.exit_code == 2 and says in " ".join(said.output.replace("│", "").split()), said.output

@@ -97,18 +97,25 @@ def shown(
         here = client.is_here(host)
         directory = host.directory or str(program.base)
         words = of_host(hosts, index, options, program, meet if len(hosts) > 1 else None, secret, elastic)
-        known = {"{logs}": "(its logs)", "{secret}": "(the job's file)", address_text(*meet): _where(meet)}
+        known = {"{logs}": "LOGS", "{secret}": "JOB_FILE", address_text(*meet): _typed(meet)}
         python = host.python or "python3"
         line = [python, "-m", "paceline", *(known.get(word, word) for word in words)]
         text.append(f"\n{host.name}{' (this machine)' if here else ''}, in {directory}")
         over = [] if here else client.command(host, "")[:-1]
-        text.append(f"  {shlex.join([*over, *line])}")
+        far = f"cd {shlex.quote(directory)} && {shlex.join(line)}"  # ssh joins its words, and a shell splits them
+        text.append(f"  {shlex.join([*over, far] if over else line)}")
         text += [f"  {name}=(as the settings say)" for name in host.environment]
     if program.sums:
         kept, what = len(program.sums), program.path or "the module"
         files = f"{kept} file{'s' if kept > 1 else ''}"
         text.append(f"\nwhere {what} is missing or differs, {files} of {program.base} would be brought")
     return "\n".join(text)
+
+
+def _typed(address: tuple[str, int]) -> str:
+    """As in a command: what is not known is a word in capitals."""
+    host = "ADDRESS" if address[0].startswith("(") else address[0]
+    return address_text(host, address[1]) if address[1] else f"{host}:PORT"
 
 
 def _where(address: tuple[str, int]) -> str:

@@ -15,7 +15,7 @@ from paceline.cli.run.program import python_program
 from paceline.cli.run.sealing import AUTHORITY, FOLDER
 from paceline.cli.run.zero_lines import ZeroLineOptions
 from paceline.observe.receipts import seal
-from paceline.observe.receipts.audit import Findings, audit, find
+from paceline.observe.receipts.audit import Findings, audit, find, holds_logs
 from paceline.observe.receipts.chain import Chain
 
 EPILOG = (
@@ -76,8 +76,10 @@ def verify(
     """
     folder = run / FOLDER if (run / FOLDER).is_dir() else run
     found = find(folder) if folder.is_dir() else []
-    if not found:
-        refuse(f"{near(run)} holds no receipts (looked for {near(folder)}/rank-000.jsonl): begin a run with --receipts")
+    if not found or (folder == run and holds_logs(folder)):
+        refuse(
+            f"{near(run)} holds no receipts (looked for {near(run / FOLDER)}/rank-000.jsonl): begin a run with --receipts"
+        )
     for name, given in (("PROGRAM", script), ("--checkpoint", checkpoint), ("--from-start", from_start or None)):
         if given is not None and block is None:
             refuse(f"{name} is for a block that is made again: give --block N with it")

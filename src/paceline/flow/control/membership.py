@@ -296,11 +296,11 @@ class MembershipState(ABC):
         self.enough_since = None
         if self.finished and not self.workers:
             return
+        if reason == self.paused:
+            return
         if not self.paused:
             self.waits_since = now
-            self.outbox.log("paused", reason=reason)
-        elif reason == self.paused:
-            return
+        self.outbox.log("paused", reason=reason)
         self.paused, saver = reason, self.saver
         for worker in self.workers:
             self.outbox.send(worker, "paused", numbers=(int(worker == saver),), note=reason)

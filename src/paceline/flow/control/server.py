@@ -194,7 +194,7 @@ class ControlServer:
             self._events.limited("refused", {"peer": channel.peer, "why": str(error)})
             turned_away(channel.peer, error)
         except Exception as error:  # invalid input must end its own connection only
-            turned_away(channel.peer, error)
+            turned_away(channel.peer, error, expected=isinstance(error, Closed))  # as at each worker's end
             if not isinstance(error, Closed) and not self._closing.is_set():
                 self._events.limited("stranger", {"peer": channel.peer, "why": f"{error}"[:500]})
         finally:

@@ -12,6 +12,8 @@ from paceline.observe.receipts import seal as seals
 from paceline.observe.receipts.chain import Chain
 from paceline.observe.receipts.places import count
 
+LOG_BEGINS = b'{"kind": "'
+"""How the lines of event logs begin; those of a chain have no spaces, and their keys in order."""
 SHOWN = 16
 """Digits of a fingerprint or a digest in messages."""
 
@@ -41,6 +43,16 @@ def find(folder: Path) -> list[Chain]:
     paths = sorted(folder.glob("rank-*.jsonl"))
     ranks = [path.stem.removeprefix("rank-") for path in paths]
     return [chains.read(path, int(rank)) for path, rank in zip(paths, ranks, strict=True) if rank.isdecimal()]
+
+
+def holds_logs(folder: Path) -> bool:
+    """Whether the folder's files of ranks are the event logs of a run, which have the names of chains."""
+    for path in folder.glob("rank-*.jsonl"):
+        with path.open("rb") as file:
+            line = file.readline(len(LOG_BEGINS))
+        if line and line != LOG_BEGINS:
+            return False
+    return True
 
 
 def audit(folder: Path, found: list[Chain], authority: str | None = None) -> Findings:

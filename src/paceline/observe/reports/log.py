@@ -188,7 +188,8 @@ class RunLog:
     @property
     def rule(self) -> str:
         """The rule's text; under `auto` that of the rule that was chosen."""
-        return str(self._attached("chosen_rule", self._attached("rule", "unknown rule")))
+        told = (event.facts["rule"] for event in self.events if event.kind == "program" and "rule" in event.facts)
+        return str(self._attached("chosen_rule", self._attached("rule", next(told, "unknown rule"))))
 
     @property
     def why(self) -> str:
@@ -224,8 +225,15 @@ class RunLog:
 
     @property
     def wall_s(self) -> float:
-        """Seconds from the first worker's attach to the last event of any worker."""
+        """Seconds from the first worker's attach to the last event of any worker, or of a run that never trained."""
+        if self.never_trained:
+            return max(event.at_s for event in self.events)
         return max((worker.ended_s for worker in self.workers), default=0.0)
+
+    @property
+    def never_trained(self) -> bool:
+        """Whether this is an elastic run that always had fewer workers than its minimum."""
+        return bool(self.events) and not self.elastic and all(one.kind != "generation" for one in self.events)
 
     @property
     def missing(self) -> list[int]:

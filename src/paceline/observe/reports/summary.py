@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from paceline.observe.reports.events import LeftOut
 from paceline.observe.reports.log import RunLog, WorkerLog
@@ -156,7 +157,7 @@ def warnings(run: RunLog, at_work: bool = False) -> list[str]:
     cut = [worker.rank for worker in run.workers if worker.truncated]
     if cut and not at_work:
         found.append(f"The log of {ranks_text(cut, 8)} ends in the middle of a line: the worker was cut off.")
-    found += _unread(run) + _losses(run)
+    found += _never_trained(run, at_work) + _unread(run) + _losses(run)
     gone = {line.rank for line in run.lost}
     still = [worker.rank for worker in run.workers if worker.closed is None and worker.rank not in gone]
     if still and not at_work:
@@ -169,6 +170,22 @@ def warnings(run: RunLog, at_work: bool = False) -> list[str]:
     if waits_long_for_data(run):
         found.append(data_wait_sentence(run))
     return found + _disagreement(run) + _slower_than_one(run) + _crowding(run)
+
+
+def _never_trained(run: RunLog, at_work: bool) -> list[str]:
+    """A sentence on an elastic run that never had enough workers at once, with what to do."""
+    fewest = next((event.facts["fewest"] for event in run.events if "fewest" in event.facts), None)
+    if fewest is None or not run.never_trained:
+        return []
+    change = {"joined": 1, "lost": -1, "left": -1, "left early": -1}
+    there = list(accumulate((change.get(event.kind, 0) for event in run.events), initial=0))
+    start = f"start more workers, or give --elastic a smaller minimum than {fewest}"
+    if at_work:
+        return [f"The run has not begun to train: {there[-1]} of at least {fewest} workers are there; {start}."]
+    return [
+        f"The run never trained: it waited {seconds_text(run.wall_s)} for at least {fewest} workers, and at most "
+        f"{max(there)} were there at once; {start}."
+    ]
 
 
 def _unread(run: RunLog) -> list[str]:
