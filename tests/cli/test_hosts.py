@@ -12,6 +12,7 @@ from paceline.cli import app
 from tests.communication.schedulers.environments import batch, step, trainjob
 
 PROGRAM = "train.py"
+NAMES = ("--print", "--dry-run")
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +46,12 @@ def test_one_host() -> None:
     assert one["PACELINE_LOG"] == str(Path("logs").absolute())
     assert one["PACELINE_TLS"] == str(Path("logs/door/host-0/rank-0").absolute())
     assert f"-u {PROGRAM} --lr 0.1" in found.stdout and "other hosts" not in found.stdout
+
+
+def test_dry_run_is_another_name_of_print() -> None:
+    one, other = (CliRunner().invoke(app, ["run", name, "--open", "--log", "logs", PROGRAM]) for name in NAMES)
+    assert one.exit_code == other.exit_code == 0
+    assert workers(one.stdout)[0].keys() == workers(other.stdout)[0].keys() and not Path("logs").exists()
 
 
 def test_several_hosts_are_told_what_to_type() -> None:

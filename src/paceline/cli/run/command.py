@@ -141,7 +141,8 @@ def run(
     debug: debugger.Debugger = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only the workers' output: no status, no summary.")] = False,
     print_only: Annotated[
-        bool, typer.Option("--print", help="Print the commands of this and other hosts, and start nothing.")
+        bool,
+        typer.Option("--print", "--dry-run", help="Print the commands of this and other hosts, and start nothing."),
     ] = False,
 ) -> None:
     """Run a training program on several workers.
