@@ -77,9 +77,8 @@ def verify(
     folder = run / FOLDER if (run / FOLDER).is_dir() else run
     found = find(folder) if folder.is_dir() else []
     if not found or (folder == run and holds_logs(folder)):
-        refuse(
-            f"{near(run)} holds no receipts (looked for {near(run / FOLDER)}/rank-000.jsonl): begin a run with --receipts"
-        )
+        looked = f"looked for {near(run / FOLDER)}/rank-000.jsonl"
+        refuse(f"{near(run)} holds no receipts ({looked}): begin a run with --receipts")
     for name, given in (("PROGRAM", script), ("--checkpoint", checkpoint), ("--from-start", from_start or None)):
         if given is not None and block is None:
             refuse(f"{name} is for a block that is made again: give --block N with it")
