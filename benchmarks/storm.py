@@ -41,6 +41,8 @@ PLANTED = {
     **{name: ("steps", plant) for name, plant in STEPS_MUTANTS.items()},
 }
 """Name -> the kind of storm that looks for it, and how it is planted."""
+AMONG = {"a worker goes on though the others lost it": StormSettings("server", ("reset",), workers=(3, 5))}
+"""Storms in which a bug is looked for, where it shows too seldom in those of its kind."""
 
 
 def parse() -> argparse.Namespace:
@@ -79,7 +81,7 @@ def what(outcomes: list[Outcome]) -> dict[str, int]:
 def hunt(name: str, seeds: int) -> int | None:
     """The first seed that finds a planted bug."""
     kind, plant = PLANTED[name]
-    settings = StormSettings(kind, workers=WORKERS[kind])
+    settings = AMONG.get(name, StormSettings(kind, workers=WORKERS[kind]))
     with plant():
         return next((seed for seed in range(seeds) if storm(seed, settings).problems), None)
 
