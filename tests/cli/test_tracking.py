@@ -71,6 +71,9 @@ def test_an_unchanged_program_is_tracked_and_writes_steps(script: Script, tmp_pa
 
 def test_what_cannot_work_is_refused_before_the_start(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     path = script(BARE)
+    if importlib.util.find_spec("tensorboard") is not None:
+        taken = run("--tensorboard", path / "board", path)  # a file is in the way
+        assert taken.exit_code == 2 and "cannot be written" in taken.stderr
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
     def refused(*options: object) -> str:
@@ -156,3 +159,13 @@ def test_a_place_of_steps_is_a_default(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert run._context.settings.checkpoint == str(tmp_path / "steps")
     with paceline.attach(model, optimizer, "averaging(period=1)", checkpoint=tmp_path / "own") as run:
         assert run._context.settings.checkpoint == tmp_path / "own"
+
+
+def test_a_run_that_is_too_short_for_a_checkpoint_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with paceline.attach(model, optimizer, "averaging(period=1)", checkpoint=tmp_path, every_blocks=3) as run:
+        for _ in run.share([torch.ones(1, 1)] * 2):
+            optimizer.step()
+    said = "no checkpoint was written: one is due every 3 exchanges, and the run made 2; give attach a smaller every"
+    assert said in caplog.text

@@ -63,7 +63,7 @@ class AutoCheckpointer:
         self._world = self._writer.transport.world
         self._snapshot = Snapshot()
         self._marks = self._base = 0  # steps that have fallen due; exchanges before the first counted one
-        self._count_anew = self._place_seen = self._warned = False
+        self._count_anew = self._place_seen = self._warned = self._has_steps = False
         self._ended = False  # the program has, and nothing else keeps steps from being written
         self._due: ExchangePosition | None = None
         self._refusal = self._open_store()
@@ -86,6 +86,7 @@ class AutoCheckpointer:
             self._writer.claim.release()
             raise CheckpointError(world.sign(f"{self._store.shown} cannot be used: {'; '.join(said)}"))
         there = [number for one in told for number in one[1]]
+        self._has_steps = bool(there)
         return self._why_not(max(there)) if there else ""
 
     def _why_not(self, newest: int) -> str:
@@ -241,6 +242,15 @@ class AutoCheckpointer:
             take = self.at_iteration_end(last=True)
             if take is not None:
                 take()
+        if not (self._marks or self._has_steps) and self._world.rank == 0:  # the one sign that there is no way back
+            made = self._source.exchange_position().count - self._base
+            logger.warning(
+                "%s",
+                self._world.sign(
+                    f"no checkpoint was written: one is due every {self._every} exchanges, and the run made {made}; "
+                    "give attach a smaller every_blocks, or save the model at the program's end"
+                ),
+            )
         self._ended = not self._writer.stopped
         self._writer.stopped = True
 

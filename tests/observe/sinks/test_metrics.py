@@ -17,8 +17,10 @@ from torch import nn
 
 import paceline
 from paceline.core.extras import MissingExtraError
-from paceline.observe.sinks.metrics import families, split_address
+from paceline.core.world import World
+from paceline.observe.sinks.metrics import Metrics, families, split_address
 from tests.observe.sinks.test_async_writer import Kept
+from tests.ports import free_port
 
 OWN = {
     "block", "exchanges", "minibatches", "bytes_sent", "computing_s", "waiting_s", "exchanging_s",
@@ -110,6 +112,16 @@ def test_an_address_that_is_taken_is_refused() -> None:
         runs[1].serve_metrics(address)
     for run in runs:
         run.close()
+
+
+def test_a_lost_workers_successor_serves_at_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker of place 1 is rank 0 once place 0 has died, and still listens at PORT + 1; the new one is rank 1."""
+    monkeypatch.setenv("PACELINE_CONTROL", "127.0.0.1:1")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    port = free_port()
+    metrics = Metrics(f"127.0.0.1:{port}", lambda: World(1, 2, local_rank=1, local_size=2))
+    assert metrics.address == f"127.0.0.1:{port}"
+    metrics.close()
 
 
 @pytest.mark.parametrize("address", ["9400", ":9400", "host:", "host:http", "host:-1"])

@@ -64,6 +64,8 @@ class TrackingOptions:
                 refuse(f"--{name} needs {module}, which is not installed: pip install 'paceline[{name}]'")
         if self.metrics is not None:
             _address(self.metrics)
+        if self.tensorboard is not None:
+            _writable(self.tensorboard)
 
     def check_zero_lines(self, restarts: int) -> None:
         """Refuse what an unchanged program cannot do: it begins at its beginning, whatever steps there are."""
@@ -92,6 +94,14 @@ class TrackingOptions:
             "PACELINE_CHECKPOINT": None if self.checkpoint is None else _place(self.checkpoint),
         }
         return {name: value for name, value in found.items() if value is not None}
+
+
+def _writable(text: str) -> None:
+    """Refuse a directory that this user can neither write into nor make."""
+    path = Path(text).absolute()
+    there = next(one for one in (path, *path.parents) if one.exists())
+    if "://" not in text and not (there.is_dir() and os.access(there, os.W_OK)):
+        refuse(f"--tensorboard {text} cannot be written ({there} is no directory that you may write into)")
 
 
 def _place(text: str) -> str:

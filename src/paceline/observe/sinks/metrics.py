@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from email.message import Message
@@ -44,6 +45,13 @@ PARTS = {"computing_s": "computing", "waiting_s": "waiting", "exchanging_s": "ex
 """Seconds of the run by name -> activity; other metrics of the run that are not in `KNOWN` are tunables."""
 
 
+def _place(world: World) -> int:
+    """Which worker of its host this is; its place at the launcher in an elastic run, whose ranks move."""
+    elastic = "PACELINE_CONTROL" in os.environ or "PACELINE_RELAY" in os.environ
+    place = os.environ.get("LOCAL_RANK", "") if elastic else ""
+    return int(place) if place.isdecimal() else world.local_rank
+
+
 class Metrics:
     """Serves the latest values.
 
@@ -68,7 +76,7 @@ class Metrics:
         self._world, self._lock, self._values = world, threading.Lock(), dict[str, float]()
         host, port = split_address(address)
         if port:
-            port += world().local_rank
+            port += _place(world())
         registry = CollectorRegistry()
         registry.register(self)
 
