@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 CORE := $(VENV)/.core-ready
 FRAMEWORKS := tests/doors/adapters
 WINGS := wings/lightrnn wings/dual wings/c
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -q --durations 25 --durations-min 5
+PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal -q --durations 25 --durations-min 5
 
 .PHONY: demo test test-all claims check docs dist matrix format clean
 
@@ -20,7 +20,7 @@ test: $(CORE)           ## the fast tier of the tests: pure functions, virtual w
 
 test-all: $(READY)      ## all tests and the quick form of every claim; `pytest -m slow` runs what is left out here
 	$(MAKE) test
-	$(PYTEST) -n 3 -m "full and not slow" tests wings
+	$(PYTEST) -m "full and not slow" tests wings
 	$(MAKE) claims
 
 claims: $(READY)        ## the quick form of every benchmark and of every record's command

@@ -145,6 +145,7 @@ def test_a_worker_that_is_killed_and_comes_back_leaves_one_whole_chain() -> None
     """Each sample is in one receipt, also those of the block that the kill took back."""
     Path("once.py").write_text(
         textwrap.dedent(TRAIN)
+        .replace("import os, sys", "import glob, os, sys, time")
         .replace(
             "        for x, y in",
             "        first = not os.path.exists('killed')\n        for x, y in",
@@ -152,6 +153,9 @@ def test_a_worker_that_is_killed_and_comes_back_leaves_one_whole_chain() -> None
         .replace(
             "            optimizer.zero_grad()",
             "            if first and run.world.rank == 1 and run.minibatches == 14:\n"
+            "                over = time.monotonic() + 60  # for a step to go on from\n"
+            "                while not glob.glob('steps/step-' + 9 * '?') and time.monotonic() < over:\n"
+            "                    time.sleep(0.01)\n"
             "                open('killed', 'w').close()\n"
             "                os._exit(9)\n"
             "            optimizer.zero_grad()",

@@ -29,6 +29,7 @@ class _Receiver:
     every_s: float
     on_every_worker: bool  # or on rank 0 only
     sent_s: float = field(default_factory=time.perf_counter)
+    sent_step: int | None = None
     totals: Values = field(default_factory=dict)
 
     def rates(self, totals: Values, now: float) -> Values:
@@ -52,6 +53,7 @@ class Dispatcher:
         self._world, self._totals, self._settings = world, totals, settings
         self._receivers: list[_Receiver] = []
         self._closing: list[AsyncWriter | Metrics] = []
+        self._newest: tuple[int, int] | None = None  # block and step of the last progress
 
     def _add(self, take: Take, every_s: float, on_every_worker: bool) -> None:
         self._receivers.append(_Receiver(take, every_s, on_every_worker, totals=self._totals(0)))
@@ -79,14 +81,17 @@ class Dispatcher:
 
     def progress(self, block: int, step: int) -> None:
         """Send the run's own metrics to the receivers that are due."""
-        now = time.perf_counter()
-        due = [receiver for receiver in self._active() if now - receiver.sent_s >= receiver.every_s]
-        if not due:
+        self._newest, now = (block, step), time.perf_counter()
+        self._send([one for one in self._active() if now - one.sent_s >= one.every_s], now)
+
+    def _send(self, due: list[_Receiver], now: float) -> None:
+        if not due or self._newest is None:
             return
+        block, step = self._newest
         totals, settings = self._totals(block), self._settings()
         for receiver in due:
             receiver.take(_prefixed(totals | receiver.rates(totals, now) | settings), step)
-            receiver.sent_s, receiver.totals = now, totals
+            receiver.sent_s, receiver.sent_step, receiver.totals = now, step, totals
 
     def _active(self) -> list[_Receiver]:
         """Receivers of this worker at present: rank 0 of an elastic run may become another worker."""
@@ -96,7 +101,9 @@ class Dispatcher:
         return [receiver for receiver in self._receivers if first or receiver.on_every_worker]
 
     def close(self) -> None:
-        """Close all sinks."""
+        """Send what is newer than the last interval, as all of a run that is shorter than one, and close all sinks."""
+        newest = None if self._newest is None else self._newest[1]
+        self._send([one for one in self._active() if one.sent_step != newest], time.perf_counter())
         self._receivers = []
         while self._closing:
             self._closing.pop().close()
