@@ -175,9 +175,10 @@ def test_settings_shows_and_checks_the_machines() -> None:
     assert found.exit_code == 2 and "[hosts.b]: worker is no setting of a host" in found.stderr
 
 
-def test_print_starts_nothing_and_shows_every_command_without_the_secret() -> None:
+@pytest.mark.parametrize("hosts", ["'here,me@b:2222'", "['here', 'me@b:2222']"])
+def test_print_starts_nothing_and_shows_every_command_without_the_secret(hosts: str) -> None:
     Path("paceline.toml").write_text(
-        "[run]\nhosts = 'here,me@b:2222'\n[hosts.b]\nworkers = 2\npython = '/opt/py'\ndirectory = '/data/x'\n"
+        f"[run]\nhosts = {hosts}\n[hosts.b]\nworkers = 2\npython = '/opt/py'\ndirectory = '/data/x'\n"
         "environment = { TOKEN = 'hunter2' }\n"
     )
     found = call("--print", "--rule", "bmuf(period=4)", PROGRAM, "--", "--lr", "0.1")

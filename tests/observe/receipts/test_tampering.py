@@ -48,6 +48,18 @@ def test_an_honest_run_is_shown_to_be_right(run: Path) -> None:
         assert said.output.count("40 places of 40 places, each exactly once") == 2
 
 
+def test_a_run_that_did_not_end_is_no_whole_run(run: Path) -> None:
+    """As of workers that were killed between two exchanges."""
+    folder = run / "receipts"
+    for rank in range(3):
+        put(folder, rank, lines_of(folder, rank)[:-1])
+    (folder / "seal-0.json").unlink()
+    said = verify(run)
+    assert (
+        said.exit_code == 2 and "the chain of worker 0, 1, 2 has no end, so this holds up to exchange 4" in said.output
+    )
+
+
 def alter(folder: Path) -> None:
     lines = lines_of(folder, 1)
     lines[2]["steps"] += 1

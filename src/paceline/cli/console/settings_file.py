@@ -131,6 +131,8 @@ def _checked(path: Path, name: str, command: Any, given: Mapping[str, Any]) -> I
         if key not in known:
             raise UnsupportedError(f"{path}: {key} is no option of paceline {name}{like(key, list(known))}")
         option = known[key]
+        if isinstance(value, list) and value and not option.multiple and all(isinstance(one, str) for one in value):
+            value = ",".join(value)  # as it is typed: --hosts a,b
         several = option.multiple and isinstance(value, list)
         kinds = (bool,) if option.is_flag else (int, float, str)
         for one in value if several else [value]:

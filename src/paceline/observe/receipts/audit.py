@@ -80,6 +80,12 @@ def audit(folder: Path, found: list[Chain], authority: str | None = None) -> Fin
     )
     findings.problems += counted.problems
     findings.shown += counted.notes
+    unended = [str(one.rank) for one in whole if one.lines[-1]["kind"] != "end"]
+    if unended:
+        findings.open.append(
+            f"the run did not end in order: the chain of worker {', '.join(unended)} has no end, so this holds up to "
+            f"exchange {min(max(one.merges, default=0) for one in whole)}"
+        )
     if counted.unknown:
         findings.open.append(
             f"of {counted.unknown} batches no receipt says which samples they held: the program did not take them from "
