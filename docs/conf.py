@@ -56,7 +56,7 @@ html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
 
-# A copy of a session is what was typed: no prompts, no output.
+# A copy of a console block is what was typed: no prompts, no output.
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 copybutton_line_continuation_character = "\\"
