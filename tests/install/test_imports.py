@@ -85,6 +85,7 @@ def test_commands_that_compute_nothing_go_without_torch(words: tuple[str, ...], 
     modules = loaded(f"sys.argv = {given!r}", "from paceline.cli import app; app()")
     assert "paceline.cli.main" in modules
     assert not others(modules) & {"torch", "numpy", "matplotlib", "cryptography", "safetensors"}
+    assert not modules & {"http.server", "urllib.request"}  # for --notice and watch --web alone
 
 
 def lazy_packages() -> dict[str, ast.Module]:

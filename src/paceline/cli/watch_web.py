@@ -16,10 +16,10 @@ import typer
 from paceline.cli.console import out, refuse
 from paceline.cli.run.status import describe
 from paceline.cli.worker_state import state
-from paceline.observe.http_server import BoundedServer
 from paceline.observe.reports.live import Live
 
 if TYPE_CHECKING:
+    from paceline.observe.http_server import BoundedServer
     from paceline.observe.reports.live_page import LivePage, Status
 
 PORT = 8765
@@ -80,6 +80,8 @@ def addresses(host: str, port: int, token: str) -> list[str]:
 
 def _listen(host: str, port: int | None, page: LivePage) -> BoundedServer:
     """A server at the wanted port; without a wish at `PORT`, or at any that is free."""
+    from paceline.observe.http_server import BoundedServer  # loads an HTTP server
+
     for wanted in [PORT, 0] if port is None else [port]:
         try:
             return BoundedServer((host, wanted), page.answer)

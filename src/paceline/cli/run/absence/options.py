@@ -6,14 +6,16 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli.console import err, refuse
 from paceline.cli.run.absence.idle import IdleHost
-from paceline.cli.run.absence.notice import Notice
 from paceline.observe.reports.summary import seconds_text
+
+if TYPE_CHECKING:
+    from paceline.cli.run.absence.notice import Notice
 
 NoticeOption = Annotated[
     str | None,
@@ -74,6 +76,8 @@ class AbsenceOptions:
 
         notice = ends = None
         if self.notice is not None:
+            from paceline.cli.run.absence.notice import Notice  # here, because it loads an HTTP client
+
             notice = Notice(self.notice, say)
             try:
                 notice.start()
