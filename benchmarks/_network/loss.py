@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import threading
 from collections.abc import Mapping
 
 from .delay import (
@@ -20,12 +19,10 @@ from .delay import (
     BATCH_BEGIN,
     BATCH_END,
     CREATE,
-    NETLINK_NETFILTER,
     NEW_CHAIN,
     NEW_RULE,
     NEW_TABLE,
     NFT,
-    enter,
     expression,
     message,
     nest,
@@ -33,13 +30,13 @@ from .delay import (
     text,
 )
 from .delay import attribute as plain
+from .netfilter import give, within
 
 DELETE_TABLE = NFT | 2
 BRIDGE, FORWARD = 7, 2  # the family of rules for what a bridge passes on, and the place where they are asked
 FROM_PORT, TO_PORT = 4, 5  # keys of a packet's interfaces
 RANDOM, TO_NETWORK_ORDER, LESS, DROP = 1, 1, 2, 0
 ONE = 1_000_000  # a share is counted in millionths
-ANSWER_S = 10.0
 
 
 def rules_of(losses: Mapping[int, float]) -> bytes:
@@ -86,29 +83,9 @@ def set_losses(namespace: str, losses: Mapping[str, float]) -> None:
     Raises:
         OSError: the kernel cannot do it.
     """
-    failed: list[OSError] = []
 
     def work() -> None:
-        try:
-            enter(f"/run/netns/{namespace}")
-            _send({socket.if_nametoindex(port): share for port, share in losses.items()})
-        except OSError as error:
-            failed.append(error)
+        shares = {socket.if_nametoindex(port): share for port, share in losses.items()}
+        give(rules_of(shares), 1 + 2 * len(shares), "rules that lose packets")
 
-    thread = threading.Thread(target=work, name="paceline-loss")  # the namespace is the thread's, and ends with it
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-
-
-def _send(losses: Mapping[int, float]) -> None:
-    """Give the kernel the rules, and wait for its answer to each message that asks for one."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER) as kernel:
-        kernel.bind((0, 0))
-        kernel.settimeout(ANSWER_S)
-        kernel.send(rules_of(losses))
-        for _ in range(1 + 2 * len(losses)):
-            code: int = struct.unpack_from("=i", kernel.recv(4096), 16)[0]
-            if code:
-                raise OSError(-code, f"netfilter refuses rules that lose packets: error {-code}")
+    within(namespace, work)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import threading
 from pathlib import Path
 
 from .delay import (
@@ -24,12 +23,10 @@ from .delay import (
     BATCH_END,
     CREATE,
     IPV4,
-    NETLINK_NETFILTER,
     NEW_CHAIN,
     NEW_RULE,
     NEW_TABLE,
     attribute,
-    enter,
     expression,
     message,
     nest,
@@ -37,11 +34,11 @@ from .delay import (
     text,
 )
 from .emulated import EmulatedNetwork, EmulationError, _inside, _link
+from .netfilter import give, within
 
 POST_ROUTING, SOURCE_NAT = 4, 100  # where a router translates, and when among its other rules
 OUTGOING = 5  # the key of the interface by which a packet leaves
 INSIDE, ROUTER = "192.168.1.2", "192.168.1.1"
-ANSWER_S = 10.0
 
 
 class SitesNetwork(EmulatedNetwork):
@@ -87,27 +84,21 @@ def translate(namespace: str, interface: str) -> None:
     Raises:
         EmulationError: the kernel cannot do it.
     """
-    failed: list[OSError] = []
 
     def work() -> None:
-        try:
-            enter(f"/run/netns/{namespace}")
-            Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
-            _send(socket.if_nametoindex(interface))
-        except OSError as error:
-            failed.append(error)
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+        give(translation(socket.if_nametoindex(interface)), 1, "to translate addresses")
 
-    thread = threading.Thread(target=work, name="paceline-nat")  # the namespace is the thread's, and ends with it
-    thread.start()
-    thread.join()
-    if failed:
+    try:
+        within(namespace, work)
+    except OSError as error:
         raise EmulationError(
-            f"no router can be made here ({failed[0]}); it needs nftables with masquerade in the kernel"
-        )
+            f"no router can be made here ({error}); it needs nftables with masquerade in the kernel"
+        ) from error
 
 
-def _send(index: int) -> None:
-    """Give the kernel the rule, and wait for its answer."""
+def translation(index: int) -> bytes:
+    """The batch that lets packets which leave by an interface have its address."""
     table = text(1, "nat")
     hook = nest(4, number(1, POST_ROUTING), number(2, SOURCE_NAT))
     leaves = [
@@ -115,7 +106,7 @@ def _send(index: int) -> None:
         expression("cmp", number(1, 1), number(2, 0), nest(3, attribute(1, struct.pack("=I", index)))),
     ]
     rule = nest(4, *leaves, expression("masq"))
-    batch = b"".join(
+    return b"".join(
         [
             message(BATCH_BEGIN, 0, 0, 10),
             message(NEW_TABLE, CREATE, IPV4, 0, table),
@@ -124,10 +115,3 @@ def _send(index: int) -> None:
             message(BATCH_END, 0, 0, 10),
         ]
     )
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER) as kernel:
-        kernel.bind((0, 0))
-        kernel.settimeout(ANSWER_S)
-        kernel.send(batch)
-        code: int = struct.unpack_from("=i", kernel.recv(4096), 16)[0]
-        if code:
-            raise OSError(-code, f"netfilter refuses to translate addresses: error {-code}")
