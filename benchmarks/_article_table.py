@@ -99,6 +99,18 @@ TWINS += "that both models exchange come back as they went (errors.txt)"
 CONVERGED = "with all labels both are at 99 %, with a tenth both end alike, at weights 0.01 and 0.1"
 STEPS = "on text 59 to 87 % of what asgd loses is won back, on digits 9 to 34 %"
 
+
+def dnn(cards: int, says: str, most: float) -> tuple[Claim, Claim]:
+    """The middleware's network on frames with averaging, and with block momentum in its place."""
+    title, asks = f"DNN, averaging, {cards} cards: {says} more frame errors", "at most as many more"
+    averaging, momentum = partial(frames, "averaging", cards), partial(frames, "cold", cards)
+    instead = "the same, with block momentum in its place"
+    return (
+        Claim("middleware", title, asks, averaging, at_most(most), FRAMES, AVERAGE, "share"),
+        Claim("middleware", instead, asks, momentum, at_most(most), FRAMES, unit="share"),
+    )
+
+
 CLAIMS = (
     Claim(
         "bmuf",
@@ -308,44 +320,8 @@ CLAIMS = (
         DUAL,
         "generation from a label was not measured",
     ),
-    Claim(
-        "middleware",
-        "DNN, averaging, 8 cards: 0.7 % more frame errors",
-        "at most as many more",
-        partial(frames, "averaging", 8),
-        at_most(0.0075),
-        FRAMES,
-        AVERAGE,
-        unit="share",
-    ),
-    Claim(
-        "middleware",
-        "the same, with block momentum in its place",
-        "at most as many more",
-        partial(frames, "cold", 8),
-        at_most(0.0075),
-        FRAMES,
-        unit="share",
-    ),
-    Claim(
-        "middleware",
-        "DNN, averaging, 16 cards: 2 % more frame errors",
-        "at most as many more",
-        partial(frames, "averaging", 16),
-        at_most(0.02),
-        FRAMES,
-        AVERAGE,
-        unit="share",
-    ),
-    Claim(
-        "middleware",
-        "the same, with block momentum in its place",
-        "at most as many more",
-        partial(frames, "cold", 16),
-        at_most(0.02),
-        FRAMES,
-        unit="share",
-    ),
+    *dnn(8, "0.7 %", 0.0075),
+    *dnn(16, "2 %", 0.02),
     Claim(
         "middleware",
         "a tool of C++ with averaging, 8 cards",

@@ -51,12 +51,11 @@ def run(*arguments: object) -> Result:
 
 
 @contextlib.contextmanager
-def started(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """The command as a process of its own, which does not outlive the test."""
-    environment = {**os.environ, "PYTHONPATH": python_path()}
+def begun(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A command as a process of its own, which does not outlive the test."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", "run", *map(str, arguments)],
-        env=environment,
+        [sys.executable, "-m", "paceline", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": python_path()},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -67,6 +66,11 @@ def started(*arguments: object) -> Iterator[subprocess.Popen[str]]:
         if process.poll() is None:
             process.kill()
             process.communicate()
+
+
+def started(*arguments: object) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    """`paceline run`, as a process of its own."""
+    return begun("run", *arguments)
 
 
 def alive(pid: int) -> bool:

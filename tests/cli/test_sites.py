@@ -6,12 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import stat
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,8 +18,7 @@ from paceline.cli.run import sites
 from paceline.communication.relay.invitation import JOIN, LEAD, Invitation
 from paceline.communication.sockets.certificates import Authority
 from tests.cli.test_elastic import DEADLINE_S, events, until
-from tests.cli.test_run import Script, _here, script  # noqa: F401
-from tests.paths import python_path
+from tests.cli.test_run import Script, _here, begun, script  # noqa: F401
 from tests.ports import free_port
 
 SEEN = """
@@ -45,24 +40,6 @@ SEEN = """
 
 def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(one) for one in arguments], env={"COLUMNS": "2000"})
-
-
-@contextlib.contextmanager
-def begun(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A command as a process of its own, which does not outlive the test."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": python_path()},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
 
 
 def invitation(**more: object) -> str:

@@ -10,7 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.console import refuse, settings_file
-from paceline.cli.console.program_options import Arguments, AsIs, Log, Overwrite, ProgramCommand, RuleText
+from paceline.cli.console.program_options import (
+    Arguments,
+    AsIs,
+    Log,
+    Module,
+    Overwrite,
+    ProgramCommand,
+    Quiet,
+    RuleText,
+)
 from paceline.cli.run import sites, zero_lines
 from paceline.cli.run.absence.options import AbsenceOptions, NoticeOption, UntilOption, WhileIdleOption
 from paceline.cli.run.certificates import Security
@@ -71,10 +80,8 @@ def command(
     until: UntilOption = None,
     while_idle: WhileIdleOption = False,
     as_is: AsIs = False,
-    module: Annotated[
-        bool, typer.Option("-m", help="The program is a Python module, as with python -m: -m package.module.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Only the workers' output: no status, no summary.")] = False,
+    module: Module = False,
+    quiet: Quiet = False,
 ) -> None:
     """Join the elastic run of another host.
 

@@ -14,7 +14,7 @@ import typer
 from paceline.cli.blocks import workplace
 from paceline.cli.blocks.options import DataOptions, ModelOptions, RateOptions, plan_of
 from paceline.cli.console import err, near
-from paceline.cli.console.program_options import Arguments, Master, Overwrite
+from paceline.cli.console.program_options import Arguments, Master, Overwrite, Quiet
 from paceline.cli.run import checks, fixed
 from paceline.cli.run.certificates import Security
 from paceline.cli.run.conclusion import conclude
@@ -88,7 +88,7 @@ def blocks(
     ] = None,
     master: Master = None,
     timeout: Annotated[float, typer.Option(help="Seconds that hosts wait for each other at the start.")] = 600.0,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Only the workers' output: no status, no summary.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train with a tool that cannot be changed: a block is one invocation of it on each worker.
 

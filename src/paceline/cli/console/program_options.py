@@ -42,6 +42,10 @@ ForceZeroLines = Annotated[
     bool,
     typer.Option("--force-zero-lines", help="Hide the cluster from a program that has cluster code of its own."),
 ]
+Module = Annotated[
+    bool, typer.Option("-m", help="The program is a Python module, as with python -m: -m package.module.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Only the workers' output: no status, no summary.")]
 
 
 def own_arguments(arguments: list[str] | None) -> list[str]:

@@ -16,7 +16,9 @@ from paceline.cli.console.program_options import (
     ForceZeroLines,
     Log,
     Master,
+    Module,
     Overwrite,
+    Quiet,
     RandomData,
     RuleText,
     Timeout,
@@ -122,9 +124,7 @@ def run(
     while_idle: WhileIdleOption = False,
     as_is: AsIs = False,
     random_data: RandomData = False,
-    module: Annotated[
-        bool, typer.Option("-m", help="The program is a Python module, as with python -m: -m package.module.")
-    ] = False,
+    module: Module = False,
     force_zero_lines: ForceZeroLines = False,
     receipts: WriteReceipts = False,
     tensorboard: TensorboardOption = None,
@@ -139,7 +139,7 @@ def run(
         ),
     ] = "auto",
     debug: debugger.Debugger = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Only the workers' output: no status, no summary.")] = False,
+    quiet: Quiet = False,
     print_only: Annotated[
         bool,
         typer.Option("--print", "--dry-run", help="Print the commands of this and other hosts, and start nothing."),
