@@ -20,9 +20,7 @@ groups, and a worker that waits for an operation looks every second whether the 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import gc
 import math
 import threading
 import time
@@ -36,7 +34,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.communication.diagnosis import DiagnosisKeys, Doing, Responder, place_of, rows, table
-from paceline.communication.torch import gloo_sockets
+from paceline.communication.torch import dropping, gloo_sockets
 from paceline.core.world import World
 from paceline.errors import ClosedError, PeerLostError, UnsupportedError
 
@@ -52,8 +50,6 @@ LOOK_EVERY_S = 1.0
 that an operation may take to end after that. So it learns of a failure while the others still collect reports."""
 STORE_GONE_S = 30.0
 """Seconds that an operation may take after the store is gone: rank 0 may have ended well and left its last data."""
-DROP_S = 1.0
-"""Seconds to wait until dropped groups have closed their sockets."""
 
 
 class GroupHolder:
@@ -342,41 +338,21 @@ class Connection:
 
     def drop(self, holders: list[GroupHolder] | None = None) -> None:
         """Drop the groups of `holders` (default: all): their sockets close, which ends the waits of the peers."""
-        dropped: list[Any] = []
+        handles: list[Any] = []
+        groups: list[Any] = []
         with self._lock:
             if holders is None:
                 holders, self._holders = self._holders, []
                 for work in self._in_flight:  # an operation in flight refers to the group's connections
-                    dropped.append(work.handle)
+                    handles.append(work.handle)
                     work.handle, work.lost = None, True
                 self._in_flight.clear()
             else:
                 self._holders = [holder for holder in self._holders if holder not in holders]
             for holder in holders:
-                dropped.append(holder.group)
+                groups.append(holder.group)
                 holder.group = None
-        dropper = threading.Thread(target=_forget, args=(dropped,), name="paceline-drop", daemon=True)
-        _droppers.add(dropper)
-        dropper.start()
-        dropper.join(DROP_S)
-
-
-_droppers: set[threading.Thread] = set()
-
-
-def _forget(dropped: list[Any]) -> None:
-    """Drop the last references to groups, which waits until their operations have ended."""
-    dropped.clear()
-    gc.collect()
-    _droppers.discard(threading.current_thread())
-
-
-@atexit.register
-def _await_droppers() -> None:
-    """One that comes back from native code while the interpreter ends would abort the process."""
-    end = time.monotonic() + 2 * DROP_S
-    for dropper in list(_droppers):
-        dropper.join(max(0.0, end - time.monotonic()))
+        dropping.drop(handles, groups)
 
 
 def _store() -> Any:
