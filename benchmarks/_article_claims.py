@@ -52,6 +52,14 @@ class Claim:
     unit: str = ""
 
 
+def at_most(most: float) -> Callable[[float], bool]:
+    return lambda figure: figure <= most
+
+
+def at_least(least: float) -> Callable[[float], bool]:
+    return lambda figure: figure >= least
+
+
 @cache
 def read(record: str, name: str) -> Any:
     """A JSON file of a record."""
@@ -120,3 +128,8 @@ def miscounted() -> int:
     if len(rows) != 4:
         raise SystemExit(f"{COUNTING}/README.md has {len(rows)} rows of counts, and not 4: was the record made anew?")
     return sum(int(count) for row in rows for count in row)
+
+
+def frames(method: str, workers: int, key: str = "error_over_serial") -> float:
+    """Of a network that hears which state a frame of speech is in, over one worker's."""
+    return cell(FRAMES, "table.json", key, task="frames-sgd", method=method, workers=workers)
