@@ -5,30 +5,39 @@
     cold, amplified         N workers from the first step; amplified with amplify=0.5
     grown                   amplified, with a number of workers that grows to N
     diloco, averaging       N workers from the first step; DiLoCo with its published constants (0.7, Nesterov 0.9)
+    uncompensated           blocks of Adam whose moments are averaged and not compensated
     sync                    the mean gradient of k minibatches in each step, with the stages of "grown": a growing batch
+    asgd                    gradients of older models, applied one by one at one worker's rate
 
 Settings that differ follow: `grown-threshold=0.5-rate=0.4`. They are `rate` (the exponent of the local rate's factor
 k^rate), `height` (a further factor), `threshold`, `first` and `blocks` of the growth, `amplify`, `period` and `beta1`
 of the rule, and `gain` (the exponent of its gain N^gain). `law` and `tensors` are those of `_quality_trials.py`. For
-sync `momentum` is that of SGD, at 1 - momentum times the rate, or Adam's beta1.
+sync `momentum` is that of SGD, at 1 - momentum times the rate, or Adam's beta1. With a `ramp` sync has N workers from
+the first step, and its rate rises from one worker's over this share of the samples. `start` is the share on which one
+worker trains before all do; with `newbob=1` the rate follows the held-out loss. For Adam `beta1` is that of all
+workers, so that blocks do not lower it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from _block_methods import CONSTANT
+from _quality_asgd import StaleWorkers
+from _quality_newbob import Newbob
 from _quality_tasks import Batch, Task, start
 from _quality_trials import train_trial
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.forecast.sim import simulate_grown
+from paceline.forecast.sim.clock import Clock, exponential
 from paceline.rules.outer.block_momentum import BlockMomentum
 from paceline.rules.outer.gain import EXPONENT
 from paceline.rules.recipes import rule_from_text
@@ -37,10 +46,15 @@ from paceline.rules.schedule import Growth
 from paceline.rules.schedule.growth import RATE_EXPONENT
 
 AMPLIFY = {"cold": 0.0, "amplified": 0.5, "grown": 0.5}
-OTHERS = {"diloco": "diloco(period={period}, gain='paper')", "averaging": "averaging(period={period})"}
-KINDS = ("serial", "sync", *AMPLIFY, *OTHERS)
+OTHERS = {
+    "diloco": "diloco(period={period}, gain='paper')",
+    "averaging": "averaging(period={period})",
+    "uncompensated": "bmuf_adam(period={period}, local_state='average'{beta1})",
+}
+LOCKSTEP = {"serial": "sync", "sync": "sync", "asgd": "asgd(overlap=0)"}
+KINDS = (*LOCKSTEP, *AMPLIFY, *OTHERS)
 SETTINGS = {"height", "momentum", "rate", "threshold", "first", "blocks", "amplify", "period", "beta1", "gain"}
-SETTINGS |= {"law", "tensors"}
+SETTINGS |= {"law", "tensors", "start", "ramp", "newbob"}
 Stages = list[list[float]]
 """Rows of workers, minibatches of all of them, how many workers they were worth, and the period where it changes."""
 
@@ -83,25 +97,26 @@ class Method:
     @property
     def rate(self) -> float:
         """The exponent of the rate's factor k^rate."""
-        return self.get("rate", RATE_EXPONENT)
+        return self.get("rate", 0.0 if self.kind == "asgd" else RATE_EXPONENT)
+
+    @property
+    def follows(self) -> bool:
+        """Whether it takes the stages of "grown"."""
+        return self.kind == "sync" and "ramp" not in self.settings
 
     def rule(self, task: Task, period: float | None = None) -> Rule:
         """What workers exchange, and how; in blocks of another period if one is given."""
-        if self.kind in ("serial", "sync"):
-            return rule_from_text("sync")
+        if self.kind in LOCKSTEP:
+            return rule_from_text(LOCKSTEP[self.kind])
         period = int(period or self.get("period", task.period))
-        if self.kind in OTHERS:
-            return rule_from_text(OTHERS[self.kind].format(period=period))
-        amplify = self.get("amplify", AMPLIFY[self.kind])
         beta1 = f", beta1={self.settings['beta1']}" if "beta1" in self.settings else ""
+        if self.kind in OTHERS:
+            return rule_from_text(OTHERS[self.kind].format(period=period, beta1=beta1))
+        amplify = self.get("amplify", AMPLIFY[self.kind])
         made = rule_from_text(f"{task.recipe}(period={period}, amplify={amplify}{beta1})")
         if "gain" not in self.settings:
             return made
         return replace(made, outer=Gained(amplify=amplify, exponent=self.settings["gain"]))
-
-    def rate_of(self, task: Task, minibatches: int) -> Callable[[int, int], float]:
-        """(minibatches so far, k) -> the factor of the rate."""
-        return lambda done, k: float(k**self.rate * task.factor((done + k / 2) / minibatches))
 
     def growth(self, workers: int) -> Growth:
         """How the number of workers grows."""
@@ -113,35 +128,22 @@ class Method:
 def train(
     task: Task, name: str, workers: int, minibatches: int, seed: int, folder: Path, stages: Stages
 ) -> dict[str, Any]:
-    """Make one training; its quality and its stages. Those given are for "sync" alone."""
+    """Make one training; its quality and its stages. Those given are for "sync" without a ramp alone."""
     method = Method.of(name)
     model, optimizer = start(task, seed)
     optimizer.param_groups[0]["lr"] *= method.get("height", 1.0)
-    batches = task.batches(folder, minibatches, seed)
+    for setting in ("beta1", "momentum"):
+        if setting in method.settings:
+            _give_momentum(optimizer.param_groups[0], method.settings[setting])
+    training = _Training(task, method, model, optimizer, task.batches(folder, minibatches, seed), minibatches)
+    if "newbob" in method.settings:
+        training.control = Newbob(task, model, folder, minibatches)
     if method.kind in ("serial", "sync"):
-        made = stages if method.kind == "sync" else [[1, minibatches, 1.0]]
-        if "momentum" in method.settings:
-            _give_momentum(optimizer.param_groups[0], method.settings["momentum"])
-        _together(task, model, optimizer, batches, minibatches, made, method.rate)
-    elif method.settings.keys() & {"law", "tensors"}:
-        law, tensors = int(method.get("law", 0)), bool(method.get("tensors", 0))
-        given = (task, model, optimizer, method.rule(task), batches, workers, method.growth(workers))
-        parameters, made = train_trial(*given, method.rate_of(task, minibatches), law=law, tensors=tensors)
-        model.load_state_dict(parameters, strict=False)
+        made = training.together(stages if method.follows else [[workers, minibatches, float(workers)]])
+    elif method.kind == "asgd":
+        made = training.late(workers, seed)
     else:
-        found = simulate_grown(
-            model,
-            task.loss,
-            optimizer,
-            method.rule(task),
-            batches,
-            workers,
-            growth=method.growth(workers),
-            rate=method.rate_of(task, minibatches),
-            largest_gradient=task.largest_gradient,
-        )
-        model.load_state_dict(found.parameters, strict=False)
-        made = [[one.workers, one.minibatches, round(one.effective, 2)] for one in found.stages]
+        made = training.blocks(workers)
     quality = task.judge(model, folder)
     row = {"quality": quality if math.isfinite(quality) else None, "stages": made}
     return row if task.error is None else {**row, "error": task.error(model, folder)}
@@ -154,27 +156,87 @@ def _give_momentum(group: dict[str, Any], momentum: float) -> None:
         group.update(momentum=momentum, lr=group["lr"] * (1 - momentum))
 
 
-def _together(
-    task: Task,
-    model: nn.Module,
-    optimizer: Optimizer,
-    batches: Iterator[Batch],
-    minibatches: int,
-    stages: Stages,
-    exponent: float,
-) -> None:
-    """Steps on the minibatches of k workers at once, which has the mean of their gradients."""
-    group, done = optimizer.param_groups[0], 0
-    rate = group["lr"]
-    for workers, count, _ in stages:
-        k = int(workers)
-        for _ in range(int(count) // k):
-            step = list(islice(batches, k))
-            joined = step[0] if k == 1 else [torch.cat(column) for column in zip(*step, strict=True)]
-            group["lr"] = rate * k**exponent * task.factor((done + k / 2) / minibatches)
-            optimizer.zero_grad()
-            task.loss(model, *joined).backward()
-            if task.largest_gradient is not None:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), task.largest_gradient)
-            optimizer.step()
-            done += k
+@dataclass
+class _Training:
+    """One training, which leaves its model in `model`; each way returns its stages."""
+
+    task: Task
+    method: Method
+    model: nn.Module
+    optimizer: Optimizer
+    batches: Iterator[Batch]
+    minibatches: int
+    control: Newbob | None = None
+    done: int = 0
+
+    def factor(self, done: int, k: int) -> float:
+        """Of the rate, in a step of k workers after so many minibatches of this way."""
+        share = (self.done + done + k / 2) / self.minibatches
+        ramp, rise = self.method.get("ramp", 0.0), k**self.method.rate
+        if share < ramp:
+            rise = 1 + (rise - 1) * share / ramp
+        if self.control is None:
+            return float(rise * self.task.factor(share))
+        return float(rise * self.task.factor(min(share, CONSTANT)) * self.control.factor)
+
+    def together(self, stages: Stages) -> Stages:
+        """Steps on the minibatches of k workers at once, which has the mean of their gradients."""
+        group = self.optimizer.param_groups[0]
+        rate, made = group["lr"], 0
+        for workers, count, _ in stages:
+            k = int(workers)
+            for _ in range(int(count) // k):
+                group["lr"] = rate * self.factor(made, k)
+                self._step(list(islice(self.batches, k)))
+                made += k
+                if self.control is not None and self.control.due(made):
+                    self.control.look(self.model.state_dict())
+                    if self.control.over:
+                        return [[k, made, float(k)]]
+        group["lr"] = rate
+        return stages
+
+    def _step(self, step: list[Batch]) -> None:
+        joined = step[0] if len(step) == 1 else [torch.cat(column) for column in zip(*step, strict=True)]
+        self.optimizer.zero_grad()
+        self.task.loss(self.model, *joined).backward()
+        if self.task.largest_gradient is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.task.largest_gradient)
+        self.optimizer.step()
+
+    def late(self, workers: int, seed: int) -> Stages:
+        """Gradients of older models, at one worker's rate."""
+        if self.task.moments:
+            raise SystemExit(f"{self.task.name} is trained with Adam; asgd is made for SGD here")
+        rate = self.optimizer.param_groups[0]["lr"]
+        group = StaleWorkers(self.model, self.task.loss, workers)
+        group.train(self.batches, lambda done: rate * self.factor(done, workers), Clock(exponential(), seed=seed))
+        return [[workers, self.minibatches, float(workers)]]
+
+    def blocks(self, workers: int) -> Stages:
+        """Blocks, with one worker's plain training before them where the method starts so."""
+        first = int(self.method.get("start", 0.0) * self.minibatches)
+        before = self.together([[1, first, 1.0]]) if first else []
+        self.done, method, rule = first, self.method, self.method.rule(self.task)
+        given = (self.task, self.model, self.optimizer, rule, self.batches, workers, method.growth(workers))
+        if self.control is not None or method.settings.keys() & {"law", "tensors"}:
+            law, tensors = int(method.get("law", 0)), bool(method.get("tensors", 0))
+            parameters, made = train_trial(*given, self.factor, law=law, tensors=tensors, control=self.control)
+        else:
+            parameters, made = self._grown(rule, workers)
+        self.model.load_state_dict(parameters, strict=False)
+        return [*before, *made]
+
+    def _grown(self, rule: Rule, workers: int) -> tuple[dict[str, Tensor], Stages]:
+        found = simulate_grown(
+            self.model,
+            self.task.loss,
+            self.optimizer,
+            rule,
+            self.batches,
+            workers,
+            growth=self.method.growth(workers),
+            rate=self.factor,
+            largest_gradient=self.task.largest_gradient,
+        )
+        return found.parameters, [[one.workers, one.minibatches, round(one.effective, 2)] for one in found.stages]

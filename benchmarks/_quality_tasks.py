@@ -90,6 +90,10 @@ def _plain_adam(parameters: list[nn.Parameter], rate: float) -> Optimizer:
     return Adam(parameters, lr=rate)
 
 
+def _usual_adam(parameters: list[nn.Parameter], rate: float) -> Optimizer:
+    return Adam(parameters, lr=rate, fused=True)
+
+
 def _sgd(parameters: list[nn.Parameter], rate: float) -> Optimizer:
     return SGD(parameters, lr=rate)
 
@@ -156,6 +160,7 @@ _CHARACTERS = (_character_batches, _factor, _character_loss)
 _NUMBERS = (_number_batches, _factor, _quality_lines.held_out_loss, None, _quality_lines.held_out_error)
 _DIGITS = (_digit_batches, _factor, _quality_speech.held_out_loss, None, _quality_speech.held_out_error)
 _FRAMES = (_frame_batches, _factor, _quality_frames.held_out_loss, None, _quality_frames.held_out_error)
+_NET = (_quality_frames.Frames, _quality_frames.loss_of)
 _SPEECH = (_speech_batches, reading_factor, letter_error, LARGEST_GRADIENT)
 _LINES = (_line_batches, reading_factor, line_error, LARGEST_GRADIENT)
 
@@ -168,10 +173,8 @@ TASKS = {
         Task("small-speech", 2e-2, 4, SOON, "bmuf_adam", _quality_speech.Filters, speech_loss, _adam, *_DIGITS),
         Task("chars-sgd", 0.25, 4, FAR, "bmuf", _perceptron, _chars.loss_of, _sgd, *_CHARACTERS),
         Task("chars-adam", 2e-3, 8, FAR, "bmuf_adam", _perceptron, _chars.loss_of, _adam, *_CHARACTERS),
-        Task("frames-sgd", 0.1, 4, LONG, "bmuf", _quality_frames.Frames, _quality_frames.loss_of, _sgd, *_FRAMES),
-        Task(
-            "frames-adam", 2e-3, 4, LONG, "bmuf_adam", _quality_frames.Frames, _quality_frames.loss_of, _adam, *_FRAMES
-        ),
+        Task("frames-sgd", 0.1, 4, LONG, "bmuf", *_NET, _sgd, *_FRAMES),
+        Task("frames-adam", 2e-3, 4, LONG, "bmuf_adam", *_NET, _usual_adam, *_FRAMES),
         Task("speech", 4e-3, 8, HEARD, "bmuf_adam", _listener, speech_loss, _plain_adam, *_SPEECH),
         Task("lines", 2e-3, 4, FAR, "bmuf_adam", Reader, line_loss, _adam, *_LINES),
     )

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from _quality_newbob import Newbob
 from _quality_tasks import Batch, Task
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -89,6 +90,7 @@ def train_trial(
     *,
     law: int = 0,
     tensors: bool = False,
+    control: Newbob | None = None,
 ) -> tuple[dict[str, Tensor], list[list[float]]]:
     """Train; the global model, and rows of workers, minibatches of all, what they were worth, and the period."""
     rule = replace(rule, settings=replace(rule.settings, rate_exponent=0.0))
@@ -105,6 +107,10 @@ def train_trial(
         if group.in_block:
             continue
         blocks += 1
+        if control is not None and control.due(done):
+            control.look(group.global_model())
+            if control.over:
+                break
         wanted = growth.next(group.number, workers, group.effective, blocks)
         if wanted > group.number:
             group.grow(wanted)

@@ -84,7 +84,7 @@ class Trainings:
         self._make([(*cell[:3], m) for m in shorter for cell in timed if self.over_serial(cell) <= 0])
 
     def _make(self, cells: list[Cell]) -> None:
-        together = [cell for cell in cells if Method.of(cell[1]).kind == "sync"]
+        together = [cell for cell in cells if Method.of(cell[1]).follows]
         if together:  # they take the stages of these
             self._make([(task, OURS, workers, longer) for task, _, workers, longer in together])
         missing = [cell for cell in dict.fromkeys(cells) if cell not in self._rows]
@@ -155,7 +155,7 @@ def train_one(args: argparse.Namespace, name: str, seed: int) -> None:
     """Make the training of a name."""
     task, method, workers, minibatches = name.split("_")
     ours = file_of(args.out, (f"{task}_{OURS}_{workers}_{minibatches}", seed))
-    stages = json.loads(ours.read_text(encoding="utf-8"))["stages"] if Method.of(method).kind == "sync" else []
+    stages = json.loads(ours.read_text(encoding="utf-8"))["stages"] if Method.of(method).follows else []
     made = train(TASKS[task], method, int(workers), int(minibatches), seed, args.out, stages)
     leave(args.out, (name, seed), made)
 

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of quality: asynchronous training is the server's, and what one worker or the held-out loss changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import paceline
+from paceline.forecast.sim.clock import Clock, exponential
+from tests.benchmarks.modules import FOLDER, imported
+
+NAMES = ("_quality_asgd", "_quality_methods", "_quality_newbob", "_quality_tasks")
+WORKERS, MINIBATCHES, RATE = 3, 24, 0.05
+
+if not FOLDER.is_dir():
+    pytest.skip("the benchmarks are not beside the package", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def modules() -> Iterator[dict[str, ModuleType]]:
+    """Modules of the benchmark, which go out of sight again."""
+    with imported(*NAMES) as found:
+        yield found
+
+
+def model() -> nn.Module:
+    """The start of all trainings."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """A loss."""
+    loss: Tensor = (model(x)[:, 0] - y).square().mean()
+    return loss
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    """Minibatches, (2, 3) and (2,)."""
+    dice = torch.Generator().manual_seed(1)
+    return [(torch.randn(2, 3, generator=dice), torch.randn(2, generator=dice)) for _ in range(MINIBATCHES)]
+
+
+def weights(of: nn.Module) -> Tensor:
+    """All of a model's."""
+    return nn.utils.parameters_to_vector(of.parameters()).detach()
+
+
+def plain(count: int = MINIBATCHES) -> Tensor:
+    """One worker, the plain loop."""
+    mine = model()
+    optimizer = torch.optim.SGD(mine.parameters(), lr=RATE)
+    for x, y in batches()[:count]:
+        optimizer.zero_grad()
+        loss_of(mine, x, y).backward()
+        optimizer.step()
+    return weights(mine)
+
+
+def late(modules: dict[str, ModuleType], workers: int, order: Sequence[int]) -> Tensor:
+    """Asynchronous training as the benchmark makes it, on minibatches in this order."""
+    mine, given, clock = model(), batches(), Clock(exponential(), seed=5)
+    group = modules["_quality_asgd"].StaleWorkers(mine, loss_of, workers)
+    group.train(iter([given[place] for place in order]), lambda done: RATE, clock)
+    return weights(mine)
+
+
+def by_the_server() -> tuple[Tensor, list[int]]:
+    """The same by the package's own server, and the order in which its workers took the minibatches."""
+    order, places = [], [(*batch, torch.tensor([place])) for place, batch in enumerate(batches())]
+
+    def train() -> Tensor:
+        mine = model()
+        optimizer = torch.optim.SGD(mine.parameters(), lr=RATE)
+        with paceline.attach(mine, optimizer, "asgd(overlap=0)") as run:
+            for x, y, place in run.share(places):
+                order.append(int(place))
+                optimizer.zero_grad()
+                loss_of(mine, x, y).backward()
+                optimizer.step()
+        return weights(run.model_for_export())
+
+    return paceline.simulate(train, WORKERS, clock=Clock(exponential(), seed=5))[0], order
+
+
+def test_gradients_of_older_models_are_those_of_the_packages_server(modules: dict[str, ModuleType]) -> None:
+    expected, order = by_the_server()
+    found = late(modules, WORKERS, order)
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert not torch.allclose(found, late(modules, 1, order), atol=1e-4)
+
+
+def test_one_asynchronous_worker_is_the_plain_loop(modules: dict[str, ModuleType]) -> None:
+    assert torch.allclose(late(modules, 1, range(MINIBATCHES)), plain(), atol=1e-6)
+
+
+def task(modules: dict[str, ModuleType], **other: Any) -> Any:
+    """A small task, judged by the sum of its weights."""
+    made = replace(
+        modules["_quality_tasks"].TASKS["small-sgd"],
+        model=model,
+        loss=loss_of,
+        rate=RATE,
+        batches=lambda folder, count, seed: iter(batches()[:count]),
+        factor=lambda share: 1.0,
+        judge=lambda of, folder: float(weights(of).sum()),
+    )
+    return replace(made, **other)
+
+
+def trained(modules: dict[str, ModuleType], name: str, workers: int, **other: Any) -> dict[str, Any]:
+    """A training of this method."""
+    given = (task(modules, **other), name, workers, MINIBATCHES, 0, Path(), [])
+    found: dict[str, Any] = modules["_quality_methods"].train(*given)
+    return found
+
+
+def test_a_start_of_all_samples_is_one_worker_and_of_none_is_none(modules: dict[str, ModuleType]) -> None:
+    alone, whole = trained(modules, "serial", 1), trained(modules, "cold-start=1", WORKERS)
+    assert alone["quality"] == pytest.approx(float(plain().sum()))
+    assert (whole["quality"], whole["stages"][0]) == (alone["quality"], [1, MINIBATCHES, 1.0])
+    assert trained(modules, "cold-start=0", WORKERS) == trained(modules, "cold", WORKERS)
+    half = trained(modules, "cold-start=0.5", WORKERS)
+    assert [stage[:2] for stage in half["stages"]] == [[1, 12], [WORKERS, 12]]
+    assert half["quality"] not in (alone["quality"], trained(modules, "cold", WORKERS)["quality"])
+
+
+@pytest.mark.parametrize("name", ["serial", "cold"])
+def test_a_rate_is_halved_when_the_held_out_loss_falls_no_more_and_the_end_comes_early(
+    modules: dict[str, ModuleType], name: str
+) -> None:
+    falling, still = iter(0.5**look for look in range(20)), iter([1.0] * 20)
+    workers = 1 if name == "serial" else WORKERS
+    same = trained(modules, f"{name}-period=1-newbob=1", workers, judge=lambda of, folder: next(falling))
+    ended = trained(modules, f"{name}-period=1-newbob=1", workers, judge=lambda of, folder: next(still))
+    assert sum(stage[1] for stage in same["stages"]) == MINIBATCHES
+    assert sum(stage[1] for stage in ended["stages"]) < MINIBATCHES / 2
+
+
+def test_newbob_halves_at_every_look_after_the_first_small_gain(modules: dict[str, ModuleType]) -> None:
+    control = modules["_quality_newbob"].Newbob(task(modules), model(), Path(), 100)
+    seen = []
+    for loss in (1.0, 0.9, 0.899, 0.85, 0.8499):
+        control.hear(loss)
+        seen.append((control.factor, control.over))
+    assert seen == [(1, False), (1, False), (0.5, False), (0.25, False), (0.125, True)]
+    assert (control.due(9), control.due(10)) == (False, True)
+
+
+def test_a_ramp_rises_from_one_workers_rate_to_that_of_all(modules: dict[str, ModuleType]) -> None:
+    methods = modules["_quality_methods"]
+    method = methods.Method.of("sync-rate=1-ramp=0.5")
+    training = methods._Training(task(modules), method, model(), None, iter(()), 1_000)
+    assert [training.factor(done, 8) for done in (246, 496, 996)] == pytest.approx([4.5, 8, 8])
+
+
+def test_moments_are_averaged_alone_where_a_method_says_so(modules: dict[str, ModuleType]) -> None:
+    adam = modules["_quality_tasks"].TASKS["frames-adam"]
+    rule = modules["_quality_methods"].Method.of("uncompensated-beta1=0.9").rule(adam)
+    assert (rule.payload.local_state, rule.payload.beta1) == ("average", 0.9)
