@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from _block_methods import CONSTANT
 from _quality_asgd import StaleWorkers
-from _quality_newbob import Newbob
+from _quality_newbob import Control
 from _quality_tasks import Batch, Task, start
 from _quality_trials import train_trial
 from torch import Tensor, nn
@@ -137,7 +137,7 @@ def train(
             _give_momentum(optimizer.param_groups[0], method.settings[setting])
     training = _Training(task, method, model, optimizer, task.batches(folder, minibatches, seed), minibatches)
     if "newbob" in method.settings:
-        training.control = Newbob(task, model, folder, minibatches)
+        training.control = Control(task, model, folder, minibatches)
     if method.kind in ("serial", "sync"):
         made = training.together(stages if method.follows else [[workers, minibatches, float(workers)]])
     elif method.kind == "asgd":
@@ -166,7 +166,7 @@ class _Training:
     optimizer: Optimizer
     batches: Iterator[Batch]
     minibatches: int
-    control: Newbob | None = None
+    control: Control | None = None
     done: int = 0
 
     def factor(self, done: int, k: int) -> float:

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from _quality_newbob import Newbob
+from _quality_newbob import Control
 from _quality_tasks import Batch, Task
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -90,7 +90,7 @@ def train_trial(
     *,
     law: int = 0,
     tensors: bool = False,
-    control: Newbob | None = None,
+    control: Control | None = None,
 ) -> tuple[dict[str, Tensor], list[list[float]]]:
     """Train; the global model, and rows of workers, minibatches of all, what they were worth, and the period."""
     rule = replace(rule, settings=replace(rule.settings, rate_exponent=0.0))

@@ -145,14 +145,15 @@ def test_a_rate_is_halved_when_the_held_out_loss_falls_no_more_and_the_end_comes
     assert sum(stage[1] for stage in ended["stages"]) < MINIBATCHES / 2
 
 
-def test_newbob_halves_at_every_look_after_the_first_small_gain(modules: dict[str, ModuleType]) -> None:
-    control = modules["_quality_newbob"].Newbob(task(modules), model(), Path(), 100)
-    seen = []
-    for loss in (1.0, 0.9, 0.899, 0.85, 0.8499):
-        control.hear(loss)
+def test_the_control_looks_at_equal_distances_and_follows_newbob(modules: dict[str, ModuleType]) -> None:
+    losses = iter([1.0, 0.9, 0.899, 0.85, 0.8499])
+    made = task(modules, judge=lambda of, folder: next(losses))
+    control, seen = modules["_quality_newbob"].Control(made, model(), Path(), 100), []
+    for look in range(1, 6):
+        assert (control.due(10 * look - 1), control.due(10 * look)) == (False, True)
+        control.look({})
         seen.append((control.factor, control.over))
-    assert seen == [(1, False), (1, False), (0.5, False), (0.25, False), (0.125, True)]
-    assert (control.due(9), control.due(10)) == (False, True)
+    assert seen == [(1, False), (1, False), (0.5, False), (0.25, False), (0.25, True)]
 
 
 def test_a_ramp_rises_from_one_workers_rate_to_that_of_all(modules: dict[str, ModuleType]) -> None:
