@@ -41,7 +41,7 @@ RULES: list[tuple[str, str]] = [
     ("asgd", "sgd"),
     ("asgd(period=4)", "sgd"),
     ("ssp(staleness=2)", "momentum"),
-    ("dc_asgd", "sgd"),
+    ("dc_asgd(kind='normalized', strength=0.1, start=20)", "sgd"),
     ("easgd(period=4)", "sgd"),
     ("adadelay", "sgd"),
     ("staleness_aware", "adam"),

@@ -94,6 +94,7 @@ def test_five_choices_of_each_asynchronous_recipe() -> None:
     assert parts("dc_asgd(kind='adaptive', strength=1.5, decay=0.5, limit=1)") == (
         *(free, Gradient(), Sharded(), DelayCompensated("adaptive", 1.5, 0.5, 1)),
     )
+    assert parts("dc_asgd(kind='normalized', start=0.5)")[3] == DelayCompensated("normalized", start=0.5)
     assert parts("easgd") == (Bounded(None, 16, 1), Parameters(), Sharded(), Elastic(0.9))
 
 
@@ -143,6 +144,7 @@ def test_numbers_of_asynchronous_rules() -> None:
         "momentum_tuned": free | {"implicit_momentum": 0.875},
         "dc_asgd": free | {"strength": 0.04},
         "dc_asgd(kind='adaptive', limit=1)": free | {"strength": 2.0, "decay": 0.95, "limit": 1},
+        "dc_asgd(start=100)": free | {"strength": 0.04, "start": 100},
         "easgd(period=5)": free | {"period": 5, "beta": 0.9, "alpha": 0.9 / 8},
     }
     assert {text: describe.numbers(rule_from_text(text), 8) for text in want} == want
@@ -180,6 +182,7 @@ def test_text_goes_there_and_back(text: str) -> None:
         *("asgd", "asgd(period=4, overlap=0, piece=128)", "ssp", "ssp(staleness=None)", "ssp(staleness=0, period=3)"),
         *("adadelay", "adadelay(c=0.25)", "staleness_aware(overlap=0)", "momentum_tuned(keep_gain=False)"),
         *("dc_asgd", "dc_asgd(kind='adaptive', strength=1, decay=0, limit=0.5, overlap=0)", "easgd(beta=1)"),
+        *("dc_asgd(kind='normalized', start=0.5)", "dc_asgd(start=20)"),
     ],
 )
 def test_text_of_asynchronous_rules_goes_there_and_back(text: str) -> None:
@@ -232,10 +235,13 @@ def test_text_of_asynchronous_rules_goes_there_and_back(text: str) -> None:
         ("adadelay(c=True)", "got True"),
         ("adadelay(c=1e999)", "got inf"),
         ("momentum_tuned(keep_gain=1)", "keep_gain must be True or False, got 1"),
-        ("dc_asgd(kind='c')", "kind must be one of constant, adaptive, got 'c'"),
+        ("dc_asgd(kind='c')", "kind must be one of constant, adaptive, normalized, got 'c'"),
         ("dc_asgd(strength=-0.1)", "strength must be a number, at least 0, or None, got -0.1"),
         ("dc_asgd(decay=1)", "decay must be a number from 0 to below 1, got 1"),
         ("dc_asgd(limit=0)", "limit must be a number above 0, or None, got 0"),
+        ("dc_asgd(start=-1)", "start must be a whole number of updates, at least 0, or a fraction .* got -1"),
+        ("dc_asgd(start=1.0)", "between 0 and 1, got 1.0"),
+        ("dc_asgd(start=True)", "got True"),
         ("easgd(beta=0)", "beta must be a number above 0, at most 1, got 0"),
         ("easgd(beta=1.5)", "got 1.5"),
         ("easgd(beta=None)", "got None"),

@@ -33,8 +33,9 @@ from paceline.rules.outer.base import State
 F64 = torch.float64
 EVERY: list[Arrival] = [
     *(Sum(), Share(), StalenessAware(), AdaDelay(), AdaDelay(0.5), TunedMomentum(), TunedMomentum(False)),
-    *(DelayCompensated(), DelayCompensated("adaptive"), Elastic()),
+    *(DelayCompensated(), DelayCompensated("adaptive"), DelayCompensated("normalized"), Elastic()),
 ]
+COMPENSATED = [outer for outer in EVERY if isinstance(outer, DelayCompensated)]
 
 
 def push(delay: int = 0, update: int = 1, **besides: float) -> Push:
@@ -72,8 +73,8 @@ def test_what_takes_pushes_and_what_does_not() -> None:
 
 def test_state_and_backups() -> None:
     with_state = [outer for outer in EVERY if outer.tensors]
-    assert with_state == [AdaDelay(), DelayCompensated("adaptive")]
-    assert [outer for outer in EVERY if outer.needs_origin] == [DelayCompensated(), DelayCompensated("adaptive")]
+    assert with_state == [AdaDelay(), DelayCompensated("adaptive"), DelayCompensated("normalized")]
+    assert [outer for outer in EVERY if outer.needs_origin] == COMPENSATED
 
 
 def test_only_the_named_ones_touch_the_gradient() -> None:
@@ -82,7 +83,7 @@ def test_only_the_named_ones_touch_the_gradient() -> None:
     for outer in EVERY:
         if not torch.equal(mended(outer, g, anchor, origin, zeros(outer, g), push(3, 5)), g):
             touched.append(outer)
-    assert touched == [AdaDelay(), DelayCompensated(), DelayCompensated("adaptive")]
+    assert touched == [AdaDelay(), *COMPENSATED]
 
 
 def test_only_tuned_momentum_changes_the_momentum() -> None:
@@ -188,6 +189,49 @@ def test_on_a_quadratic_adaptive_too() -> None:
     assert found.item() == pytest.approx(h * w_now, rel=1e-6)
 
 
+def test_on_a_quadratic_normalized_too() -> None:
+    """With decay 0 lam g^2 = lam0: the strength is the curvature itself, whatever the gradient's length."""
+    h, w_then, w_now = 2.0, 1.5, -0.25
+    outer = DelayCompensated("normalized", strength=h, decay=0.0)
+    x = [torch.tensor([value], dtype=F64) for value in (h * w_then, w_now, w_then)]
+    found = mended(outer, *x, {"squares": torch.tensor([7.0], dtype=F64)}, push(3))
+    assert found.item() == pytest.approx(h * w_now, rel=1e-9)
+
+
+def test_a_normalized_correction_does_not_depend_on_the_length_of_gradients() -> None:
+    outer, corrections = DelayCompensated("normalized", strength=0.3), []
+    for length in (1.0, 2.0**-7):
+        state = zeros(outer, torch.zeros(50, dtype=F64))
+        for t in range(1, 6):
+            g, w, origin = (random(50, 10 * k + t, F64) for k in (1, 2, 3))
+            last = mended(outer, length * g, w, origin, state, push(3, t)) - length * g
+        corrections.append(last)
+    torch.testing.assert_close(corrections[0], corrections[1], rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["constant", "adaptive", "normalized"])
+@pytest.mark.parametrize(
+    ("start", "pushes"),
+    [
+        (3, [{}] * 6),
+        (0.5, [{"lr": lr, "highest_lr": 0.2} for lr in (0.2, 0.11, 0.15, 0.1, 0.05, 0.002)]),
+    ],
+)
+def test_nothing_is_mended_before_the_start_and_all_after_it(
+    kind: str, start: float, pushes: list[dict[str, float]]
+) -> None:
+    """Both begin with the fourth push; the mean squares are those of all pushes."""
+    late, always = DelayCompensated(kind, 0.5, start=start), DelayCompensated(kind, 0.5)
+    states = [zeros(outer, torch.zeros(50)) for outer in (late, always)]
+    for t, about in enumerate(pushes, start=1):
+        g, w, origin = random(50, t), random(50, 10 + t), random(50, 20 + t)
+        found, other = (
+            mended(outer, g, w, origin, state, push(2, t, **about))
+            for outer, state in zip((late, always), states, strict=True)
+        )
+        assert as_bits(found) == as_bits(g if t <= 3 else other) != as_bits(other if t <= 3 else g)
+
+
 @pytest.mark.parametrize("outer", [DelayCompensated(strength=3.0), DelayCompensated("adaptive", limit=0.5)])
 def test_without_a_delay_the_gradient_keeps_its_bits(outer: DelayCompensated) -> None:
     g = torch.cat([random(1000, 1), torch.tensor([0.0, -0.0, 1e-40, -1e-40, 1e30, -1e30])])
@@ -195,7 +239,7 @@ def test_without_a_delay_the_gradient_keeps_its_bits(outer: DelayCompensated) ->
     assert as_bits(mended(outer, g, w, w.clone(), zeros(outer, g), push())) == as_bits(g)
 
 
-@pytest.mark.parametrize("kind", ["constant", "adaptive"])
+@pytest.mark.parametrize("kind", ["constant", "adaptive", "normalized"])
 def test_without_strength_the_gradient_keeps_its_bits(kind: str) -> None:
     outer, g = DelayCompensated(kind, strength=0), random(1000, 1)
     assert as_bits(mended(outer, g, random(1000, 2), random(1000, 3), zeros(outer, g), push(3))) == as_bits(g)
@@ -211,7 +255,8 @@ def reference_compensation(
         out = np.empty(n)
         for j in range(n):
             ms[j] = decay * ms[j] + (1 - decay) * g[j] * g[j]
-            lam = lam0 if kind == "constant" else lam0 / math.sqrt(ms[j] + 1e-7)
+            adaptive, normalized = lam0 / math.sqrt(ms[j] + 1e-7), lam0 / (ms[j] + 1e-12)
+            lam = {"constant": lam0, "adaptive": adaptive, "normalized": normalized}[kind]
             correction = lam * g[j] * g[j] * (w[j] - backup[j])
             bound = limit * abs(g[j])
             out[j] = g[j] + min(bound, max(-bound, correction))
@@ -227,6 +272,7 @@ def reference_compensation(
         (DelayCompensated("adaptive"), 2.0),
         (DelayCompensated("adaptive", 0.7, decay=0.5), 0.7),
         (DelayCompensated("adaptive", decay=0.0, limit=1.0), 2.0),
+        (DelayCompensated("normalized", 0.7, decay=0.5), 0.7),
     ],
 )
 def test_compensation_against_the_equations(outer: DelayCompensated, lam0: float) -> None:
@@ -437,3 +483,5 @@ def test_in_words() -> None:
     assert "the gain kept" in TunedMomentum().describe(4) and "gain" not in TunedMomentum(False).describe(4)
     assert "c = 0.5" in AdaDelay(0.5).describe(4) and "each coordinate" in AdaDelay().describe(4)
     assert "adaptive, strength 2" in DelayCompensated("adaptive").describe(4)
+    assert DelayCompensated(start=2000).describe(4).endswith(" after 2,000 updates")
+    assert DelayCompensated(start=0.5).describe(4).endswith(" once the learning rate is at most 0.5 of its highest")

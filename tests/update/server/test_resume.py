@@ -33,6 +33,7 @@ CASES: list[tuple[str, Callable[[Any], torch.optim.Optimizer]]] = [
     *(("asgd()", kind) for kind in (sgd, adam, nadam, adagrad)),
     ("asgd(period=4)", adam),
     ("dc_asgd(kind='adaptive')", adam),
+    ("dc_asgd(kind='normalized', start=0.9)", momentum_sgd),
     ("easgd(period=3)", adam),
     ("ssp(staleness=1)", adam),
 ]

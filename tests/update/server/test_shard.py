@@ -283,6 +283,24 @@ def test_the_backup_is_made_at_the_pull() -> None:
     assert shard.anchor.item() == 3.0 - (0.25 + 0.5 * 0.25 * 0.25 * 2.0)
 
 
+@pytest.mark.parametrize("how", ["snapshot", "state"])
+def test_a_restored_shard_knows_the_highest_rate(how: str) -> None:
+    """Compensation starts at half of the rate of the first push, which only the first shard has seen."""
+    first, second = compensated(start=0.5), compensated(start=0.5)
+    pull(first, 1)
+    push(first, torch.tensor([-2.0]), 0, lr=1.0)  # 3.0
+    if how == "snapshot":
+        about, row = first.snapshot()
+        second.restore(wire(about), row.clone())
+    else:
+        second.load(first.state())
+    assert second.anchor.item() == 3.0
+    pull(second, 0)
+    push(second, torch.tensor([-1.0]), 1, version=1, lr=0.75)  # 3.75, and nothing compensated
+    push(second, torch.tensor([0.25]), 0, version=1, lr=0.5)
+    assert second.anchor.item() == 3.75 - 0.5 * (0.25 + 0.5 * 0.25 * 0.25 * 0.75)
+
+
 def test_another_workers_push_between_two_of_one_worker() -> None:
     """A backup made at worker 1's first push would be 2.0 and the correction of its second 1.0 short."""
     shard = compensated()

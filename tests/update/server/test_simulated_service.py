@@ -21,7 +21,7 @@ from paceline.update.monitor import Monitor
 from paceline.update.server.shard import ParameterShard
 from paceline.update.server.shard_updates import AddDelta, IncomingPush
 from paceline.update.server.staleness import WorkerClocks
-from tests.helpers import Program, make_net, momentum_sgd, same_bits
+from tests.helpers import Program, make_net, momentum_sgd, same_bits, sgd
 from tests.update.server.programs import Numbers, rank, simulate, uneven
 
 
@@ -145,6 +145,15 @@ def test_bounded_staleness_by_hand(delays: dict[int, list[int]]) -> None:
 
 
 # -- the seed ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["constant", "adaptive", "normalized"])
+def test_delay_compensation_is_asgd_before_its_start(kind: str) -> None:
+    """3 workers make 45 pushes, and the rate is halved after the tenth minibatch of each."""
+    full: dict[str, Any] = {"optimizer": sgd, "schedule": True, "samples": 50, "epochs": 3}
+    rules = ["asgd()", *(f"dc_asgd(kind='{kind}', strength=0.5, start={start})" for start in (45, 0.4, 44, 0.5))]
+    plain, *others = [simulate(Program(rule, **full), 3)[0].model for rule in rules]
+    assert [same_bits(plain, other) for other in others] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("rule", ["asgd()", "dc_asgd(kind='adaptive')", "ssp(staleness=2)", "easgd(period=3)"])

@@ -34,6 +34,7 @@ class Push:
         workers: N, workers that take part in the worker's clock.
         lr: the worker's learning rate; unused for deltas and parameters.
         momentum: the momentum of the worker's SGD; 0.0 for optimizers without.
+        highest_lr: the highest learning rate of the shard's pushes so far, this one included.
     """
 
     delay: int
@@ -41,6 +42,7 @@ class Push:
     workers: int
     lr: float
     momentum: float = 0.0
+    highest_lr: float = 0.0
 
 
 @runtime_checkable

@@ -4,18 +4,27 @@
     g    <- g + lam_t g g (w - w_bak)                                  all element-wise
     constant:   lam_t = lam0
     adaptive:   MS <- decay MS + (1 - decay) g g,    lam_t = lam0 / sqrt(MS + 1e-7)
+    normalized: MS as in adaptive,                   lam_t = lam0 / (MS + 1e-12)
 
 w are the values now, w_bak those at which the worker computed g (copied when it pulled them), MS a moving average, one
 for a shard and all workers, updated before use. It is the first-order term of g(w) = g(w_bak) + H (w - w_bak)
 with the diagonal of g g^T for H, which is unbiased for a log-likelihood near its optimum; lam below 1 gives bias for
 variance. A mean over B samples has g g of about H / B besides the squared mean, so lam0 grows with B.
 
+g falls during training, and the Hessian much less: the lam that fits grows with 1 / g g. `normalized` follows that, as
+the normalized LMS filter divides by its input's power. Its lam0 g g / MS is lam0 in the mean: a curvature that does not
+depend on how long gradients are.
+
+The expansion holds while w and w_bak are near to each other, so when the rate is low: before `start` nothing is
+compensated (MS is kept), and the rule is `asgd` bit by bit.
+
 The correction is g (lam_t g (w - w_bak)): where lam_t |g (w - w_bak)| passes 1, it can turn the element's sign. `limit`
 bounds that factor: a correction of at most limit |g|.
 
 Source: Zheng et al., ICML 2017, arXiv 1609.08326; lam0 = 0.04 (constant) and lam0 = 2, decay = 0.95 (adaptive) are
-those of the authors' code for CIFAR-10. Where we differ from that code, with the publication: the backup is made at the
-pull and never at the push, and MS is not kept for each worker. `limit` is ours, and off by default.
+those of the authors' code for CIFAR-10. That compensation belongs to the second half of training, where the rate is
+low, is the authors' advice. Where we differ from that code, with the publication: the backup is made at the pull and
+never at the push, and MS is not kept for each worker. `normalized`, `limit` and `start` are ours, and off by default.
 """
 
 from __future__ import annotations
@@ -27,10 +36,10 @@ from torch import Tensor
 
 from paceline.errors import RuleError
 from paceline.rules.outer.arrival import Plain, Push, is_number
-from paceline.rules.outer.base import State
+from paceline.rules.outer.base import State, written
 
-STRENGTH = {"constant": 0.04, "adaptive": 2.0}
-EPS = 1e-7
+STRENGTH = {"constant": 0.04, "adaptive": 2.0, "normalized": 0.1}
+EPS, NORMALIZED_EPS = 1e-7, 1e-12
 
 
 @dataclass(frozen=True)
@@ -38,10 +47,12 @@ class DelayCompensated(Plain):
     """Mend each gradient by its delay.
 
     Attributes:
-        kind: "constant" or "adaptive".
-        strength: lam0; None for 0.04 (constant) or 2 (adaptive).
-        decay: of the moving average of squares, from 0 to below 1; for "adaptive".
+        kind: "constant", "adaptive" or "normalized".
+        strength: lam0; None for 0.04 (constant), 2 (adaptive) or 0.1 (normalized).
+        decay: of the moving average of squares, from 0 to below 1; not for "constant".
         limit: the largest correction of an element as a share of it; None for no limit.
+        start: updates of the shard before the first that is compensated (an int), or the fraction of its highest
+            learning rate, between 0 and 1, at or below which gradients are compensated.
     """
 
     needs_origin = True  # w_bak
@@ -50,6 +61,10 @@ class DelayCompensated(Plain):
     strength: float | None = None
     decay: float = 0.95
     limit: float | None = None
+    start: int | float = 0
+
+    def __repr__(self) -> str:
+        return written(self, "start")
 
     def __post_init__(self) -> None:
         if self.kind not in STRENGTH:
@@ -60,35 +75,58 @@ class DelayCompensated(Plain):
             raise RuleError(f"decay must be a number from 0 to below 1, got {self.decay!r}")
         if self.limit is not None and not (is_number(self.limit) and self.limit > 0):
             raise RuleError(f"limit must be a number above 0, or None, got {self.limit!r}")
+        if not (is_number(self.start) and (self.start >= 0 if isinstance(self.start, int) else 0 < self.start < 1)):
+            raise RuleError(
+                "start must be a whole number of updates, at least 0, or a fraction of the highest learning rate, "
+                f"between 0 and 1, got {self.start!r}"
+            )
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """MS, where lam is adaptive."""
-        return ("squares",) if self.kind == "adaptive" else ()
+        """MS, where lam follows it."""
+        return () if self.kind == "constant" else ("squares",)
 
     @property
     def lam0(self) -> float:
         """The strength in numbers."""
         return STRENGTH[self.kind] if self.strength is None else float(self.strength)
 
+    def started(self, push: Push) -> bool:
+        """Whether this push is compensated."""
+        if isinstance(self.start, int):
+            return push.update > self.start
+        return push.lr <= self.start * push.highest_lr
+
     @torch.no_grad()
     def mend(self, gradient: Tensor, anchor: Tensor, origin: Tensor | None, state: State, push: Push) -> None:
         """g (1 + lam g (w - w_bak)); so written, a gradient without a delay keeps its bits."""
         assert origin is not None
+        if self.kind != "constant":
+            state["squares"].mul_(self.decay).addcmul_(gradient, gradient, value=1 - self.decay)
+        if not self.started(push):
+            return
         share = torch.sub(anchor, origin).mul_(gradient).mul_(self.lam0)
         if self.kind == "adaptive":
-            squares = state["squares"].mul_(self.decay).addcmul_(gradient, gradient, value=1 - self.decay)
-            share.div_(squares.add(EPS).sqrt_())
+            share.div_(state["squares"].add(EPS).sqrt_())
+        elif self.kind == "normalized":
+            share.div_(state["squares"].add(NORMALIZED_EPS))
         if self.limit is not None:
             share.clamp_(-self.limit, self.limit)
         gradient.mul_(share.add_(1))
 
     def numbers(self, workers: int) -> dict[str, float | int | str]:
-        """lam0, the decay and the limit."""
+        """lam0, and what else was chosen."""
         found: dict[str, float | int | str] = {"strength": self.lam0}
-        if self.kind == "adaptive":
+        if self.kind != "constant":
             found["decay"] = self.decay
-        return found | ({} if self.limit is None else {"limit": self.limit})
+        if self.limit is not None:
+            found["limit"] = self.limit
+        return found | ({"start": self.start} if self.start else {})
 
     def describe(self, workers: int) -> str:
-        return f"each push as it comes, its gradient mended by its delay ({self.kind}, strength {self.lam0:g})"
+        text = f"each push as it comes, its gradient mended by its delay ({self.kind}, strength {self.lam0:g})"
+        if not self.start:
+            return text
+        if isinstance(self.start, int):
+            return f"{text} after {self.start:,} updates"
+        return f"{text} once the learning rate is at most {self.start:g} of its highest"

@@ -110,6 +110,7 @@ def dc_asgd(
     strength: float | None = None,
     decay: float = 0.95,
     limit: float | None = None,
+    start: int | float = 0,
     overlap: int = 1,
     hold: int = 1,
 ) -> Rule:
@@ -118,14 +119,17 @@ def dc_asgd(
     Bytes: 2 (N-1)/N * 4 P a step from each worker, pushed and answered.
 
     Args:
-        kind: "constant", or "adaptive": the strength is divided by the gradient's running root mean square.
-        strength: lam0; None for 0.04 (constant) or 2 (adaptive). It suits a batch size, and grows with it.
+        kind: "constant"; "adaptive": the strength is divided by the gradient's running root mean square; or
+            "normalized": by its running mean square, so that one strength fits from the first to the last minibatch.
+        strength: lam0; None for 0.04 (constant), 2 (adaptive) or 0.1 (normalized). The first two grow with the batch.
         decay: of that running mean.
         limit: the largest correction of an element as a share of it; None for no limit, as published.
+        start: `asgd` until then: a whole number of minibatches of all workers, or a fraction of the highest learning
+            rate, as 0.5 for "once the rate has been halved".
         overlap: 1 gives the answer the next minibatch's time; 0 waits for it.
         hold: minibatches (blocks) that are gathered into one push while an answer is late; then the worker waits.
     """
-    return _free(overlap, hold, DelayCompensated(kind, strength, decay, limit))
+    return _free(overlap, hold, DelayCompensated(kind, strength, decay, limit, start))
 
 
 def easgd(*, period: int = 16, beta: float = 0.9, overlap: int = 1, hold: int = 1) -> Rule:
@@ -197,6 +201,7 @@ theta = one step of SGD on g with m_e and lr_e""",
         """g = g + lam g g (theta - theta_pulled)
 lam = lam0                                                  (constant)
 MS = decay MS + (1 - decay) g g,  lam = lam0 / sqrt(MS + 1e-7)      (adaptive)
+MS likewise,                       lam = lam0 / (MS + 1e-12)        (normalized)
 theta = one step of the optimizer on g""",
         "S. Zheng et al., ICML 2017, arXiv 1609.08326",
         "As asgd, with many workers: late gradients are corrected, not reduced. Without a limit it can diverge.",

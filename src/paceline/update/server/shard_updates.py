@@ -81,6 +81,7 @@ class OptimizerSteps(UpdateRule):
         self._taken: GroupSettings = {}
         self._take(settings)
         self._state = {name: torch.zeros_like(anchor) for name in outer.tensors}
+        self._highest_lr = 0.0
 
     def _take(self, settings: GroupSettings) -> None:
         if settings is self._taken:
@@ -95,7 +96,8 @@ class OptimizerSteps(UpdateRule):
         self._take(incoming.settings)
         group = self._group
         lr, momentum = float(group["lr"]), float(group.get("momentum", 0.0))
-        push = Push(push.delay, push.update, push.workers, lr, momentum)
+        self._highest_lr = max(self._highest_lr, lr)
+        push = Push(push.delay, push.update, push.workers, lr, momentum, self._highest_lr)
         self._outer.mend(values, anchor, origin, self._state, push)
         group["lr"] = push.lr * self._outer.rate(push)
         if "momentum" in group:
@@ -119,7 +121,7 @@ class OptimizerSteps(UpdateRule):
 
     def numbers(self) -> dict[str, float]:
         shape = self._parameter.shape
-        found = {}
+        found = {"highest_lr": self._highest_lr}
         for name, value in self._kept().items():
             if isinstance(value, Tensor) and value.shape == shape:
                 continue
@@ -128,6 +130,7 @@ class OptimizerSteps(UpdateRule):
         return found
 
     def load(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
+        self._highest_lr = numbers.get("highest_lr", 0.0)
         for name in self._state:
             if name in tensors:
                 self._state[name].copy_(tensors[name])
