@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from paceline_lightrnn.building import build, load_model, parameter_bytes
     from paceline_lightrnn.corpus import Corpus, Passages
     from paceline_lightrnn.costs import CostSource, DenseCosts, FactoredCosts
+    from paceline_lightrnn.exporting import NextWords
     from paceline_lightrnn.generate import beam, sample
     from paceline_lightrnn.language import LanguageModel
+    from paceline_lightrnn.learning import TableLearner
     from paceline_lightrnn.model import LightRNN
     from paceline_lightrnn.parts import TwoComponentEmbedding, TwoComponentSoftmax
     from paceline_lightrnn.preparing import Data, prepare
@@ -40,6 +42,7 @@ else:
             "FactoredCosts": "costs",
             "LanguageModel": "language",
             "LightRNN": "model",
+            "NextWords": "exporting",
             "PADDING": "state",
             "Passages": "corpus",
             "Ranking": "ranking",
@@ -49,6 +52,7 @@ else:
             "Sizes": "sizes",
             "Source": "settings",
             "State": "state",
+            "TableLearner": "learning",
             "Text": "text",
             "TwoComponentEmbedding": "parts",
             "TwoComponentSoftmax": "parts",
@@ -81,6 +85,7 @@ __all__ = [
     "FactoredCosts",
     "LanguageModel",
     "LightRNN",
+    "NextWords",
     "Passages",
     "Ranking",
     "Score",
@@ -89,6 +94,7 @@ __all__ = [
     "Sizes",
     "Source",
     "State",
+    "TableLearner",
     "Text",
     "TwoComponentEmbedding",
     "TwoComponentSoftmax",

@@ -174,16 +174,34 @@ class TwoComponentSoftmax(Tabled):
         Raises:
             MismatchError: the shapes do not fit, or (on the CPU) a target is no word.
         """
+        h_row, h_column = self.halves(hidden, target)
         counted = target != self.ignore_index
         known = target.masked_fill(~counted, 0)
-        self._check(hidden, known)
-        hidden = self.dropout(hidden)
         rows, columns = self.table.row[known], self.table.column[known]
-        after = self._after_row(self.step(hidden), hidden, self._of_rows(F.embedding(rows, self.row_in)))
-        nll = self._row_nll(self._row_logits(hidden), rows)
-        nll = nll + self._column_nll(self._column_logits(after), rows, columns)
+        nll = self._row_nll(self.row_logits(h_row), rows)
+        nll = nll + self._column_nll(self.column_logits(h_column), rows, columns)
         output = (-nll).masked_fill(~counted, 0.0)
         return Scores(output, -output.sum() / counted.sum().clamp(min=1))
+
+    def halves(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """What predicts the targets' rows and, in these rows, their columns; arguments and errors as of `forward`.
+
+        Returns:
+            Two tensors of shape [..., d], for `row_logits` and `column_logits`; dropout has been applied.
+        """
+        known = target.masked_fill(target == self.ignore_index, 0)
+        self._check(hidden, known)
+        hidden = self.dropout(hidden)
+        lines = self._of_rows(F.embedding(self.table.row[known], self.row_in))
+        return hidden * self.scale, self._after_row(self.step(hidden), hidden, lines) * self.scale
+
+    def row_logits(self, h_row: Tensor) -> Tensor:
+        """The logit of every row, empty or not: [..., R] of what `halves` returned first."""
+        return F.linear(h_row, self.row_out, self.row_bias)
+
+    def column_logits(self, h_column: Tensor) -> Tensor:
+        """The logit of every column, empty or not: [..., C] of what `halves` returned second."""
+        return F.linear(h_column, self.column_out, self.column_bias)
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """log P of every word, shape [N, V] of hidden [N, d]; computes all rows."""
@@ -194,7 +212,7 @@ class TwoComponentSoftmax(Tabled):
         found = []
         for rows in torch.split(torch.arange(table.rows, device=hidden.device), some):
             after = self._after_row(mixed[:, None], hidden[:, None], lines[rows])
-            logits = self._mask_columns(self._column_logits(after), rows.expand(count, -1))
+            logits = self._mask_columns(self.column_logits(after * self.scale), rows.expand(count, -1))
             found.append(logits.log_softmax(-1) + row_log_probs[:, rows, None])
         return torch.cat(found, 1).flatten(1)[:, table.cells]
 
@@ -210,7 +228,7 @@ class TwoComponentSoftmax(Tabled):
 
         def columns(places: Tensor, rows: Tensor) -> Tensor:
             after = self._after_row(mixed[places], hidden[places], lines[rows])
-            return self._mask_columns(self._column_logits(after), rows).log_softmax(-1)
+            return self._mask_columns(self.column_logits(after * self.scale), rows).log_softmax(-1)
 
         return top_words(self._row_log_probs(hidden), columns, self.table, k)
 
@@ -218,14 +236,8 @@ class TwoComponentSoftmax(Tabled):
         """The most probable word of each hidden vector, shape [N] of [N, d]; few rows are tried."""
         return self.rank(hidden, 1).words[:, 0]
 
-    def _row_logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden * self.scale, self.row_out, self.row_bias)
-
-    def _column_logits(self, after: Tensor) -> Tensor:
-        return F.linear(after * self.scale, self.column_out, self.column_bias)
-
     def _row_log_probs(self, hidden: Tensor) -> Tensor:
-        return self._mask_rows(self._row_logits(hidden)).log_softmax(-1)
+        return self._mask_rows(self.row_logits(hidden * self.scale)).log_softmax(-1)
 
     def _of_rows(self, vectors: Tensor) -> Tensor:
         """u and D u, [..., 2 d] of u [..., d]."""
