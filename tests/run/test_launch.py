@@ -133,7 +133,8 @@ def test_a_function_of_the_program_itself_needs_no_guard(way: str, tmp_path: Pat
 def test_no_worker_outlives_its_program(how: signal.Signals, tmp_path: Path) -> None:
     program = (
         "import paceline, pathlib, signal\nfrom tests.run import launch_programs\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell ignores it for what runs in the background
+        # A shell that runs the tests in the background has it ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"paceline.launch(launch_programs.wait_for_ever, 2, (pathlib.Path({str(tmp_path)!r}),), as_is=True)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
