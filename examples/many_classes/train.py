@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extreme classification: one of 10,000 functions, with an output layer whose table is learned while it trains.
+"""Extreme classification: one of thousands of functions, with an output layer whose table is learned while it trains.
 
 python train.py                                              # one worker
 paceline run --workers 4 --rule "bmuf_adam(period=8)" train.py
