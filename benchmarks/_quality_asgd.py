@@ -3,9 +3,10 @@
 
     theta <- theta - rate g_i(theta_i),  theta_i <- theta      when worker i has computed its minibatch
 
-as `asgd(overlap=0)` does on a simulated clock without network time. The gradients of all workers that began since the
-last such moment are computed at once (`torch.func`), since none depends on another: several times as fast as the
-production server on virtual workers, which a test compares.
+as `asgd(overlap=0)` does on a simulated clock without network time. Other asynchronous rules change g_i before, or the
+rate, by their own outer step. The gradients of all workers that began since the last such moment are computed at once
+(`torch.func`), since none depends on another: several times as fast as the production server on virtual workers, which
+a test compares.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from paceline.forecast.sim.clock import Clock
+from paceline.rules.outer import Arrival
+from paceline.rules.outer.arrival import Push
 
 Batch = Sequence[Tensor]
 
@@ -29,32 +32,41 @@ class StaleWorkers:
         model: the start; it gets the server's parameters when a training ends.
         loss: of a minibatch.
         workers: N.
+        outer: how the server applies a gradient.
     """
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Tensor], workers: int) -> None:
+    def __init__(self, model: nn.Module, loss: Callable[..., Tensor], workers: int, outer: Arrival) -> None:
         self._model, self._loss = model, loss
         self._layout = [(name, p.shape, p.numel()) for name, p in model.named_parameters()]
         self._server = parameters_to_vector(model.parameters()).detach().clone()
         self._pulled = self._server.repeat(workers, 1)
         self._gradients = torch.zeros_like(self._pulled)
-        self._gradient_of = torch.func.vmap(torch.func.grad(self._loss_of))
+        self._outer, self._state = outer, {name: torch.zeros_like(self._server) for name in outer.tensors}
+        self._losses_of = torch.func.vmap(self._loss_of)
 
     def _loss_of(self, flat: Tensor, *batch: Tensor) -> Tensor:
         parts = flat.split([numel for _, _, numel in self._layout])
         named = {name: part.view(shape) for part, (name, shape, _) in zip(parts, self._layout, strict=True)}
         return self._loss(lambda *inputs: torch.func.functional_call(self._model, named, inputs), *batch)
 
-    def train(self, batches: Iterator[Batch], rate: Callable[[int], float], clock: Clock) -> None:
+    def train(
+        self,
+        batches: Iterator[Batch],
+        rate: Callable[[int], float],
+        clock: Clock,
+        largest_gradient: float | None = None,
+    ) -> None:
         """Train on all minibatches.
 
         Args:
             batches: one after another; a worker that begins takes the next.
             rate: minibatches in the model so far -> learning rate.
             clock: that says how long each minibatch takes.
+            largest_gradient: each worker's gradient is scaled down to this norm; None leaves it.
         """
         begun: dict[int, Batch] = {}  # those whose gradient is not computed yet
         ends: list[tuple[float, int]] = []
-        now, done, steps = 0.0, 0, [0] * len(self._pulled)
+        now, done, steps, since = 0.0, 0, [0] * len(self._pulled), [0] * len(self._pulled)
         idle = list(range(len(self._pulled)))
         while True:
             for worker in idle:
@@ -67,14 +79,24 @@ class StaleWorkers:
                 break
             now, worker = heapq.heappop(ends)
             if worker in begun:
-                self._compute(begun)
-            self._server.sub_(self._gradients[worker], alpha=rate(done))
-            self._pulled[worker] = self._server
+                self._compute(begun, largest_gradient)
+            self._push(worker, Push(done - since[worker], done + 1, len(since), rate(done)))
             idle, done = [worker], done + 1
+            since[worker] = done
         vector_to_parameters(self._server, self._model.parameters())
 
-    def _compute(self, begun: dict[int, Batch]) -> None:
+    def _push(self, worker: int, push: Push) -> None:
+        gradient = self._gradients[worker]
+        self._outer.mend(gradient, self._server, self._pulled[worker], self._state, push)
+        self._server.sub_(gradient, alpha=push.lr * self._outer.rate(push))
+        self._pulled[worker] = self._server
+
+    def _compute(self, begun: dict[int, Batch], largest: float | None) -> None:
         places = torch.tensor(list(begun))
         columns = [torch.stack(column) for column in zip(*begun.values(), strict=True)]
-        self._gradients[places] = self._gradient_of(self._pulled[places], *columns)
+        pulled = self._pulled[places].requires_grad_()  # a copy
+        (found,) = torch.autograd.grad(self._losses_of(pulled, *columns).sum(), pulled)
+        if largest is not None:
+            found *= (largest / (found.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
+        self._gradients[places] = found
         begun.clear()

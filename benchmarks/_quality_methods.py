@@ -7,7 +7,7 @@
     diloco, averaging       N workers from the first step; DiLoCo with its published constants (0.7, Nesterov 0.9)
     uncompensated           blocks of Adam whose moments are averaged and not compensated
     sync                    the mean gradient of k minibatches in each step, with the stages of "grown": a growing batch
-    asgd                    gradients of older models, applied one by one at one worker's rate
+    asgd, dcasgd            gradients of older models, applied one by one at one worker's rate; delays compensated
 
 Settings that differ follow: `grown-threshold=0.5-rate=0.4`. They are `rate` (the exponent of the local rate's factor
 k^rate), `height` (a further factor), `threshold`, `first` and `blocks` of the growth, `amplify`, `period` and `beta1`
@@ -51,8 +51,9 @@ OTHERS = {
     "averaging": "averaging(period={period})",
     "uncompensated": "bmuf_adam(period={period}, local_state='average'{beta1})",
 }
-LOCKSTEP = {"serial": "sync", "sync": "sync", "asgd": "asgd(overlap=0)"}
-KINDS = (*LOCKSTEP, *AMPLIFY, *OTHERS)
+LATE = {"asgd": "asgd(overlap=0)", "dcasgd": "dc_asgd(kind='adaptive', strength=2.0, limit=1.0, overlap=0)"}
+EACH_STEP = {"serial": "sync", "sync": "sync", **LATE}
+KINDS = (*EACH_STEP, *AMPLIFY, *OTHERS)
 SETTINGS = {"height", "momentum", "rate", "threshold", "first", "blocks", "amplify", "period", "beta1", "gain"}
 SETTINGS |= {"law", "tensors", "start", "ramp", "newbob"}
 Stages = list[list[float]]
@@ -97,7 +98,7 @@ class Method:
     @property
     def rate(self) -> float:
         """The exponent of the rate's factor k^rate."""
-        return self.get("rate", 0.0 if self.kind == "asgd" else RATE_EXPONENT)
+        return self.get("rate", 0.0 if self.kind in LATE else RATE_EXPONENT)
 
     @property
     def follows(self) -> bool:
@@ -106,8 +107,8 @@ class Method:
 
     def rule(self, task: Task, period: float | None = None) -> Rule:
         """What workers exchange, and how; in blocks of another period if one is given."""
-        if self.kind in LOCKSTEP:
-            return rule_from_text(LOCKSTEP[self.kind])
+        if self.kind in EACH_STEP:
+            return rule_from_text(EACH_STEP[self.kind])
         period = int(period or self.get("period", task.period))
         beta1 = f", beta1={self.settings['beta1']}" if "beta1" in self.settings else ""
         if self.kind in OTHERS:
@@ -140,7 +141,7 @@ def train(
         training.control = Control(task, model, folder, minibatches)
     if method.kind in ("serial", "sync"):
         made = training.together(stages if method.follows else [[workers, minibatches, float(workers)]])
-    elif method.kind == "asgd":
+    elif method.kind in LATE:
         made = training.late(workers, seed)
     else:
         made = training.blocks(workers)
@@ -209,8 +210,9 @@ class _Training:
         if self.task.moments:
             raise SystemExit(f"{self.task.name} is trained with Adam; asgd is made for SGD here")
         rate = self.optimizer.param_groups[0]["lr"]
-        group = StaleWorkers(self.model, self.task.loss, workers)
-        group.train(self.batches, lambda done: rate * self.factor(done, workers), Clock(exponential(), seed=seed))
+        group = StaleWorkers(self.model, self.task.loss, workers, self.method.rule(self.task).outer)
+        clock, largest = Clock(exponential(), seed=seed), self.task.largest_gradient
+        group.train(self.batches, lambda done: rate * self.factor(done, workers), clock, largest)
         return [[workers, self.minibatches, float(workers)]]
 
     def blocks(self, workers: int) -> Stages:

@@ -15,8 +15,11 @@ from itertools import islice
 from pathlib import Path
 
 import _chars
+import _quality_blstm
+import _quality_chat
 import _quality_frames
 import _quality_lines
+import _quality_pictures
 import _quality_speech
 import torch
 import torch.nn.functional as F
@@ -39,6 +42,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 Batch = tuple[Tensor, ...]
 CHARACTERS, LINES, UTTERANCES, DIGITS, FRAMES = 16, 4, 8, 4, 32
+PAIRS, PIECES, PICTURES = 16, 32, 16
 """Samples of a minibatch."""
 
 
@@ -128,6 +132,18 @@ def _frame_batches(folder: Path, count: int, seed: int) -> Iterator[Batch]:
     return _quality_frames.batches(folder, count, FRAMES, seed)
 
 
+def _chat_batches(folder: Path, count: int, seed: int) -> Iterator[Batch]:
+    return _quality_chat.batches(folder, count, PAIRS, seed)
+
+
+def _piece_batches(folder: Path, count: int, seed: int) -> Iterator[Batch]:
+    return _quality_blstm.batches(folder, count, PIECES, seed)
+
+
+def _picture_batches(folder: Path, count: int, seed: int) -> Iterator[Batch]:
+    return _quality_pictures.batches(folder, count, PICTURES, seed)
+
+
 def _character_loss(model: nn.Module, folder: Path) -> float:
     return float(_chars.judged(model, dict(model.named_parameters()), _chars.text(folder).validation))
 
@@ -154,13 +170,18 @@ def _small() -> nn.Module:
     return _chars.Perceptron(16, 4)
 
 
-FAR, PLATEAU, SOON, HEARD, LONG = 32_768, 65_536, 32_768, 8_192, 131_072
+FAR, PLATEAU, SOON, HEARD, LONG, SHORT = 32_768, 65_536, 32_768, 8_192, 131_072, 8_192
 _factor = BlockTraining(2, "sync", 1.0).factor
 _CHARACTERS = (_character_batches, _factor, _character_loss)
 _NUMBERS = (_number_batches, _factor, _quality_lines.held_out_loss, None, _quality_lines.held_out_error)
 _DIGITS = (_digit_batches, _factor, _quality_speech.held_out_loss, None, _quality_speech.held_out_error)
 _FRAMES = (_frame_batches, _factor, _quality_frames.held_out_loss, None, _quality_frames.held_out_error)
 _NET = (_quality_frames.Frames, _quality_frames.loss_of)
+_LSTM = (_quality_blstm.Hearing, _quality_blstm.loss_of)
+_LAYERS = (_quality_pictures.Layers, _quality_pictures.loss_of)
+_CHAT = (_chat_batches, _factor, _quality_chat.held_out_loss, LARGEST_GRADIENT, _quality_chat.held_out_error)
+_BLSTM = (_piece_batches, _factor, _quality_blstm.held_out_loss, LARGEST_GRADIENT, _quality_blstm.held_out_error)
+_PICTURES = (_picture_batches, _factor, _quality_pictures.held_out_loss, None, _quality_pictures.held_out_error)
 _SPEECH = (_speech_batches, reading_factor, letter_error, LARGEST_GRADIENT)
 _LINES = (_line_batches, reading_factor, line_error, LARGEST_GRADIENT)
 
@@ -175,6 +196,9 @@ TASKS = {
         Task("chars-adam", 2e-3, 8, FAR, "bmuf_adam", _perceptron, _chars.loss_of, _adam, *_CHARACTERS),
         Task("frames-sgd", 0.1, 4, LONG, "bmuf", *_NET, _sgd, *_FRAMES),
         Task("frames-adam", 2e-3, 4, LONG, "bmuf_adam", *_NET, _usual_adam, *_FRAMES),
+        Task("chat-sgd", 8.0, 4, SHORT, "bmuf", _quality_chat.Chat, _quality_chat.loss_of, _sgd, *_CHAT),
+        Task("blstm-adam", 3e-2, 4, SHORT, "bmuf_adam", *_LSTM, _usual_adam, *_BLSTM),
+        Task("pictures-sgd", 0.05, 4, 2 * SHORT, "bmuf", *_LAYERS, _sgd, *_PICTURES),
         Task("speech", 4e-3, 8, HEARD, "bmuf_adam", _listener, speech_loss, _plain_adam, *_SPEECH),
         Task("lines", 2e-3, 4, FAR, "bmuf_adam", Reader, line_loss, _adam, *_LINES),
     )

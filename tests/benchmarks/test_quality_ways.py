@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.forecast.sim.clock import Clock, exponential
+from paceline.rules.recipes import rule_from_text
 from tests.benchmarks.modules import FOLDER, imported
 
 NAMES = ("_quality_asgd", "_quality_methods", "_quality_newbob", "_quality_tasks")
 WORKERS, MINIBATCHES, RATE = 3, 24, 0.05
+ASGD = "asgd(overlap=0)"
 
 if not FOLDER.is_dir():
     pytest.skip("the benchmarks are not beside the package", allow_module_level=True)
@@ -54,33 +56,41 @@ def weights(of: nn.Module) -> Tensor:
     return nn.utils.parameters_to_vector(of.parameters()).detach()
 
 
-def plain(count: int = MINIBATCHES) -> Tensor:
+def plain(count: int = MINIBATCHES, largest: float | None = None) -> Tensor:
     """One worker, the plain loop."""
     mine = model()
     optimizer = torch.optim.SGD(mine.parameters(), lr=RATE)
     for x, y in batches()[:count]:
         optimizer.zero_grad()
         loss_of(mine, x, y).backward()
+        if largest is not None:
+            nn.utils.clip_grad_norm_(mine.parameters(), largest)
         optimizer.step()
     return weights(mine)
 
 
-def late(modules: dict[str, ModuleType], workers: int, order: Sequence[int]) -> Tensor:
+def late(
+    modules: dict[str, ModuleType],
+    workers: int,
+    order: Sequence[int],
+    rule: str = ASGD,
+    largest: float | None = None,
+) -> Tensor:
     """Asynchronous training as the benchmark makes it, on minibatches in this order."""
     mine, given, clock = model(), batches(), Clock(exponential(), seed=5)
-    group = modules["_quality_asgd"].StaleWorkers(mine, loss_of, workers)
-    group.train(iter([given[place] for place in order]), lambda done: RATE, clock)
+    group = modules["_quality_asgd"].StaleWorkers(mine, loss_of, workers, rule_from_text(rule).outer)
+    group.train(iter([given[place] for place in order]), lambda done: RATE, clock, largest)
     return weights(mine)
 
 
-def by_the_server() -> tuple[Tensor, list[int]]:
+def by_the_server(rule: str) -> tuple[Tensor, list[int]]:
     """The same by the package's own server, and the order in which its workers took the minibatches."""
     order, places = [], [(*batch, torch.tensor([place])) for place, batch in enumerate(batches())]
 
     def train() -> Tensor:
         mine = model()
         optimizer = torch.optim.SGD(mine.parameters(), lr=RATE)
-        with paceline.attach(mine, optimizer, "asgd(overlap=0)") as run:
+        with paceline.attach(mine, optimizer, rule) as run:
             for x, y, place in run.share(places):
                 order.append(int(place))
                 optimizer.zero_grad()
@@ -91,15 +101,19 @@ def by_the_server() -> tuple[Tensor, list[int]]:
     return paceline.simulate(train, WORKERS, clock=Clock(exponential(), seed=5))[0], order
 
 
-def test_gradients_of_older_models_are_those_of_the_packages_server(modules: dict[str, ModuleType]) -> None:
-    expected, order = by_the_server()
-    found = late(modules, WORKERS, order)
+@pytest.mark.parametrize("rule", [ASGD, "dc_asgd(kind='adaptive', strength=2.0, overlap=0)", "adadelay(overlap=0)"])
+def test_gradients_of_older_models_are_those_of_the_packages_server(modules: dict[str, ModuleType], rule: str) -> None:
+    expected, order = by_the_server(rule)
+    found = late(modules, WORKERS, order, rule)
     assert torch.allclose(found, expected, atol=1e-6)
     assert not torch.allclose(found, late(modules, 1, order), atol=1e-4)
 
 
-def test_one_asynchronous_worker_is_the_plain_loop(modules: dict[str, ModuleType]) -> None:
-    assert torch.allclose(late(modules, 1, range(MINIBATCHES)), plain(), atol=1e-6)
+@pytest.mark.parametrize("largest", [None, 0.5])
+def test_one_asynchronous_worker_is_the_plain_loop(modules: dict[str, ModuleType], largest: float | None) -> None:
+    found = late(modules, 1, range(MINIBATCHES), largest=largest)
+    assert torch.allclose(found, plain(largest=largest), atol=1e-6)
+    assert (largest is None) == torch.allclose(found, plain(), atol=1e-4)
 
 
 def task(modules: dict[str, ModuleType], **other: Any) -> Any:
