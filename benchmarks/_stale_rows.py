@@ -60,6 +60,7 @@ def rates(seed: int) -> list[Row]:
     """What the rates were chosen by."""
     found = [_row("one worker", "", seed, rate, 1) for rate in (0.2, 0.3, 0.4)]
     found += [_row("asgd", ASGD, seed, rate) for rate in (0.1, 0.15, 0.2, 0.3, 0.4)]
+    found += [_row("synchronous", "lockstep", seed, rate) for rate in (0.05, 0.1, 0.2)]
     kinds = ("adaptive", "normalized")
     found += [_row(kind, compensated(kind, TUNED[kind]), seed, 0.2) for kind in kinds]
     return [*found, _row("normalized", compensated("normalized", TUNED["normalized"]), seed, 0.4)]

@@ -13,8 +13,8 @@ RATE, BEST_ASGD = 0.3, 0.15
 METHODS = {
     ("one worker", RATE): "one worker",
     ("asgd", RATE): "asgd",
-    ("fresh first half", RATE): "asgd, no delays in the 1st half",
-    ("fresh second half", RATE): "asgd, no delays in the 2nd half",
+    ("fresh first half", RATE): "asgd, no delays in the 1st half (seed 0)",
+    ("fresh second half", RATE): "asgd, no delays in the 2nd half (seed 0)",
     ("asgd", BEST_ASGD): f"asgd at its best rate, {BEST_ASGD}",
     ("constant", RATE): "dc_asgd constant",
     ("constant, limit", RATE): "dc_asgd constant, limit 1",
@@ -65,8 +65,10 @@ for kind, color in COLOURS.items():
     if kind != "hessian":
         usual = median(fits)
         right.plot(passed, [fit / usual for fit in fits], color=color, label=f"{kind}, median {usual:.2g}")
-middle.set(xlabel="part of the training", title="what the delay changes", ylim=(0, None))
+middle.set(xlabel="part of the training", title="what the delay changes", ylim=(0, 1.6 * max(changes)))
 right.set(xlabel="part of the training", title="the best strength over its median", yscale="log")
+right.yaxis.set_major_formatter("{x:g}")
+right.yaxis.set_minor_formatter("{x:g}")
 for axes in (middle, right):
     axes.grid(alpha=0.3, which="both")
     axes.legend(frameon=False)

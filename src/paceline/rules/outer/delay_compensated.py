@@ -38,7 +38,7 @@ from paceline.errors import RuleError
 from paceline.rules.outer.arrival import Plain, Push, is_number
 from paceline.rules.outer.base import State, written
 
-STRENGTH = {"constant": 0.04, "adaptive": 2.0, "normalized": 0.1}
+STRENGTH = {"constant": 0.04, "adaptive": 2.0, "normalized": 0.25}
 EPS, NORMALIZED_EPS = 1e-7, 1e-12
 
 
@@ -48,7 +48,7 @@ class DelayCompensated(Plain):
 
     Attributes:
         kind: "constant", "adaptive" or "normalized".
-        strength: lam0; None for 0.04 (constant), 2 (adaptive) or 0.1 (normalized).
+        strength: lam0; None for 0.04 (constant), 2 (adaptive) or 0.25 (normalized).
         decay: of the moving average of squares, from 0 to below 1; not for "constant".
         limit: the largest correction of an element as a share of it; None for no limit.
         start: updates of the shard before the first that is compensated (an int), or the fraction of its highest

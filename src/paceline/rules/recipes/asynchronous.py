@@ -121,7 +121,7 @@ def dc_asgd(
     Args:
         kind: "constant"; "adaptive": the strength is divided by the gradient's running root mean square; or
             "normalized": by its running mean square, so that one strength fits from the first to the last minibatch.
-        strength: lam0; None for 0.04 (constant), 2 (adaptive) or 0.1 (normalized). The first two grow with the batch.
+        strength: lam0; None for 0.04 (constant), 2 (adaptive) or 0.25 (normalized). The first two grow with the batch.
         decay: of that running mean.
         limit: the largest correction of an element as a share of it; None for no limit, as published.
         start: `asgd` until then: a whole number of minibatches of all workers, or a fraction of the highest learning
