@@ -7,7 +7,7 @@ Letters on photographs (`_letters.py`), plain SGD whose rate falls by steps, vir
 clock; rows of one seed are trained in one stack (`_stale_stack.py`). Finished trainings are kept in DIR (default
 `out/delay_compensation`) and not made again. `--probe` measures what late gradients miss (`_stale_probe.py`). The last
 line is a JSON object: `trainings`, each with its held-out `loss` (nats) and `error` (%); `cells`, their means over the
-seeds, with `over_one_worker` (of the loss, a share) and `gap_closed` (of what `asgd` loses at the same rate); and
+seeds, with `over_one_worker` (of the loss, a share) and `gap_closed` (of what ASGD loses at the same rate); and
 `windows`, what late gradients missed.
 """
 
