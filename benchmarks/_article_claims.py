@@ -130,6 +130,8 @@ def miscounted() -> int:
     return sum(int(count) for row in rows for count in row)
 
 
-def frames(method: str, workers: int, key: str = "error_over_serial") -> float:
+def frames(
+    method: str, workers: int, key: str = "error_over_serial", file: str = "table.json", task: str = "frames-sgd"
+) -> float:
     """Of a network that hears which state a frame of speech is in, over one worker's."""
-    return cell(FRAMES, "table.json", key, task="frames-sgd", method=method, workers=workers)
+    return cell(FRAMES, file, key, task=task, method=method, workers=workers)

@@ -9,29 +9,31 @@ published constants, `averaging` takes the mean of the models. `sync-rate=0.5` a
 with the batch and the steps of `grown`, at one worker's rate times k^0.5; of several, the best in each cell is taken.
 
 The tasks `small-sgd`, `small-adam`, `small-lines` and `small-speech` have a size at their plateau: one worker with half
-of the samples is at most 2 % worse there (`plateau`), and so has `frames-sgd`. `small-speech` and `frames-sgd` need
-espeak-ng; the first is left out without it.
+of the samples is at most 2 % worse there (`plateau`), and so have `frames-sgd` and `frames-adam`. `small-speech` and
+these two need espeak-ng; the first is left out without it.
 Methods are compared at equal samples. `--timed` methods are also trained with more samples until they reach one
 worker's quality, or with fewer where they have: the effective speed-up is the time of one worker over the time that the
 method takes to the same quality. Exchanges are included, by the planner, for a model of `--parameters` with a minibatch
 of `--step-s` seconds. Times between two trainings lie on a straight line of log quality over log time; beyond the
-largest of `--sizes` there is no figure.
+largest of `--sizes` there is no figure. Less is trained for the reverse, `speed_to_its_quality`: the time in which one
+worker reaches the quality that the method has in the end, by its trainings of `--alone` shares of the samples, over the
+method's time; none where the quality is worse than that of the smallest share.
 
     python benchmarks/time_to_quality.py [--tasks small-sgd small-adam small-lines small-speech]
         [--workers 8 16 32 64] [--seeds 1] [--minibatches 65536] [--sizes .5 1 2 4]
         [--methods cold amplified grown diloco averaging sync-rate=0.5]
-        [--timed grown] [--gbit 1 10 inf] [--step-s 0.25] [--parameters 1000000] [--jobs 1]
+        [--timed grown] [--alone .125 .25 .5] [--gbit 1 10 inf] [--step-s 0.25] [--parameters 1000000] [--jobs 1]
         [--out out/time_to_quality] [--quick]
 
 Finished trainings are kept in `--out`. The last line is a JSON object: `cells` (task, method, workers, `quality`,
-`over_serial`, `error_over_serial` where the task counts errors, too, `seconds_over_serial` at equal samples and
-`effective_speedup`, both by network, `stages`); of the method "grown" by N `worst_over_serial`, `effective_speedup`
-(median of the tasks, on the first network; on all of them in `effective_speedup_by_gbit`), `worker_seconds_over_serial`
-(all N workers' time to that quality, with that of those that wait, over one worker's) and `behind_sync` (the most by
-which it is worse than the best synchronous training); `methods`, by the name of each that is not synchronous the same
-`worst_over_serial`, `effective_speedup` and `behind_sync`, each by N; `oracle`, the worst of the tasks over one worker
-where the best of all "grown" methods that were given is taken in each cell; and `plateau` and `plateau_error`: by how
-much one worker with half of the samples is worse, by task.
+`over_serial`, `error_over_serial` where the task counts errors, too, by network `seconds_over_serial` at equal samples,
+`effective_speedup` and `speed_to_its_quality`, and `stages`); of the method "grown" by N `worst_over_serial`,
+`effective_speedup` (median of the tasks, on the first network; on all of them in `effective_speedup_by_gbit`),
+`worker_seconds_over_serial` (all N workers' time to that quality, with that of those that wait, over one worker's) and
+`behind_sync` (the most by which it is worse than the best synchronous training); `methods`, by the name of each that is
+not synchronous the same `worst_over_serial`, `effective_speedup` and `behind_sync`, each by N; `oracle`, the worst of
+the tasks over one worker where the best of all "grown" methods that were given is taken in each cell; and `plateau` and
+`plateau_error`: by how much one worker with half of the samples is worse, by task.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class Trainings:
         self._rows: dict[Cell, list[Row]] = {}
         grid = [(task, method, workers) for task in args.tasks for workers in args.workers for method in args.methods]
         self.cells = [(*cell, 1.0) for cell in grid]
-        serial = [(task, "serial", 1, share) for task in args.tasks for share in (1.0, 0.5)]
+        serial = [(task, "serial", 1, share) for task in args.tasks for share in {1.0, 0.5, *args.alone}]
         self._make([*serial, *self.cells])
         timed = [cell for cell in self.cells if cell[1] in args.timed]
         reached = {cell: self.over_serial(cell) <= 0 for cell in timed}
@@ -139,6 +141,15 @@ class Trainings:
         seconds = time_to(self.quality(serial), points)
         return None if seconds is None else self.seconds(serial, gbit) / seconds
 
+    def speed_to_its_quality(self, cell: Cell, gbit: float) -> float | None:
+        """One worker's time to this quality, and no more than the task's samples take it, over its own time."""
+        alone = [(cell[0], "serial", 1, share) for share in {1.0, *self.args.alone}]
+        points = [(one[3], self.seconds(one, gbit), self.quality(one)) for one in alone]
+        if self.quality(cell) > min(points)[2]:
+            return None
+        seconds = time_to(self.quality(cell), points)
+        return (max(points)[1] if seconds is None else seconds) / self.seconds(cell, gbit)
+
 
 def minibatches_of(args: argparse.Namespace, task: str, longer: float) -> int:
     """Of all workers."""
@@ -179,6 +190,8 @@ def row_of(made: Trainings, cell: Cell) -> Row:
         f"{gbit:g}": round(made.seconds(cell, gbit) / made.seconds(serial, gbit), 4) for gbit in made.args.gbit
     }
     found["effective_speedup"] = {gbit: rounded(one, 2) for gbit, one in speedups.items()}
+    its = {f"{gbit:g}": made.speed_to_its_quality(cell, gbit) for gbit in made.args.gbit}
+    found["speed_to_its_quality"] = {gbit: rounded(one, 2) for gbit, one in its.items()}
     return {**found, "stages": made.stages(cell)}
 
 
@@ -273,13 +286,17 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
         default=["cold", "amplified", "grown", "diloco", "averaging", "sync-rate=0.5", "sync-rate=0.75"],
     )
     parser.add_argument("--timed", nargs="+", default=["grown"], help="methods that are trained with other sizes, too")
+    parser.add_argument("--alone", type=float, nargs="+", default=[0.5], help="shares that one worker trains on, too")
     parser.add_argument("--gbit", type=float, nargs="+", default=[1, 10, math.inf])
     parser.add_argument("--step-s", type=float, default=0.25)
     parser.add_argument("--parameters", type=int, default=1_000_000)
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time; 1 makes them in this process")
     parser.add_argument("--out", type=Path, default=Path("out/time_to_quality"))
     parser.add_argument("--one", nargs=2, metavar=("NAME", "SEED"), help=argparse.SUPPRESS)
-    return _quick.parse(parser, given, tasks=["small-lines"], workers=[4], minibatches=256, seeds=1)
+    args = _quick.parse(parser, given, tasks=["small-lines"], workers=[4], minibatches=256, seeds=1, alone=[0.5])
+    if args.quick and not {"asgd"}.isdisjoint(args.methods):  # made for SGD alone
+        args.tasks = ["small-sgd"]
+    return args
 
 
 def main() -> None:

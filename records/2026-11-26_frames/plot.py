@@ -1,31 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws plot.png from table.json: the frame errors over one worker's, by N and method."""
+"""Draws plot.png: the loss over one worker's by N and method, with SGD and with Adam."""
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 
 RESULTS = Path(sys.argv[1])
-NAMES = {
-    "cold": "block momentum",
-    "grown": "the same, grown",
-    "diloco": "DiLoCo's constants",
+SGD = {
     "averaging": "averaging",
+    "asgd": "asynchronous",
+    "sync": "synchronous, the better rate",
+    "diloco": "DiLoCo's constants",
+    "cold": "block momentum",
 }
-cells = json.loads((RESULTS / "table.json").read_text(encoding="utf-8"))["cells"]
+ADAM = {
+    "uncompensated-beta1=0.9": "moments averaged, beta1 0.9",
+    "cold-beta1=0.9": "compensated, beta1 0.9",
+    "sync": "synchronous",
+    "cold": "compensated, beta1 0.5",
+}
+
+
+def cells(*names: str) -> list[dict[str, Any]]:
+    """Of those files that there are."""
+    paths = [RESULTS / f"{name}.json" for name in names]
+    return [row for path in paths if path.is_file() for row in json.loads(path.read_text(encoding="utf-8"))["cells"]]
+
+
+def draw(axes: Any, title: str, names: dict[str, str], rows: list[dict[str, Any]]) -> None:
+    """One panel."""
+    for (kind, name), color in zip(names.items(), ("C4", "C0", "C2", "C1", "C3"), strict=False):
+        mine = [row for row in rows if kind == (row["method"] if kind != "sync" else row["method"].partition("-")[0])]
+        counts = sorted({row["workers"] for row in mine})
+        best = [min(100 * row["over_serial"] for row in mine if row["workers"] == n) for n in counts]
+        axes.plot(counts, best, color="C3" if kind == "cold" else color, marker="o", label=name)
+    counts = sorted({row["workers"] for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.set(xlabel="workers", ylabel="loss over one worker's, %", title=title)
+    axes.axhline(0, color="black", linewidth=1)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, loc="upper left")
+
 
 plt.rcParams.update({"font.size": 13, "lines.linewidth": 2, "legend.fontsize": 11})
-figure, axes = plt.subplots(figsize=(7.6, 4.2), layout="constrained")
-for (kind, name), color in zip(NAMES.items(), ("C3", "C1", "C0", "C4"), strict=True):
-    mine = sorted((row["workers"], row["error_over_serial"]) for row in cells if row["method"] == kind)
-    axes.plot([n for n, _ in mine], [100 * error for _, error in mine], color=color, marker="o", label=name)
-counts = sorted({row["workers"] for row in cells})
-axes.set_xscale("log", base=2)
-axes.set_xticks(counts, [str(count) for count in counts])
-axes.set(xlabel="workers", ylabel="frame errors over one worker's, %")
-axes.axhline(0, color="black", linewidth=1)
-axes.grid(alpha=0.3)
-axes.legend(frameon=False, loc="upper left")
+figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+draw(left, "SGD", SGD, cells("table", "more", "others"))
+draw(right, "Adam", ADAM, cells("adam"))
 figure.savefig(RESULTS / "plot.png", dpi=150)
