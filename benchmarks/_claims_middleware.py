@@ -18,7 +18,9 @@ from _article_claims import (
     read,
 )
 
-AVERAGE = "at three times the rate 3.5 and 5.5 %; with the step beyond the mean, block momentum's, 0.5 and 0.7 %"
+AVERAGE = (
+    "at three times the rate 3.5 and 5.5 %; with the step beyond the mean, block momentum's, 0.5 and 0.7 % (rate.json)"
+)
 
 
 def dnn(cards: int, says: str, most: float) -> tuple[Claim, Claim]:
