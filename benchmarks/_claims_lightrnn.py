@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from _article_claims import (
     LIGHT,
     Claim,
@@ -10,11 +12,19 @@ from _article_claims import (
     at_most,
     in_text,
     perplexity,
+    read,
 )
+
+EQUAL = "2026-11-26_lightrnn_equal"
 
 COMMON = (
     "two vectors that hundreds of words share learn less from each occurrence: at 6 passes 1.16, at d = 512 still 1.34"
 )
+
+
+def equal(key: str) -> dict[str, Any]:
+    """A table of the record at equal memory and equal time, on 185,000 words."""
+    return dict(read(EQUAL, "equal.json")[key])
 
 
 CLAIMS = (
@@ -44,6 +54,33 @@ CLAIMS = (
         lambda: in_text(LIGHT, r"Words per second: ([0-9.]+) times"),
         at_least(2),
         LIGHT,
+        unit="x",
+    ),
+    Claim(
+        "learning",
+        "LightRNN: better perplexity in equal memory",
+        "at most the best softmax's of as many bytes, worst of d = 256 and 512",
+        lambda: max(ratio for ratio in equal("equal_memory").values() if ratio is not None),
+        at_most(1.0),
+        EQUAL,
+        unit="x",
+    ),
+    Claim(
+        "learning",
+        "LightRNN: better perplexity in equal time",
+        "at most the best softmax's after a minute of one core, best of d = 128, 256, 512",
+        lambda: min(equal("equal_time").values()),
+        at_most(1.0),
+        EQUAL,
+        unit="x",
+    ),
+    Claim(
+        "learning",
+        "LightRNN: efficient inference",
+        "ten best of 185,000 words in half of the full softmax's time",
+        lambda: equal("export")["ms"]["full"] / equal("export")["ms"]["light"],
+        at_least(2),
+        EQUAL,
         unit="x",
     ),
 )

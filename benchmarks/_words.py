@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import io
 import random
+import re
 import sysconfig
 import tokenize
 import warnings
@@ -14,6 +15,7 @@ from pathlib import Path
 
 SHORTEST = 20
 """Characters of a line that is taken; shorter ones are mostly parts of tables and lists."""
+IDENTIFIER = re.compile(r"[^\W\d]\w*")
 LEFT_OUT = ("test", "tests", "_vendor", "idlelib", "site-packages")
 
 
@@ -76,4 +78,31 @@ def _words(line: str) -> int:
         word = character.isalnum()
         count += (word and not inside) or not (word or character.isspace())
         inside = word
+    return count
+
+
+def write_code(path: Path, words: int) -> int:
+    """Write identifiers and words of whole Python sources, line by line, until there are so many; how many there are.
+
+    A line's end counts as a word. A file that was there before is left out, tests stay.
+    """
+    paths = sysconfig.get_paths()
+    found = sorted({one for root in ("stdlib", "purelib") for one in Path(paths[root]).rglob("*.py")})
+    random.Random(0).shuffle(found)
+    seen: set[str] = set()
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for source in found:
+            try:
+                text = source.read_text(encoding="utf-8")
+            except (OSError, ValueError):
+                continue
+            if text in seen:
+                continue
+            seen.add(text)
+            for line in filter(None, map(IDENTIFIER.findall, text.splitlines())):
+                file.write(" ".join(line) + "\n")
+                count += len(line) + 1
+            if count >= words:
+                break
     return count

@@ -80,3 +80,19 @@ def test_an_exported_program_gives_the_same(tmp_path: Path) -> None:
 def test_more_words_than_there_are_are_refused(k: int, rows: int) -> None:
     with pytest.raises(MismatchError, match=f"got {k}"):
         NextWords(model_of(TABLES["with empty cells"]), k, rows)
+
+
+@pytest.mark.filterwarnings("ignore")  # the exporter's own
+def test_onnx_runtime_gives_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    step, path = NextWords(model_of(TABLES["with empty cells"]), 4, rows=2), tmp_path / "next.onnx"
+    word, hidden = torch.tensor([3]), step.begin(1)
+    torch.onnx.export(step, (word, hidden), str(path), dynamo=True, verbose=False)
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+    given = dict(zip(names, (one.numpy() for one in (word, *hidden)), strict=True))
+    words, log_probs, exact, *_ = step(word, hidden)
+    found = [torch.from_numpy(one) for one in session.run(None, given)[:3]]
+    torch.testing.assert_close(found[1], log_probs)
+    assert torch.equal(found[0], words) and torch.equal(found[2], exact)
