@@ -5,9 +5,8 @@ num2words writes the numbers; the sentences round them are those of a small gram
 it *means* (`Item`), and written in both languages, so that the pairs are exact. French counts by twenties, has the day
 before the hour and two genders; English reads years in two halves. So word by word nothing can be translated.
 
-Labelled, held-out and test sentences are written carefully, in one style. The unlabelled ones are other sentences, and
-are written as people do: in several styles (with and without "and", with hyphens, month first, Belgian numbers, ...)
-and with typing errors. Words that the grammar does not know are spelled between two marks, so no symbol is unknown.
+Words that the grammar does not know are spelled between two marks, so no symbol is unknown. Corpora are drawn by
+`_sentences.py`.
 """
 
 from __future__ import annotations
@@ -15,19 +14,13 @@ from __future__ import annotations
 import functools
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from num2words import num2words
 
-LONGEST = 18
-"""Words of a carefully written sentence, in either language."""
-LONGEST_NOISY = 40
-"""Symbols of an unlabelled sentence: a mistyped word is as many as it has letters, and two marks."""
-STYLE = 0.15
-"""Probability of each free choice of style in an unlabelled sentence that departs from the careful one."""
-TYPO = 0.02
-"""Probability that a word of an unlabelled sentence is mistyped."""
+PREFERRED = 3
+"""Nouns that a verb prefers, if it does."""
 SPELL, SPELLED = "<", ">"
 PIECE = re.compile(r"[^\W\d_]+'?|-")
 
@@ -85,6 +78,11 @@ class Style:
 
 
 CAREFUL = Style()
+FLAGS = (
+    ("no_and", "a_hundred", "month_first", "english_hyphens"),
+    ("belgian", "hundreds", "no_article", "french_hyphens", "hour_first"),
+)
+"""Those of each side."""
 
 
 @dataclass(frozen=True)
@@ -98,16 +96,6 @@ class Item:
     price: tuple[int, int] | None
     date: tuple[int | None, int, int, int | None] | None
     time: tuple[int, int, int] | None
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sentences of each kind; `labelled` are pairs, and `unlabelled` are of each side."""
-
-    labelled: int = 20_000
-    unlabelled: int = 18_000
-    dev: int = 1_000
-    test: int = 2_000
 
 
 @dataclass(frozen=True)
@@ -144,44 +132,9 @@ class Vocabulary:
         return " ".join(found)
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """Everything that is drawn: pairs of (English, French), and sentences of each side that have no partner."""
-
-    labelled: list[tuple[str, str]]
-    dev: list[tuple[str, str]]
-    test: list[tuple[str, str]]
-    english: list[str]
-    french: list[str]
-    english_words: Vocabulary
-    french_words: Vocabulary
-
-
 def pieces(sentence: str) -> str:
     """The sentence with white space between its pieces, the form in which translations are compared."""
     return " ".join(PIECE.findall(sentence))
-
-
-def make(sizes: Sizes | None = None, seed: int = 0) -> Corpus:
-    """Draw a corpus: no two of its sentences mean the same, so nothing labelled or held out is among the unlabelled."""
-    sizes = sizes or Sizes()
-    rng = random.Random(f"numbers {seed}")
-    wanted = (sizes.test, sizes.dev, sizes.labelled, sizes.unlabelled, sizes.unlabelled)
-    items = _distinct(rng, sum(wanted))
-    ends = [sum(wanted[: place + 1]) for place in range(len(wanted))]
-    test, dev, labelled, english, french = (
-        items[end - size : end] for end, size in zip(ends, wanted, strict=True)
-    )  # held-out first, so that they stay the same whatever the other sizes are
-    words = vocabularies()
-    return Corpus(
-        labelled=[both(item) for item in labelled],
-        dev=[both(item) for item in dev],
-        test=[both(item) for item in test],
-        english=[_noisy(item, rng, 0, words[0]) for item in english],
-        french=[_noisy(item, rng, 1, words[1]) for item in french],
-        english_words=words[0],
-        french_words=words[1],
-    )
 
 
 def both(item: Item, style: Style = CAREFUL) -> tuple[str, str]:
@@ -189,27 +142,17 @@ def both(item: Item, style: Style = CAREFUL) -> tuple[str, str]:
     return english(item, style), french(item, style)
 
 
-def _distinct(rng: random.Random, count: int) -> list[Item]:
-    """So many items, of which no two are written alike in either language, and none is too long."""
-    seen: set[str] = set()
-    found: list[Item] = []
-    while len(found) < count:
-        item = draw(rng)
-        texts = both(item)
-        if max(len(PIECE.findall(text)) for text in texts) > LONGEST or not seen.isdisjoint(texts):
-            continue
-        seen.update(texts)
-        found.append(item)
-    return found
-
-
-def draw(rng: random.Random) -> Item:
-    """One item, of whatever length."""
+def draw(rng: random.Random, prefers: float = 1.0) -> Item:
+    """One item, of whatever length; `prefers` as in `Text`."""
     shape = rng.choice(("thing", "thing time", "thing date", "date time", "thing price", "price", "price date time"))
     weights = [1 / (place + 4) for place in range(len(NOUNS))]
     ordinal = "thing" in shape and rng.random() < 0.3
+    verb = rng.randrange(len(VERBS)) if shape != "date time" else -1
+    if prefers != 1:
+        for noun in preferred(verb):
+            weights[noun] *= prefers
     return Item(
-        verb=rng.randrange(len(VERBS)) if shape != "date time" else -1,
+        verb=verb,
         ordinal=ordinal,
         count=_number(rng, 99 if ordinal else 9999),
         noun=rng.choices(range(len(NOUNS)), weights)[0] if "thing" in shape else None,
@@ -217,6 +160,12 @@ def draw(rng: random.Random) -> Item:
         date=_date(rng) if "date" in shape else None,
         time=(rng.randint(1, 12), 5 * rng.randrange(12), rng.randrange(3)) if "time" in shape else None,
     )
+
+
+@functools.cache
+def preferred(verb: int) -> tuple[int, ...]:
+    """Nouns that a verb prefers."""
+    return tuple(random.Random(f"verb {verb}").sample(range(len(NOUNS)), PREFERRED))
 
 
 def _number(rng: random.Random, highest: int) -> int:
@@ -340,30 +289,6 @@ def _fr_ordinal(number: int, belgian: bool) -> str:
     return words.replace("vingtsième", "vingtième")  # 80th, as num2words would have it
 
 
-# ---- What people write
-
-
-def _noisy(item: Item, rng: random.Random, side: int, words: Vocabulary) -> str:
-    """The item on one side in any style, with typing errors; again if it came out too long."""
-    while True:
-        style = Style(*(rng.random() < STYLE for _ in range(10)))
-        sentence = " ".join(
-            mistyped(word, rng) if rng.random() < TYPO else word for word in both(item, style)[side].split()
-        )
-        if len(words.encode(sentence)) <= LONGEST_NOISY:
-            return sentence
-
-
-def mistyped(word: str, rng: random.Random) -> str:
-    """The word with one typing error: a letter left out, doubled, exchanged with the next, or another in its place."""
-    if len(word) < 3:
-        return word
-    place = rng.randrange(len(word) - 1)
-    before, letter, after, rest = word[:place], word[place], word[place + 1], word[place + 2 :]
-    kinds = (after, letter + letter + after, after + letter, rng.choice("abcdefghijklmnopqrstuvwxyz") + after)
-    return before + rng.choice(kinds) + rest
-
-
 # ---- Symbols
 
 
@@ -382,11 +307,3 @@ def _known(sentences: Iterable[str]) -> Vocabulary:
     known = {piece for sentence in sentences for piece in PIECE.findall(sentence)} | {"-"}
     letters = sorted(set("".join(known)) | set("abcdefghijklmnopqrstuvwxyz"))
     return Vocabulary((*sorted(known), *(letter + "_" for letter in letters), SPELL, SPELLED))
-
-
-def encoded(pairs: Sequence[tuple[str, str]], corpus: Corpus) -> tuple[list[list[int]], list[list[int]]]:
-    """Both sides of pairs as lists of numbers."""
-    return (
-        [corpus.english_words.encode(english) for english, _ in pairs],
-        [corpus.french_words.encode(french) for _, french in pairs],
-    )

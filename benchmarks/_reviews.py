@@ -2,8 +2,9 @@
 """Real text with sentiment: snippets of film reviews, each with the mean opinion of twenty readers.
 
 They come in the source archive of the package vaderSentiment (MIT licence; Hutto and Gilbert, VADER: A Parsimonious
-Rule-based Model for Sentiment Analysis of Social Media Text, ICWSM 2014), which pip fetches. Only one file of the
-archive is read, in memory. A snippet's label is the sign of its score (from -4 to 4); those near 0 are left out.
+Rule-based Model for Sentiment Analysis of Social Media Text, ICWSM 2014), which pip fetches. Two files of the
+archive are read, in memory: these and a lexicon of words with sentiment. A snippet's label is the sign of its score
+(from -4 to 4); those near 0 are left out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import tarfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +31,7 @@ RELEASE = "vaderSentiment==3.3.2"
 ARCHIVE = "vaderSentiment-3.3.2.tar.gz"
 INNER = "vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz"
 SNIPPETS = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"
+LEXICON = "vaderSentiment-3.3.2/vaderSentiment/vader_lexicon.txt"
 LARGEST = 50_000_000
 """Bytes that a file of an archive may have."""
 CLEAR = 0.5
@@ -73,11 +77,26 @@ def read(path: Path) -> list[tuple[float, str]]:
     Raises:
         DataError: it is not that archive.
     """
-    try:
+    with _archive(path):
         text = _member(_member(path.read_bytes(), INNER), SNIPPETS).decode("utf-8", errors="replace")
         rows = [line.split("\t", 2) for line in text.splitlines() if line.strip()]
         return [(float(score), snippet) for _, score, snippet in rows]
-    except (OSError, tarfile.TarError, EOFError, KeyError, ValueError) as error:
+
+
+def lexicon(path: Path) -> dict[str, float]:
+    """Words of sentiment and their ratings, from -4 to 4, of the same archive; DataError as `read`."""
+    with _archive(path):
+        text = _member(path.read_bytes(), LEXICON).decode("utf-8", errors="replace")
+        rows = [line.split("\t") for line in text.splitlines() if line.strip()]
+        return {row[0]: float(row[1]) for row in rows}
+
+
+@contextmanager
+def _archive(path: Path) -> Iterator[None]:
+    """Inside, what is wrong with the archive is a DataError."""
+    try:
+        yield
+    except (OSError, tarfile.TarError, EOFError, KeyError, ValueError, IndexError) as error:
         raise DataError(
             f"{path} is not the source archive of {RELEASE}: {error}; delete it, and it is fetched"
         ) from error

@@ -28,7 +28,8 @@ for what begins warm the warm pair, have to be in `--out` already:
 
 Finished trainings in `--out` are kept, so that it goes on where it was stopped. The last line is a JSON object:
 `beam_exact` and `beam_bleu` of each method and direction (mean over seeds), `beam_exact_each` and `beam_bleu_each` of
-each seed, and the same with dual inference (`dual_inference_exact`, ..).
+each seed, the same with dual inference (`dual_inference_exact`, ..), and `nats`, -log P of a test sentence in the mean.
+`entropy` is that of a sentence in English, and in French, given what it means, in nats: above 0 with `--free`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from typing import Any
 
 import _numbers
 import _quick
+import _sentences
 import _trainings
 import torch
 from sacrebleu.metrics import BLEU
@@ -77,7 +79,7 @@ FIRST = ("warm", "full", "dual_supervised")
 AFTER_WARM = ("dual", "back_translation", "iterative", "longer", "constrained")
 METHODS = (*FIRST, *AFTER_WARM)
 QUICK: dict[str, Any] = {"labelled": 120, "unlabelled": 64, "dev": 16, "test": 16, "dimension": 16, "layers": 1}
-QUICK |= {"warm": 40, "rate": 1e-2, "steps": 6, "prior_steps": 4}
+QUICK |= {"warm": 40, "rate": 1e-2, "steps": 6, "prior_steps": 4, "least": 0}
 QUICK |= {"batch": 8, "unlabelled_batch": 8, "beam": 2, "seeds": 1}
 TEST_AT_A_TIME = 250
 
@@ -86,8 +88,9 @@ class Sentences:
     """The corpus as tensors; x is English and y French."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        sizes = _numbers.Sizes(args.labelled, args.unlabelled, args.dev, args.test)
-        corpus = _numbers.make(sizes)
+        sizes = _sentences.Sizes(args.labelled, args.unlabelled, args.dev, args.test)
+        text = text_of(args)
+        corpus = _sentences.kept(args.out / "corpus.json", sizes, text)
         self.sides = corpus.english_words, corpus.french_words
         self.labelled, self.dev, self.test = (
             self._pairs(pairs) for pairs in (corpus.labelled, corpus.dev, corpus.test)
@@ -107,6 +110,12 @@ class Sentences:
         return self.labelled[0][:count], self.labelled[1][:count]
 
 
+def text_of(args: argparse.Namespace) -> _sentences.Text:
+    """How the sentences are drawn and written."""
+    known = round(args.labelled * args.share)
+    return _sentences.Text(args.style, args.typo, args.free, args.prefers, args.least, known)
+
+
 # ---- Trainings
 
 
@@ -114,7 +123,7 @@ def pair_of(args: argparse.Namespace, sentences: Sentences, seed: int) -> Pair:
     """Fresh translators, and the language models that were trained before."""
     torch.manual_seed(seed)
     x, y = (len(side.symbols) for side in sentences.sides)
-    shape = (args.dimension, args.layers, 4, args.dropout, _numbers.LONGEST_NOISY)
+    shape = (args.dimension, args.layers, 4, args.dropout, _sentences.LONGEST_NOISY)
     priors = (LanguageModel.load(args.out / f"prior-{side}") for side in "xy")
     return Pair(Seq2Seq(x, y, *shape), Seq2Seq(y, x, *shape), *priors)
 
@@ -126,7 +135,7 @@ def priors(args: argparse.Namespace, sentences: Sentences) -> None:
             continue
         torch.manual_seed(0)
         size = len(words.symbols)
-        model = LanguageModel(size, args.dimension, args.layers, 4, args.dropout, _numbers.LONGEST_NOISY)
+        model = LanguageModel(size, args.dimension, args.layers, 4, args.dropout, _sentences.LONGEST_NOISY)
         score = train_prior(model, samples, PriorCourse(args.prior_steps, 64, args.rate))
         print(f"prior {side}: log P of a sentence {score:.2f}", flush=True)
         model.save(args.out / f"prior-{side}")
@@ -194,9 +203,12 @@ def judged(args: argparse.Namespace, direction: Direction, sentences: Sentences)
     right = joined([y for _, y in found])
     weights = {"beam": 1.0, "dual_inference": choice.weight}
     answers = {name: joined([candidates.best(a) for candidates, _ in found]) for name, a in weights.items()}
+    with torch.no_grad():
+        log_probs = torch.cat([direction.primal.log_prob(y, x) for x, y in batches(sentences.test, place)])
     return {
         "weight": choice.weight,
         "tried": choice.tried,
+        "nats": -float(log_probs.mean()),
         **{
             name: {"exact": exact_match(answer, right), "bleu": bleu(words, answer, right)}
             for name, answer in answers.items()
@@ -237,6 +249,14 @@ def all_of_them(args: argparse.Namespace) -> list[dict[str, Any]]:
 def summary(rows: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
     """The figures, for people on lines of their own and as one JSON object."""
     result: dict[str, Any] = {"share": args.share, "labelled": args.labelled, "seeds": args.seeds}
+    result["nats"] = {
+        method: {
+            name: statistics.mean(row[name]["nats"] for row in rows if row["method"] == method) for name in DIRECTIONS
+        }
+        for method in METHODS
+        if method in args.only
+    }
+    result["entropy"] = _sentences.entropy(text_of(args))
     for way in ("beam", "dual_inference"):
         for measure in ("exact", "bleu"):
             each = {
@@ -269,6 +289,12 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     sizes.add_argument("--unlabelled", type=int, default=18_000, help="sentences of each side")
     sizes.add_argument("--dev", type=int, default=1_000)
     sizes.add_argument("--test", type=int, default=2_000)
+    text = parser.add_argument_group("sentences")
+    text.add_argument("--style", type=float, default=_sentences.STYLE, help="free choices of unlabelled sentences")
+    text.add_argument("--typo", type=float, default=_sentences.TYPO, help="mistyped words in them")
+    text.add_argument("--free", type=float, default=0.0, help="free choices of all other sentences")
+    text.add_argument("--prefers", type=float, default=1.0, help="times as likely: a noun that a verb prefers")
+    text.add_argument("--least", type=int, default=0, help="times that each word is labelled, in the mean; rarer go")
     shape = parser.add_argument_group("models")
     shape.add_argument("--dimension", type=int, default=64)
     shape.add_argument("--layers", type=int, default=2)

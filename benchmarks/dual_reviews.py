@@ -10,8 +10,14 @@ all labels of a review being tried; its weight is chosen on the same held-out re
 
     python benchmarks/dual_reviews.py [--seeds 3] [--jobs 2] [--out out/dual_reviews]
 
+With `--write` the question is the writer: every pair of weights in `WRITING` is trained from the same warm start as
+`plain`, and writes reviews of each label (`_review_writing.py`); the share of words of sentiment in them is counted.
+
 Finished trainings in `--out` are kept, so that it goes on where it was stopped. The last line is a JSON object: mean
-`accuracy` of plain and dual, each alone and with dual inference, the seeds' own, and the chosen weights.
+accuracies of plain and dual, each alone and with dual inference, the seeds' own, and the chosen weights; with `--write`
+`written`, a row for each training with its weights, `dev`, log P of a held-out review and figures of what it wrote
+(`sentiment`, the share of words with any, those for and against the label, `read_right`), and `prior`, the same of the
+language model that knows no label.
 """
 
 from __future__ import annotations
@@ -19,10 +25,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import _quick
+import _review_writing
 import _reviews
 import _trainings
 import _word_counts
@@ -48,6 +56,7 @@ from paceline_dual import (
     mask,
     train,
     train_prior,
+    unpad,
 )
 
 WEIGHTS = {
@@ -55,6 +64,9 @@ WEIGHTS = {
     "words": ((160.0, 0.5), (80.0, 0.5), (40.0, 0.5), (20.0, 0.5), (5.0, 0.5)),
 }
 """Of the constraint for classifier and writer, before they are divided by the length and squared; tried in turn."""
+WRITING = ((5.0, 0.5), (5.0, 5.0), (5.0, 15.0), (5.0, 50.0))
+"""With `--write`; the first are those of the publication for sentiment."""
+SHOWN = ("sentiment", "agreeing", "opposing", "read_right")
 CLASSES = 2
 
 
@@ -76,7 +88,9 @@ class Bag(nn.Module):
 
 
 def reviews_of(args: argparse.Namespace) -> _reviews.Reviews:
-    return _reviews.prepare(_reviews.read(_reviews.fetch(args.out)), least=args.least)
+    found = _reviews.prepare(_reviews.read(_reviews.fetch(args.out)), least=args.least)
+    dev, test = ((x[: args.judged], y[: args.judged]) for x, y in (found.dev, found.test))
+    return replace(found, dev=dev, test=test)
 
 
 def prior_of(args: argparse.Namespace, reviews: _reviews.Reviews) -> LanguageModel:
@@ -113,7 +127,8 @@ def one(args: argparse.Namespace, name: str, seed: int) -> None:
     pair = pair_of(args, reviews, seed)
     if name != "warm":
         pair.load(args.out / f"warm-{seed}" / "model")
-    constraint = Constraint(*WEIGHTS[args.writer][int(name)], per="x") if name.isdigit() else Constraint()
+    weights = WRITING if args.write else WEIGHTS[args.writer]
+    constraint = Constraint(*weights[int(name)], per="x") if name.isdigit() else Constraint()
     course = Course(
         args.warm if name == "warm" else 0,
         0 if name == "warm" else args.steps,
@@ -131,6 +146,8 @@ def one(args: argparse.Namespace, name: str, seed: int) -> None:
     labelled = reviews.train[0][: args.labelled], reviews.train[1][: args.labelled]
     history = train(pair, Data(labelled, looked_at), course, args.out / f"{name}-{seed}")
     row = {"name": name, "seed": seed, "gap_rms": history[-1]["gap_rms"], **judged(pair, reviews)}
+    if args.write:
+        row |= {"weights": weights[int(name)] if name.isdigit() else (0.0, 0.0), **written(args, pair, reviews, seed)}
     _trainings.leave(args.out, (name, seed), row)
     print(f"{name}, seed {seed}: {row['test']:.4f} alone, {row['test_both']:.4f} together", flush=True)
 
@@ -156,6 +173,24 @@ def judged(pair: Pair, reviews: _reviews.Reviews) -> dict[str, Any]:
     }
 
 
+def written(args: argparse.Namespace, pair: Pair, reviews: _reviews.Reviews, seed: int) -> dict[str, Any]:
+    """What the writer writes at each temperature, and how probable the held-out reviews are to it."""
+    judge = _review_writing.Judge(reviews, _reviews.lexicon(_reviews.fetch(args.out)))
+    writer, temperatures = pair.backward_model, _review_writing.TEMPERATURES
+    assert isinstance(writer, LabelToText)
+    with torch.no_grad():
+        log_probs = torch.cat([writer.log_prob(x, y) for x, y in _batches(reviews.dev)])
+    texts = {str(t): _review_writing.write(writer, reviews, args.texts, t, seed) for t in temperatures}
+    first = {t: [" ".join(reviews.words[word] for word in row) for row in unpad(rows[:: args.texts])]
+             for t, (rows, _) in texts.items()}  # fmt: skip
+    return {
+        "dev_log_prob": float(log_probs.mean()),
+        "written": {t: judge.figures(*both) for t, both in texts.items()},
+        "reviews": judge.figures(*reviews.train),
+        "first": first,
+    }
+
+
 def _batches(part: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
     return list(zip(part[0].split(250), part[1].split(250), strict=True))
 
@@ -174,10 +209,29 @@ def summary(
     return result
 
 
+def writers(args: argparse.Namespace) -> dict[str, Any]:
+    """Train with no constraint and at the weights that were asked for, and say what each writer writes."""
+    seeds, names = range(args.seeds), ("plain", *map(str, args.weights))
+    rows = _trainings.rows_of(args.out, [(name, seed) for seed in seeds for name in names], args.jobs)
+    for name in names:
+        found = [row for row in rows if row["name"] == name]
+        for t in map(str, _review_writing.TEMPERATURES):
+            told = [f"{key} {100 * statistics.mean(row['written'][t][key] for row in found):.2f} %" for key in SHOWN]
+            print(f"weights {found[0]['weights']}, temperature {t}: {', '.join(told)}")
+    reviews = reviews_of(args)
+    prior, judge = prior_of(args, reviews), _review_writing.Judge(reviews, _reviews.lexicon(_reviews.fetch(args.out)))
+    both = {str(t): _review_writing.write(prior, reviews, args.texts, t, 0) for t in _review_writing.TEMPERATURES}
+    return {"written": rows, "prior": {t: judge.figures(*texts) for t, texts in both.items()}}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--labelled", type=int, help="reviews whose labels are known; all by default, as texts always")
     parser.add_argument("--writer", choices=("transformer", "words"), default="transformer", help="P(text | label)")
+    parser.add_argument("--write", action="store_true", help="judge what the writer writes")
+    parser.add_argument("--judged", type=int, help="held-out reviews, and of the test; all by default")
+    parser.add_argument("--weights", nargs="+", type=int, default=range(len(WRITING)), help="those of WRITING to train")
+    parser.add_argument("--texts", type=int, default=1_000, help="written for each label")
     parser.add_argument("--dimension", type=int, default=64)
     parser.add_argument("--dropout", type=float, default=0.2, help="of the writer and the prior")
     parser.add_argument("--bag-dropout", type=float, default=0.5, help="of the classifier")
@@ -191,7 +245,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
     parser.add_argument("--out", type=Path, default=Path("out/dual_reviews"))
     parser.add_argument("--one", nargs=2, metavar=("NAME", "SEED"), help=argparse.SUPPRESS)
-    args = _quick.parse(parser, labelled=200, warm=4, steps=4, seeds=1, dimension=16)
+    args = _quick.parse(parser, labelled=200, warm=4, steps=4, seeds=1, dimension=16, texts=10, judged=50, weights=[2])
     if args.one:
         one(args, args.one[0], int(args.one[1]))
         return
@@ -200,6 +254,9 @@ def main() -> None:
         prior_of(args, reviews_of(args))
     seeds, weights = range(args.seeds), WEIGHTS[args.writer]
     _trainings.rows_of(args.out, [("warm", seed) for seed in seeds], args.jobs)
+    if args.write:
+        print(json.dumps(writers(args)))
+        return
     grid = _trainings.rows_of(args.out, [(str(number), 0) for number in range(len(weights))], args.jobs)
     chosen = max(range(len(weights)), key=lambda number: grid[number]["dev"])
     names = {"plain": "plain", "dual": str(chosen)}
