@@ -13,6 +13,8 @@ from _article_claims import (
     Claim,
     at_least,
     at_most,
+    cell,
+    cells,
     frames,
     miscounted,
     read,
@@ -21,6 +23,12 @@ from _article_claims import (
 AVERAGE = (
     "at three times the rate 3.5 and 5.5 %; with the step beyond the mean, block momentum's, 0.5 and 0.7 % (rate.json)"
 )
+TABLES = "2026-11-26_middleware"
+CHAT = "half of one worker's samples cost 0.4 %; with 8 workers 1.2 % more, and at half the rate 0.1 % (chat_half.json)"
+BLSTM = "averaging has no step beyond the mean; at one worker's rate, not raised with N, 4.6 % (blstm_seeds.json)"
+RATE = "at one worker's rate, not raised with N, 0.4 % (blstm_seeds.json)"
+CNN = "far from its plateau, half of one worker's samples cost 20 %; with half of them these are 44 and 29 %"
+WAITS = "a model of 10 M; each worker waits for its answer, as in the simulation; at 40 Gbit/s 3.8 times"
 
 
 def dnn(cards: int, says: str, most: float) -> tuple[Claim, Claim]:
@@ -34,9 +42,47 @@ def dnn(cards: int, says: str, most: float) -> tuple[Claim, Claim]:
     )
 
 
+def errors(task: str, method: str, cards: int) -> float:
+    """Of held-out errors, over one worker's."""
+    return cell(TABLES, f"{task}.json", "error_over_serial", method=method, workers=cards)
+
+
+def speed(task: str, method: str, cards: int) -> float:
+    """At equal samples, exchanges at 10 Gbit/s included."""
+    (found,) = cells(TABLES, f"{task}.json", method=method, workers=cards)
+    return float(1 / found["seconds_over_serial"]["10"])
+
+
+def tables() -> list[Claim]:
+    """The article's other networks, in small: errors, and how fast."""
+    instead = "the same, with block momentum in its place"
+    more = (
+        ("an LSTM that chats, ASGD, 4 cards: better than one", "chat_seeds", "asgd", 4, 0.0, CHAT),
+        ("a BLSTM, averaging, 8 cards: 0.8 % more errors", "blstm_seeds", "averaging", 8, 0.008, BLSTM),
+        (instead, "blstm_seeds", "cold", 8, 0.008, RATE),
+        ("block momentum, its rate not raised with N", "blstm_seeds", "cold-rate=0", 8, 0.008, ""),
+        ("AlexNet, averaging, 4 cards: 3.7 % more errors", "pictures", "averaging", 4, 0.037, CNN),
+        (instead, "pictures", "cold", 4, 0.037, CNN),
+    )
+    times = (
+        ("an LSTM that chats, 4 cards: 3.35 times as fast", "chat", "asgd", 4, 3.35, WAITS),
+        ("a BLSTM, 8 cards: 6.83 times as fast", "blstm", "averaging", 8, 6.83, ""),
+        ("AlexNet, 4 cards: 3.55 times as fast", "pictures", "averaging", 4, 3.55, ""),
+    )
+    asked = "errors over one worker's, at most those", "as fast at equal samples, 10 Gbit/s, computed"
+    return [
+        *(
+            Claim("middleware", t, asked[0], partial(errors, *of), at_most(x), TABLES, w, "share")
+            for t, *of, x, w in more
+        ),
+        *(Claim("middleware", t, asked[1], partial(speed, *of), at_least(x), TABLES, w, "x") for t, *of, x, w in times),
+    ]
+
+
 CLAIMS = (
     *dnn(8, "0.7 %", 0.0075),
     *dnn(16, "2 %", 0.02),
+    *tables(),
     Claim(
         "middleware",
         "a tool of C++ with averaging, 8 cards",

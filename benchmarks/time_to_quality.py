@@ -9,8 +9,9 @@ published constants, `averaging` takes the mean of the models. `sync-rate=0.5` a
 with the batch and the steps of `grown`, at one worker's rate times k^0.5; of several, the best in each cell is taken.
 
 The tasks `small-sgd`, `small-adam`, `small-lines` and `small-speech` have a size at their plateau: one worker with half
-of the samples is at most 2 % worse there (`plateau`), and so have `frames-sgd` and `frames-adam`. `small-speech` and
-these two need espeak-ng; the first is left out without it.
+of the samples is at most 2 % worse there (`plateau`), and so have `frames-sgd`, `frames-adam` and, in errors,
+`chat-sgd` (an LSTM that answers) and `blstm-adam`. `pictures-sgd` (AlexNet's shape) has not. `small-speech`, frames and
+the BLSTM need espeak-ng; the first is left out without it.
 Methods are compared at equal samples. `--timed` methods are also trained with more samples until they reach one
 worker's quality, or with fewer where they have: the effective speed-up is the time of one worker over the time that the
 method takes to the same quality. Exchanges are included, by the planner, for a model of `--parameters` with a minibatch
@@ -58,6 +59,8 @@ from _trainings import file_of, leave, rows_of
 OURS = "grown"
 SILENT = ("small-sgd", "small-adam", "small-lines")
 """Tasks at their plateau that need no espeak-ng."""
+OWN_QUICK = {"chat-sgd", "pictures-sgd"}
+"""Tasks that have a quick form; another's is that of a task of `SILENT`."""
 Row = dict[str, Any]
 Cell = tuple[str, str, int, float]
 """Task, method, workers, and how many times the task's minibatches."""
@@ -293,9 +296,9 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time; 1 makes them in this process")
     parser.add_argument("--out", type=Path, default=Path("out/time_to_quality"))
     parser.add_argument("--one", nargs=2, metavar=("NAME", "SEED"), help=argparse.SUPPRESS)
-    args = _quick.parse(parser, given, tasks=["small-lines"], workers=[4], minibatches=256, seeds=1, alone=[0.5])
-    if args.quick and not {"asgd"}.isdisjoint(args.methods):  # made for SGD alone
-        args.tasks = ["small-sgd"]
+    args = _quick.parse(parser, given, workers=[4], minibatches=256, seeds=1, alone=[0.5])
+    if args.quick and not OWN_QUICK.issuperset(args.tasks):
+        args.tasks = ["small-sgd" if "asgd" in args.methods else "small-lines"]  # asgd is made for SGD alone
     return args
 
 
