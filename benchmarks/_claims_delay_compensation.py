@@ -39,7 +39,7 @@ def over_tuned() -> float:
     return float(best / trained("asgd", BEST_ASGD)["error"] - 1)
 
 
-EARLY = "98 % of the loss arises while the rate is high, and there the exact Hessian makes training diverge: a step is "
+EARLY = "99 % of the loss arises while the rate is high, and there the exact Hessian makes training diverge: a step is "
 EARLY += "too long for any correction of first order"
 TUNED = (
     "1.9 % less loss, and as many errors: what it brings is a higher rate, and with 16 workers asgd at half of that "

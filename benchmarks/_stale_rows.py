@@ -9,7 +9,7 @@ from _stale_stack import HALVES, Row
 
 MINIBATCHES, SHORT, PROBE = 20_480, 4_096, 5_120
 RATE, WORKERS = 0.3, 8
-MANY, RATE_OF_MANY = 16, 0.2
+FEW, MANY, RATE_OF_MANY = 4, 16, 0.2
 BEST_ALONE, BEST_ASGD, BEST_COMPENSATED = 0.4, 0.15, 0.2
 """The best of the rates that were tried with seed 0 (`rates`)."""
 ASGD = "asgd(overlap=0)"
@@ -34,13 +34,18 @@ def _kinds(seed: int, rate: float, workers: int) -> list[Row]:
 def table(seed: int) -> list[Row]:
     """Everything at one rate; `asgd` and delay compensation at their own best, too."""
     found = [_row("one worker", "", seed, rate, 1) for rate in (RATE, BEST_ALONE)]
-    found += [_row("asgd", ASGD, seed, rate) for rate in (RATE, BEST_ASGD)]
+    found += [_row("asgd", ASGD, seed, rate) for rate in (RATE, BEST_COMPENSATED, BEST_ASGD, 0.1)]
     found += [_row("synchronous", "lockstep", seed), *_kinds(seed, RATE, WORKERS)]
     found += [_row("constant, limit", compensated("constant", LIMITED["constant"][-1], ", limit=1"), seed)]
     # from the first fall of the rate on, which is half of the training
     found += [_row(f"{k}, second half", compensated(k, best, ", start=0.5"), seed) for k, best in TUNED.items()]
     best = ("adaptive", "normalized")
     return found + [_row(kind, compensated(kind, TUNED[kind]), seed, BEST_COMPENSATED) for kind in best]
+
+
+def few(seed: int) -> list[Row]:
+    """Half as many workers."""
+    return [_row("asgd", ASGD, seed, RATE, FEW), *_kinds(seed, RATE, FEW)]
 
 
 def many(seed: int) -> list[Row]:
@@ -63,13 +68,18 @@ def rates(seed: int) -> list[Row]:
     found += [_row("synchronous", "lockstep", seed, rate) for rate in (0.05, 0.1, 0.2)]
     kinds = ("adaptive", "normalized")
     found += [_row(kind, compensated(kind, TUNED[kind]), seed, 0.2) for kind in kinds]
+    found += [_row("constant", compensated("constant", 40.0), seed, 0.2)]
     return [*found, _row("normalized", compensated("normalized", TUNED["normalized"]), seed, 0.4)]
 
 
+def halves(seed: int) -> list[Row]:
+    """Where the delays do harm."""
+    return [_row(half, half, seed) for half in HALVES]
+
+
 def why(seed: int) -> list[Row]:
-    """Where the delays do harm; the plateau; and, in short trainings, the exact Hessian."""
-    found = [_row(half, half, seed) for half in HALVES]
-    found += [Row("one worker", 1, RATE, "", MINIBATCHES // 2, seed)]
+    """The plateau; and, in short trainings, the exact Hessian."""
+    found = [Row("one worker", 1, RATE, "", MINIBATCHES // 2, seed)]
     for rate in (0.1, RATE):
         rules = [("one worker", 1, ""), ("asgd", WORKERS, ASGD), ("exact Hessian", WORKERS, "hessian")]
         found += [Row(method, workers, rate, rule, SHORT, seed) for method, workers, rule in rules]
@@ -78,7 +88,9 @@ def why(seed: int) -> list[Row]:
 
 ROWS: dict[str, Callable[[int], list[Row]]] = {
     "table": table,
+    "few": few,
     "many": many,
+    "halves": halves,
     "why": why,
     "strengths": strengths,
     "rates": rates,

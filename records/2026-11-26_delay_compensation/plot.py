@@ -13,8 +13,8 @@ RATE, BEST_ASGD = 0.3, 0.15
 METHODS = {
     ("one worker", RATE): "one worker",
     ("asgd", RATE): "asgd",
-    ("fresh first half", RATE): "asgd, no delays in the 1st half (seed 0)",
-    ("fresh second half", RATE): "asgd, no delays in the 2nd half (seed 0)",
+    ("fresh first half", RATE): "asgd, no delays in the 1st half",
+    ("fresh second half", RATE): "asgd, no delays in the 2nd half",
     ("asgd", BEST_ASGD): f"asgd at its best rate, {BEST_ASGD}",
     ("constant", RATE): "dc_asgd constant",
     ("constant, limit", RATE): "dc_asgd constant, limit 1",
