@@ -6,7 +6,7 @@
 . "$(dirname "$0")/../common.sh"
 out=out/dual_tables
 bench dual_reviews writing --write --warm 500 --steps 500 --seeds 1 --jobs 1 --out $out/writing
-bench dual_speech speech --seeds 1 --jobs 1 --out $out/speech --only warm longer iterative dual full
+bench dual_speech speech --jobs 1 --out $out/speech --only warm longer iterative dual full
 [ -z "$quick" ] || exit 0
 
 bench dual_reviews writing_seeds --write --warm 500 --steps 500 --seeds 3 --jobs 1 --weights 2 --out $out/writing
