@@ -24,7 +24,7 @@ AVERAGE = (
     "at three times the rate 3.5 and 5.5 %; with the step beyond the mean, block momentum's, 0.5 and 0.7 % (rate.json)"
 )
 TABLES = "2026-11-26_middleware"
-CHAT = "half of one worker's samples cost 0.4 %; with 8 workers 1.2 % more, and at half the rate 0.1 % (chat_half.json)"
+CHAT = "half of one worker's samples cost 0.5 %; with twice the samples 0.1 % fewer (chat_longer.json)"
 BLSTM = "averaging has no step beyond the mean; at one worker's rate, not raised with N, 4.6 % (blstm_seeds.json)"
 RATE = "at one worker's rate, not raised with N, 0.4 % (blstm_seeds.json)"
 CNN = "far from its plateau, half of one worker's samples cost 20 %; with half of them these are 44 and 29 %"

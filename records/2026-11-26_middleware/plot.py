@@ -24,7 +24,7 @@ METHODS = {
     "sync-rate=0.5-ramp=0.1": ("synchronous", "C2"),
 }
 
-MORE = {"chat": ("chat_half",), "blstm": ("blstm_seeds",), "pictures": ("pictures_sync",)}
+MORE = {"chat": ("chat_half", "chat_seeds"), "blstm": ("blstm_seeds",), "pictures": ("pictures_sync",)}
 
 
 def cells(name: str) -> list[dict]:

@@ -11,7 +11,8 @@ bench time_to_quality chat "${chat[@]}" --workers 2 4 8 --methods asgd dcasgd
 bench time_to_quality pictures "${pictures[@]}" --workers 4 8 --methods averaging cold
 if [ -z "$quick" ]; then
     bench time_to_quality chat_half "${chat[@]}" --workers 4 8 --methods asgd-height=0.5
-    bench time_to_quality chat_seeds "${chat[@]}" --seeds 2 --workers 4 --methods asgd
+    bench time_to_quality chat_seeds "${chat[@]}" --seeds 3 --workers 4 --methods asgd
+    bench time_to_quality chat_longer "${chat[@]}" --minibatches 16384 --workers 4 --methods asgd
     bench time_to_quality blstm "${blstm[@]}" --workers 4 8 --methods averaging cold
     bench time_to_quality blstm_seeds "${blstm[@]}" --seeds 2 --workers 8 \
         --methods averaging cold averaging-rate=0 cold-rate=0
