@@ -66,7 +66,7 @@ class StaleWorkers:
         """
         begun: dict[int, Batch] = {}  # those whose gradient is not computed yet
         ends: list[tuple[float, int]] = []
-        now, done, steps, since = 0.0, 0, [0] * len(self._pulled), [0] * len(self._pulled)
+        now, done, highest, steps, since = 0.0, 0, 0.0, [0] * len(self._pulled), [0] * len(self._pulled)
         idle = list(range(len(self._pulled)))
         while True:
             for worker in idle:
@@ -80,7 +80,9 @@ class StaleWorkers:
             now, worker = heapq.heappop(ends)
             if worker in begun:
                 self._compute(begun, largest_gradient)
-            self._push(worker, Push(done - since[worker], done + 1, len(since), rate(done)))
+            lr = rate(done)
+            highest = max(highest, lr)
+            self._push(worker, Push(done - since[worker], done + 1, len(since), lr, highest_lr=highest))
             idle, done = [worker], done + 1
             since[worker] = done
         vector_to_parameters(self._server, self._model.parameters())
