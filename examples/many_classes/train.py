@@ -47,8 +47,8 @@ def right(model: Classifier, samples: Calls) -> tuple[float, float]:
 def main() -> None:
     """Train and print how many held-out calls are right."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--files", type=int, default=2_000, help="of Python, drawn from this machine's")
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--files", type=int, default=3_500, help="of Python, drawn from this machine's")
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--keep-table", action="store_true")
     args = parser.parse_args()
