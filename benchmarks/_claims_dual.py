@@ -20,8 +20,8 @@ RARE = (
     "that both models exchange come back as they went (errors.txt)"
 )
 LOOP = (
-    "in 400 steps it closes 59 % of the gap that the labels leave; 2 of 49 wrong sentences come back as they went, so "
-    "rare words are not the reason here (errors.txt); longer was not trained"
+    "in 400 steps it closes 59 % of the gap that the labels leave, in 1,000 79 %, and it has not ended there; of what "
+    "is wrong after 400 2 of 49 sentences come back as they went, so rare words are not the reason (errors.txt)"
 )
 CALIBRATED = (
     "where a pair learns 500 labels by heart a test sentence gains 0.7 nats, not BLEU: the best translation stays the "
@@ -60,7 +60,9 @@ CLAIMS = (
         "learning",
         "the same where no word is rare",
         "exact sentences over those of all labels",
-        lambda: both_ways("same_style", "beam_exact", "dual") / both_ways("same_style", "beam_exact", "full"),
+        lambda: (
+            both_ways("same_style_longer", "beam_exact", "dual") / both_ways("same_style_longer", "beam_exact", "full")
+        ),
         at_least(1.0),
         TABLES,
         LOOP,

@@ -14,6 +14,9 @@ text=(--seeds 1 --dev 200 --test 500 --prefers 8 --typo 0 --prior-steps 500 --jo
 same=(--labelled 3000 --unlabelled 6000 --style 0 --least 10 --warm 400)
 "$python" benchmarks/dual.py "${text[@]}" "${same[@]}" --steps 800 --only full --out $out/same_style
 bench dual same_style "${text[@]}" "${same[@]}" --steps 400 --only warm longer iterative dual full --out $out/same_style
+mkdir -p $out/same_style_longer
+cp -r $out/same_style/{prior-*,corpus.json,warm-0*,full-0*} $out/same_style_longer/
+bench dual same_style_longer "${text[@]}" "${same[@]}" --steps 1000 --only warm dual full --out $out/same_style_longer
 PYTHONPATH=benchmarks:$PYTHONPATH "$python" "$here/errors.py" $out/same_style | tee "$here/errors.txt"
 free=(--labelled 500 --share 1 --unlabelled 3000 --style 0.5 --free 0.5 --least 12 --warm 600 --steps 300)
 for weight in 0.01 0.1 1; do

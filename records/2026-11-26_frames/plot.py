@@ -55,6 +55,6 @@ def draw(axes: Any, title: str, names: dict[str, str], rows: list[dict[str, Any]
 
 plt.rcParams.update({"font.size": 13, "lines.linewidth": 2, "legend.fontsize": 11})
 figure, (left, right) = plt.subplots(1, 2, figsize=(11, 5.6), layout="constrained")
-draw(left, "SGD", SGD, cells("table", "more", "others", "many"))
+draw(left, "SGD", SGD, cells("four", "table", "more", "others", "asgd_few", "many"))
 draw(right, "Adam", ADAM, cells("adam", "adam_many"))
 figure.savefig(RESULTS / "plot.png", dpi=150)

@@ -12,6 +12,9 @@ bench time_to_quality others "${sgd[@]}" --alone 0.125 0.5 --workers 16 --method
 bench time_to_quality adam "${adam[@]}" --workers 16 64 --methods "${moments[@]}" $ramp=0.5
 if [ -z "$quick" ]; then  # another record runs the quick form of these
     bench time_to_quality table "${sgd[@]}" --alone 0.125 0.5 --workers 8 16 64 --methods cold averaging grown diloco
+    bench time_to_quality four "${sgd[@]}" --workers 4 --methods cold averaging
+    bench time_to_quality seeds_eight "${sgd[@]}" --seeds 3 --workers 8 --methods cold averaging
+    bench time_to_quality asgd_few "${sgd[@]}" --workers 4 8 --methods asgd
     bench time_to_quality more "${sgd[@]}" --alone 0.125 0.5 --workers 32 --methods cold averaging
     bench time_to_quality many "${sgd[@]}" --workers 64 --methods cold-period={1,2} cold-start=0.0625 $ramp=0.75{,-momentum=0.9}
     bench time_to_quality adam_many "${adam[@]}" --workers 64 --methods cold-period=1

@@ -18,6 +18,8 @@ if [ -z "$quick" ]; then
         --methods averaging cold averaging-rate=0 cold-rate=0
     bench time_to_quality blstm_others "${blstm[@]}" --workers 8 --methods cold-beta1=0.9
     bench time_to_quality pictures_sync "${pictures[@]}" --workers 4 --methods sync-rate=0.5-ramp=0.1
+    bench time_to_quality pictures_longer "${pictures[@]}" --minibatches 32768 --alone 0.5 --workers 4 \
+        --methods averaging cold
     bench time_to_quality pictures_shorter "${pictures[@]}" --minibatches 8192 --workers 4 --methods averaging cold
     bench time_to_quality rates "${once[@]}" --tasks chat-sgd blstm-adam pictures-sgd --workers 1 --minibatches 2048 \
         --methods serial-height=0.5 serial-height=2
