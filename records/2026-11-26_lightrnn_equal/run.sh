@@ -4,6 +4,7 @@
 # out/lightrnn_equal, so that it goes on where it was stopped.
 . "$(dirname "$0")/../common.sh"
 bench lightrnn_equal equal
+[ -n "$quick" ] || bench lightrnn_equal wide --only light-1024 adaptive-bytes-1024
 sizes=(20000000 4)
 [ -z "$quick" ] || sizes=(6000 1)
 "$python" "$here/half.py" out/lightrnn_equal "${sizes[@]}" > "$results/half.json"
