@@ -11,10 +11,10 @@ a test compares.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from _arrivals import arrivals
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -64,28 +64,33 @@ class StaleWorkers:
             clock: that says how long each minibatch takes.
             largest_gradient: each worker's gradient is scaled down to this norm; None leaves it.
         """
+        workers = len(self._pulled)
         begun: dict[int, Batch] = {}  # those whose gradient is not computed yet
-        ends: list[tuple[float, int]] = []
-        now, done, highest, steps, since = 0.0, 0, 0.0, [0] * len(self._pulled), [0] * len(self._pulled)
-        idle = list(range(len(self._pulled)))
-        while True:
-            for worker in idle:
-                batch = next(batches, None)
-                if batch is not None:
-                    begun[worker] = batch
-                    heapq.heappush(ends, (now + clock.compute_s(worker, steps[worker]), worker))
-                    steps[worker] += 1
-            if not ends:
+        done, highest, since = 0, 0.0, [0] * workers
+        under_way = {rank for rank in range(workers) if self._begin(rank, batches, begun)}
+        for worker in arrivals(clock, workers):
+            if not under_way:
                 break
-            now, worker = heapq.heappop(ends)
+            if worker not in under_way:
+                continue  # there was no minibatch for it any more
             if worker in begun:
                 self._compute(begun, largest_gradient)
             lr = rate(done)
             highest = max(highest, lr)
-            self._push(worker, Push(done - since[worker], done + 1, len(since), lr, highest_lr=highest))
-            idle, done = [worker], done + 1
+            self._push(worker, Push(done - since[worker], done + 1, workers, lr, highest_lr=highest))
+            done += 1
             since[worker] = done
+            if not self._begin(worker, batches, begun):
+                under_way.remove(worker)
         vector_to_parameters(self._server, self._model.parameters())
+
+    @staticmethod
+    def _begin(worker: int, batches: Iterator[Batch], begun: dict[int, Batch]) -> bool:
+        """Give the worker a minibatch; whether there is one."""
+        batch = next(batches, None)
+        if batch is not None:
+            begun[worker] = batch
+        return batch is not None
 
     def _push(self, worker: int, push: Push) -> None:
         gradient = self._gradients[worker]

@@ -13,12 +13,12 @@ stride 2 and a linear layer; all rows run in the same kernels, as groups.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from _arrivals import arrivals
 from _letters import cut
 from torch import Tensor
 
@@ -84,17 +84,10 @@ def gradients(flat: Tensor, pictures: Tensor, classes: Tensor, outputs: int) -> 
 
 def simulated_delays(clock: Clock, workers: int) -> Iterator[int]:
     """tau of each push, in the order in which pushes arrive."""
-    pulled, step = [0] * workers, [0] * workers
-    ends = [(clock.compute_s(rank, 0), rank) for rank in range(workers)]
-    heapq.heapify(ends)
-    version = 0
-    while True:
-        now, rank = heapq.heappop(ends)
+    pulled = [0] * workers
+    for version, rank in enumerate(arrivals(clock, workers)):
         yield version - pulled[rank]
-        version += 1
-        step[rank] += 1
-        pulled[rank] = version
-        heapq.heappush(ends, (now + clock.compute_s(rank, step[rank]), rank))
+        pulled[rank] = version + 1
 
 
 def halved(delays: Iterator[int], half: int, fresh: int) -> Iterator[int]:
