@@ -10,7 +10,7 @@ import re
 import sysconfig
 import tokenize
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 SHORTEST = 20
@@ -48,6 +48,15 @@ def lines_of(path: Path) -> Iterator[str]:
         if isinstance(node, documented):
             yield from (ast.get_docstring(node) or "").splitlines()
     yield from (one.string.lstrip("#") for one in tokens if one.type == tokenize.COMMENT)
+
+
+def once(path: Path, make: Callable[[Path, int], int], words: int) -> None:
+    """Let `write` or `write_code` make the file, unless it is there; one that was interrupted leaves none."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_suffix(".new")
+        make(beside, words)
+        beside.rename(path)
 
 
 def write(path: Path, words: int) -> int:

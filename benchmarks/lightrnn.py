@@ -56,12 +56,7 @@ def source_of(args: argparse.Namespace) -> Source:
 
 def data_of(args: argparse.Namespace) -> Data:
     """The text, made once."""
-    path = args.out / "text.txt"
-    if not path.exists():
-        args.out.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(".new")
-        _words.write(beside, args.words)
-        beside.rename(path)
+    _words.once(args.out / "text.txt", _words.write, args.words)
     return prepare(source_of(args), args.out / "data")
 
 

@@ -112,11 +112,7 @@ class Clock:
 def data_of(args: argparse.Namespace) -> Data:
     """The text, made once."""
     path = args.out / "text.txt"
-    if not path.exists():
-        args.out.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(".new")
-        _words.write_code(beside, args.words)
-        beside.rename(path)
+    _words.once(path, _words.write_code, args.words)
     source = Source((str(path),), held_back=0.01, tokens="space", min_count=args.min_count)
     return prepare(source, args.out / "data")
 
