@@ -16,7 +16,6 @@ from torch import Tensor
 from paceline import MismatchError, Run, UnsupportedError
 from paceline_lightrnn import rounds
 from paceline_lightrnn.allocation import Allocation, reallocate
-from paceline_lightrnn.costs import DenseCosts, FactoredCosts
 from paceline_lightrnn.parts import TwoComponentEmbedding, TwoComponentSoftmax
 from paceline_lightrnn.state import PADDING
 
@@ -58,9 +57,8 @@ class TableLearner:
                     f"the layers have different tables: {output.table!r}, {other.table!r}; give them one"
                 )
         self._output, self._layers = output, (output, *embeddings)
-        table = output.table
-        self._dense = 4 * table.words * (table.rows + table.columns) <= dense_bytes
-        self._costs: DenseCosts | FactoredCosts | None = None
+        self._dense = rounds.fits_dense(output.table, dense_bytes)
+        self._costs: rounds.Costs | None = None
         self.samples = 0
         self._hook = output.register_forward_hook(self._after_forward, with_kwargs=True)
 
@@ -119,13 +117,11 @@ class TableLearner:
         for tensor, value in zip(self._ready().tensors(), state["costs"], strict=True):
             tensor.copy_(value)
 
-    def _ready(self) -> DenseCosts | FactoredCosts:
+    def _ready(self) -> rounds.Costs:
         """The costs so far, where the layer is now."""
-        table, device = self._output.table, self._output.row_out.device
-        if self._costs is None and self._dense:
-            self._costs = DenseCosts(table.words, table.rows, table.columns, device=device)
-        elif self._costs is None:
-            self._costs = FactoredCosts(table.words, self._output.in_features, device=device)
+        output = self._output
+        if self._costs is None:
+            self._costs = rounds.zero_costs(output.table, output.in_features, self._dense, output.row_out.device)
         return self._costs
 
     def _forget(self) -> None:

@@ -40,18 +40,23 @@ Costs = DenseCosts | FactoredCosts
 # -- costs ------------------------------------------------------------------------------------------
 
 
-def fits_dense(table: WordTable) -> bool:
-    """Whether dense costs are small enough."""
-    return 4 * table.words * (table.rows + table.columns) <= DENSE_BYTES
+def fits_dense(table: WordTable, most: int | None = None) -> bool:
+    """Whether dense costs take no more than so many bytes, DENSE_BYTES if none are given."""
+    return 4 * table.words * (table.rows + table.columns) <= (DENSE_BYTES if most is None else most)
+
+
+def zero_costs(table: WordTable, dimension: int, dense: bool, device: torch.device) -> Costs:
+    """Zero costs of a table and an output layer of this size."""
+    if dense:
+        return DenseCosts(table.words, table.rows, table.columns, device=device)
+    return FactoredCosts(table.words, dimension, device=device)
 
 
 def new_costs(model: LightRNN, kind: str | None = None) -> Costs:
     """Zero costs; by default of the kind that fits into memory."""
     table = model.table
     dense = fits_dense(table) if kind is None else kind == "dense"
-    if dense:
-        return DenseCosts(table.words, table.rows, table.columns, device=place(model))
-    return FactoredCosts(table.words, model.dimension, device=place(model))
+    return zero_costs(table, model.dimension, dense, place(model))
 
 
 @torch.no_grad()
