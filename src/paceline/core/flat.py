@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +66,20 @@ def local(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     to_local = getattr(tensor, "to_local", None)
     return to_local() if to_local is not None else tensor
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether other processes hold parts of it."""
+    return hasattr(tensor, "to_local")
+
+
+def _like(tensor: Any, memory: Tensor) -> Tensor:
+    """`memory` as the local memory of a tensor such as `tensor`."""
+    if not is_sharded(tensor):
+        return memory
+    return type(tensor.data).from_local(  # type: ignore[no-any-return]
+        memory, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
 
 
 def flat_view(name: str, tensor: Tensor) -> Tensor:
@@ -215,12 +230,12 @@ class Fragment:
         return all_finite([self])
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
-        """Name -> a copy of its part of `flat` in the tensor's own shape, strides and dtype."""
+        """Name -> a copy of its part of `flat`, with the tensor's own shape, strides and dtype, sharded as it is."""
         result = {}
         for slot, tensor in zip(self.slots, self.tensors, strict=True):
             copy = torch.empty_like(local(tensor))
             flat_view(slot.name, copy).copy_(flat[slot.offset : slot.end])
-            result[slot.name] = copy
+            result[slot.name] = _like(tensor, copy)
         return result
 
     def layout(self) -> list[list[object]]:

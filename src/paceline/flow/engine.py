@@ -234,7 +234,7 @@ class ElasticEngine:
             self._end_block(leaving=True)
             if not self._over:
                 self.leave_if_asked()
-        global_model.settle(self.blocks.global_parts)
+        global_model.settle(self._run.model, self.blocks.global_parts)
         self.membership.control.leave()
 
     def close(self) -> None:

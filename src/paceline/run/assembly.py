@@ -17,6 +17,7 @@ from paceline.checkpoint import AutoCheckpointer, new_run
 from paceline.communication import SoloTransport, Transport
 from paceline.core.flat import Modules, averaged_buffers
 from paceline.core.optimizer_state import Owned
+from paceline.core.shards import reshard
 from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.errors import UnsupportedError
 from paceline.observe.event_log import EventLog
@@ -107,10 +108,12 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
     given, model = model, validation.without_ddp(model, rule, settings.group)
     optimizers = validation.optimizer_list(optimizer)
     validation.check_model(model)
+    reshard(model)
     owned = validation.own_parameters(model, optimizers)
     validation.check_rule(rule, owned)
     validation.check_bound(rule, settings.data == "split")
     validation.check_held_out(rule, settings.guard, given, settings.group)
+    validation.check_shards(settings, model)
     check_scaler(rule, settings.scaler)
 
     transport, membership = connect_all(rule, model, owned, settings)
@@ -120,6 +123,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         exchanges = rule.exchanges_among(transport.world.size) or membership is not None
         most = membership.control.most if membership is not None else transport.world.size
         validation.check_majority(settings.guard, transport.world, most)
+        validation.check_together(rule, settings, given, transport.world)
         if membership is None:
             validation.check_growth(rule, transport.world, given, settings.data == "split")
         if exchanges:
@@ -135,6 +139,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
             timed = (monitor.spent, monitor.flights)
             chooser = rule_chooser_for(rule, transport, owned, buffers, timed, not unprobed)
         tuner = _tuner(chooser.rule if chooser is not None else rule, owned, settings, transport, monitor)
+        tuner.tunables.fixed = transport.world.size > 1 and validation.trains_together(given)
         tuner.measured.chooser = chooser
         if chooser is not None:
             tuner.measured.unprobed = unprobed

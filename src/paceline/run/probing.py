@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, SparseAdam
 
 from paceline.core.flat import Modules, module_list
@@ -28,7 +27,7 @@ def problem(rule: Rule, model: Modules, owned: Owned, settings: Settings) -> str
         return "the rule has no probe"
     if rule.settings.ema:
         return "a moving average is taken over blocks"
-    optimizer, named = owned[0]
+    optimizer, _ = owned[0]
     if len(owned) > 1:
         return "there are several optimizers"
     if isinstance(optimizer, (LBFGS, SparseAdam)):
@@ -37,8 +36,7 @@ def problem(rule: Rule, model: Modules, owned: Owned, settings: Settings) -> str
         return "the optimizer has state already, which only blocks make common"
     if settings.scaler is not None:
         return "a GradScaler makes the steps"
-    sharded = any(hasattr(parameter, "to_local") for _, parameter in named)
-    if rule.settings.within or isinstance(model, DistributedDataParallel) or sharded:
+    if rule.settings.within:
         return "the processes of a host train together"
     if settings.round is not None:
         return "it is a round of a search"

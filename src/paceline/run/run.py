@@ -248,7 +248,7 @@ class Run:
         >>> run.close()
         """
         ahead = self._state.global_model
-        with global_model.swapped(ahead.global_parts if ahead is not None else []):
+        with global_model.swapped(self._model, ahead.global_parts if ahead is not None else []):
             yield self._model
 
     # -- checkpoints ------------------------------------------------------------------------------

@@ -11,11 +11,12 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
-from paceline.core.flat import Modules, module_list, trainable
+from paceline.core.flat import Modules, is_sharded, module_list, trainable
 from paceline.core.optimizer_state import Named
 from paceline.core.world import World
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
+from paceline.update.engine.settings import Settings
 from paceline.update.exchange.judging import LEAST_WORKERS
 from paceline.update.exchange.outliers import Guard
 
@@ -56,6 +57,11 @@ def check_model(model: Modules) -> None:
                 f"the model is wrapped in {type(module).__name__}, which averages gradients itself; "
                 "give paceline the module inside (model.module), or, for blocks between hosts, the group of the "
                 "processes that stand at the same place of each host: attach(model, ..., group=group)"
+            )
+        if any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules()):
+            raise UnsupportedError(
+                "the model has FullyShardedDataParallel in it, whose flat parameters paceline does not know; shard it "
+                "with torch.distributed.fsdp.fully_shard"
             )
         for name, parameter in module.named_parameters():
             if is_lazy(parameter):
@@ -170,11 +176,42 @@ def check_growth(rule: Rule, world: World, model: Modules, zero_lines: bool) -> 
         'workers join one by one, and the processes of a host are one worker with within="host"; leave within or grow '
         "out": bool(rule.settings.within),
         "the processes of a host train one model together (DDP, FSDP), and do not know how many workers train; leave "
-        "grow out": _trains_together(model),
+        "grow out": trains_together(model),
         "a bound needs the held-out loss of workers that come and go; start the program with paceline run --elastic, "
         "or leave within out": schedule.bound is not None,
         "a program that does not know of paceline cannot wait for its turn within a pass; add the two lines (attach "
         "and run.share), or leave grow out": zero_lines,
+    }
+    for why, wrong in refused.items():
+        if wrong:
+            raise UnsupportedError(world.sign(f"{rule.text()}: {why}"))
+
+
+def check_shards(settings: Settings, model: Modules) -> None:
+    """Refuse what would hold one process's part of a parameter under the name of all of it."""
+    name = _sharded(model)
+    refused = {
+        "leave checkpoint= out, and save run.global_state() with torch.distributed.checkpoint": settings.checkpoint,
+        "workers that come and go would exchange shards of different places; leave --elastic out": settings.control,
+    }
+    for why, wrong in refused.items():
+        if name and wrong is not None:
+            raise UnsupportedError(f"{name} is sharded over several processes (fully_shard): {why}")
+
+
+def check_together(rule: Rule, settings: Settings, model: Modules, world: World) -> None:
+    """Refuse what the processes that train one worker's model together would each decide, or write, by themselves."""
+    if world.size == 1 or not trains_together(model):
+        return
+    sharded, schedule = _sharded(model), rule.schedule
+    refused = {
+        f"workers exchange shards of the same place, and {sharded} is one; pass the processes that hold it: attach(.., "
+        "group=mesh['worker'].get_group())": bool(sharded) and settings.group is None,
+        "it exchanges gradients, which fully_shard does itself over a mesh of two dimensions; name a rule of blocks "
+        "without warm-up, such as bmuf(period=16)": bool(sharded) and rule.steps_with_gradients,
+        "measured times choose its period, and each process of a worker measures its own; name a period, such as "
+        "bmuf(period=16)": schedule.follows_times or schedule.probe is not None,
+        "all processes of a worker would write one chain of receipts; leave them out": settings.receipts is not None,
     }
     for why, wrong in refused.items():
         if wrong:
@@ -210,7 +247,7 @@ def check_held_out(rule: Rule, guard: Guard | None, model: Modules, group: Any) 
         "a group votes by itself, and other processes that hold parts of the same model may decide otherwise; leave "
         "group out": group is not None,
         "other processes hold parts of the model, or train it together with this one (DDP, FSDP), and could decide "
-        "otherwise": _trains_together(model),
+        "otherwise": trains_together(model),
     }
     for why, wrong in refused.items():
         if wrong:
@@ -228,11 +265,14 @@ def check_majority(guard: Guard | None, world: World, most: int) -> None:
         )
 
 
-def _trains_together(model: Modules) -> bool:
+def trains_together(model: Modules) -> bool:
     """Whether other processes hold parts of the model, or make its gradients together with this one."""
-    if isinstance(model, DistributedDataParallel):
-        return True
-    return any(hasattr(parameter, "to_local") for _, parameter in trainable(model))
+    return isinstance(model, DistributedDataParallel) or bool(_sharded(model))
+
+
+def _sharded(model: Modules) -> str:
+    """The name of a parameter of which this process holds a part, or ""."""
+    return next((name for name, parameter in trainable(model) if is_sharded(parameter)), "")
 
 
 def check_loader(loader: Any, world: World) -> None:

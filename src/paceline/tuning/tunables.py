@@ -46,16 +46,22 @@ class Tunables:
         rule: at present.
         workers: N at present, as the rule counts them; the same on all workers whenever a setting changes.
         codecs: whether measured times change the codec of the rule, too.
+        fixed: whether nothing can be changed: several processes train one model, and have no common place for it.
     """
 
     def __init__(self, optimizers: list[Optimizer], rule: Rule, workers: int) -> None:
-        self.rule, self.workers, self.codecs = rule, workers, False
+        self.rule, self.workers, self.codecs, self.fixed = rule, workers, False, False
         self.rates = Rates(optimizers)
 
     # -- checking ---------------------------------------------------------------------------------
 
     def check(self, changes: Changes) -> None:
         """Raise `RuleError` or `UnsupportedError` if a change is impossible; changes nothing."""
+        if self.fixed:
+            raise UnsupportedError(
+                "several processes train the model of a worker together, and would not take the change at one step; "
+                "let each of them write its optimizer's settings"
+            )
         self._rule_with(self.rule, {name: value for name, value in changes.items() if name in OF_RULES})
         for name, value in changes.items():
             checked(name, value)

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.core.flat import Modules, local, module_list
+from paceline.core.flat import Modules, is_sharded, local, module_list, trainable
+from paceline.core.shards import reshard
+from paceline.errors import UnsupportedError
 from paceline.update.engine.protocol import GlobalPart
 
 
@@ -35,9 +37,9 @@ def plain_state(model: Modules) -> dict[str, Tensor]:
 def global_parts(model: Modules, values: dict[str, Tensor]) -> dict[str, Tensor]:
     """The state dictionary with `values` in place of the worker's own; no copies. Tied names share a value."""
     plain = plain_state(model)
-    by_memory = {plain[name].data_ptr(): value for name, value in values.items() if name in plain}
+    by_memory = {local(plain[name]).data_ptr(): value for name, value in values.items() if name in plain}
     return {
-        name: values[name] if name in values else by_memory.get(tensor.data_ptr(), tensor)
+        name: values[name] if name in values else by_memory.get(local(tensor).data_ptr(), tensor)
         for name, tensor in plain.items()
     }
 
@@ -49,7 +51,16 @@ def global_state(model: Modules, values: dict[str, Tensor]) -> dict[str, Tensor]
 
 @torch.no_grad()
 def twin(model: Modules, values: dict[str, Tensor]) -> Any:
-    """A copy of the unwrapped model (or models) that holds `values`."""
+    """A copy of the unwrapped model (or models) that holds `values`.
+
+    Raises:
+        UnsupportedError: the parameters are shards, which a copy would have to gather for itself.
+    """
+    if any(is_sharded(parameter) for _, parameter in trainable(model)):
+        raise UnsupportedError(
+            "a model whose parameters are shards (fully_shard) cannot be copied; evaluate it in `with "
+            "run.global_model():`, or save the shards of run.global_state() with torch.distributed.checkpoint"
+        )
     copied = copy.deepcopy(unwrapped(model))
     for prefix, module in module_list(copied):
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -59,16 +70,17 @@ def twin(model: Modules, values: dict[str, Tensor]) -> Any:
 
 
 @contextlib.contextmanager
-def swapped(parts: Sequence[GlobalPart]) -> Iterator[None]:
+def swapped(model: Modules, parts: Sequence[GlobalPart]) -> Iterator[None]:
     """Context in which the user's tensors hold the global values; restores their own."""
     with torch.no_grad():
         for part in parts:
             part.fragment.refresh()
         own = [[local(tensor).clone() for tensor in part.fragment.tensors] for part in parts]
-        settle(parts)
+        settle(model, parts)
     try:
         yield
     finally:
+        reshard(model)
         with torch.no_grad():
             for part, values in zip(parts, own, strict=True):
                 for tensor, value in zip(part.fragment.tensors, values, strict=True):
@@ -76,8 +88,9 @@ def swapped(parts: Sequence[GlobalPart]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def settle(parts: Sequence[GlobalPart]) -> None:
+def settle(model: Modules, parts: Sequence[GlobalPart]) -> None:
     """Leave the global values in the user's tensors."""
+    reshard(model)
     for part in parts:
         part.fragment.refresh()
         part.fragment.write(0, part.numel, part.exported)

@@ -131,5 +131,5 @@ class BlockExchanges:
             summary = self._end_block(leaving=True)
             assert summary is not None
             quiet = quiet + 1 if summary.all_leaving else 0
-        global_model.settle(self.blocks.global_parts)
+        global_model.settle(self._run.model, self.blocks.global_parts)
         return True

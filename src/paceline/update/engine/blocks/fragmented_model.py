@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.core.flat import Modules
 from paceline.core.optimizer_state import Owned
+from paceline.core.shards import Shards, reshard
 from paceline.rules.rule import Rule
 from paceline.update.engine.blocks.buffers import BufferState
 from paceline.update.engine.blocks.fragment_schedule import FragmentSchedule
@@ -49,9 +50,19 @@ class FragmentedModel:
     def __init__(
         self, rule: Rule, exchanger: Exchanger, model: Modules, owned: Owned, settings: Settings, workers: int
     ) -> None:
-        self._rule_schedule = rule.blocks
+        self._rule_schedule, self._model = rule.blocks, model
+        self._shards = Shards(parameter for _, named in owned for _, parameter in named)
         self.updates = [
-            BlockUpdate(rule, exchanger, None if number else model, part, settings, ExchangeKind.block(number), workers)
+            BlockUpdate(
+                rule,
+                exchanger,
+                None if number else model,
+                part,
+                settings,
+                ExchangeKind.block(number),
+                workers,
+                self._shards,
+            )
             for number, part in enumerate(staggered(owned, rule.schedule.fragments))
         ]
         self.schedule = FragmentSchedule([0] * len(self.updates))
@@ -156,6 +167,8 @@ class FragmentedModel:
     def land(self, fragment: int) -> ExchangeSummary:
         """Apply the exchange of a fragment that `begin` sent."""
         summary = self.updates[fragment].land(self.schedule.made.pop(fragment, None))
+        if self._shards:
+            reshard(self._model)
         if summary.asked:
             self.schedule.add_request(fragment, self._rule_schedule.overlap)
         return summary

@@ -11,6 +11,7 @@ from functools import partial
 
 from paceline.core.flat import Modules
 from paceline.core.optimizer_state import Owned
+from paceline.core.shards import Shards
 from paceline.errors import NonFiniteError
 from paceline.rules.rule import Rule
 from paceline.update.engine.blocks.chunks import OuterStateChunk, cut_states, packings
@@ -39,6 +40,7 @@ class BlockUpdate:
         settings: of the run: the device of outer state, and the outlier policy.
         kind: of its exchanges.
         workers: N, as the rule counts them.
+        shards: the processes that hold this worker's parameters.
 
     Attributes:
         numbers: of its blocks.
@@ -61,8 +63,9 @@ class BlockUpdate:
         settings: Settings,
         kind: ExchangeKind,
         workers: int,
+        shards: Shards,
     ) -> None:
-        self.exchanger, self._kind, self._period = exchanger, kind, rule.schedule.period
+        self.exchanger, self._kind, self._period, self._shards = exchanger, kind, rule.schedule.period, shards
         self._overlapped = rule.schedule.overlap > 0
         self._mixes_at_once = rule.payload.mixing is not None and not self._overlapped
         self.optimizers = LocalOptimizers(rule.delta, owned)
@@ -146,6 +149,7 @@ class BlockUpdate:
     def _header(self, work: LocalWork) -> ExchangeHeader:
         measured = self._measures and work.minibatches > 0
         norm, finite = self.state.measure(partial(packings, self.chunks)) if measured else (0.0, self.state.finite())
+        norm, mean_norm, finite = self._shards.together(norm, self.state.mean_norm, finite)
         rank = self.exchanger.transport.world.rank
         return ExchangeHeader(
             sequence=0,
@@ -158,9 +162,9 @@ class BlockUpdate:
             factor=work.minibatches / self._period if finite else 0.0,
             total=work.total,
             checksum=self.state.checksum(),
-            usual=not norm or self.norms is None or self.norms.usual(rank, norm),
+            usual=self._shards.all(not norm or self.norms is None or self.norms.usual(rank, norm)),
             merges=work.merges,
-            mean_norm=self.state.mean_norm,
+            mean_norm=mean_norm,
             suspect=self.audit is not None and self.audit.suspect,
             watched=self.audit is not None and self.audit.watched,
         )

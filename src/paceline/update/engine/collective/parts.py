@@ -13,6 +13,7 @@ from paceline.communication import Transport
 from paceline.core import kernels
 from paceline.core.flat import Fragment
 from paceline.core.optimizer_state import restore_beta1
+from paceline.core.shards import Shards
 from paceline.rules.codec import Dense
 from paceline.rules.rule import Rule
 from paceline.rules.topology import Flat
@@ -121,7 +122,7 @@ class Parts:
 
     def begin_with(self, earlier: FragmentedModel) -> None:
         """Begin a probe with the global model of earlier blocks, whose momentum later ones take over."""
-        global_model.settle(earlier.global_parts)
+        global_model.settle(self.run.model, earlier.global_parts)
         for update in earlier.updates:
             update.forget()
         self._lay_aside(earlier)
@@ -204,9 +205,11 @@ def even_out(transport: Transport, summary: ExchangeSummary, fragments: Sequence
 def assemble(run: RunContext) -> Parts:
     """Check that all workers attached the same, give them rank 0's model, and build the engine's parts."""
     rule, settings, transport = run.rule, run.settings, run.transport
-    same = {"seed": settings.seed, "outer_state": settings.outer_state, "guard": str(settings.guard)}
+    same: dict[str, Any] = {"seed": settings.seed, "outer_state": settings.outer_state, "guard": str(settings.guard)}
     devices = [settings.outer_state_device] if settings.outer_state_device else _devices(run)
     same[f"kernels ({kernels.SWITCH}=0 turns Triton's off)"] = kernels.arithmetic(devices)
+    if shards := Shards(parameter for _, named in run.owned for _, parameter in named):
+        same["shard"] = shards.place
     fragments = begin_together(transport, rule, run.model, run.owned, same)
     exchanger = _exchanger(run, rule)
     host = _within_host(run) if rule.settings.within else None
