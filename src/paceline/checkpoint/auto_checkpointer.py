@@ -23,6 +23,7 @@ from paceline.checkpoint.step_writer import CURE, StepReport, StepWriter, writes
 from paceline.checkpoint.store import StepStore
 from paceline.communication import Transport
 from paceline.core import runtime
+from paceline.core.bits import memory
 from paceline.core.state_tree import flatten
 from paceline.errors import CheckpointError, MismatchError
 
@@ -197,18 +198,14 @@ class AutoCheckpointer:
         """This worker's part of the step; its tensors are not copied yet."""
         if not self._writer.free.is_set():
             return StepReport(due.count, self._source.about(), missing=BUSY)
-        state, model = self._source.kept()
+        kept = self._source.kept()
         report = StepReport(self._source.exchange_position().count, self._source.about())
         tensors: dict[str, Tensor] = {}
         try:
-            report.content = Content(flatten(state, tensors, ""), tensors, {} if model is None else model)
+            model = kept.model if writes_model(self._world) else {}
+            report.content = Content(flatten(kept.state, tensors, ""), tensors, model, kept.frozen)
         except CheckpointError as error:
             report.missing = str(error)
-            return report
-        if model is None and writes_model(self._world):
-            report.content.model = {name: tensors[f".model.{name}"] for name in state["model"]}
-        elif not writes_model(self._world):
-            report.content.model = {}
         return report
 
     def _take(self, report: StepReport, stopped_s: float) -> None:
@@ -218,12 +215,12 @@ class AutoCheckpointer:
         content = report.content
         if content is not None:
             own = {f"rank{name}": tensor for name, tensor in content.tensors.items()}
-            held = {id(tensor): name for name, tensor in own.items()}
-            more = {f"model {n}": tensor for n, tensor in content.model.items() if id(tensor) not in held}
+            held = {memory(tensor): name for name, tensor in own.items() if tensor.numel()}
+            more = {f"model {n}": tensor for n, tensor in content.model.items() if memory(tensor) not in held}
             copies = self._snapshot.take(own | more)
-            model = {n: copies[held.get(id(tensor), f"model {n}")] for n, tensor in content.model.items()}
+            model = {n: copies[held.get(memory(tensor), f"model {n}")] for n, tensor in content.model.items()}
             tensors = {name: copies[f"rank{name}"] for name in content.tensors}
-            report.content = Content(content.rest, tensors, model)
+            report.content = Content(content.rest, tensors, model, content.frozen)
             self._writer.free.clear()
         report.stopped_s = stopped_s + runtime.monotonic() - began
         self._writer.submit(report)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 GLOBAL = "global.safetensors"
 MARK = "being-written"
+FROZEN = "frozen"
+"""The folder of frozen tensors, beside the steps that name them (:mod:`.frozen`)."""
 MANIFEST_LIMIT = 1 << 26
 """Largest size of a manifest, bytes."""
 STEP = re.compile(r"step-(\d{9,18})(\.old)?")
@@ -36,22 +38,29 @@ OURS = re.compile(r"being-written|manifest\.json|global\.safetensors|rank-\d{3,}
 
 @dataclass
 class Content:
-    """One worker's part of a checkpoint, in host memory.
+    """One worker's part of a checkpoint: copies in host memory, unless training stands while it is written.
 
     Attributes:
         rest: its state without tensors, as JSON.
         tensors: the tensors of its state, by name.
         model: the global model, by name; empty if this worker does not write it.
+        frozen: key -> (name, values) of the frozen tensors that it names, not copied.
     """
 
     rest: Any
     tensors: dict[str, Tensor]
     model: dict[str, Tensor]
+    frozen: dict[str, tuple[str, Tensor]] = field(default_factory=dict)
 
 
 def rank_names(rank: int) -> tuple[str, str]:
     """Names of the two files of a rank."""
     return f"rank-{rank:03d}.safetensors", f"rank-{rank:03d}.json"
+
+
+def frozen_name(key: str) -> str:
+    """File name of a frozen tensor's values."""
+    return f"{key}.safetensors"
 
 
 def all_names(size: int) -> list[str]:
@@ -76,22 +85,35 @@ def write_rank(directory: Path, rank: int, content: Content) -> dict[str, str]:
     tensor_name, json_name = rank_names(rank)
     rest = json.dumps(content.rest)
     write_text(directory / json_name, rest)
-    found = _write_tensors(directory / tensor_name, content.tensors)
+    found = write_tensors(directory / tensor_name, content.tensors)
     return {tensor_name: found, json_name: hashlib.sha256(rest.encode()).hexdigest()}
 
 
 def write_model(directory: Path, model: dict[str, Tensor]) -> dict[str, str]:
     """Write the global model; name -> sum."""
-    return {GLOBAL: _write_tensors(directory / GLOBAL, model)}
+    return {GLOBAL: write_tensors(directory / GLOBAL, model)}
 
 
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
     """Write a file and sync it to disk; its sum."""
-    disk = runtime.disk()
+    disk, tensors = runtime.disk(), _each_alone(tensors)
     with disk.writing(path) as file:
         save_file(tensors, file)
         found = _sum_of(file, tensors)
     disk.sync(path)
+    return found
+
+
+def _each_alone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the host, contiguous, and none in another's memory, which safetensors refuses; else no copies."""
+    found: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        here = tensor.detach().cpu().contiguous()
+        if here.untyped_storage().data_ptr() in taken:
+            here = here.clone(memory_format=torch.contiguous_format)
+        taken.add(here.untyped_storage().data_ptr())
+        found[name] = here
     return found
 
 
@@ -123,9 +145,11 @@ def _sum_of(file: Path, tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def manifest_text(about: dict[str, Any], size: int, sums: dict[str, str]) -> str:
-    """The manifest, with a sum of its own."""
+def manifest_text(about: dict[str, Any], size: int, sums: dict[str, str], frozen: Iterable[str] = ()) -> str:
+    """The manifest, with a sum of its own; `frozen`: the keys that the step names."""
     told = {"format": FORMAT, **about, "size": size, "files": dict(sorted(sums.items()))}
+    if frozen:
+        told["frozen"] = sorted(frozen)
     return json.dumps({**told, "sum": own_sum(told)}, indent=1)
 
 

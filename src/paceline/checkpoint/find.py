@@ -77,7 +77,8 @@ class CheckpointFinder:
             return self._newest(store)
         manifest = look(path, self._transport)
         state = load(manifest, path, self._transport) if manifest["size"] == self._transport.world.size else None
-        return FoundCheckpoint(name=str(path), manifest=manifest, state=state)
+        beside = store_for(path.parent)
+        return FoundCheckpoint(name=str(path), manifest=manifest, state=state, frozen_file=beside.frozen)
 
     def _named_by_url(self, url: str) -> FoundCheckpoint:
         store = store_for(parent_and_number(url)[0] if is_step(url) else url)

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint.agreement import all_well
 from paceline.checkpoint.files import GLOBAL, all_names, check_files, rank_names, read_manifest, read_rank
+from paceline.checkpoint.frozen import Read, reader
 from paceline.checkpoint.store import StepStore
 from paceline.communication import Transport
 from paceline.core.world import World
@@ -70,6 +72,7 @@ class FoundCheckpoint:
         manifest: of the checkpoint.
         state: this worker's, if as many workers saved it; else None.
         damaged: number -> error, of newer steps that are damaged.
+        frozen_file: gives the file of a frozen tensor's values.
     """
 
     number: int = -1
@@ -77,6 +80,12 @@ class FoundCheckpoint:
     manifest: dict[str, Any] = field(default_factory=dict)
     state: dict[str, Any] | None = None
     damaged: dict[int, str] = field(default_factory=dict)
+    frozen_file: Callable[[str], Path] = Path
+
+    @property
+    def read_frozen(self) -> Read:
+        """Reads the values of frozen tensors."""
+        return reader(self.manifest, self.frozen_file)
 
 
 def newest(store: StepStore, transport: Transport) -> FoundCheckpoint:
@@ -105,7 +114,7 @@ def step_of(store: StepStore, number: int, transport: Transport) -> FoundCheckpo
 
 def _try(store: StepStore, number: int, transport: Transport) -> tuple[FoundCheckpoint, str]:
     """A step, and the workers' errors; "" if it is intact for all."""
-    problem, about, found = "", "", FoundCheckpoint(number, store.name(number))
+    problem, about, found = "", "", FoundCheckpoint(number, store.name(number), frozen_file=store.frozen)
     try:
         found.manifest, found.state = _read(store, number, transport.world)
         about = _digest(found.manifest)

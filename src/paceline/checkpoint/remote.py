@@ -18,18 +18,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from paceline.checkpoint.agreement import Working, all_well
 from paceline.checkpoint.claim import LEASE, Claim, Lease
 from paceline.checkpoint.files import (
+    FROZEN,
     MANIFEST,
     OURS,
     Content,
+    frozen_name,
     manifest_text,
     read_manifest,
     write_model,
     write_rank,
 )
-from paceline.checkpoint.saving import merged
+from paceline.checkpoint.frozen import write_missing
+from paceline.checkpoint.saving import merged, named, named_by
 from paceline.checkpoint.steps import STEP, Needed, step_name
 from paceline.communication import Transport
 from paceline.data.cache.urls import OBSTORE_SCHEMES, redacted, scheme_of, shown
@@ -157,17 +162,11 @@ class RemoteStore:
         return f"{self.shown}/{step_name(number)}"
 
     def numbers(self) -> list[int]:
-        return [number for number, names in self._steps().items() if MANIFEST in names]
+        return [number for number, names in _steps(self._names()).items() if MANIFEST in names]
 
-    def _steps(self) -> dict[int, list[str]]:
-        """Number -> names of the files of a step, oldest first; files of others are skipped."""
-        found: dict[int, list[str]] = {}
-        for name in self._try("listed", lambda: self._tree.names("")):
-            folder, _, file = name.rpartition("/")
-            match = STEP.fullmatch(folder)
-            if match and OURS.fullmatch(file):
-                found.setdefault(int(match[1]), []).append(file)
-        return dict(sorted(found.items()))
+    def _names(self, folder: str = "") -> list[str]:
+        found: list[str] = self._try("listed", lambda: self._tree.names(folder))
+        return found
 
     def _try(self, what: str, action: Callable[[], Any]) -> Any:
         try:
@@ -176,14 +175,17 @@ class RemoteStore:
             raise CheckpointError(f"{self.shown} cannot be {what}: {_line(error)}") from None
 
     def fetch(self, number: int, needed: Needed) -> Path:
-        if self._temporary is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True)
-        folder = Path(self._temporary.name) / step_name(number)
+        folder = self._temporary_folder() / step_name(number)
         folder.mkdir(exist_ok=True)
         self._get(number, MANIFEST, folder)
         for name in needed(read_manifest(folder)):
             self._get(number, name, folder)
         return folder
+
+    def _temporary_folder(self) -> Path:
+        if self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True)
+        return Path(self._temporary.name)
 
     def _get(self, number: int, name: str, folder: Path) -> None:
         self._try("read", lambda: self._tree.get(f"{step_name(number)}/{name}", folder / name))
@@ -201,15 +203,29 @@ class RemoteStore:
         all_well(transport, problem, "could not be started")
         sums: dict[str, str] = {}
         sizes: list[int] = []
+        frozen: dict[str, tuple[str, Tensor]] = {}
 
         def files() -> None:
-            nonlocal problem
-            problem = self._tried(lambda: sizes.append(self._put_rank(number, world.rank, content(), sums)))
+            brought = content()
+            frozen.update(brought.frozen)
+            sizes.append(self._put_rank(number, world.rank, brought, sums))
+            if maker:
+                rest()
 
-        working(transport, files)
-        everybody = all_well(transport, problem, "could not be written", sums)
+        def rest() -> None:
+            sizes.append(self._put_frozen(frozen))
+
+        def carry_out(action: Callable[[], None]) -> None:
+            nonlocal problem
+            problem = self._tried(action)
+
+        working(transport, lambda: carry_out(files))
+        everybody = all_well(transport, problem, "could not be written", sums | named(frozen))
+        if keys := named_by(everybody):  # a tensor that has changed on rank 0 only
+            working(transport, lambda: carry_out(rest))
+            all_well(transport, problem, "could not be written")
         if maker:
-            text = manifest_text(about, world.size, merged(everybody))
+            text = manifest_text(about, world.size, merged(everybody), keys)
             problem = self._tried(lambda: self._put_bytes(text.encode(), f"{step_name(number)}/{MANIFEST}"))
         all_well(transport, problem, "could not be finished")
         return sum(sizes), maker
@@ -232,6 +248,23 @@ class RemoteStore:
                 self._tree.put(Path(folder) / name, f"{step_name(number)}/{name}")
             return sum((Path(folder) / name).stat().st_size for name in sums)
 
+    def _put_frozen(self, frozen: dict[str, tuple[str, Tensor]]) -> int:
+        """Store the frozen tensors that are not there yet, one by one; the bytes stored."""
+        there = self._names(FROZEN) if frozen else []
+        with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+            nbytes = 0
+            for key, one in frozen.items():
+                if (name := f"{FROZEN}/{frozen_name(key)}") not in there:
+                    nbytes += write_missing(Path(folder) / FROZEN, {key: one})
+                    self._tree.put(Path(folder) / name, name)
+                    (Path(folder) / name).unlink()
+            return nbytes
+
+    def frozen(self, key: str) -> Path:
+        file = self._temporary_folder() / frozen_name(key)
+        self._try("read", lambda: self._tree.get(f"{FROZEN}/{frozen_name(key)}", file))
+        return file
+
     def _put_bytes(self, data: bytes, name: str) -> None:
         with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
             file = Path(folder) / "data"
@@ -239,11 +272,26 @@ class RemoteStore:
             self._tree.put(file, name)
 
     def tidy(self, keep: int) -> None:
-        steps = self._steps()
+        there = self._names()
+        steps = _steps(there)
         whole = [number for number, names in steps.items() if MANIFEST in names]
         stale = [number for number in steps if number not in whole and number < whole[-1]] if whole else []
         for number in [*whole[:-keep], *stale]:
             self._remove(number, steps[number])
+        frozen = [name for name in there if name.startswith(f"{FROZEN}/")]
+        stay = (
+            {f"{FROZEN}/{frozen_name(key)}" for n in whole[-keep:] for key in self._frozen_of(n)} if frozen else set()
+        )
+        for name in frozen:
+            if name not in stay:
+                self._try("tidied", partial(self._tree.delete, name))
+
+    def _frozen_of(self, number: int) -> list[str]:
+        """The keys of the frozen tensors that a step names."""
+        with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+            self._get(number, MANIFEST, Path(folder))
+            found: list[str] = read_manifest(Path(folder)).get("frozen", [])
+            return found
 
     def _remove(self, number: int, names: Iterable[str]) -> None:
         for name in sorted(names, key=lambda name: name != MANIFEST):  # the manifest first: without it there is no step
@@ -275,6 +323,17 @@ class RemoteStore:
         if self._temporary is not None:
             self._temporary.cleanup()
             self._temporary = None
+
+
+def _steps(names: Iterable[str]) -> dict[int, list[str]]:
+    """Number -> names of the files of a step, oldest first; files of others are skipped."""
+    found: dict[int, list[str]] = {}
+    for name in names:
+        folder, _, file = name.rpartition("/")
+        match = STEP.fullmatch(folder)
+        if match and OURS.fullmatch(file):
+            found.setdefault(int(match[1]), []).append(file)
+    return dict(sorted(found.items()))
 
 
 def parent_and_number(url: str) -> tuple[str, int]:

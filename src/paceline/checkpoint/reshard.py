@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.checkpoint import GLOBAL, checked, rank_names, read_json, read_tensors
+from paceline.checkpoint.frozen import Read
 from paceline.core import rng, runtime
 from paceline.core.state_tree import build
 from paceline.errors import CheckpointError
@@ -48,13 +49,14 @@ class OldCheckpoint:
 
     Args:
         manifest: of the checkpoint.
+        read_frozen: reads the values of its frozen tensors.
 
     Attributes:
         size: N.
     """
 
-    def __init__(self, manifest: dict[str, Any]) -> None:
-        self.size = int(manifest["size"])
+    def __init__(self, manifest: dict[str, Any], read_frozen: Read) -> None:
+        self.size, self.read_frozen = int(manifest["size"]), read_frozen
         self._manifest = manifest
         self._rests: dict[int, Any] = {}
         self._tensors: list[dict[str, Tensor]] = [_Tensors(manifest, rank_names(r)[0]) for r in range(self.size)]
@@ -81,7 +83,7 @@ class OldCheckpoint:
         return list(self._find(rank, path) or {})
 
     def model(self) -> dict[str, Tensor]:
-        """The global model."""
+        """The global model, without tensors that the state has under "frozen" or "tied"."""
         return read_tensors(checked(self._manifest, GLOBAL))
 
 

@@ -9,17 +9,27 @@ between the renames a `PATH.partial` with a manifest counts.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
 from paceline.checkpoint.agreement import Working, all_well, without_beats
-from paceline.checkpoint.files import MANIFEST, MARK, OURS, Content, manifest_text, renamed, write_model, write_rank
+from paceline.checkpoint.files import (
+    FROZEN,
+    MANIFEST,
+    MARK,
+    OURS,
+    Content,
+    manifest_text,
+    renamed,
+    write_model,
+    write_rank,
+)
 from paceline.checkpoint.files import write_text as write_durably
+from paceline.checkpoint.frozen import write_missing
 from paceline.communication import Transport
 from paceline.core import runtime
 from paceline.core.state_tree import flatten
@@ -44,7 +54,7 @@ def save(
     def content() -> Content:
         tensors: dict[str, Tensor] = {}
         rest = flatten(state, tensors, "")
-        return Content(rest, _owned(tensors), _owned(model))
+        return Content(rest, tensors, model)
 
     write(path, transport, about, content, without_beats)
 
@@ -64,23 +74,34 @@ def write(
     partial = path.with_name(path.name + ".partial")
     problem, sums, nbytes, sealed = "", dict[str, str](), 0, False
     maker, makers = _make_partial(path, partial, transport)
+    frozen: dict[str, tuple[str, Tensor]] = {}
 
     def files() -> None:
-        nonlocal problem, nbytes
-        try:
-            brought = content()
-            sums.update(write_rank(partial, world.rank, brought))
-            if maker:
-                sums.update(write_model(partial, brought.model))
-            nbytes = sum(runtime.disk().size(partial / name) for name in sums)
-        except PROBLEMS as error:
-            problem = str(error) or type(error).__name__
+        nonlocal nbytes
+        brought = content()
+        frozen.update(brought.frozen)
+        sums.update(write_rank(partial, world.rank, brought))
+        if maker:
+            sums.update(write_model(partial, brought.model))
+            rest()
+        nbytes += sum(runtime.disk().size(partial / name) for name in sums)
+
+    def rest() -> None:
+        nonlocal nbytes
+        nbytes += write_missing(path.parent / FROZEN, frozen)
+
+    def carry_out(action: Callable[[], None]) -> None:
+        nonlocal problem
+        problem = _tried(action)
 
     try:
-        working(transport, files)
-        everybody = all_well(transport, problem, "could not be written", sums)
+        working(transport, lambda: carry_out(files))
+        everybody = all_well(transport, problem, "could not be written", sums | named(frozen))
+        if keys := named_by(everybody):  # a tensor that has changed on the makers only, none of them has written
+            working(transport, lambda: carry_out(rest))
+            all_well(transport, problem, "could not be written")
         if maker:
-            text = manifest_text(about, world.size, merged(everybody))
+            text = manifest_text(about, world.size, merged(everybody), keys)
             problem = _tried(lambda: _seal(partial, text, makers > 1))
         if makers > 1:  # no file system has the new checkpoint before all are sure to have it
             all_well(transport, problem, "could not be finished")
@@ -100,8 +121,8 @@ def _tried(action: Callable[[], None]) -> str:
     """An error message, or ""."""
     try:
         action()
-    except (OSError, CheckpointError) as error:
-        return str(error)
+    except PROBLEMS as error:
+        return str(error) or type(error).__name__
     return ""
 
 
@@ -187,19 +208,21 @@ def _refuse_others(directory: Path) -> None:
         )
 
 
-def _owned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous copies on the host: safetensors refuses shared memory."""
-    return {
-        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
+def named(frozen: Iterable[str]) -> dict[str, str]:
+    """The keys of frozen tensors, beside the sums of files."""
+    return {f"{FROZEN}/{key}": "" for key in frozen}
+
+
+def named_by(sums: list[dict[str, str]]) -> list[str]:
+    """The keys of frozen tensors that any worker names."""
+    return sorted({name.removeprefix(f"{FROZEN}/") for one in sums for name in one if name.startswith(f"{FROZEN}/")})
 
 
 def merged(sums: list[dict[str, str]]) -> dict[str, str]:
-    """All workers' sums; for a file that several wrote, the lowest rank's."""
+    """All workers' sums of files; for a file that several wrote, the lowest rank's."""
     found: dict[str, str] = {}
     for one in reversed(sums):  # where hosts do not share a disk, the manifest names rank 0's global model
-        found |= one
+        found |= {name: value for name, value in one.items() if value}
     return found
 
 

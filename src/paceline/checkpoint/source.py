@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -26,6 +26,21 @@ class ExchangePosition:
     better_later: bool = False
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What a step holds of a worker.
+
+    Attributes:
+        state: its own.
+        model: the global model, name -> tensor.
+        frozen: key -> (name, values) of the tensors that the state names; neither it nor the model has them.
+    """
+
+    state: dict[str, Any]
+    model: dict[str, Tensor]
+    frozen: dict[str, tuple[str, Tensor]] = field(default_factory=dict)
+
+
 class CheckpointSource(Protocol):
     """The state of a run, to save."""
 
@@ -35,5 +50,5 @@ class CheckpointSource(Protocol):
     def about(self) -> dict[str, Any]:
         """The manifest's fields besides the sums, `minibatches` among them."""
 
-    def kept(self) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
-        """This worker's state, and the global model if it is not the state's "model"; tensors are not copied."""
+    def kept(self) -> Kept:
+        """What a step holds of this worker; tensors are not copied."""

@@ -4,6 +4,7 @@
 ::
 
     DIR/step-000000120/             a whole step: the same files as those of `run.save`
+    DIR/frozen/                     tensors that training does not change, once for all steps (:mod:`.frozen`)
     DIR/step-000000160.partial/     being written, or left when all workers were killed; not listed
     DIR/step-000000140.damaged/     was damaged; the run resumed from an older one
 
@@ -20,7 +21,7 @@ from typing import Any, Protocol
 
 from paceline.checkpoint.agreement import Working
 from paceline.checkpoint.claim import Claim, DirectoryClaim
-from paceline.checkpoint.files import MANIFEST, Content, renamed
+from paceline.checkpoint.files import FROZEN, MANIFEST, Content, frozen_name, read_manifest, renamed
 from paceline.checkpoint.saving import remove, write
 from paceline.checkpoint.steps import STEP, Needed, step_name
 from paceline.communication import Transport
@@ -56,8 +57,12 @@ class StepStore(Protocol):
     ) -> tuple[int, bool]:
         """Write a step; every worker calls it. See :func:`paceline.checkpoint.saving.write`."""
 
+    def frozen(self, key: str) -> Path:
+        """A local file with the values of a frozen tensor; CheckpointError if it cannot be fetched."""
+
     def tidy(self, keep: int) -> None:
-        """Remove unfinished steps and all but the newest `keep`; called by one worker of each file system."""
+        """Remove unfinished steps, all but the newest `keep`, and frozen tensors that none of these names; called by
+        one worker of each file system."""
 
     def set_aside(self, numbers: Iterable[int]) -> None:
         """Hide these damaged steps from later searches."""
@@ -116,6 +121,9 @@ class DirectoryStore:
     ) -> tuple[int, bool]:
         return write(self.path(number), transport, about, content, working)
 
+    def frozen(self, key: str) -> Path:
+        return self._path / FROZEN / frozen_name(key)
+
     def tidy(self, keep: int) -> None:
         disk = runtime.disk()
         numbers = self.numbers()
@@ -129,6 +137,11 @@ class DirectoryStore:
         unfinished = [entry for entry in there if _kind(entry) == "partial"]
         for entry in [*aside[:-keep], *unfinished]:
             remove(entry)
+        if disk.is_folder(self._path / FROZEN):
+            stay = {frozen_name(key) for n in whole[-keep:] for key in read_manifest(self.path(n)).get("frozen", ())}
+            for name in disk.names(self._path / FROZEN):
+                if name not in stay:
+                    disk.remove(self._path / FROZEN / name)
 
     def set_aside(self, numbers: Iterable[int]) -> None:
         disk = runtime.disk()

@@ -12,7 +12,7 @@ from paceline.core.optimizer_state import Owned
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.update.engine import agreement
-from paceline.update.engine.common_start import exchanged_parts, layout, untrained
+from paceline.update.engine.common_start import exchanged_parts, frozen, layout, untrained
 from paceline.update.engine.settings import Settings
 
 
@@ -31,6 +31,7 @@ def check_rule(rule: Rule) -> None:
 def fingerprint(rule: Rule, model: Modules, owned: Owned, settings: Settings) -> dict[str, Any]:
     """The settings that all workers must share; serializable as JSON."""
     rows = [row for part in exchanged_parts(model, owned) for row in part.layout()] + layout(untrained(model, owned))
+    rows += [[name] for name in frozen(model, owned)]
     about = agreement.about_optimizers(owned)
     del about["optimizer state at attach"]  # a joining worker receives it
     about["guard"] = str(settings.guard)

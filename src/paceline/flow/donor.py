@@ -9,7 +9,7 @@ from typing import Any
 from paceline.communication.base import Pending
 from paceline.errors import PeerLostError
 from paceline.flow.membership import ElasticMembership
-from paceline.flow.state_transfer import PackedState
+from paceline.flow.state_transfer import PackedState, held_by
 from paceline.update.monitor import Monitor
 
 
@@ -19,16 +19,18 @@ class Donor:
     Args:
         membership: this worker's membership.
         monitor: writes the event log.
-        capture: gives this worker's state and the global model, as a checkpoint has them.
+        given: gives the state and the global model for joining workers that hold the frozen tensors of these keys.
+        frozen_keys: gives the keys of this worker's frozen tensors.
     """
 
     def __init__(
         self,
         membership: ElasticMembership,
         monitor: Monitor,
-        capture: Callable[[], tuple[dict[str, Any], dict[str, Any]]],
+        given: Callable[[dict[str, str]], tuple[dict[str, Any], dict[str, Any]]],
+        frozen_keys: Callable[[], dict[str, str]],
     ) -> None:
-        self._membership, self._monitor, self._capture = membership, monitor, capture
+        self._membership, self._monitor, self._given, self._frozen_keys = membership, monitor, given, frozen_keys
         self._sending: list[Pending] = []  # held until sent, or replaced by later ones
 
     def give(self) -> None:
@@ -36,11 +38,12 @@ class Donor:
         membership, generation = self._membership, self._membership.generation
         if generation.donor != membership.control.worker or not generation.newcomers:
             return
-        packed = PackedState(*self._capture())
+        ranks = [membership.rank_of(worker) for worker in sorted(generation.newcomers)]
         self._sending = []
-        for worker in sorted(generation.newcomers):
-            try:
-                self._sending += packed.give(membership.transport, membership.rank_of(worker))
-            except PeerLostError:
-                return  # the members will change again
+        try:
+            packed = PackedState(*self._given(held_by(membership.transport, ranks, self._frozen_keys())))
+            for rank in ranks:
+                self._sending += packed.give(membership.transport, rank)
+        except PeerLostError:
+            return  # the members will change again
         self._monitor.note("gave", workers=sorted(generation.newcomers), bytes=packed.nbytes)

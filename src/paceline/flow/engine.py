@@ -36,7 +36,8 @@ class ElasticEngine:
     Args:
         run: what the parts of the run share; its rule is a block rule.
         membership: this worker's membership.
-        capture: gives this worker's state and the global model, as a checkpoint has them.
+        given: gives the state and the global model for joining workers that hold the frozen tensors of these keys.
+        frozen_keys: gives the keys of this worker's frozen tensors.
 
     Attributes:
         joining: gets the state of the run.
@@ -51,7 +52,8 @@ class ElasticEngine:
         self,
         run: RunContext,
         membership: ElasticMembership,
-        capture: Callable[[], tuple[dict[str, Any], dict[str, Any]]],
+        given: Callable[[dict[str, str]], tuple[dict[str, Any], dict[str, Any]]],
+        frozen_keys: Callable[[], dict[str, str]],
     ) -> None:
         model, owned = run.model, run.owned
         self._run, self.rule, self.membership = run, run.rule, membership
@@ -60,12 +62,12 @@ class ElasticEngine:
         self.wanted = WantedWorkers(self.rule, membership.control.most, lambda: run.tuner.measured.may_grow)
         self._fragment = 0  # of the exchange that is under way
         self._quiet = 0  # exchanges in a row in which all members had come to their end
-        self._donor = Donor(membership, run.monitor, capture)
+        self._donor = Donor(membership, run.monitor, given, frozen_keys)
         self.leases = ControlLedgerClient(membership.control, self._join_exchange, lambda: membership.applied)
         self._exchanger = CommittingExchanger(membership, self.rule, run.tuner, self._report)
         membership.on_connect.append(self._exchanger.renew)
         run.tuner.follow = self.follow
-        self.joining = Joining(membership, owned, exchanged_parts(model, owned), untrained(model, owned))
+        self.joining = Joining(membership, owned, exchanged_parts(model, owned), untrained(model, owned), frozen_keys)
         self.leaving = Leaving(membership, lambda: self.joining.settled)
         run.loaders.may_leave = self.leave_if_asked
         membership.enter()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from paceline.communication.calls import AGREEMENT
 from paceline.errors import CheckpointError, GivenUpError, PeerLostError
 from paceline.flow.membership import ElasticMembership
-from paceline.flow.state_transfer import GivenState, receive_state
+from paceline.flow.state_transfer import GivenState, receive_state, tell_held
 from paceline.update.engine import agreement
 from paceline.update.engine.common_start import take_untrained
 
@@ -39,6 +39,7 @@ class Joining:
         owned: (optimizer, its named parameters) pairs.
         parts: the exchanged tensors, which all members start with alike.
         rest: (name, tensor) pairs that are not exchanged.
+        frozen_keys: gives the keys of the large ones of them.
 
     Attributes:
         given: the state that a live worker sent, if this worker joined; else None.
@@ -55,8 +56,11 @@ class Joining:
         owned: Owned,
         parts: list[Fragment],
         rest: Sequence[tuple[str, Tensor]] = (),
+        frozen_keys: Callable[[], dict[str, str]] = dict,
     ) -> None:
         self._membership, self._owned, self._parts, self._rest = membership, owned, parts, rest
+        self._frozen_keys = frozen_keys
+        self._keys = frozen_keys()  # before this worker is a member, and others wait for it
         self.given: GivenState | None = None
         self.must_resume = self.settled = False
         self.put: Callable[[GivenState], None] = lambda given: None
@@ -70,10 +74,12 @@ class Joining:
             try:
                 if membership.new and membership.generation.donor is not None:
                     limit = (1 << 26) + 256 * sum(p.numel() for _, named in self._owned for _, p in named)
-                    limit += 2 * sum(t.numel() * t.element_size() for _, t in self._rest)
-                    self.given = receive_state(
-                        membership.transport, membership.rank_of(membership.generation.donor), limit
-                    )
+                    limit += sum(t.numel() * t.element_size() for _, t in self._rest)
+                    donor = membership.rank_of(membership.generation.donor)
+                    told = tell_held(membership.transport, donor, self._keys)
+                    self.given = receive_state(membership.transport, donor, limit)
+                    if told is not None:
+                        told.wait()
                     self.must_resume = False
                 else:
                     self.must_resume = membership.generation.restored
@@ -160,6 +166,7 @@ class Joining:
         self._start_again()
 
     def _start_again(self) -> None:
+        self._keys = self._frozen_keys()  # a state may have been loaded
         self.start()
         if self.blocks is not None:
             self.blocks.capture()

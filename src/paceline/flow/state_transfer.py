@@ -3,18 +3,20 @@
 
 ::
 
+    keys      to the live worker: the joining one's keys of its frozen tensors (:func:`paceline.core.bits.key`)
     lengths   int64, shape (2,): bytes of the text, bytes of the tensors
     text      JSON: the state without its tensors, and the sha256 sum of the tensors' bytes
     tensors   safetensors, as one piece
 
-None of it is ever executed. The receiver checks the sum before it loads anything; the next exchange compares its model
-with the other members'.
+Frozen tensors whose keys all joining workers have are not sent. None of it is ever executed. The receiver checks the
+sum before it loads anything; the next exchange compares its model with the other members'.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.communication.base import Pending, Transport
+from paceline.core.bits import KEY_CHARACTERS
 from paceline.core.state_tree import build, flatten
 from paceline.errors import CheckpointError
 
@@ -34,7 +37,7 @@ class GivenState(OldCheckpoint):
     """The state that a live worker sent, read as a checkpoint of one worker."""
 
     def __init__(self, rest: Any, tensors: dict[str, Tensor]) -> None:
-        super().__init__({"size": 1})
+        super().__init__({"size": 1}, _not_sent)
         self._rests = {0: rest["state"]}
         self._tensors = [tensors]
         self._model = build(rest["model"], tensors)
@@ -43,6 +46,27 @@ class GivenState(OldCheckpoint):
         """The global model."""
         found: dict[str, Tensor] = self._model
         return found
+
+
+def tell_held(transport: Transport, to: int, keys: dict[str, str]) -> Pending | None:
+    """Start to tell a live worker the keys of this worker's frozen tensors, if there are any."""
+    return transport.send(_bytes("".join(keys.values()).encode()), to) if keys else None
+
+
+def held_by(transport: Transport, ranks: Sequence[int], keys: dict[str, str]) -> dict[str, str]:
+    """Those of this worker's frozen tensors, name -> key, that all joining workers hold; theirs have the same names.
+
+    Raises:
+        PeerLostError: one of them does not tell.
+    """
+    held = keys
+    for rank in ranks if keys else ():
+        told = torch.empty(KEY_CHARACTERS * len(keys), dtype=torch.uint8)
+        transport.receive(told, rank).wait()
+        text = told.numpy().tobytes().decode("latin-1")
+        theirs = {name: text[KEY_CHARACTERS * n :][:KEY_CHARACTERS] for n, name in enumerate(keys)}
+        held = {name: one for name, one in held.items() if theirs[name] == one}
+    return held
 
 
 class PackedState:
@@ -102,6 +126,10 @@ def receive_state(transport: Transport, source: int, limit: int) -> GivenState:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"what {who} gave is no state: {error}") from error
+
+
+def _not_sent(name: str, key: str) -> Tensor:
+    raise CheckpointError(f"{name} was frozen and is not sent to a worker that has it, and this one has changed it")
 
 
 def _own(tensor: Tensor) -> Tensor:

@@ -163,7 +163,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         state = RunState(context, membership)
         elastic = None
         if membership is not None:
-            elastic = flow.ElasticEngine(context, membership, lambda: (state.capture(), state.global_state()))
+            elastic = flow.ElasticEngine(context, membership, state.given, state.frozen_keys)
         engine: EngineProtocol | None = elastic
         if engine is None and exchanges:
             engine = ENGINES[context.rule.schedule.engine](context)
@@ -205,6 +205,8 @@ def start(parts: RunParts, run: Any) -> None:
     receipts.begin(context, parts.engine)
     if parts.elastic is not None:
         take_over_state(context, parts.elastic, parts.state, parts.checkpointer)
+    if parts.checkpointer is not None:
+        parts.state.watch_frozen()
     elements = sum(p.numel() for _, named in context.owned for _, p in named)
     context.monitor.attached(context.rule.text(), elements, _buffer_elements(context.model))
     context.tuner.tell_rate()

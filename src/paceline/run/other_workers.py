@@ -10,11 +10,13 @@ from safetensors import SafetensorError
 
 from paceline import checkpoint
 from paceline.checkpoint import reshard
+from paceline.checkpoint.frozen import complete
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.core import rng
 from paceline.run import receipts
 from paceline.run.state import RunState
 from paceline.update import server
+from paceline.update.engine import global_model
 from paceline.update.engine.context import RunContext
 
 
@@ -44,8 +46,11 @@ def load_resharded(path: str | Path, old: OldCheckpoint, state: RunState, contex
 
 def read(old: OldCheckpoint, state: RunState, context: RunContext) -> dict[str, Any]:
     """This worker's initial state without the engine's; checked against its model and optimizers."""
+    model = old.model()
+    own = global_model.plain_state(context.model)
+    complete(model, {name: old.part(0, name) for name in ("frozen", "tied")}, own, old.read_frozen)
     found = {
-        "model": old.model(),
+        "model": model,
         "optimizers": _optimizers(old, state, context),
         "included": old.part(0, "included"),
         "flow": old.part(0, "flow"),

@@ -43,7 +43,9 @@ def _load(parts: RunParts, found: FoundCheckpoint) -> None:
         )
     reshard.check_kinds(path, [optimizer for optimizer, _ in context.owned], manifest.get("optimizers"))
     if found.state is not None and parts.membership is None:
+        parts.state.complete(path, found.state, found.read_frozen)
         parts.state.load(path, found.state)
     else:
-        other_workers.load_resharded(path, OldCheckpoint(manifest), parts.state, context)
+        old = OldCheckpoint(manifest, found.read_frozen)
+        other_workers.load_resharded(path, old, parts.state, context)
     context.monitor.note("resume", path=path)

@@ -298,8 +298,7 @@ class Run:
         """
         self._check_open()
         self.include(**objects)
-        state = self._state
-        checkpoint.save(Path(path), self._transport, state.about(), state.capture(), self.global_state())
+        checkpoint.save(Path(path), self._transport, self._state.about(), *self._state.saved())
         self._context.monitor.note("save", path=str(path))
 
     @by_all("run.resume(..)")

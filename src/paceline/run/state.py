@@ -11,14 +11,18 @@ from typing import Any
 from torch import Tensor
 
 from paceline import flow
-from paceline.checkpoint import ExchangePosition, reshard
+from paceline.checkpoint import ExchangePosition, all_well, reshard
+from paceline.checkpoint.frozen import Read, complete, without
+from paceline.checkpoint.source import Kept
 from paceline.core import rng
+from paceline.core.bits import key
 from paceline.core.flat import module_list
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.run import receipts
 from paceline.run.schedules import SampledSchedules
 from paceline.update.engine import global_model
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
+from paceline.update.engine.common_start import frozen
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.protocol import EngineProtocol, GlobalModel
 
@@ -37,6 +41,8 @@ class RunState:
         before_capture: called before the state is read.
         rule_text: the rule as attached; the state holds later tuning.
         schedules: steps of included schedulers, where the number of workers grows.
+        first_keys: name -> key of each large tensor that no exchange changes, when the training began: while it is the
+            same, the steps name the tensor; None where no steps are taken.
     """
 
     def __init__(self, context: RunContext, membership: flow.ElasticMembership | None) -> None:
@@ -47,6 +53,7 @@ class RunState:
         self.before_capture: Callable[[], None] = lambda: None
         self.rule_text = context.rule.text()
         self.schedules: SampledSchedules | None = None
+        self.first_keys: dict[str, str] | None = None
 
     def include(self, objects: dict[str, Any]) -> None:
         """Add objects with a `state_dict` and a `load_state_dict`.
@@ -82,6 +89,28 @@ class RunState:
         """The global model as a state dictionary of the unwrapped model; copies."""
         return global_model.global_state(self._context.model, self.global_tensors())
 
+    def global_parts(self) -> dict[str, Tensor]:
+        """The same; what the user's model holds is not copied."""
+        return global_model.global_parts(self._context.model, self.global_tensors())
+
+    # -- frozen tensors ---------------------------------------------------------------------------
+
+    def frozen_keys(self) -> dict[str, str]:
+        """Name -> present key of each large tensor that no exchange changes."""
+        return {name: key(name, one) for name, one in frozen(self._context.model, self._context.owned).items()}
+
+    def watch_frozen(self) -> None:
+        """The training begins: from now on steps name the large tensors that stay as they are."""
+        self.first_keys = self.frozen_keys()
+
+    def _naming(self, keys: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+        """This worker's state without these frozen tensors, which it names; and the names that are left out of it."""
+        state = self.capture()
+        state["model"], tied = without(state["model"], keys)
+        keys = {name: one for name, one in keys.items() if name not in tied}
+        state |= {name: some for name, some in (("frozen", keys), ("tied", tied)) if some}
+        return state, keys | {name: keys[first] for name, first in tied.items() if first in keys}
+
     # -- capture ----------------------------------------------------------------------------------
 
     def exchange_position(self) -> ExchangePosition:
@@ -96,12 +125,30 @@ class RunState:
         kinds = [type(optimizer).__name__ for optimizer, _ in self._context.owned]
         return {"rule": self.rule_text, "minibatches": steps, "blocks": blocks, "optimizers": kinds}
 
-    def kept(self) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
-        """The state, and the global model if it differs from the worker's; without copies."""
-        state, ahead = self.capture(), self.global_model
-        if ahead is None:
-            return state, None
-        return state, global_model.global_parts(self._context.model, ahead.global_tensors())
+    def kept(self) -> Kept:
+        """The state and the global model for a step, without copies."""
+        first = self.first_keys
+        keys = {name: one for name, one in self.frozen_keys().items() if first.get(name) == one} if first else {}
+        state, left = self._naming(keys)
+        model = self.global_parts()
+        held = {one: (name, model[name]) for name, one in state.get("frozen", {}).items()}
+        return Kept(state, {name: tensor for name, tensor in model.items() if name not in left}, held)
+
+    def saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The state and the global model for a checkpoint by itself, whose global model has what all workers share.
+
+        Every worker calls it at the same place; nothing is copied.
+        """
+        keys = self.frozen_keys()
+        told = self._context.transport.gather_json(keys) if keys else []
+        state, _ = self._naming({n: one for n, one in keys.items() if all(other.get(n) == one for other in told)})
+        return state, self.global_parts()
+
+    def given(self, keys: dict[str, str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The state and the global model for joining workers that hold the tensors of these keys; no copies."""
+        state, left = self._naming(keys)
+        del state["model"]  # they take the global one
+        return state, {name: tensor for name, tensor in self.global_parts().items() if name not in left}
 
     def capture(self) -> dict[str, Any]:
         """This worker's state, without copies."""
@@ -163,6 +210,15 @@ class RunState:
         context.transport.barrier()  # no worker asks for data before the ledger is loaded
         rng.restore(state["random"])
 
+    def complete(self, path: str | Path, state: dict[str, Any], read: Read) -> None:
+        """Put the frozen tensors that a state names into it, the program's own where they are the same."""
+        problem = ""
+        try:
+            complete(state["model"], state, global_model.plain_state(self._context.model), read)
+        except CheckpointError as error:
+            problem = str(error)
+        all_well(self._context.transport, problem, f"{path} cannot be resumed")
+
     def check(self, state: dict[str, Any]) -> None:
         """Refuse the state of another model or of other optimizers."""
         reshard.check_model(global_model.plain_state(self._context.model), state["model"])
@@ -191,3 +247,5 @@ class RunState:
         for name in self.included.keys() & state["included"].keys():
             self.included[name].load_state_dict(state["included"][name])
         context.progress.steps, context.progress.warm = state["flow"]
+        if self.first_keys is not None:
+            self.watch_frozen()

@@ -104,7 +104,7 @@ class PacelineAccelerator(Accelerator):  # type: ignore[misc]
         run = self.adapter.open_run
         if run is None or len(self._models) != 1 or self.unwrap_model(model) is not self.unwrap_model(self._models[0]):
             return super().get_state_dict(model, unwrap)
-        return {**super().get_state_dict(model, unwrap), **run.global_state()}
+        return {**super().get_state_dict(model, unwrap), **run._state.global_parts()}
 
     def save_state(self, output_dir: Any = None, **kwargs: Any) -> Any:
         """As Accelerator's, with the run's state in the subfolder `paceline`."""

@@ -103,7 +103,7 @@ class PacelineFabricStrategy(WorkersMixin, ParallelStrategy):  # type: ignore[mi
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
         run = self.adapter.open_run if module is self._model else None
-        return {**super().get_module_state_dict(module), **(run.global_state() if run is not None else {})}
+        return {**super().get_module_state_dict(module), **(run._state.global_parts() if run is not None else {})}
 
     def save_checkpoint(
         self, path: Any, state: dict[str, Any], storage_options: Any = None, filter: Any = None

@@ -138,7 +138,7 @@ class PacelineStrategy(WorkersMixin, ParallelStrategy):  # type: ignore[misc]
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         run = self.adapter.open_run
-        return {**super().lightning_module_state_dict(), **(run.global_state() if run is not None else {})}
+        return {**super().lightning_module_state_dict(), **(run._state.global_parts() if run is not None else {})}
 
     # -- checkpoints ------------------------------------------------------------------------------
 

@@ -20,14 +20,18 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from paceline.communication import Transport
 from paceline.communication.base import same_json
+from paceline.core.bits import as_bytes, checksum
 from paceline.core.flat import Fragment, Modules, averaged_buffers, find_buffers, fragments, local, module_list
 from paceline.core.optimizer_state import Owned
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.update.engine import agreement, exit_handling
+from paceline.update.engine.global_model import plain_state
 
 PIECE_BYTES = 1 << 24
 """Bytes broadcast at a time."""
+LEAST_FROZEN_BYTES = 1 << 20
+"""A smaller tensor is copied wherever a state is: that costs nothing, and the file of a global model has it."""
 
 
 def exchanged_parts(model: Modules, owned: Owned) -> list[Fragment]:
@@ -48,6 +52,22 @@ def untrained(model: Modules, owned: Owned) -> list[tuple[str, Tensor]]:
                 seen.add(id(tensor))
                 found.append((prefix + name, tensor))
     return found
+
+
+def frozen(model: Modules, owned: Owned) -> dict[str, Tensor]:
+    """The large tensors of the state dictionary that no exchange changes: the program might, and mostly does not."""
+    rest = {tensor.data_ptr() for _, tensor in untrained(model, owned) if _is_plain(tensor)}
+    return {
+        name: tensor
+        for name, tensor in plain_state(model).items()
+        if _is_plain(tensor)
+        and tensor.numel() * tensor.element_size() >= LEAST_FROZEN_BYTES
+        and tensor.data_ptr() in rest
+    }
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and type(tensor.data) is Tensor
 
 
 def layout(named: list[tuple[str, Tensor]]) -> list[list[object]]:
@@ -78,7 +98,7 @@ def take_untrained(transport: Transport, named: Sequence[tuple[str, Tensor]], so
     Raises `UnsupportedError` on every worker if a tensor of the same shape has memory of another size.
     """
     memories = [(name, leaf) for name, tensor in named for leaf in _memory(local(tensor))]
-    sums = [[leaf.numel() * leaf.element_size(), *_checksum(leaf)] for _, leaf in memories]
+    sums = [[leaf.numel() * leaf.element_size(), *checksum(leaf)] for _, leaf in memories]
     if same_json(transport, sums):
         return
     gathered = transport.gather_json(sums)
@@ -115,29 +135,9 @@ def _compressed(tensor: Tensor) -> tuple[Tensor, Tensor]:
     return tensor.ccol_indices(), tensor.row_indices()
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    """A tensor's numbers as bytes, in the order of its elements; a copy where it is not contiguous."""
-    return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-
-
-def _checksum(tensor: Tensor) -> list[int]:
-    """Two sums of a tensor's bits modulo 2^64; the second changes with the order, too."""
-    flat = _bytes(tensor)
-    plain = torch.zeros((), dtype=torch.int64, device=flat.device)
-    ordered = plain.clone()
-    for begin in range(0, flat.numel(), PIECE_BYTES):
-        piece = flat[begin : begin + PIECE_BYTES]
-        whole = piece.numel() % 8 == 0 and piece.data_ptr() % 8 == 0
-        words = piece.view(torch.int64) if whole else piece.long()
-        weights = torch.arange(begin, begin + words.numel(), device=flat.device).mul_(2).add_(1)
-        plain += words.sum()
-        ordered += weights.mul_(words).sum()
-    return [int(plain), int(ordered)]
-
-
 def _broadcast(transport: Transport, tensor: Tensor, source: int) -> None:
     """Give a tensor the bits that it has on rank `source`."""
-    flat = _bytes(tensor).clone()
+    flat = as_bytes(tensor).clone()
     for begin in range(0, flat.numel(), PIECE_BYTES):
         piece = flat[begin : begin + PIECE_BYTES]
         wire = piece.to(transport.wire_device(piece.device))

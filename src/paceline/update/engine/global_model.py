@@ -45,8 +45,13 @@ def global_parts(model: Modules, values: dict[str, Tensor]) -> dict[str, Tensor]
 
 
 def global_state(model: Modules, values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """As `global_parts`; copies."""
-    return {name: tensor.detach().clone() for name, tensor in global_parts(model, values).items()}
+    """As `global_parts`; copies, each in memory of its own. It may keep `values`."""
+    copies = {id(value) for value in values.values()}
+    found = {}
+    for name, tensor in global_parts(model, values).items():
+        found[name] = tensor if id(tensor) in copies else tensor.detach().clone()
+        copies.discard(id(tensor))  # a tied name gets another copy
+    return found
 
 
 @torch.no_grad()
