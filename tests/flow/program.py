@@ -59,6 +59,8 @@ class Phase:
         books: directory of what the exchanges added.
         timeout: seconds.
         width: of the model.
+        frozen: bytes of a frozen tensor in it.
+        apart: whether each worker makes other values for it.
     """
 
     books: str
@@ -83,6 +85,8 @@ class Phase:
     timeout: float = 30.0
     seed: int = 0
     width: int = 16
+    frozen: int = 0
+    apart: bool = False
 
 
 class Model(nn.Module):
@@ -119,6 +123,9 @@ class Program:
         self.phase = phase
         torch.manual_seed(phase.seed)
         self.model = Model(phase.samples, phase.width)
+        if phase.frozen:
+            values = torch.full((phase.frozen // 4,), float(os.getpid() if phase.apart else 1))
+            self.model.frozen = nn.Parameter(values, requires_grad=False)
         rate = 0.01 if phase.judged else 0.8
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=rate / phase.width, momentum=0.9)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (1 + 0.001 * step))

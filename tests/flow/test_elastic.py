@@ -48,6 +48,21 @@ def test_without_faults_every_sample_is_in_the_model_once(tmp_path: Path) -> Non
         assert not cluster.saw("lost")
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_joining_worker_gets_frozen_tensors_that_it_does_not_hold_once(apart: bool, tmp_path: Path) -> None:
+    frozen = 1 << 21
+    with Cluster(tmp_path, terms(2), hold=20, frozen=frozen, apart=apart) as cluster:
+        cluster.start(2)
+        cluster.exchanged(4)
+        cluster.start(1)
+        cluster.until(lambda: len(cluster.saw("joined")) == 3, "nobody joins")
+        (cluster.books / "go").touch()
+        check(cluster, epochs=2)
+    lines = [line for log in (tmp_path / "log").glob("rank-*.jsonl") for line in log.read_text().splitlines()]
+    (gave,) = [event["bytes"] for event in map(json.loads, lines) if event["kind"] == "gave"]
+    assert gave < 1 << 16 if not apart else frozen <= gave < frozen + (1 << 16)
+
+
 @pytest.mark.parametrize(
     "rule",
     ["bmuf(period=4)", "diloco(period=3, ema=0.6, restart=5)", "streaming_diloco(period=6, fragments=2, overlap=0)"],
