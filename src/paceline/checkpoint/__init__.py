@@ -8,6 +8,8 @@
     PATH/rank-000.safetensors    rank 0's tensors (its model, optimizer, outer state, generators)
     PATH/rank-000.json           everything of rank 0 that is not a tensor
 
+What training does not change is written once for all ranks, and for all steps (:mod:`.frozen`).
+
 `run.save(PATH)` writes one (:mod:`.saving`); `attach(..., checkpoint=DIR)` keeps the newest few as steps in a directory
 or below a URL (:mod:`.auto_checkpointer`, :mod:`.store`). Another number of workers reads the files of all ranks
 (:mod:`.reshard`).

@@ -28,6 +28,7 @@ from typing import Any
 import typer
 from rich.live import Live
 
+from paceline.checkpoint.files import FROZEN
 from paceline.checkpoint.store import DirectoryStore
 from paceline.cli.console import err, error_panel, near, out, refuse
 from paceline.cli.launch.cluster import LaunchCluster
@@ -252,6 +253,8 @@ class Search:
                 shutil.rmtree(path, ignore_errors=True)
             shutil.copytree(step, partial)
             partial.rename(target)
+            if (frozen := step.with_name(FROZEN)).is_dir():  # beside the step, here as there
+                shutil.copytree(frozen, target.with_name(FROZEN), dirs_exist_ok=True)
         console = out()
         if self.ended:
             console.print(f"{self.ended}; the search ends with round {number}")
