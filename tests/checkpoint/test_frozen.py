@@ -309,6 +309,12 @@ def test_checkpoints_and_evaluation_copy_no_frozen_base(what: str, copies: int, 
     assert seen.nbytes == copies * FROZEN
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.uint8])
+def test_a_checksum_tells_constants_apart(dtype: torch.dtype) -> None:
+    sums = [checksum(torch.full((1 << 18,), value).to(dtype)) for value in (0.0, 1.0, 2.0, 5.0, 6.0, 255.0)]
+    assert len(set(map(tuple, sums))) == len(sums)
+
+
 def test_a_checksum_sees_signs_and_places_wherever_a_tensor_lies() -> None:
     signs = torch.ones(4, 4, dtype=torch.float64)
     one, other = signs.clone(), signs.clone()

@@ -125,7 +125,7 @@ class Program:
         self.model = Model(phase.samples, phase.width)
         if phase.frozen:
             values = torch.full((phase.frozen // 4,), float(os.getpid() if phase.apart else 1))
-            self.model.frozen = nn.Parameter(values, requires_grad=False)
+            self.model.frozen = self.model.second_name = nn.Parameter(values, requires_grad=False)
         rate = 0.01 if phase.judged else 0.8
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=rate / phase.width, momentum=0.9)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (1 + 0.001 * step))

@@ -215,7 +215,7 @@ class AutoCheckpointer:
         content = report.content
         if content is not None:
             own = {f"rank{name}": tensor for name, tensor in content.tensors.items()}
-            held = {memory(tensor): name for name, tensor in own.items() if tensor.numel()}
+            held = {memory(tensor): name for name, tensor in own.items()}
             more = {f"model {n}": tensor for n, tensor in content.model.items() if memory(tensor) not in held}
             copies = self._snapshot.take(own | more)
             model = {n: copies[held.get(memory(tensor), f"model {n}")] for n, tensor in content.model.items()}

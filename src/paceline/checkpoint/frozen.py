@@ -32,8 +32,8 @@ def without(model: dict[str, Tensor], frozen: Iterable[str]) -> tuple[dict[str, 
     first: dict[tuple[object, ...], str] = {}
     tied = {}
     for name, tensor in model.items():
-        if tensor.numel() and first.setdefault(memory(tensor), name) != name:
-            tied[name] = first[memory(tensor)]
+        if (other := first.setdefault(memory(tensor), name)) != name:
+            tied[name] = other
     left = {*frozen, *tied}
     return {name: tensor for name, tensor in model.items() if name not in left}, tied
 

@@ -22,22 +22,26 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def checksum(tensor: Tensor) -> list[int]:
-    """Two sums of a tensor's bits modulo 2^64, the same on every device; the second changes with the order, too."""
+    """Three sums of a tensor's bits modulo 2^64, the same on every device; the last changes with the order, too.
+
+    Sums of many equal numbers lose their high bits, which are all that differs between two constants of 64 bits. So the
+    second and third sum have what is high in the low bits as well.
+    """
     flat = as_bytes(tensor)
     size = PIECE_BYTES_CPU if flat.device.type == "cpu" else PIECE_BYTES_DEVICE
     odd = torch.arange(size // 8, device=flat.device).mul_(2).add_(1)
-    plain = torch.zeros((), dtype=torch.int64, device=flat.device)
-    ordered = plain.clone()
+    sums = torch.zeros(3, dtype=torch.int64, device=flat.device)
     for begin in range(0, flat.numel(), size):
         piece = flat[begin : begin + size]
         if piece.numel() % 8 or piece.data_ptr() % 8:
             piece = functional.pad(piece, (0, -piece.numel() % 8)).clone()
         words = piece.view(torch.int64)
-        words = words ^ words >> 32  # else a sign would count in the highest bit only
-        total = words.sum()
-        plain += total
-        ordered += words.mul_(odd[: words.numel()]).sum() + 2 * (begin // 8) * total
-    return [int(plain), int(ordered)]
+        mixed = (words >> 29).bitwise_xor_(words)
+        plain, total = words.sum(), mixed.sum()
+        ordered = mixed.mul_(odd[: words.numel()]).sum() + 2 * (begin // 8) * total
+        sums += torch.stack((plain, total, ordered))
+    found: list[int] = sums.tolist()
+    return found
 
 
 def key(name: str, tensor: Tensor) -> str:
@@ -48,4 +52,12 @@ def key(name: str, tensor: Tensor) -> str:
 
 def memory(tensor: Tensor) -> tuple[object, ...]:
     """What two tensors share that are one: the same place in memory, seen alike."""
-    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+    if not is_plain(tensor) or not tensor.numel():
+        return (id(tensor),)
+    seen = tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg()
+    return tensor.device, tensor.data_ptr(), *seen
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether its numbers lie in one memory, and not in those of the parts of a subclass or a sparse layout."""
+    return tensor.layout == torch.strided and type(tensor.data) is Tensor

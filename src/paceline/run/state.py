@@ -148,6 +148,7 @@ class RunState:
         """The state and the global model for joining workers that hold the tensors of these keys; no copies."""
         state, left = self._naming(keys)
         del state["model"]  # they take the global one
+        left |= state.get("tied", {})
         return state, {name: tensor for name, tensor in self.global_parts().items() if name not in left}
 
     def capture(self) -> dict[str, Any]:

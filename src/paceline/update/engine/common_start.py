@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from paceline.communication import Transport
 from paceline.communication.base import same_json
-from paceline.core.bits import as_bytes, checksum
+from paceline.core.bits import as_bytes, checksum, is_plain
 from paceline.core.flat import Fragment, Modules, averaged_buffers, find_buffers, fragments, local, module_list
 from paceline.core.optimizer_state import Owned
 from paceline.errors import UnsupportedError
@@ -56,18 +56,14 @@ def untrained(model: Modules, owned: Owned) -> list[tuple[str, Tensor]]:
 
 def frozen(model: Modules, owned: Owned) -> dict[str, Tensor]:
     """The large tensors of the state dictionary that no exchange changes: the program might, and mostly does not."""
-    rest = {tensor.data_ptr() for _, tensor in untrained(model, owned) if _is_plain(tensor)}
+    rest = {tensor.data_ptr() for _, tensor in untrained(model, owned) if is_plain(tensor)}
     return {
         name: tensor
         for name, tensor in plain_state(model).items()
-        if _is_plain(tensor)
+        if is_plain(tensor)
         and tensor.numel() * tensor.element_size() >= LEAST_FROZEN_BYTES
         and tensor.data_ptr() in rest
     }
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and type(tensor.data) is Tensor
 
 
 def layout(named: list[tuple[str, Tensor]]) -> list[list[object]]:
