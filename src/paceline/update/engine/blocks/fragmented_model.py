@@ -53,18 +53,11 @@ class FragmentedModel:
         self._rule_schedule, self._model = rule.blocks, model
         self._shards = Shards(parameter for _, named in owned for _, parameter in named)
         self.updates = [
-            BlockUpdate(
-                rule,
-                exchanger,
-                None if number else model,
-                part,
-                settings,
-                ExchangeKind.block(number),
-                workers,
-                self._shards,
-            )
+            BlockUpdate(rule, exchanger, None if number else model, part, settings, ExchangeKind.block(number), workers)
             for number, part in enumerate(staggered(owned, rule.schedule.fragments))
         ]
+        for update in self.updates:
+            update.shards = self._shards
         self.schedule = FragmentSchedule([0] * len(self.updates))
         self.entered = [0] * len(self.updates)
 

@@ -40,7 +40,6 @@ class BlockUpdate:
         settings: of the run: the device of outer state, and the outlier policy.
         kind: of its exchanges.
         workers: N, as the rule counts them.
-        shards: the processes that hold this worker's parameters.
 
     Attributes:
         numbers: of its blocks.
@@ -52,6 +51,7 @@ class BlockUpdate:
         norms: the recently accepted norms; None without an outlier policy.
         audit: judges contributions by held-out losses; None without them.
         receipts: of what this worker brings and takes, or None.
+        shards: the processes that hold this worker's parameters, of all fragments.
     """
 
     def __init__(
@@ -63,9 +63,8 @@ class BlockUpdate:
         settings: Settings,
         kind: ExchangeKind,
         workers: int,
-        shards: Shards,
     ) -> None:
-        self.exchanger, self._kind, self._period, self._shards = exchanger, kind, rule.schedule.period, shards
+        self.exchanger, self._kind, self._period = exchanger, kind, rule.schedule.period
         self._overlapped = rule.schedule.overlap > 0
         self._mixes_at_once = rule.payload.mixing is not None and not self._overlapped
         self.optimizers = LocalOptimizers(rule.delta, owned)
@@ -84,6 +83,7 @@ class BlockUpdate:
             self.state.take_mean_norms()
         self.audit = self._audit(settings.guard, model)
         self.receipts: Receipts | None = None
+        self.shards = Shards(())
 
     def _audit(self, guard: Guard | None, model: Modules | None) -> Audit | None:
         if guard is None or guard.held_out is None or model is None:
@@ -149,7 +149,7 @@ class BlockUpdate:
     def _header(self, work: LocalWork) -> ExchangeHeader:
         measured = self._measures and work.minibatches > 0
         norm, finite = self.state.measure(partial(packings, self.chunks)) if measured else (0.0, self.state.finite())
-        norm, mean_norm, finite = self._shards.together(norm, self.state.mean_norm, finite)
+        norm, mean_norm, finite = self.shards.together(norm, self.state.mean_norm, finite)
         rank = self.exchanger.transport.world.rank
         return ExchangeHeader(
             sequence=0,
@@ -162,7 +162,7 @@ class BlockUpdate:
             factor=work.minibatches / self._period if finite else 0.0,
             total=work.total,
             checksum=self.state.checksum(),
-            usual=self._shards.all(not norm or self.norms is None or self.norms.usual(rank, norm)),
+            usual=self.shards.all(not norm or self.norms is None or self.norms.usual(rank, norm)),
             merges=work.merges,
             mean_norm=mean_norm,
             suspect=self.audit is not None and self.audit.suspect,
