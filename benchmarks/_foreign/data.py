@@ -168,7 +168,7 @@ def papers(file: Path, count: int) -> None:
     for paper in range(count):
         words = [str(int(draw.random() < (0.5 if word // 8 == paper % 7 else 0.05))) for word in range(56)]
         content.append("\t".join([str(1000 + paper), *words, "abcdefg"[paper % 7]]))
-        cites += [f"{1000 + paper}\t{1000 + (paper + 7 * draw.randrange(count // 7)) % count}" for _ in range(2)]
+        cites += [f"{1000 + paper}\t{1000 + (paper + 7 * (draw.randrange(count // 7) or 1)) % count}" for _ in range(2)]
     bodies = {f"cora.{name}": "\n".join(lines) + "\n" for name, lines in (("content", content), ("cites", cites))}
     if not file.suffix:
         file.mkdir(exist_ok=True)
@@ -259,6 +259,9 @@ def utterances(folder: Path, count: int) -> None:
 
 KINDS: dict[str, Callable[..., None]] = {
     one.__name__: one
-    for one in (pictures, flat, words, text, tokens, pairs, tasks, bert, llama, papers, waves)
-    + (sentences, masks, listed, few, rays, utterances)
+    for many in (
+        (pictures, flat, words, text, tokens, pairs, tasks, bert, llama, papers, waves),
+        (sentences, masks, listed, few, rays, utterances),
+    )
+    for one in many
 }
