@@ -577,3 +577,25 @@ def test_data_parallel_over_one_device_is_the_module_inside(start: Start, rule: 
     evaluated(found, 1, 9)
     assert all(torch.equal(found[0]["saved"][name], found[1]["saved"][name]) for name in found[0]["saved"])
     assert [one["loaded"] for one in found] == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("rule", ["sync", "averaging(period=2)", "bmuf(period=2)", "asgd", "easgd(period=2)"])
+def test_a_critic_that_is_frozen_while_its_generator_steps(start: Start, rule: str) -> None:
+    source = """
+    critic, generator = model, nn.Linear(2, 2)
+    g = torch.optim.SGD(generator.parameters(), lr=0.01)
+    for epoch in range(2):
+        seen.append([])
+        for k, x in DataLoader(Numbers(24), batch_size=2, shuffle=True):
+            critic.requires_grad_(True)
+            train(k, x)
+            critic.requires_grad_(False)
+            g.zero_grad()
+            critic(generator(torch.randn(2, 2))).square().mean().backward()
+            g.step()
+    end = [p.detach().clone() for one in (critic, generator) for p in one.parameters()]
+    """
+    found = start(source, rule=rule)
+    for epoch in range(2):
+        trained(found, epoch, 24)
+    assert all(map(torch.equal, found[0]["end"], found[1]["end"]))
