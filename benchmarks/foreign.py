@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that were written elsewhere, with zero lines on several workers: what they do is counted, not supposed.
 
-    python benchmarks/foreign.py --programs FOLDER --table FILE.toml [--workers 3] [--only NAME ..] [--out out/foreign]
+    python benchmarks/foreign.py --programs FOLDER --table FILE.toml [--workers 3] [--rule RULE] [--only NAME ..]
     python benchmarks/foreign.py --quick
 
 Each program of the table is run as `python FILE ARGUMENTS` and as `paceline run --workers N --rule RULE FILE
@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--packages", type=Path, help="a folder of `pip install --target`")
     parser.add_argument("--only", nargs="+", default=[])
     parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--rule", default="", help="for all programs, instead of the table's")
     parser.add_argument("--out", type=Path, default=Path("out/foreign"))
     parser.add_argument("--kept", action="store_true", help="run nothing: judge the runs in --out once more")
     parser.add_argument("--quick", action="store_true", help="programs of examples/zero_lines")
@@ -61,7 +62,7 @@ def main() -> None:
     if not args.quick and (args.programs is None or args.table is None):
         parser.error("give --programs and --table, or --quick")
     rows = QUICK if args.quick else table(args.table)
-    bench = Bench(EXAMPLES if args.quick else args.programs, args.out, args.workers, args.packages)
+    bench = Bench(EXAMPLES if args.quick else args.programs, args.out, args.workers, args.packages, args.rule)
     print("| program | verdict | samples alone, for training + evaluation: workers | steps alone: workers | figure |")
     print("| --- | --- | --- | --- | --- |")
     counted: dict[str, Any] = {}

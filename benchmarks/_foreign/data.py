@@ -5,7 +5,12 @@ pictures:FOLDER:CLASSES:COUNT:SIZE   a folder a class, COUNT pictures each, SIZE
 flat:FOLDER:COUNT:SIZE               COUNT pictures in one folder
 words:FOLDER:COUNT                   train.txt, valid.txt and test.txt of COUNT, COUNT/10 and COUNT/10 words
 text:FILE:COUNT                      COUNT characters of prose
-copy:FROM:TO                         a file or a folder beside the programs
+sentences:FILE:COUNT                 COUNT lines of six words
+masks:FOLDER:COUNT:SIZE              COUNT pictures of two values, for the pictures of `flat` of that many
+listed:FOLDER:COUNT:SIZE             as `flat`, of ten classes, and FOLDER_labels.txt, a name and a class a line
+few:FOLDER:CLASSES:COUNT:SIZE        images/ with COUNT pictures of each class, train.csv, test.csv
+rays:FILE:COUNT                      (COUNT, 9): where from, where to, colour
+utterances:FOLDER:COUNT              features as Kaldi has them, fbank.scp, text; a phone is five frames alike
 """
 
 from __future__ import annotations
@@ -163,13 +168,18 @@ def papers(file: Path, count: int) -> None:
     for paper in range(count):
         words = [str(int(draw.random() < (0.5 if word // 8 == paper % 7 else 0.05))) for word in range(56)]
         content.append("\t".join([str(1000 + paper), *words, "abcdefg"[paper % 7]]))
-        cites += [f"{1000 + paper}\t{1000 + (paper + 7 * draw.randrange(count // 7)) % count}" for _ in range(2)]
+        cites += [f"{1000 + paper}\t{1000 + (paper + 7 * (draw.randrange(count // 7) or 1)) % count}" for _ in range(2)]
+    bodies = {f"cora.{name}": "\n".join(lines) + "\n" for name, lines in (("content", content), ("cites", cites))}
+    if not file.suffix:
+        file.mkdir(exist_ok=True)
+        for name, body in bodies.items():
+            (file / name).write_text(body, encoding="utf-8")
+        return
     with tarfile.open(file, "w:gz") as archive:
-        for name, lines in (("content", content), ("cites", cites)):
-            body = ("\n".join(lines) + "\n").encode()
-            entry = tarfile.TarInfo(f"cora/cora.{name}")
+        for name, body in bodies.items():
+            entry = tarfile.TarInfo(f"cora/{name}")
             entry.size = len(body)
-            archive.addfile(entry, io.BytesIO(body))
+            archive.addfile(entry, io.BytesIO(body.encode()))
 
 
 def waves(file: Path, count: int) -> None:
@@ -181,6 +191,77 @@ def waves(file: Path, count: int) -> None:
     torch.save(numpy.sin((numpy.arange(60) + shifts) / 20.0), file)
 
 
+def sentences(file: Path, count: int) -> None:
+    """Of the same prose."""
+    found = prose(6 * count, 3)
+    file.write_text("".join(" ".join(found[n : n + 6]) + "\n" for n in range(0, 6 * count, 6)), encoding="utf-8")
+
+
+def masks(folder: Path, count: int, size: int) -> None:
+    """A box each."""
+    from PIL import Image, ImageDraw
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in range(count):
+        picture = Image.new("L", (size, size))
+        ImageDraw.Draw(picture).rectangle([each % 8, each % 8, size // 2, size // 2], fill=255)
+        picture.save(folder / f"{each:04d}.png")
+
+
+def listed(folder: Path, count: int, size: int) -> None:
+    """A class in ten has a colour of its own."""
+    flat(folder, count, size)
+    lines = [f"{each:04d}.png {each % 10}\n" for each in range(count)]
+    folder.with_name(f"{folder.name}_labels.txt").write_text("".join(lines), encoding="utf-8")
+
+
+def few(folder: Path, classes: int, count: int, size: int) -> None:
+    """The first nine letters of a picture's name are its class."""
+    names = []
+    for number in range(classes):
+        flat(folder / "images" / "now", count, size, number)
+        for file in sorted((folder / "images" / "now").iterdir()):
+            name = f"n{number:08d}{file.name}"
+            file.rename(folder / "images" / name)
+            names.append(f"{name},n{number:08d}\n")
+    for part in ("train", "test"):
+        (folder / f"{part}.csv").write_text("filename,label\n" + "".join(names), encoding="utf-8")
+
+
+def rays(file: Path, count: int) -> None:
+    """Colours that the direction decides."""
+    import numpy
+
+    found = numpy.random.RandomState(4).normal(size=(count, 9)).astype(numpy.float32)
+    found[:, 6:] = 1 / (1 + numpy.exp(-found[:, 3:6]))
+    with file.open("wb") as opened:
+        numpy.save(opened, found)
+
+
+def utterances(folder: Path, count: int) -> None:
+    """Six phones of eight."""
+    import numpy
+
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = numpy.random.RandomState(count)
+    own = numpy.random.RandomState(5).normal(size=(8, 24))
+    listed, texts = [], []
+    for each in range(count):
+        phones = draw.randint(0, 8, 6)
+        frames = (own[phones].repeat(5, axis=0) + 0.3 * draw.normal(size=(30, 24))).astype("<f4")
+        head = b"\0BFM \4" + (30).to_bytes(4, "little") + b"\4" + (24).to_bytes(4, "little")
+        (folder / f"u{each}.mat").write_bytes(head + frames.tobytes())
+        listed.append(f"u{each} {folder / f'u{each}.mat'}\n")
+        texts.append(f"u{each} " + " ".join(f"p{phone}" for phone in phones) + "\n")
+    (folder / "fbank.scp").write_text("".join(listed), encoding="utf-8")
+    (folder / "phn_text").write_text("".join(texts), encoding="utf-8")
+
+
 KINDS: dict[str, Callable[..., None]] = {
-    one.__name__: one for one in (pictures, flat, words, text, tokens, pairs, tasks, bert, llama, papers, waves)
+    one.__name__: one
+    for many in (
+        (pictures, flat, words, text, tokens, pairs, tasks, bert, llama, papers, waves),
+        (sentences, masks, listed, few, rays, utterances),
+    )
+    for one in many
 }

@@ -30,7 +30,7 @@ class Program:
         name: how the record calls it.
         file: below the folder of programs.
         arguments: its own.
-        rule: for several workers.
+        rule: for several workers, unless `Bench` has one for all.
         options: further ones of `paceline run`; `--` goes before its own arguments, some of which are called alike.
         data: what it looks for in files, as `data.make` has it.
         metric: a pattern; what it last matches in the output is the program's own figure.
@@ -38,6 +38,7 @@ class Program:
         environment: variables beyond this process's.
         samples: how many pictures a stand-in's training set has.
         stand_ins: folders of `_foreign/others`, for PYTHONPATH.
+        files: small ones that it looks for, such as configurations, below its folder: what is in each.
         of: the program whose door this is.
         what: for the record, what there is to say of it.
     """
@@ -53,6 +54,7 @@ class Program:
     environment: dict[str, str] = field(default_factory=dict)
     samples: int = 600
     stand_ins: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
     of: str = ""
     what: str = ""
 
@@ -97,10 +99,11 @@ class Bench:
         out: where runs are kept.
         workers: of the cluster.
         packages: what `pip install --target` put there is found by the programs.
+        rule: for all programs that have one, instead of their own.
     """
 
-    def __init__(self, programs: Path, out: Path, workers: int, packages: Path | None = None) -> None:
-        self._programs, self._out, self._workers = programs.resolve(), out.resolve(), workers
+    def __init__(self, programs: Path, out: Path, workers: int, packages: Path | None = None, rule: str = "") -> None:
+        self._programs, self._out, self._workers, self._rule = programs.resolve(), out.resolve(), workers, rule
         self._packages = packages.resolve() if packages else None
 
     def alone(self, program: Program) -> Done:
@@ -121,13 +124,14 @@ class Bench:
     def several(self, program: Program) -> Done:
         """By `paceline run`."""
         log = self._folder(program, "several") / "log"
-        rule = ["--rule", program.rule] if program.rule else []
+        rule = ["--rule", self._rule or program.rule] if program.rule else []
         start = [sys.executable, "-m", "paceline", "run", "--workers", str(self._workers), *rule, "--log", str(log)]
         options = [option for option in program.options if option != "--"]
         return self._run(program, "several", [*start, *options], {})
 
     def _folder(self, program: Program, how: str) -> Path:
-        return self._out / program.name.replace("/", "+").replace(" ", "_") / how
+        of = f"-{self._rule}" if how == "several" and self._rule else ""
+        return self._out / program.name.replace("/", "+").replace(" ", "_") / f"{how}{of}"
 
     def _run(self, program: Program, how: str, start: list[str], added: dict[str, str]) -> Done:
         folder = self._folder(program, how)
@@ -138,6 +142,9 @@ class Bench:
         script = work / Path(program.file).relative_to(root)
         for what in program.data:
             data.make(what, script.parent)
+        for name, text in program.files.items():
+            (script.parent / name).parent.mkdir(parents=True, exist_ok=True)
+            (script.parent / name).write_text(text, encoding="utf-8")
         before = _files(folder / "work")
         began = time.monotonic()
         dashes = ["--"] if "--" in program.options and how == "several" else []

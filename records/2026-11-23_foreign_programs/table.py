@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record's tables from `results.json` and `programs.toml`: python table.py"""
+"""A record's tables from its results and `programs.toml`: python table.py [FOLDER] [NAME.json]"""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,9 @@ def where(file: str) -> str:
 
 
 def main() -> None:
-    results = json.loads((HERE / "results.json").read_text(encoding="utf-8"))["programs"]
-    rows = tomllib.loads((HERE / "programs.toml").read_text(encoding="utf-8"))["program"]
+    folder, name = (*sys.argv[1:], *(HERE, "results.json")[len(sys.argv) - 1 :])
+    results = json.loads(Path(folder, name).read_text(encoding="utf-8"))["programs"]
+    rows = tomllib.loads(Path(folder, "programs.toml").read_text(encoding="utf-8"))["program"]
     for doors in (False, True):
         print("| program | verdict | samples | steps | figure | |\n| --- | --- | --- | --- | --- | --- |")
         for row in rows:

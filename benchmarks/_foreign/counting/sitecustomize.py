@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts what a training program does, from outside of it and of paceline: a line of JSON for each event.
 
-Python imports this file by itself where its folder is on PYTHONPATH. In a worker (`RANK` is set) and in a program that
-runs alone (`FOREIGN_ALONE`), it notes in `FOREIGN_COUNTS/RANK-PID.jsonl`:
+Python imports this file by itself where its folder is on PYTHONPATH. In a worker (`RANK` is set, when Python starts or
+after a fork) and in a program that runs alone (`FOREIGN_ALONE`), it notes in `FOREIGN_COUNTS/RANK-PID.jsonl`:
 
     item    a sample was fetched from a data set: the set's class and length, the index; alone also in which pass
     over    alone: a pass over a DataLoader came to its end
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import functools
 import hashlib
 import importlib.abc
@@ -34,10 +35,9 @@ from typing import Any
 
 FOLDER = os.environ.get("FOREIGN_COUNTS", "")
 ALONE = "FOREIGN_ALONE" in os.environ
-RANK = os.environ.get("RANK", "0")
 CONTAINERS = ("Subset", "ConcatDataset", "ChainDataset")
 """Data sets that fetch from others, which are counted."""
-_open, _write, _getpid, _join, _mkdirs = os.open, os.write, os.getpid, os.path.join, os.makedirs
+_putenv, _open, _write, _getpid, _join, _mkdirs = os.putenv, os.open, os.write, os.getpid, os.path.join, os.makedirs
 _dumps, _abspath, _fsdecode = json.dumps, os.path.abspath, os.fsdecode
 
 
@@ -46,12 +46,21 @@ class Journal:
 
     def __init__(self) -> None:
         self._pid, self._fd = -1, -1
+        self._rank = os.environ.get("RANK", "0" if ALONE else "")
+
+    def putenv(self, name: bytes, value: bytes) -> None:
+        """A forked worker is given its rank, which is hidden from the program later."""
+        if name == b"RANK":
+            self._rank = value.decode()
+        _putenv(name, value)
 
     def note(self, kind: str, **about: Any) -> None:
         """One event."""
+        if not self._rank:  # a launcher
+            return
         if self._pid != _getpid():
             self._pid = _getpid()
-            name = _join(FOLDER, f"{int(RANK):03d}-{self._pid}.jsonl")
+            name = _join(FOLDER, f"{int(self._rank):03d}-{self._pid}.jsonl")
             self._fd = _open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         _write(self._fd, (_dumps({"k": kind, **about}) + "\n").encode())
 
@@ -86,10 +95,10 @@ def counted(get: Callable[..., Any]) -> Callable[..., Any]:
 
 def note_item(data: Any, index: Any) -> None:
     """A sample was fetched."""
-    try:
-        length = len(data)
-    except TypeError:
-        length = -1
+    length = vars(data).get("counted_length", -1) if hasattr(data, "__dict__") else -1
+    if length < 0:
+        with contextlib.suppress(TypeError, AttributeError):
+            length = data.counted_length = len(data)  # asked once, before paceline looks who asks for it
     for each in map(number, index) if isinstance(index, list) else [number(index)]:
         journal.note("item", d=f"{type(data).__name__}:{length}", i=each, p=passes[-1] if passes else None)
 
@@ -291,6 +300,8 @@ def install_keras(keras: Any) -> None:
 
 def install_datasets(datasets: Any) -> None:
     """After Hugging Face's datasets were imported: their samples, one at a time or several."""
+    if not hasattr(datasets, "load_dataset"):  # a module of the program
+        return
     one, several = datasets.Dataset.__getitem__, datasets.Dataset.__getitems__
 
     def getitem(data: Any, index: Any) -> Any:
@@ -310,14 +321,17 @@ class After(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Calls a function when a library has been imported."""
 
     def __init__(self, library: str, then: Callable[[Any], None]) -> None:
-        self._library, self._then = library, then
+        self._library, self._then, self._looking = library, then, False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Of the library, whose loader does its work first."""
-        if name != self._library:
+        """Of the library, whose loader does its work first; also for who only asks whether it is there."""
+        if name != self._library or self._looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._looking = False
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
@@ -340,8 +354,9 @@ def run_the_hidden() -> None:
 
 
 run_the_hidden()
-if FOLDER and (ALONE or "RANK" in os.environ):
+if FOLDER:
     _mkdirs(FOLDER, exist_ok=True)
+    os.putenv = journal.putenv
     note_writes()
     atexit.register(at_end)
     sys.meta_path[:0] = [After("torch", install), After("keras", install_keras), After("datasets", install_datasets)]

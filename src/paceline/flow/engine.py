@@ -22,7 +22,7 @@ from paceline.flow.membership import CommitReport, ElasticMembership
 from paceline.flow.uncommitted import UncommittedPlaces
 from paceline.flow.wanted import WantedWorkers
 from paceline.rules.rule import Rule
-from paceline.update.engine import agreement, exit_handling, global_model
+from paceline.update.engine import exit_handling, global_model
 from paceline.update.engine.blocks import saved
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 from paceline.update.engine.common_start import exchanged_parts, untrained
@@ -172,8 +172,6 @@ class ElasticEngine:
 
     def _end_block(self, leaving: bool) -> ExchangeSummary:
         self.joining.ready()
-        if not leaving:
-            agreement.check_unchanged(self._run.owned)
         membership, blocks, tuner, steps = self.membership, self.blocks, self._run.tuner, self._run.progress.steps
         membership.follow_control()
         fragment = self._fragment = blocks.next

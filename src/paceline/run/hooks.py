@@ -13,6 +13,7 @@ from paceline.checkpoint import AutoCheckpointer
 from paceline.errors import UnsupportedError
 from paceline.run.mistakes import Mistakes
 from paceline.run.validation import MARK
+from paceline.update.engine import agreement
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import skipped
 from paceline.update.engine.protocol import EngineProtocol
@@ -87,6 +88,8 @@ class StepHooks:
         self._mistakes.on_step()
         engine, progress = self._engine, self._progress
         if engine is not None:
+            if not engine.gradients_due:  # else it has looked before the step
+                agreement.check_unchanged(self._context.owned, optimizer)
             engine.after_step(optimizer)
         if optimizer is not self._last or skipped(optimizer):
             return

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.doors.zero.refusals import Refusal
+from paceline.errors import UnsupportedError
 from paceline.run import mistakes
 from tests.doors.zero.worlds import EVALUATION, passes, run_program, samples
 
@@ -466,3 +469,133 @@ def test_a_process_in_which_nothing_was_attached_before_splits_every_pass(
     for number in range(3):
         trained(found, number, 24)
     assert DataLoader.__iter__ is before
+
+
+SWALLOWED = {
+    "a step without a loader": """
+        for k in range(4):
+            try:
+                train(torch.tensor([k]), torch.ones(1, 2))
+            except Exception as error:
+                caught.append(error)
+    """,
+    "a pass without a step": """
+        try:
+            for k, x in DataLoader(Numbers(24), batch_size=4):
+                look(k, x)
+        except Exception as error:
+            caught.append(error)
+    """,
+    "a model that cannot be attached": """
+        model.lazy = nn.LazyLinear(1)
+        optimizer.add_param_group({"params": model.lazy.parameters()})
+        try:
+            for k, x in DataLoader(Numbers(24), batch_size=4, shuffle=True):
+                train(k, x)
+        except ValueError as error:
+            caught.append(error)
+    """,
+    "a backward pass without an optimizer": """
+        del optimizer
+        for k in range(12):
+            try:
+                model(torch.ones(1, 2)).sum().backward()
+            except ValueError as error:
+                caught.append(error)
+    """,
+    "a way out": """
+        import sys
+        try:
+            train(torch.tensor([0]), torch.ones(1, 2))
+        except Exception as error:
+            caught.append(error)
+        sys.exit(0)
+    """,
+}
+"""Programs whose own `except` takes a refusal: log and go on, or log and end."""
+
+
+@pytest.mark.parametrize("kind", SWALLOWED)
+def test_a_refusal_that_the_program_catches_is_raised_at_its_end(
+    start: Start, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "caught = []\nseen.append([])\n" + textwrap.dedent(SWALLOWED[kind])
+    with pytest.raises(UnsupportedError):
+        start(source)
+    assert "the program caught this refusal and went on" in capsys.readouterr().err
+
+
+def test_what_the_program_catches_of_its_own_is_no_refusal(start: Start) -> None:
+    source = """
+    loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)
+    seen.append([])
+    for k, x in loader:
+        try:
+            train(k, x)
+            raise ValueError
+        except ValueError:
+            pass
+    """
+    trained(start(source), 0, 24)
+
+
+def test_a_new_optimizer_that_steps_without_a_loader_is_refused_also_after_a_pass(start: Start) -> None:
+    source = """
+    seen.append([])
+    for k, x in DataLoader(Numbers(24), batch_size=2, shuffle=True):
+        train(k, x)
+    late = torch.optim.SGD(model.parameters(), lr=0.01)
+    for k in range(4):
+        late.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        late.step()
+    """
+    with pytest.raises(Refusal, match="no DataLoader was gone through"):
+        start(source)
+
+
+@pytest.mark.parametrize("rule", ["sync", "averaging(period=2)"])
+def test_data_parallel_over_one_device_is_the_module_inside(start: Start, rule: str) -> None:
+    source = """
+    inner, model = model, nn.DataParallel(model)
+    seen.append([])
+    for k, x in DataLoader(Numbers(24), batch_size=2, shuffle=True):
+        train(k, x)
+    model.eval()
+    seen.append([])
+    with torch.no_grad():
+        for k, x in DataLoader(Numbers(9), batch_size=3):
+            look(k, x)
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    kept = {name: torch.ones_like(value) for name, value in saved.items()}
+    model.load_state_dict(kept)
+    with torch.no_grad():
+        loaded = float(model(torch.ones(1, 2)))
+    """
+    found = start(source, rule=rule)
+    trained(found, 0, 24)
+    evaluated(found, 1, 9)
+    assert all(torch.equal(found[0]["saved"][name], found[1]["saved"][name]) for name in found[0]["saved"])
+    assert [one["loaded"] for one in found] == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("rule", ["sync", "averaging(period=2)", "bmuf(period=2)", "asgd", "easgd(period=2)"])
+def test_a_critic_that_is_frozen_while_its_generator_steps(start: Start, rule: str) -> None:
+    source = """
+    critic, generator = model, nn.Linear(2, 2)
+    g = torch.optim.SGD(generator.parameters(), lr=0.01)
+    for epoch in range(2):
+        seen.append([])
+        for k, x in DataLoader(Numbers(24), batch_size=2, shuffle=True):
+            critic.requires_grad_(True)
+            train(k, x)
+            critic.requires_grad_(False)
+            g.zero_grad()
+            critic(generator(torch.randn(2, 2))).square().mean().backward()
+            g.step()
+    end = [p.detach().clone() for one in (critic, generator) for p in one.parameters()]
+    """
+    found = start(source, rule=rule)
+    for epoch in range(2):
+        trained(found, epoch, 24)
+    assert all(map(torch.equal, found[0]["end"], found[1]["end"]))

@@ -8,10 +8,12 @@ that constructs another optimizer and trains with it (the next fold, the next ph
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from paceline.doors.zero.patches import Patches
 from paceline.doors.zero.rank_discovery import ZeroWorker
 from paceline.doors.zero.reporter import Reporter
 from paceline.doors.zero.seeds import Streams
+from paceline.errors import PacelineError
 from paceline.run.attach import attach
 from paceline.run.attach_marker import asks_for_help
 from paceline.run.run import Run
@@ -59,8 +62,10 @@ class Zero:
         self._fresh = False  # an optimizer was made since the last attachment
         self._steppers: list[str] = []  # of this run, in the order in which they were made
         self._states = StateDicts()
+        self._refused: PacelineError | None = None
+        kept = self._kept_for_the_end
         around = () if streams is None else (Agreement(streams).around,)
-        self._loaders = Loaders(worker.size, reporter, self._here, self._attach_if_waiting, *around)
+        self._loaders = Loaders(worker.size, reporter, self._here, kept(self._attach_if_waiting), *around)
         self._view: GlobalView | None = None
         self._own = False  # the program attaches by itself
         self._backwards = self._runs = 0
@@ -72,17 +77,31 @@ class Zero:
 
     def install(self, patches: Patches) -> None:
         """Hook the optimizers, the modules and the loaders of this process."""
-        patches.hook(register_optimizer_step_pre_hook, self._before_step)
-        patches.hook(register_module_forward_pre_hook, self._before_forward)
+        kept = self._kept_for_the_end
+        patches.hook(register_optimizer_step_pre_hook, kept(self._before_step))
+        patches.hook(register_module_forward_pre_hook, kept(self._before_forward))
         patches.replace(Optimizer, "__init__", self._record)
         self._loaders.install(patches)
         HiddenCluster(self._here).install(patches)
         if self._worker.size > 1:
-            patches.replace(torch.autograd, "backward", self._backward)
+            patches.replace(torch.autograd, "backward", lambda original: kept(self._backward(original)))
             patches.hook(register_optimizer_step_post_hook, self._after_step)
             patches.replace(nn.Module, "state_dict", self._states.state_dict)
             patches.replace(nn.Module, "load_state_dict", self._states.load_state_dict)
             patches.replace(torch, "save", self._saving)
+
+    def _kept_for_the_end(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function; what it refuses is raised once more at the end, in case that the program catches it."""
+
+        @functools.wraps(function)
+        def kept(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except PacelineError as error:
+                self._refused = self._refused or error
+                raise
+
+        return kept
 
     def _record(self, original: Any) -> Any:
         """`Optimizer.__init__`."""
@@ -214,6 +233,9 @@ class Zero:
 
     def finish(self) -> None:
         """The program has ended: end the run together with all workers."""
+        if refused := self._refused or self._loaders.refused:
+            self._reporter.say("the program caught this refusal and went on:")
+            raise refused
         if self._view is not None:
             self._loaders.finish()
             self._end_run()

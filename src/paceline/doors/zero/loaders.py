@@ -28,6 +28,7 @@ from paceline.doors.zero.passes import LoaderPass, Passes, PassHistory, at_rando
 from paceline.doors.zero.patches import Patches
 from paceline.doors.zero.reporter import Reporter
 from paceline.doors.zero.schedules import Schedules
+from paceline.errors import PacelineError
 from paceline.run.run import Run
 
 PassContext = Callable[[Run, DataLoader[Any], str], AbstractContextManager[None]]
@@ -60,6 +61,8 @@ class Loaders:
         self._lengths = Lengths(workers, reporter, where, self._passes, self._history, self._is_training)
         self.split = False
         """Whether steps were made from a split pass in this run."""
+        self.refused: PacelineError | None = None
+        """What a pass was refused for; the program may have caught it."""
 
     @property
     def passes(self) -> int:
@@ -159,6 +162,7 @@ class Loaders:
         """The run has ended, and a new one begins."""
         self.judge()
         self.split = False
+        self._passes.new_run()
 
     # -- a pass -----------------------------------------------------------------------------------
 
@@ -176,6 +180,13 @@ class Loaders:
 
     def _pass(self, original: Callable[[Any], Iterator[Any]], loader: DataLoader[Any], where: str) -> Iterator[Any]:
         """A pass of one of several workers."""
+        try:
+            yield from self._judged(original, loader, where)
+        except PacelineError as error:
+            self.refused = self.refused or error
+            raise
+
+    def _judged(self, original: Callable[[Any], Iterator[Any]], loader: DataLoader[Any], where: str) -> Iterator[Any]:
         view = self._view = self._attach()
         if view is None:
             yield from original(loader)

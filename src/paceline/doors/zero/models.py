@@ -266,4 +266,5 @@ class StateDicts:
         return load_state_dict
 
     def _concerns(self, module: nn.Module) -> bool:
-        return self.view is not None and not self._depth and self.view.has(module)
+        """Whether it is part of the trained model, or a wrapper around one."""
+        return self.view is not None and not self._depth and any(map(self.view.has, (module, *module.children())))

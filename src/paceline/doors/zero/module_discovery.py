@@ -25,7 +25,7 @@ def modules(optimizers: list[Optimizer]) -> list[nn.Module]:
     gc.collect()  # drop modules that the program no longer holds
     owner_of = _optimizer_of(optimizers)
     place = {id(parameter): number for number, (parameter, _) in enumerate(owner_of)}
-    living = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    living = [one for one in gc.get_objects() if issubclass(type(one), nn.Module) and not _passes_on(one)]
     owners = [(owner, owned) for owner in living if (owned := _owned(owner, place))]
     inner = {id(child) for owner, _ in owners for child in owner.modules() if child is not owner}
     outermost = [(owner, owned) for owner, owned in owners if id(owner) not in inner]
@@ -53,6 +53,11 @@ def _optimizer_of(optimizers: list[Optimizer]) -> list[tuple[Tensor, str]]:
             names = type(first).__name__, type(one).__name__
             raise refusals.shared_parameter(tuple(parameter.shape), *names, inside)
     return [(parameter, type(one).__name__) for parameter, one in pairs]
+
+
+def _passes_on(module: nn.Module) -> bool:
+    """Whether it calls the module inside and does nothing else: DataParallel over the one device of a worker."""
+    return issubclass(type(module), nn.DataParallel) and len(vars(module).get("device_ids", ())) < 2
 
 
 def _owned(module: nn.Module, place: dict[int, int]) -> set[int]:

@@ -160,6 +160,10 @@ class Passes:
         self._since.clear()
         return self._last
 
+    def new_run(self) -> None:
+        """Other optimizers step now: the batches before are none of theirs."""
+        self._since, self._last = [], []
+
     def close(self, one: LoaderPass, complete: bool) -> None:
         """A pass is over."""
         one.over, one.complete = True, complete

@@ -113,7 +113,7 @@ class Asynchronous:
         self._monitor.begin()
         began = time.perf_counter()
         self._compute()
-        agreement.check_unchanged(self._owned)
+        agreement.check_unchanged(self._owned, optimizer)
         waits = self._schedule.staleness is not None and self._context.settings.scaler is None
         if waits and (scaler := stepping_scaler()) is not None:
             refuse_hidden_scaler(self.rule, scaler, False)  # other workers wait for the clocks of skipped steps
@@ -133,7 +133,6 @@ class Asynchronous:
         self._monitor.begin()
         began = time.perf_counter()
         self._service.computed(self._progress.steps - 1)
-        agreement.check_unchanged(self._owned)
         self._clients.on_step()
         self._report(began)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.update.engine import agreement, global_model
+from paceline.update.engine import global_model
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 from paceline.update.engine.blocks.retuning import Retuning
 from paceline.update.engine.collective_calls import MergePoint
@@ -47,8 +47,6 @@ class BlockExchanges:
 
     def _end_block(self, leaving: bool, idle: bool = False, waits: bool = False) -> ExchangeSummary | None:
         """End a fragment's block; returns the summary if the worker waits for the result."""
-        if not leaving:  # a run must be able to close after such a change
-            agreement.check_unchanged(self._run.owned)
         fragment = self.blocks.next
         self._run.monitor.begin()
         self.blocks.begin(self._run.progress.steps, leaving, idle, waits)

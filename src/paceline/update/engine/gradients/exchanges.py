@@ -71,7 +71,7 @@ class GradientExchanges:
 
     def _settle(self, optimizer: Optimizer, scaler: Any) -> None:
         """Exchange the gradients, for a step made by `scaler`, or by the program itself (None)."""
-        agreement.check_unchanged(self._run.owned)
+        agreement.check_unchanged(self._run.owned, optimizer)
         update = self._update_of(optimizer)
         update.scaling.stepped_by(scaler)
         update.before_step()

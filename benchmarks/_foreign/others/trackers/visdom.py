@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""As `wandb.py`."""
+
+from unittest.mock import MagicMock as Visdom
+
+__all__ = ["Visdom"]
