@@ -17,6 +17,7 @@ import pytest
 
 from paceline.cli.launch.forks import ZERO_LINES, ForkedWorker, ForkServer, fork_server
 from paceline.cli.launch.output_files import output_files
+from paceline.cli.launch.spawn import WorkerProcess, signal_session
 
 pytestmark = pytest.mark.processes
 DEADLINE_S = 120.0
@@ -124,6 +125,15 @@ def test_a_server_that_cannot_load_torch_says_so_on_each_worker(tmp_path: Path) 
         late = started(server, tmp_path, "")
         assert late.wait(DEADLINE_S) == 1
     assert "this torch is broken" in (tmp_path / "err").read_text()
+
+
+def test_a_worker_of_a_server_that_hangs_can_be_killed(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import time; time.sleep(1000)\n")
+    with fork_server({"PYTHONPATH": first_on_path(tmp_path)}) as server:
+        assert server is not None
+        worker = started(server, tmp_path, "")
+        signal_session(WorkerProcess(0, worker, tmp_path / "out", tmp_path / "err"), signal.SIGKILL)
+        assert worker.wait(DEADLINE_S) == 1
 
 
 def test_workers_end_with_their_launcher(tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
+import gc
 import os
 import sys
+import threading
 import time
 import warnings
 from datetime import timedelta
@@ -18,6 +21,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import paceline
+from paceline.core import runtime
 from paceline.update.engine.blocks import chunks
 from paceline.update.exchange.exchanger import InFlightExchange
 from tests.helpers import Place, Program, adam, make_net, momentum_sgd, sgd, state_of
@@ -130,8 +134,6 @@ def inner_ddp(directory: Path) -> None:
 
 def unclosed(directory: Path) -> None:
     """The program ends without close(); whatever was hooked at the end of the program writes the model after it."""
-    import atexit
-
     model = make_net()
     atexit.register(lambda: save_file(state_of(model), directory / f"unclosed.{RANK}.safetensors"))
 
@@ -229,6 +231,38 @@ def raises(directory: Path) -> None:
     if RANK == 2:
         raise KeyError("the user's own")
     train_alone(model, optimizer, 40)
+
+
+def ends(directory: Path, rule: str, kept: str, end: str) -> None:
+    """Train a little and end in one of the ways; says which threads run when the interpreter ends, after all hooks."""
+
+    def slow(phase: str, about: dict[str, int]) -> None:
+        """A full collection takes long, as with a large heap."""
+        if phase == "start" and about["generation"] == 2 and threading.current_thread() is not threading.main_thread():
+            time.sleep(2.5)
+
+    def last() -> None:
+        (directory / f"threads.{RANK}").write_text(" ".join(one.name for one in threading.enumerate()))
+
+    atexit.unregister(runtime._await_threads)
+    for hook in (last, runtime._await_threads):  # the last one that is registered comes first
+        atexit.register(hook)
+    gc.callbacks.append(slow)
+    model = make_net()
+    optimizer = momentum_sgd(model.parameters())
+    more: dict[str, Any] = {"checkpoint": directory / "steps", "every_blocks": 1} if kept else {}
+    run = paceline.attach(model, optimizer, rule, timeout_s=60, **more)
+    loader = run.share(torch.utils.data.DataLoader(torch.randn(96, 6), 4))
+    for step, x in enumerate(loader):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        if step == 7 and (end == "error" or (end == "one error" and RANK == 1)):
+            raise KeyError("the user's own")
+        if step == 7 and end == "exit":
+            sys.exit(3)
+    if end == "close":
+        run.close()
 
 
 def nan(directory: Path) -> None:

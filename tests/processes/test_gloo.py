@@ -169,3 +169,24 @@ def test_an_error_of_the_users_on_one_worker_ends_all(tmp_path: Path) -> None:
     for rank in (0, 1, 3):
         assert ended[rank].code != 0
         assert "PeerLostError" in ended[rank].err, ended[rank].err
+
+
+@pytest.mark.parametrize("end", ["close", "end", "error", "one error", "exit"])
+@pytest.mark.parametrize(
+    ("rule", "kept"),
+    [
+        ("sync", ""),
+        ("bmuf(period=2)", "checkpoints"),
+        ("bmuf(period=4, overlap=3, codec='int8')", ""),
+        ("asgd", ""),
+    ],
+)
+def test_no_thread_outlives_a_program(rule: str, kept: str, end: str, tmp_path: Path) -> None:
+    """One that comes back from native code while the interpreter ends makes a finished run end with SIGABRT."""
+    with Launch("ends", 2, tmp_path, rule, kept, end) as launch:
+        ended = launch.wait()
+    codes = {"close": [0, 0], "end": [0, 0], "exit": [3, 3]}.get(end, [1, 1])
+    if rule == "asgd" and end == "one error":  # the other one goes on
+        codes = [0, 1]
+    assert [one.code for one in ended.values()] == codes, launch.said()
+    assert {(tmp_path / f"threads.{rank}").read_text() for rank in range(2)} == {"MainThread"}

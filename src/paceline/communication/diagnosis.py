@@ -10,7 +10,6 @@ Answers are JSON of limited length; no received data is ever executed.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import math
@@ -18,7 +17,6 @@ import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -26,6 +24,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from paceline.core import runtime
 from paceline.core.world import World
 
 ASLEEP = timedelta(hours=1)
@@ -152,16 +151,6 @@ class DiagnosisKeys:
             self.store.set(self.asked(rank), b"what")
 
 
-_all: weakref.WeakSet[Responder] = weakref.WeakSet()
-
-
-@atexit.register
-def _end_all() -> None:
-    """A program may end without closing its connections."""
-    for responder in list(_all):
-        responder.end()
-
-
 class Responder:
     """A thread that answers for a worker, once.
 
@@ -188,9 +177,9 @@ class Responder:
         self._thread: threading.Thread | None = None
         with contextlib.suppress(Exception):  # a store that cannot be cloned: the worker has no responder
             own = DiagnosisKeys(store.clone(), name)
-            self._thread = threading.Thread(target=self._attend, args=(own,), name="paceline-responder", daemon=True)
+            self._thread = runtime.thread(self._attend, "paceline-responder", (own,))
             self._thread.start()
-            _all.add(self)
+            runtime.end_at_exit(self, Responder.end)
 
     def _attend(self, keys: DiagnosisKeys) -> None:
         while not self._over:

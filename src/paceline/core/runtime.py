@@ -8,15 +8,25 @@ machine that runs the thread, so that one seed decides what happens when.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import queue
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from paceline.core.disk import LOCAL_DISK, Disk
+
+END_S = 5.0
+"""Most seconds that the interpreter's exit waits for the threads of this process."""
+Owner = TypeVar("Owner")
+
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_ends: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKeyDictionary()
 
 
 class Network(Protocol):
@@ -152,11 +162,31 @@ def sleep(seconds: float) -> None:
 
 
 def thread(target: Callable[..., object], name: str, args: tuple[Any, ...] = ()) -> threading.Thread:
-    """A daemon thread that is not started yet."""
+    """A daemon thread that is not started yet. Its owner ends it, at the latest when the interpreter ends."""
     if _here.machine is None:
-        return threading.Thread(target=target, name=name, args=args, daemon=True)
+        own = threading.Thread(target=target, name=name, args=args, daemon=True)
+        _threads.add(own)
+        return own
     made: threading.Thread = _here.machine.thread(target, args, name)
     return made
+
+
+def end_at_exit(owner: Owner, end: Callable[[Owner], object]) -> None:
+    """Call `end(owner)` when the interpreter ends, if `owner` still lives."""
+    if _here.machine is None:
+        _ends[owner] = end
+
+
+@atexit.register
+def _await_threads() -> None:
+    """End all threads: one that comes back from native code while the interpreter ends aborts the process."""
+    for owner, end in list(_ends.items()):
+        with contextlib.suppress(Exception):
+            end(owner)
+    until = time.monotonic() + END_S
+    for one in list(_threads):
+        if one.ident is not None:
+            one.join(max(0.0, until - time.monotonic()))
 
 
 def current_thread() -> threading.Thread:

@@ -243,9 +243,10 @@ class Monitor:
         )
         self.note("takeover", slice_of=slice_of, version=version, **{"from": source})
 
-    def inexact(self, what: str) -> None:
+    def inexact(self, what: str, warns: bool = True) -> None:
         """Report that samples may not be in the model exactly once; `what` says which."""
-        logger.warning("not exactly once: %s", what)
+        if warns:
+            logger.warning("not exactly once: %s", what)
         self.note("inexact", what=what)
 
     def _write(self, block: int, warmup: bool) -> None:

@@ -60,6 +60,24 @@ def test_messages_arrive_whole_and_the_end_is_one() -> None:
     assert one.gone
 
 
+def test_a_near_end_that_takes_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cut link leaves a full pipe that is never read: the launcher of this host must end all the same."""
+    monkeypatch.setattr(far_end, "SILENCE_S", 0.1)
+    reads, writes = os.pipe()
+    try:
+        one = Near(io.BytesIO(), far_end.Pipe(writes))
+        one.say("file", bytes(1 << 20))
+        assert one.gone
+    finally:
+        os.close(reads)
+        os.close(writes)
+
+
+def test_a_near_end_that_asks_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(far_end, "SILENCE_S", 0.1)
+    FarEnd(near()).serve()
+
+
 def test_the_mirror_sends_each_byte_once_and_replaced_files_again(tmp_path: Path) -> None:
     one, folder, copy = near(), tmp_path / "logs", Written(tmp_path / "copy")
     (folder / "output").mkdir(parents=True)

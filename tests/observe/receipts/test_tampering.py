@@ -182,6 +182,31 @@ def test_what_is_done_to_the_files_is_found(run: Path, tamper: Tamper, says: str
     assert f"wrong: {says}" in said.output
 
 
+@pytest.mark.parametrize("name", ["rank-0000.jsonl", "rank-0.jsonl", "rank-٠.jsonl", "Rank-000.jsonl", "rank-000.txt"])
+def test_a_chain_has_one_name(run: Path, name: str) -> None:
+    """The genuine chain under another name, and a forged one at its place: another reader would take the forged one."""
+    folder = run / "receipts"
+    shutil.copy(folder / "rank-000.jsonl", folder / name)
+    said = verify(run)
+    assert said.exit_code == 1 and f"wrong: {name} is neither a chain nor a seal" in said.output, said.output
+    forge(folder, 0, lambda lines: lines[1].update(given="0" * 64))
+    assert "rank-000.jsonl: the chain that was sealed is another one" in verify(run).output
+
+
+@pytest.mark.parametrize("name", ["seal-00.json", "seal-0 (copy).json", "seal.json", "seal-0.json.bak"])
+def test_a_seal_has_one_name(run: Path, name: str) -> None:
+    shutil.copy(run / "receipts" / "seal-0.json", run / "receipts" / name)
+    said = verify(run)
+    assert said.exit_code == 1 and f"wrong: {name} is neither a chain nor a seal" in said.output, said.output
+
+
+def test_a_chain_of_no_worker(run: Path) -> None:
+    folder = run / "receipts"
+    put(folder, 3, [{**line, "rank": 3} if line["kind"] == "start" else line for line in lines_of(folder, 2)])
+    said = verify(run)
+    assert said.exit_code == 1 and "wrong: rank-003.jsonl" in said.output, said.output
+
+
 VALUES: list[Any] = [None, True, -1, 1 << 70, 1.5, "", [], {}, [[]], {"a": 1}, [[0, 0, -5, [[-3, 4]], 0, 2]], {"0": 7}]
 
 

@@ -29,6 +29,11 @@ class LaunchCluster:
         """Workers of all hosts."""
         return self.workers * self.hosts
 
+    def silent(self) -> str:
+        """That host 0, which has the launchers' store, does not answer."""
+        host, port = self.master or ("", 0)
+        return f"host 0 has not answered at {host}:{port} for {self.timeout_s:g} s: did it end, or is the link cut?"
+
     def coordinates(self, local_rank: int, rank: int, size: int, master: tuple[str, str]) -> dict[str, str]:
         """The variables that tell a worker its rank and the address of the store, as torchrun sets them.
 

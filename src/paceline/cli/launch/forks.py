@@ -24,7 +24,9 @@ ZERO_LINES = (sys.executable, "-u", "-m", "paceline.zero")
 """How a worker with zero lines begins, before the program's name."""
 SERVER = "paceline.doors.zero.fork_server"
 END_S = 5.0
-"""Seconds for the server to end."""
+"""Seconds for the server, and for a killed worker, to end."""
+START_S = 600.0
+"""Seconds for the server to load torch."""
 FAILED = 1
 
 
@@ -37,6 +39,7 @@ class ForkServer:
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._connection, theirs = socket.socketpair()
+        self._connection.settimeout(START_S)
         # What it prints: nothing, unless torch cannot be loaded.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         self._lock = threading.RLock()
@@ -109,9 +112,14 @@ class ForkServer:
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:  # it still loads torch
-            self._process.kill()
-            self._process.wait()
+            self.kill()
         self._said.close()
+
+    def kill(self) -> None:
+        """Kill it, and with it all workers that have not started."""
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
 
 
 class ForkedWorker:
@@ -138,11 +146,18 @@ class ForkedWorker:
         Raises:
             ProcessLookupError: it was never started.
         """
+        until = time.monotonic() + START_S
         while self.number is None:
-            if self._server.ended:
+            if self._server.ended or time.monotonic() > until:
                 raise ProcessLookupError("the worker was never started")
             self._server.look(1.0)
         return self.number
+
+    def call_off(self) -> None:
+        """Never start it, if it has not been started."""
+        self.poll()
+        if self.number is None:
+            self._server.kill()
 
     def poll(self) -> int | None:
         """Its exit code; None while it runs."""

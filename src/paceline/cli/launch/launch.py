@@ -25,7 +25,7 @@ from paceline.cli.launch.prestart import PrestartedWorkers
 from paceline.cli.launch.rendezvous import rendezvous_of
 from paceline.cli.launch.signals import SignalListener
 from paceline.cli.launch.spawn import Command, WorkerProcess
-from paceline.cli.launch.workers import GRACE_S, LINGER_S, Agent
+from paceline.cli.launch.workers import GRACE_S, LINGER_S, Agent, OtherHostError
 
 LOOK_EVERY_S = 0.05
 SAY_AFTER_S = 3.0
@@ -86,6 +86,8 @@ def _run(runners: list[_Runner], listener: SignalListener, on_poll: Callable[[],
             give_up_at = time.monotonic() + (1.0 if waits else STOP_S)
         for runner in alive:
             runner.forward_signals(listener.received)
+            if runner.hangs and runner.error is None:
+                runner.error, give_up_at = OtherHostError(runner.cluster.silent()), time.monotonic()
     for runner in runners:
         if runner.is_alive() and runner.agent is not None:
             runner.agent.kill()
@@ -106,7 +108,7 @@ def _waits_for(cluster: LaunchCluster) -> str:
 
 
 def _outcome(runner: _Runner, listener: SignalListener) -> Outcome:
-    outcome = Outcome(lost=runner.lost, workers=runner.workers, stuck=runner.is_alive())
+    outcome = Outcome(lost=runner.lost, workers=runner.workers, stuck=runner.is_alive() or runner.stuck)
     if listener.received:
         outcome.stopped_by = listener.received[0]
     elif runner.error is not None:
@@ -126,6 +128,14 @@ class _Runner(threading.Thread):
         self.result: RunResult | None = None
         self.error: BaseException | None = None
         self.stopping = threading.Event()
+        self._moved_at = time.monotonic()
+        self.stuck = False  # another thread waits inside torch
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a call of torchrun's own at the store, which may have no deadline, takes too long."""
+        moved_at = self._moved_at if self.agent is None else self.agent.moved_at
+        return self.cluster.master is not None and time.monotonic() - moved_at > 2 * self.cluster.timeout_s + STOP_S
 
     @property
     def workers(self) -> list[WorkerProcess]:
@@ -142,6 +152,7 @@ class _Runner(threading.Thread):
     def run(self) -> None:
         try:
             _await_master(self.cluster, self.stopping)
+            self._moved_at = time.monotonic()
             spec = _spec(self.cluster, self.prestarted)
             if self.cluster.master is not None:
                 _reuse_store(spec.rdzv_handler, self.command.start)
@@ -149,6 +160,7 @@ class _Runner(threading.Thread):
             try:
                 self.result = self.agent.run()
             finally:
+                self.stuck = not self.agent.close()
                 spec.rdzv_handler.shutdown()
         except SignalException:
             pass  # from the main thread

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.signals import SignalListener
-from paceline.cli.launch.spawn import Command, WorkerProcess, signal_session, spawn
+from paceline.cli.launch.spawn import Command, WorkerProcess, reap, signal_session, spawn
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 2048  # workers connect all at once
@@ -49,7 +49,7 @@ class PrestartedWorkers:
         for worker in self.workers:
             if worker.process.poll() is None:
                 signal_session(worker, signal.SIGKILL)
-                worker.process.wait()
+                reap(worker)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.cli.launch.forks import ForkedWorker, ForkServer
+from paceline.cli.launch.forks import END_S, ForkedWorker, ForkServer
 from paceline.cli.launch.output_files import output_files
 from paceline.core import parent_death
 
@@ -63,5 +63,13 @@ def spawn(command: Command, rank: int, coordinates: Mapping[str, str]) -> Worker
 
 def signal_session(worker: WorkerProcess, which: signal.Signals) -> None:
     """Signal the worker and all its descendants in its process group."""
+    if which == signal.SIGKILL and isinstance(worker.process, ForkedWorker):
+        worker.process.call_off()
     with contextlib.suppress(ProcessLookupError, PermissionError):  # the group has ended
         os.killpg(worker.process.pid, which)
+
+
+def reap(worker: WorkerProcess) -> None:
+    """Wait for the end of a killed worker, but not if it hangs in the kernel, at a disk that is gone."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        worker.process.wait(END_S)

@@ -10,9 +10,11 @@ alone.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -29,18 +31,69 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.prestart import environment
-from paceline.cli.launch.spawn import Command, WorkerProcess, signal_session, spawn
+from paceline.cli.launch.spawn import Command, WorkerProcess, reap, signal_session, spawn
 from paceline.errors import PacelineError
 
 GRACE_S = 5.0  # between the request to stop and SIGKILL
 CHECK_EVERY_S = 1.0  # whether another host has failed
-LINGER_S = 2.5  # that host 0 keeps the store open, for the other hosts to learn of the end
-END_KEY, READ_KEY = "paceline/end", "paceline/end-read"
+LINGER_S = 2.5  # that a host waits for the other ones to learn of its end; host 0 has the store
+END_KEY = "paceline/end"  # why a host has left
+NEEDLESS_KEY = "paceline/needless"  # counts the hosts that need the store no more
 POLL_S = 0.02  # while workers are asked to stop
 
 
 class OtherHostError(PacelineError, RuntimeError):
     """The run ended because of another host; the message says which and why."""
+
+
+class EndNotes(threading.Thread):
+    """The notes in the store of why a host leaves: this one's, and those of others.
+
+    In a thread: torch's store has calls without a deadline, and none of them returns where a link is cut silently.
+
+    Args:
+        store: of the launchers, on host 0.
+        others: hosts that have to end before this one, since it has the store; 0 on hosts that do not.
+
+    Attributes:
+        reason: why another host has left; "" before.
+        answered_at: when the store answered last, on the monotonic clock, seconds.
+    """
+
+    def __init__(self, store: Any, others: int) -> None:
+        super().__init__(name="paceline-hosts", daemon=True)
+        self.reason, self.answered_at = "", time.monotonic()
+        self._store, self._others = store, others
+        self._own, self._linger_s, self._over = "", LINGER_S, threading.Event()
+
+    def run(self) -> None:
+        try:
+            while not self.reason and not self._over.is_set():
+                reason = self._store.get(END_KEY).decode() if self._store.check([END_KEY]) else ""
+                self.reason, self.answered_at = reason, time.monotonic()
+                self._over.wait(0.0 if reason else CHECK_EVERY_S)
+            if self._own:
+                self._store.set(END_KEY, self._own)
+            needless = self._store.add(NEEDLESS_KEY, 0 if self._others else 1)
+            deadline = time.monotonic() + self._linger_s
+            while needless < self._others and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+                needless = self._store.add(NEEDLESS_KEY, 0)
+        except RuntimeError:  # its host is gone
+            self.reason = "host 0 does not answer any more"
+
+    def leave(self, reason: str = "", linger_s: float = LINGER_S) -> bool:
+        """End; whether the thread has ended, which may hang in a call of the store.
+
+        Args:
+            reason: for the other hosts; "" if this one ends well.
+            linger_s: how long the host that has the store waits for the others.
+        """
+        if not self._over.is_set():
+            self._own, self._linger_s = reason, linger_s
+            self._over.set()
+        self.join((linger_s if self._others else LINGER_S) + POLL_S)
+        return not self.is_alive()
 
 
 class Agent(SimpleElasticAgent):
@@ -54,7 +107,7 @@ class Agent(SimpleElasticAgent):
     def __init__(
         self, spec: WorkerSpec, command: Command, cluster: LaunchCluster, workers: Sequence[WorkerProcess] = ()
     ) -> None:
-        super().__init__(spec, exit_barrier_timeout=cluster.timeout_s)
+        super().__init__(spec)
         self.command = command
         self.cluster = cluster
         self.hosts = cluster.hosts
@@ -62,17 +115,23 @@ class Agent(SimpleElasticAgent):
         self.stop_signal: signal.Signals | None = None  # set by the main thread
         self.skip_grace = False  # set by a second Ctrl-C
         self.lost: dict[int, int] = {}  # rank -> exit code of lost workers; the run continues without them
-        self._check_at = 0.0
+        self.moved_at = time.monotonic()  # when it last went on; infinite while it starts workers
+        self._notes: EndNotes | None = None
         self._swept: set[int] = set()  # ranks whose session was killed; their pids may be reused
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        if self.hosts > 1:
+            self._notes = EndNotes(self._store, self.hosts - 1 if worker_group.group_rank == 0 else 0)
+            self._notes.start()
         self._raise_if_stopped()
+        self.moved_at = math.inf
         for member in () if self.workers else worker_group.workers:  # none if prestarted
             coordinates = _coordinates(self.cluster, worker_group, member)
             self.workers.append(spawn(self.command, member.global_rank, coordinates))
         return {place: worker.process.pid for place, worker in enumerate(self.workers)}
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self.moved_at = time.monotonic()
         self._raise_if_stopped()
         codes = [self._poll(worker) for worker in self.workers]
         failures = {
@@ -114,7 +173,7 @@ class Agent(SimpleElasticAgent):
         for worker in running:
             if self._poll(worker) is None:
                 signal_session(worker, signal.SIGKILL)
-                worker.process.wait()
+                reap(worker)
                 self._swept.add(worker.rank)
 
     def _poll(self, worker: WorkerProcess) -> int | None:
@@ -125,32 +184,28 @@ class Agent(SimpleElasticAgent):
             self._swept.add(worker.rank)
         return code
 
+    def _exit_barrier(self) -> None:
+        """Host 0, which has the store, waits for the other hosts' end."""
+        if self._notes is not None:
+            self._notes.leave(linger_s=self.cluster.timeout_s)
+
     def _publish_end(self, reason: str) -> None:
         """Tell the other hosts why this one leaves; host 0, which has the store, waits until they have read it."""
-        if self.hosts == 1 or self._store is None:
-            return
-        with contextlib.suppress(RuntimeError):  # the store's own host may be gone already
-            self._store.set(END_KEY, reason)
-            deadline = time.monotonic() + LINGER_S
-            while self._worker_group.group_rank == 0 and time.monotonic() < deadline:
-                if self._store.add(READ_KEY, 0) >= self.hosts - 1:
-                    return
-                time.sleep(POLL_S)
+        if self._notes is not None:
+            self._notes.leave(reason)
 
     def _check_other_hosts(self) -> None:
-        """Raise when another host has left."""
-        if self.hosts == 1 or self._store is None or time.monotonic() < self._check_at:
+        """Raise when another host has left, or the store's does not answer."""
+        if self._notes is None:
             return
-        self._check_at = time.monotonic() + CHECK_EVERY_S
-        reason = ""
-        try:
-            if self._store.check([END_KEY]):
-                reason = self._store.get(END_KEY).decode()
-                self._store.add(READ_KEY, 1)
-        except RuntimeError as error:
-            raise OtherHostError("host 0 does not answer any more") from error
-        if reason:
-            raise OtherHostError(reason)
+        if self._notes.reason:
+            raise OtherHostError(self._notes.reason)
+        if time.monotonic() - self._notes.answered_at > self.cluster.timeout_s:
+            raise OtherHostError(self.cluster.silent())
+
+    def close(self) -> bool:
+        """End what runs beside the workers; whether it has ended."""
+        return self._notes is None or self._notes.leave()
 
     def kill(self) -> None:
         """Kill every worker at once; for the main thread, when the agent's is stuck."""

@@ -17,6 +17,7 @@ import io
 import json
 import os
 import queue
+import select
 import shutil
 import signal
 import socket
@@ -58,6 +59,30 @@ print(json.dumps(found))
 """
 
 
+class Pipe:
+    """The way to the near end, of which a cut link leaves a full pipe that no process reads.
+
+    Args:
+        file: its number.
+    """
+
+    def __init__(self, file: int) -> None:
+        self.file = file
+        os.set_blocking(file, False)
+
+    def write(self, data: bytes) -> None:
+        """Write all of it; OSError if nothing is taken for `SILENCE_S`."""
+        rest = memoryview(data)
+        while rest:
+            if not select.select([], [self.file], [], SILENCE_S)[1]:
+                raise TimeoutError("the near end takes nothing")
+            with contextlib.suppress(BlockingIOError):
+                rest = rest[os.write(self.file, rest) :]
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
 class Near:
     """The connection to the near end.
 
@@ -65,7 +90,7 @@ class Near:
         source, target: binary streams.
     """
 
-    def __init__(self, source: BinaryIO, target: BinaryIO) -> None:
+    def __init__(self, source: BinaryIO, target: BinaryIO | Pipe) -> None:
         self.source, self.target = source, target
         self.lock = threading.Lock()
         self.heard_at = self.said_at = time.monotonic()
@@ -147,7 +172,12 @@ class FarEnd:
         """Until the near end leaves or the launcher has ended."""
         self.near.say("hello", **about())
         while True:
-            message, data = self.near.messages.get()
+            try:
+                message, data = self.near.messages.get(timeout=SILENCE_S)
+            except queue.Empty:
+                if self._lost():
+                    return
+                continue
             if message["kind"] == "leave":
                 return
             try:
@@ -260,14 +290,14 @@ class FarEnd:
             stop(child)
         if mirror is not None:
             mirror.look(everything=True)
-        code = child.wait()
+        code = child.poll()
         if self.near.gone and mirror is not None:  # the logs stay here, the secrets do not
             shutil.rmtree(os.path.join(job, "logs", "door"), ignore_errors=True)
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(job, "job.pem"))
         else:
             shutil.rmtree(job, ignore_errors=True)
-        self.near.say("ended", code=code)
+        self.near.say("ended", code=-int(signal.SIGKILL) if code is None else code)
 
     def _lost(self) -> bool:
         return self.near.gone or time.monotonic() - self.near.heard_at > SILENCE_S
@@ -286,6 +316,8 @@ def stop(child: subprocess.Popen[bytes]) -> None:
         child.wait(STOP_S)
     except subprocess.TimeoutExpired:
         send_signal(child, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(STOP_S)
 
 
 def about() -> dict[str, Any]:
@@ -387,7 +419,7 @@ def main() -> None:
     """Over stdin and stdout."""
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which the launcher would inherit
-    near = Near(sys.stdin.buffer, sys.stdout.buffer)
+    near = Near(sys.stdin.buffer, Pipe(sys.stdout.fileno()))
     near.target.write(MAGIC.encode() + b"\n")
     near.target.flush()
     threading.Thread(target=near.listen, daemon=True).start()

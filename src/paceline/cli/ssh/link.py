@@ -123,7 +123,8 @@ class Link:
             self.process.wait(within_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(within_s)
         for thread in self._threads:
             thread.join(1.0)
         for pipe in (self.process.stdout, self.process.stderr):

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 from paceline.communication.ring.failure_cause import Breakdown, BreakNotice, Evidence, FailedOperation, find_cause
@@ -39,8 +37,6 @@ DIAL_S = 5.0
 FLUSH_S = 0.5
 """Seconds that `close` waits until the network has the goodbye."""
 LEFT = "{} has ended its run and closed the connection"
-
-_all: weakref.WeakSet[Connections] = weakref.WeakSet()
 
 
 class Connections:
@@ -85,7 +81,7 @@ class Connections:
         self._broken: Breakdown | None = None
         others = [rank for rank in range(world.size) if rank != world.rank]
         self._links = {rank: Link(rank, timeout_s, self._deliver, self._gone) for rank in others}
-        _all.add(self)
+        runtime.end_at_exit(self, Connections.cut)
         listener.register(label, self._take)
         for rank in range(world.rank):
             runtime.thread(self._dial, f"from-{rank}", (self._links[rank],)).start()
@@ -363,14 +359,12 @@ class Connections:
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def cut(self) -> list[Link]:
-        """End all connections at once, without a goodbye; returns them."""
+    def cut(self) -> None:
+        """End all connections at once, without a goodbye."""
         with self._changed:
             self._over.set()
-        links = list(self._links.values())
-        for link in links:
+        for link in self._links.values():
             link.end("this program has ended")
-        return links
 
     def close(self) -> None:
         """Say goodbye and release everything."""
@@ -389,12 +383,3 @@ class Connections:
             if not link.flushed(max(0.0, until - runtime.monotonic())) and broken:
                 link.end("it was closed here")
         self._listener.unregister(self._label)
-
-
-@atexit.register
-def _end_all() -> None:
-    """Before Python takes the threads away."""
-    links = [link for one in list(_all) for link in one.cut()]
-    until = runtime.monotonic() + FLUSH_S
-    for link in links:
-        link.join(max(0.0, until - runtime.monotonic()))

@@ -9,7 +9,6 @@ tensors that are exchanged, and no copies.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,7 +79,6 @@ class Link:
         self._urgent: deque[OutFrame] = deque()  # all frames but data
         self._data: OrderedDict[Key, deque[OutFrame]] = OrderedDict()  # by operation: they send a piece in turn
         self._closing = self._flushed = self._ended = False
-        self._threads: list[threading.Thread] = []
 
     def attach(self, channel: Channel) -> bool:
         """Use the established connection, and send the waiting frames; False if there was one before."""
@@ -89,16 +87,13 @@ class Link:
                 return False
             channel.limit, channel.stall_s = PIECE, self._timeout_s
             self._channel = channel
-        sender = runtime.thread(self._send, f"to-{self.rank}", (channel,))
-        sender.start()
-        self._threads.append(sender)
+        runtime.thread(self._send, f"to-{self.rank}", (channel,)).start()
         return True
 
     def read(self) -> None:
         """Deliver frames until the connection ends."""
         channel = self._channel
         assert channel is not None
-        self._threads.append(runtime.current_thread())
         room = torch.empty(PIECE, dtype=torch.uint8)
         try:
             while True:
@@ -172,12 +167,6 @@ class Link:
         if first:
             self._gone(self, reason)
         return first
-
-    def join(self, seconds: float) -> None:
-        """Wait for the threads, after `end`: one that is inside torch when Python ends would abort the process."""
-        until = runtime.monotonic() + seconds
-        for thread in self._threads:
-            thread.join(max(0.0, until - runtime.monotonic()))
 
     def _send(self, channel: Channel) -> None:
         while (out := self._next()) is not None:

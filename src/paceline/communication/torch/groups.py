@@ -14,8 +14,9 @@ raises an error that says who waits for whom.
 
 A group with an operation in flight closes its sockets only when that ends. So a worker that has failed, or whose
 responder has been asked, first ends the connections (:mod:`paceline.communication.torch.gloo_sockets`). gloo can lose
-the end of an operation even so, if the peer dies between its "ready" and our data. So a thread of its own drops the
-groups, and a worker that waits for an operation looks every second whether the connection has failed elsewhere.
+the end of an operation even so, if the peer dies between its "ready" and our data. So such a group is kept until its
+operations have ended (:mod:`paceline.communication.torch.dropping`), and a worker that waits for an operation looks
+every second whether the connection has failed elsewhere.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class TorchOperation:
 
     Args:
         connection: to which it belongs.
+        holder: of its group.
         handle: torch's.
         operation: its name, for messages.
         number: counts the operations of the connection.
@@ -77,19 +79,21 @@ class TorchOperation:
         lost: in flight when the connection failed or was closed.
         resumable: a wait with a short deadline leaves it as it is. Not so a message between two workers over gloo: its
             connection is closed at the first deadline.
+        ends: its handle knows when it has ended. Not so that of a message between two workers over gloo.
     """
 
     def __init__(
         self,
         connection: Connection,
+        holder: GroupHolder,
         handle: Any,
         operation: str,
         number: int,
         then: Callable[[], None] | None = None,
     ) -> None:
         self._connection, self.operation, self.number, self._then = connection, operation, number, then
-        self.handle = handle
-        self.lost, self.resumable = False, False
+        self.holder, self.handle = holder, handle
+        self.lost = self.resumable = self.ends = False
 
     def completed(self) -> bool:
         """Whether `wait` would return, or raise, at once; for NCCL, whether the device has done it."""
@@ -185,27 +189,26 @@ class Connection:
         """Start `operation` on the group of `holder`; `collective` if all members of the group take part."""
         with self._lock:
             self._operations += 1
-            number, group, failing = self._operations, holder.group, self._failing
-        if group is None and not failing:
-            raise self._ended(operation)
-        problem: RuntimeError | None = None
-        work = None
-        try:
-            if group is None:
-                raise RuntimeError("the connection has failed before")
-            work = TorchOperation(self, begin(group), operation, number, then)
-            work.resumable = collective and "nccl" not in self.backend
-        except RuntimeError as error:
-            problem = error
+            number, group = self._operations, holder.group
+        problem = RuntimeError("the connection has failed before")
+        if group is not None:
+            try:
+                work = TorchOperation(self, holder, begin(group), operation, number, then)
+            except RuntimeError as error:
+                problem = error
+            else:
+                work.ends = collective or "gloo" not in self.backend
+                work.resumable = collective and "nccl" not in self.backend
+                with self._lock:
+                    if holder.group is group:
+                        self._in_flight.add(work)
+                        return work
+                problem = RuntimeError("the connection failed meanwhile")  # another thread has dropped the group
+                dropping.drop([(group, _that_end([work]))])
+        dropped = holder.group is None
         del group, begin  # they would keep the sockets open
-        if work is not None:
-            with self._lock:
-                if not self._failing:
-                    self._in_flight.add(work)
-                    return work
-            work.handle = None
-            problem = RuntimeError("the connection failed meanwhile")
-        assert problem is not None
+        if dropped and not self._failing:
+            raise self._ended(operation)
         self.fail(operation, problem, number)
 
     def finish(self, work: TorchOperation) -> None:
@@ -338,21 +341,24 @@ class Connection:
 
     def drop(self, holders: list[GroupHolder] | None = None) -> None:
         """Drop the groups of `holders` (default: all): their sockets close, which ends the waits of the peers."""
-        handles: list[Any] = []
-        groups: list[Any] = []
+        dropped: list[tuple[Any, list[Any]]] = []
         with self._lock:
-            if holders is None:
-                holders, self._holders = self._holders, []
-                for work in self._in_flight:  # an operation in flight refers to the group's connections
-                    handles.append(work.handle)
-                    work.handle, work.lost = None, True
-                self._in_flight.clear()
-            else:
-                self._holders = [holder for holder in self._holders if holder not in holders]
+            holders = list(self._holders if holders is None else holders)
+            self._holders = [holder for holder in self._holders if holder not in holders]
             for holder in holders:
-                groups.append(holder.group)
+                lost = [work for work in self._in_flight if work.holder is holder]
+                self._in_flight.difference_update(lost)
+                dropped.append((holder.group, _that_end(lost)))
                 holder.group = None
-        dropping.drop(handles, groups)
+        dropping.drop(dropped)
+
+
+def _that_end(works: list[TorchOperation]) -> list[Any]:
+    """Take the handles of these operations; returns those that know when their operation has ended."""
+    handles = [work.handle for work in works if work.ends]
+    for work in works:
+        work.handle, work.lost = None, True
+    return handles
 
 
 def _store() -> Any:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from paceline.core import runtime
 from paceline.data.cache.checksums import digest_of
 from paceline.data.cache.directory import CacheDirectory
 from paceline.data.cache.download import Downloader
@@ -95,6 +96,7 @@ class Cache:
         self._hints = PrefetchHints(self.directory)
         self._prefetcher = Prefetcher(self.threads, self._hints, self._fetch, self._rest)
         self._directory.evictor.on_prefetched = self._prefetcher.evicted
+        runtime.end_at_exit(self, Cache.close)
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("directory", "cap_bytes", "threads", "retries", "timeout_s", "options")

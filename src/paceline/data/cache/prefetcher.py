@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from paceline.core import runtime
 from paceline.data.cache.names import key_of
 from paceline.data.cache.prefetch_hints import PrefetchHints
 
@@ -52,7 +53,7 @@ class Prefetcher:
             self._prefetched &= set(self._positions)
             self._changed.notify_all()
             while wanted and not self._closed and len(self._threads) < self._count:
-                thread = threading.Thread(target=self._work, name="paceline-cache", daemon=True)
+                thread = runtime.thread(self._work, "paceline-cache")
                 self._threads.append(thread)
                 thread.start()
 

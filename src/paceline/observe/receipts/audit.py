@@ -39,10 +39,21 @@ class Findings:
 
 
 def find(folder: Path) -> list[Chain]:
-    """The chains in a folder, in order of rank."""
-    paths = sorted(folder.glob("rank-*.jsonl"))
-    ranks = [path.stem.removeprefix("rank-") for path in paths]
-    return [chains.read(path, int(rank)) for path, rank in zip(paths, ranks, strict=True) if rank.isdecimal()]
+    """The chains in a folder, in order of rank: each worker's has one name."""
+    names = [path.stem.removeprefix("rank-") for path in folder.glob("rank-*.jsonl")]
+    ranks = sorted(int(name) for name in names if name.isdecimal())
+    paths = {rank: folder / chains.chain_name(rank) for rank in ranks}
+    return [chains.read(path, rank) for rank, path in paths.items() if path.is_file()]
+
+
+def _check_names(folder: Path, found: list[Chain], findings: Findings) -> None:
+    """Nothing else passes for a receipt: a program that reads `rank-000.jsonl` must read what was checked."""
+    known = {chains.chain_name(one.rank) for one in found}
+    for name in sorted(path.name for path in folder.iterdir()):
+        number = name.removeprefix("seal-").removesuffix(".json")
+        is_seal = number.isdecimal() and name == seals.seal_name(int(number))
+        if name.casefold().startswith(("rank", "seal")) and name not in known and not is_seal:
+            findings.problems.append(f"{name} is neither a chain nor a seal: a receipt has one name, move this away")
 
 
 def holds_logs(folder: Path) -> bool:
@@ -64,6 +75,7 @@ def audit(folder: Path, found: list[Chain], authority: str | None = None) -> Fin
         authority: fingerprint of the key that must have signed them; None takes the one that they name themselves.
     """
     findings = Findings()
+    _check_names(folder, found, findings)
     for one in found:
         findings.problems += one.problems
     _check_seals(folder, found, authority, findings)
@@ -153,6 +165,8 @@ def _check_starts(found: list[Chain], findings: Findings) -> None:
         start = one.start
         if start["rank"] != one.rank:
             findings.problems.append(f"{chains.chain_name(one.rank)} is the chain of worker {start['rank']}")
+        if one.rank >= start["size"]:
+            findings.problems.append(f"{chains.chain_name(one.rank)} is of no worker: the run had {start['size']}")
         for name in ("job", "authority", "size", "settings", "models"):
             if start[name] != first[name]:
                 findings.problems.append(

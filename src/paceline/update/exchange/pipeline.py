@@ -21,11 +21,8 @@ an exchange starts no operation then, so its moment may differ from worker to wo
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import queue
-import threading
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -61,19 +58,6 @@ class LastWait:
 
     wait: Callable[[], Any]
     completed: Callable[[], bool]
-
-
-LEAVE_S = 3.0
-"""How long the interpreter's exit waits for stages to return from operations whose connections were closed."""
-_at_work: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-
-
-@atexit.register
-def _await_stages() -> None:
-    """Wait for the threads: one in native code at the interpreter's exit would end the process with SIGABRT."""
-    until = runtime.monotonic() + LEAVE_S
-    for thread in list(_at_work):
-        thread.join(max(0.0, until - runtime.monotonic()))
 
 
 class Running:
@@ -207,9 +191,7 @@ def _stage(stages: list[Stage], number: int) -> Stage:
     """A stage; its thread starts with its first exchange."""
     if number == len(stages):
         stages.append(runtime.SimpleQueue())
-        thread = runtime.thread(_work, f"paceline-stage-{number}", (stages, number))
-        _at_work.add(thread)
-        thread.start()
+        runtime.thread(_work, f"paceline-stage-{number}", (stages, number)).start()
     return stages[number]
 
 

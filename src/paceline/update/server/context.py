@@ -28,8 +28,8 @@ class Reports(Protocol):
     def takeover(self, slice_of: int, version: int, source: str) -> None:
         """This worker took over shards of a lost worker."""
 
-    def inexact(self, what: str) -> None:
-        """Some samples may not be in the model exactly once; `what` is a message for people."""
+    def inexact(self, what: str, warns: bool = True) -> None:
+        """Some samples may not be in the model exactly once; `what` is a message, for the log alone if not `warns`."""
 
 
 @dataclass

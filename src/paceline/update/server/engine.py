@@ -71,7 +71,8 @@ class Asynchronous:
             return SimulatedService(transport, transport.cluster, shards.server, owners, shards.ledger)
         bounded = self._schedule.staleness is not None
         unpushed = lambda: [*self._unpushed.waiting, *context.loaders.holding()]  # noqa: E731
-        data = DataAccess(shards.ledger, unpushed, lambda: self._clients.flush(), bounded)
+        elastic = self.rule.center_pull is not None
+        data = DataAccess(shards.ledger, unpushed, lambda: self._clients.flush(), bounded, elastic)
         made = SocketService(transport, shards.server, owners, data, settings.timeout_s, settings.tls, self._monitor)
         made.durability.shared_by(len(self._owned))
         return made

@@ -52,12 +52,14 @@ class DataAccess:
         holding: gives the sample ranges that this worker holds and has not pushed.
         push_rest: pushes all work that is not pushed.
         bounded: whether other workers wait for this worker's clock.
+        pushes_parameters: whether what a shard skips stays in the worker, which pushes its parameters again and again.
     """
 
     ledger: Ledger
     holding: Callable[[], list[Mark]] = list
     push_rest: Callable[[], None] = lambda: None
     bounded: bool = False
+    pushes_parameters: bool = False
 
 
 class SocketLedgerClient:
@@ -79,7 +81,7 @@ class SocketLedgerClient:
         self._answers: dict[int, tuple[int, ...]] = {}
         self._question: tuple[int, Question] | None = None
         self._unreported: set[int] = set()  # workers whose leases a new keeper does not know yet
-        self._report_due = False
+        self._report_due = self._warned = False
         self._keeper_since = 0.0
 
     @property
@@ -103,6 +105,7 @@ class SocketLedgerClient:
                 loader, epoch, begin, end, again = mark[:5]
                 if again:
                     self._alone.leased((loader, epoch, begin, end))
+                    self._tell_repeated(epoch, begin, end)
                 return loader, epoch, begin, end
             if kind == LeaseAnswer.OVER or not question.dry:
                 return None
@@ -113,6 +116,16 @@ class SocketLedgerClient:
                 self._data.push_rest()
                 self.secure()
                 first = question
+
+    def _tell_repeated(self, epoch: int, begin: int, end: int) -> None:
+        """The shards that have these samples skip their push, but not parameters that have learnt from them again."""
+        if self._data.pushes_parameters:
+            self._context.reports.inexact(
+                f"places {begin} to {end - 1} of pass {epoch} are trained on again after a loss, and parameters are "
+                "pushed, so that slices which have them get them twice (said once, the event log has all)",
+                warns=not self._warned,
+            )
+            self._warned = True
 
     def _inquire(self, question: Question) -> tuple[int, ...]:
         """Ask, and wait for the answer; `lost` asks a new keeper again."""
