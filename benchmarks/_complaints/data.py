@@ -57,6 +57,16 @@ def stream_that_shuffles() -> None:
     note(trained=seen)
 
 
+@case("meta-pytorch/data#358", once("trained"), rules=EVERY)
+def stream_sharded_by_torch() -> None:
+    """a pipe with a sharding_filter in a loader process, which torch's loader splits by rank where it sees a cluster"""
+    from torch.utils.data.datapipes.iter import IterableWrapper
+
+    model = net()
+    pipe = IterableWrapper(range(48)).sharding_filter().map(points().__getitem__)
+    note(trained=train(model, SGD(model.parameters(), lr=0.05), DataLoader(pipe, B, num_workers=1), 2))
+
+
 @case("huggingface/datasets#7163", once("trained"), rules=("sync",))
 def stream_shuffled_under_two_lines() -> None:
     """the same without a seed, with paceline's two lines"""

@@ -8,6 +8,7 @@ import contextlib
 import json
 import signal
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,33 @@ def test_options_may_stand_on_both_sides_of_the_invitation(script: Script, monke
     assert "cannot be reached" in call("join", invitation(), "train.py", "--", "--workers", 1).stderr
 
 
+@pytest.mark.parametrize("words", [("join", "LINE", "train.py"), ("run", "--elastic", "1:2", "--relay", "LINE", "train.py")])
+def test_a_secret_on_the_command_line_is_refused(
+    words: tuple[str, ...], script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every user of the host can read it there."""
+    script(SEEN)
+    purpose = JOIN if words[0] == "join" else LEAD
+    typed = [invitation(purpose=purpose) if word == "LINE" else word for word in words]
+    monkeypatch.setattr(sys, "argv", ["paceline", *typed])
+    result = call(*typed)
+    assert result.exit_code == 2 and "give - and paste the line" in result.stderr, result.output
+    assert invitation()[20:40] not in result.output
+
+
+@pytest.mark.parametrize("given", ["file", "input"])
+def test_a_secret_comes_from_a_file_or_from_standard_input(
+    given: str, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(SEEN)
+    monkeypatch.setattr(sites, "FIND_S", 0.0)
+    (tmp_path / "line").write_text(invitation() + "\n")
+    said = CliRunner().invoke(
+        app, ["join", "line" if given == "file" else "-", "train.py"], input=invitation() + "\n", env={"COLUMNS": "2000"}
+    )
+    assert "the relay at 127.0.0.1, port 1 cannot be reached" in said.stderr, said.output
+
+
 def test_who_does_not_answer_is_named(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     script(SEEN)
     monkeypatch.setattr(sites, "FIND_S", 0.0)
@@ -154,7 +182,7 @@ def test_a_host_joins_with_an_invitation_and_one_open_port(script: Script, tmp_p
     assert (first.returncode, second.returncode) == (0, 0), (said, errors)
     assert f"[0] control {where} relay {where}" in printed  # all of it through the one port
     assert "[0] control 127.0.0.1:" in told and f" relay {where}" in told and f"control {where}" not in told
-    assert f"paceline join {line} PROGRAM" in said
+    assert "paceline join - PROGRAM" in said and f"\n{line}\n" in said
     members = events(tmp_path / "lead", "generation")[0]["members"]
     assert [len(place) for place in members] == [6, 6]  # each has a door
     assert json.loads((tmp_path / "join" / "elastic.json").read_text())["plan"]["timeout_s"] == 45  # the first host's
@@ -177,9 +205,9 @@ def test_hosts_behind_routers_meet_at_a_relay_which_may_die(script: Script, tmp_
         lead, join = (line.read_text().strip() for line in lines)
         assert call("relay", "--listen", where).exit_code == 2
         assert call("join", lead, path).exit_code == 2
-        with begun("run", "--elastic", "2:2", "--relay", lead, "--timeout", 30, "--log", "lead", path) as first:
+        with begun("run", "--elastic", "2:2", "--relay", lines[0], "--timeout", 30, "--log", "lead", path) as first:
             until(lambda: events(tmp_path / "lead", "joined"))
-            with begun("join", join, "--timeout", 30, "--log", "join", path) as second:
+            with begun("join", lines[1], "--timeout", 30, "--log", "join", path) as second:
                 until(lambda: events(tmp_path / "lead", "generation"))
                 one.send_signal(signal.SIGKILL)
                 one.communicate(timeout=DEADLINE_S)
@@ -189,10 +217,7 @@ def test_hosts_behind_routers_meet_at_a_relay_which_may_die(script: Script, tmp_
                     another.send_signal(signal.SIGTERM)
                     printed, about = another.communicate(timeout=DEADLINE_S)
     assert (first.returncode, second.returncode, another.returncode) == (0, 0, 0), (said, errors, about)
-    assert printed.splitlines() == [  # the same as before
-        f"paceline run --elastic 1:64 --relay {lead} PROGRAM",
-        f"paceline join {join} PROGRAM",
-    ]
+    assert printed.splitlines() == [lead, join]  # the same as before
     assert f"members meet at the relay at {where}" in said
 
 
@@ -210,7 +235,7 @@ def test_a_launcher_with_a_relay_that_was_killed_is_followed_by_another(script: 
         _, said = third.communicate(timeout=DEADLINE_S)
         _, errors = second.communicate(timeout=DEADLINE_S)
     assert (third.returncode, second.returncode) == (0, 0), (said, errors)
-    assert f"paceline join {(log / 'door' / 'invitation').read_text().strip()} PROGRAM" in said
+    assert f"\n{(log / 'door' / 'invitation').read_text().strip()}\n" in said
 
 
 def test_a_relay_is_no_store_of_old_lines(tmp_path: Path) -> None:

@@ -62,6 +62,15 @@ class Commands(TyperGroup):
         entries = self._offered.get(cmd_name, [])
         return Installed(cmd_name, entries) if entries or cmd_name in WINGS else None
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; an error of the system, such as a name that is too long, ends it with one sentence."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # `paceline report | head`: click ends it
+            raise
+        except (OSError, UnicodeError) as error:
+            refuse(str(error))
+
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Below the list of commands: those that paceline's own commands hide."""
         super().format_epilog(ctx, formatter)

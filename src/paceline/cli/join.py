@@ -36,7 +36,7 @@ class JoinCommand(ProgramCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the invitation behind the options that follow it."""
-        if args and not args[0].startswith("-"):
+        if args and (args[0] == "-" or not args[0].startswith("-")):
             invitation, *rest = args
             place = self._options(ctx, rest)
             args = [*rest[:place], invitation, *rest[place:]]
@@ -58,7 +58,7 @@ def command(
         str,
         typer.Argument(
             metavar="INVITATION",
-            help="The line that `paceline run --invite` or `paceline relay` printed, or a file with it.",
+            help="A file with the line that `paceline run --invite` or `paceline relay` printed; - asks for it.",
             show_default=False,
         ),
     ],
@@ -93,7 +93,7 @@ def command(
     absence = AbsenceOptions(notice, until, while_idle)
     absence.check(True)
     if script is None:
-        refuse("no program was given: paceline join [OPTIONS] INVITATION PROGRAM [ARGUMENTS]")
+        refuse("no program was given: paceline join [OPTIONS] FILE|- PROGRAM [ARGUMENTS]")
     read = sites.read(invitation, "INVITATION", lead=False)
     program = find(script, arguments, module)
     options = zero_lines.ZeroLineOptions(as_is, False, False)

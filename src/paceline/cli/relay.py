@@ -77,12 +77,13 @@ def _relay(folder: Path, where: tuple[str, int], shown: tuple[str, int]) -> Rela
     server = RelayServer(*where, tls, Registrar(authority, [lead, join]))
     err().print(
         f"the relay listens at {saved_plan.address_text(*where)}; keep these lines secret: whoever has one can take "
-        f"part until {join.until} (they are also in {near(folder)})",
+        f"part until {join.until} (they are also in {near(folder)}). Where the run starts, paceline run --elastic 1:64 "
+        "--relay - PROGRAM asks for the first one; elsewhere paceline join - PROGRAM asks for the second one",
         markup=False,
         soft_wrap=True,
     )
-    out().print(f"paceline run --elastic 1:64 --relay {lead.text()} PROGRAM", markup=False, soft_wrap=True)
-    out().print(f"paceline join {join.text()} PROGRAM", markup=False, soft_wrap=True)
+    out().print(lead.text(), soft_wrap=True)
+    out().print(join.text(), soft_wrap=True)
     return server
 
 

@@ -39,6 +39,7 @@ class EventFile:
     Attributes:
         path: of the file; None until it could be opened.
         waiting_bytes: bytes that are not in the file yet.
+        removed: whether the file was removed while it was written.
 
     Raises:
         OSError: the file cannot be opened for another reason than a full or broken disk.
@@ -50,7 +51,7 @@ class EventFile:
         self._file: int | None = None
         self._end = 0  # of the last whole line
         self._first_line = b""  # is written again on top of a file that was removed
-        self._recreated = False  # after a removal, and empty so far
+        self._recreated = self.removed = False  # after a removal, and empty so far
         self._waiting: deque[bytes] = deque()
         self.waiting_bytes = self._dropped = 0  # bytes that are not in the file yet; lines that were given up
         self._failed_at = float("-inf")
@@ -109,6 +110,7 @@ class EventFile:
         """Make sure that the file exists and ends with a whole line."""
         if self._file is not None and os.fstat(self._file).st_nlink == 0:
             self._close()
+            self.removed = True
             logger.warning("%s was removed while it was written: it is made anew, without what it held", self._name)
         if self._file is None:
             had_file = self.path is not None

@@ -35,5 +35,8 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
 
 
 def is_missing(directory: Path) -> bool:
-    """Whether no worker has attached: the directory exists without the file."""
-    return directory.is_dir() and not (directory / NAME).exists()
+    """Whether no worker has attached: the directory exists without the file, and without an event log.
+
+    A directory that was removed in the run is made again, with the logs.
+    """
+    return directory.is_dir() and not (directory / NAME).exists() and not any(directory.glob("rank-*.jsonl"))

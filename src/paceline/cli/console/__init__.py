@@ -36,7 +36,7 @@ class _Safe(Console):
 
 def out() -> Console:
     """A console for results. A new one for each command, because tests change stdout; a pipe gets unbroken lines."""
-    console = _Safe(highlight=False)
+    console = _Safe(highlight=False, markup=False, emoji=False)
     if not console.is_terminal and not os.environ.get("COLUMNS"):
         console.width = PIPE_COLUMNS
     return console
@@ -44,7 +44,7 @@ def out() -> Console:
 
 def err() -> Console:
     """A console for errors and notes, on stderr."""
-    return _Safe(stderr=True, highlight=False)
+    return _Safe(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def error_panel(title: str, *parts: RenderableType) -> Panel:

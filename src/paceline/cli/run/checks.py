@@ -73,6 +73,10 @@ def host_and_port(option: str, text: str, lowest: int = 1) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not (colon and host and port.isdecimal() and lowest <= int(port) < 65536):
         refuse(f"{option} must be HOST:PORT such as node0:29500, got {text!r}")
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        refuse(f"{option}: {host!r} is no name of a host: {error.__cause__ or error}")
     return host.strip("[]"), int(port)
 
 

@@ -110,6 +110,11 @@ class Events:
                 self._file.flush()
         self.news.put((kind, dict(facts)))
 
+    @property
+    def removed(self) -> bool:
+        """Whether the log directory was removed in the run, and with it what the workers have said there."""
+        return self._file.removed
+
     def close(self) -> None:
         """Close the file; later events are dropped."""
         with self._lock:
@@ -311,7 +316,7 @@ class Launcher:
     @property
     def _working(self) -> list[int]:
         """Places with a running worker; after the training only those that took part in it, or waited to be needed."""
-        finished = bool(self.status.get("finished"))
+        finished = bool(self.status.get("finished")) and not self.events.removed
         return [n for n, _, process in self.workers.running if not finished or process.files.exchanged.exists()]
 
     def _other_hosts(self) -> bool:

@@ -101,7 +101,10 @@ def panel(
     parts = [Text(headline, style="bold red")]
     if tail:
         parts.append(Text("\n".join(["", *tail, ""]), style="dim"))
-    below = ["; ".join(facts), advice(code, words), f"all it wrote to stderr: {near(stderr)}"]
+    where = f"all it wrote to stderr: {near(stderr)}"
+    if not stderr.exists():
+        where = f"{near(stderr)} is missing: see what it wrote above"
+    below = ["; ".join(facts), advice(code, words), where]
     parts.append(Text("\n".join(line for line in below if line), style="default"))
     return error_panel(f"{ranks_span(ranks or [rank])} on {host or socket.gethostname()} {verdict}", *parts)
 

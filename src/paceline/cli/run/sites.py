@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import socket
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +43,9 @@ Public = Annotated[
 ]
 Relay = Annotated[
     str | None,
-    typer.Option(metavar="INVITATION", help="With --elastic: the launcher's line of a `paceline relay` elsewhere."),
+    typer.Option(
+        metavar="FILE|-", help="With --elastic: a file with the launcher's line of a `paceline relay` elsewhere; - asks."
+    ),
 ]
 
 
@@ -131,7 +135,7 @@ def options(
     if invite and (listen is None or checks.host_and_port("--listen", listen, 0)[1] == 0):
         refuse(
             "--invite needs --listen HOST:PORT, an address of this host that the other sites reach; if they reach "
-            "none, start `paceline relay` on a host that all of them reach, and give --relay INVITATION here"
+            "none, start `paceline relay` on a host that all of them reach, and give --relay FILE here"
         )
     if relay is not None and listen is not None:
         refuse("--listen is for hosts that the others reach, and with --relay they come through the relay")
@@ -145,10 +149,20 @@ def options(
 
 
 def read(text: str, option: str, lead: bool) -> Invitation:
-    """The invitation in the text, or in a file of that name; refuses one that is not good here."""
+    """The invitation in a file of that name, or on standard input for `-`; refuses one that is not good here.
+
+    Settings and variables may hold the line itself.
+    """
     from paceline.communication.relay.invitation import LEAD, PREFIX, Invitation
 
-    if not text.startswith(PREFIX) and len(text) < 1000 and os.path.isfile(text):
+    if text.startswith(PREFIX) and any(text in word for word in sys.argv):
+        refuse(
+            f"{option}: every user of this host can read a command line, and an invitation is a secret: give - and "
+            "paste the line when it is asked for, or give a file that holds it"
+        )
+    if text == "-":
+        text = getpass.getpass("invitation: ") if sys.stdin.isatty() else sys.stdin.readline(4000)
+    elif not text.startswith(PREFIX) and os.path.isfile(text):
         try:
             text = Path(text).read_text(encoding="ascii", errors="replace")[:4000]
         except OSError as error:
@@ -224,7 +238,7 @@ def how_to_join(plan: SavedPlan, directory: Path) -> str:
     if not plan.invites:
         return (
             f"members meet at the relay at {address_text(*plan.relay)}; other hosts join with the joining hosts' line "
-            "that `paceline relay` printed there: paceline join INVITATION PROGRAM"
+            "that `paceline relay` printed there: paceline join - PROGRAM"
         )
     from paceline.communication.relay.invitation import Invitation
 
@@ -235,8 +249,8 @@ def how_to_join(plan: SavedPlan, directory: Path) -> str:
     except (OSError, PacelineError) as error:
         return f"no more hosts can be invited: {error}"
     return (
-        f"other hosts join, wherever they are, with (also in {near(path)}; keep it secret: whoever has it can join "
-        f"until {until}):\npaceline join {line} PROGRAM"
+        f"other hosts join, wherever they are, with paceline join - PROGRAM, which asks for this line (also in "
+        f"{near(path)}; keep it secret: whoever has it can join until {until}):\n{line}"
     )
 
 

@@ -254,16 +254,16 @@ class FarEnd:
         os.makedirs(job, mode=0o700)
         logs = message["logs"] or os.path.join(job, "logs")
         os.makedirs(os.path.join(logs, "output"), exist_ok=True)
-        arguments = [logs if word == "{logs}" else word for word in message["arguments"]]
+        arguments = [*message["options"], "--log", logs]
         if message["secret"]:
             secret = os.path.join(job, "job.pem")
             with open(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(message["secret"])
-            arguments = [secret if word == "{secret}" else word for word in arguments]
+            arguments += ["--job", secret]
         said = os.path.join(logs, "output", message["said"])
         with open(said + ".launcher", "wb") as file:
             self.child = subprocess.Popen(
-                [sys.executable, "-m", "paceline", *arguments],
+                [sys.executable, "-m", "paceline", *arguments, *message["program"]],
                 cwd=os.path.expanduser(message["directory"]),
                 env=dict(os.environ, PACELINE_ENDING=said + ".json", **message["environment"]),
                 stdin=subprocess.DEVNULL,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.cli.console import err
 from paceline.cli.run import output
 from paceline.cli.run.failure import LOST
 from paceline.cli.ssh import words
@@ -61,6 +62,7 @@ class Mirror:
 
     def __init__(self, directory: Path, places: Sequence[int] = ()) -> None:
         self.directory, self.places = directory, places
+        self._broken = set[Path]()  # files that lack a piece
 
     def write(self, facts: Mapping[str, Any], data: bytes, host: int = 0) -> None:
         """Write a piece; refuses a path that leads out of the directory."""
@@ -72,10 +74,21 @@ class Mirror:
                 return
             name = _PLACE.sub(lambda found: f"output/place-{int(found[1]) + self.places[host]:03d}", name)
         path = self.directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("r+b" if offset and path.exists() else "wb") as file:
-            file.seek(offset)
-            file.write(data)
+        if offset and path in self._broken:
+            return  # without the piece before it
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("r+b" if offset else "wb") as file:
+                file.seek(offset)
+                file.write(data)
+            self._broken.discard(path)
+        except OSError as error:
+            if not self._broken:
+                err().print(
+                    f"the hosts' logs cannot be written here ({error}): the run continues, and they are incomplete",
+                    soft_wrap=True,
+                )
+            self._broken.add(path)
 
 
 class Output:

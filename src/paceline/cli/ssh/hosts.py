@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -109,7 +110,7 @@ def _named(text: str, tables: Mapping[str, Any], environment: Mapping[str, str])
         if not tables:
             raise UnsupportedError("--hosts all, but no paceline.toml from here upwards has a table such as [hosts.a]")
         return [_host(name, "paceline.toml") for name in tables]
-    if text.startswith("@") or "/" in text or ("," not in text and Path(text).is_file()):
+    if text.startswith("@") or "/" in text or ("," not in text and os.path.isfile(text)):
         return list(_of_file(Path(text.removeprefix("@"))))
     words = hostlist.expand(text) if _RANGES.search(text) else text.split(",")
     if not all(word.strip() for word in words) and text:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from paceline.cli.console import USAGE, err, error_panel
 from paceline.cli.launch.cluster import LaunchCluster
+from paceline.cli.launch.saved_plan import address_text
 from paceline.cli.launch.signals import SignalListener
 from paceline.cli.run import checks, elastic_checks, start
 from paceline.cli.run.conclusion import stopped
@@ -162,7 +163,7 @@ def _start(
         from paceline.communication.sockets.certificates import Authority
 
         secret = Authority.new().text()
-    asked = {}
+    asked, meet = {}, None if master is None else address_text(*master)
     for index, host in enumerate(job.hosts):
         asked[index] = {
             "job": f"{name}/host-{index}",
@@ -171,7 +172,8 @@ def _start(
             "secret": secret,
             "logs": str(directory) if links.links[index].is_here else "",
             "said": words.said_by(index),
-            "arguments": words.of_host(job.hosts, index, job.options, job.program, master, bool(secret), job.elastic),
+            "options": words.of_host(job.hosts, index, job.options, meet, job.elastic),
+            "program": list(job.program.words),
         }
     for index, said in links.ask("start", asked, START_S).items():
         if "error" in said:

@@ -35,36 +35,26 @@ FIRST = -1
 
 
 def of_host(
-    hosts: Sequence[Host],
-    index: int,
-    options: Sequence[str],
-    program: ProgramFiles,
-    master: tuple[str, int] | None,
-    secret: bool,
-    elastic: Sequence[str] = (),
+    hosts: Sequence[Host], index: int, options: Sequence[str], meet: str | None, elastic: Sequence[str] = ()
 ) -> list[str]:
-    """The arguments of `paceline` on one host; `{logs}` and `{secret}` stand for files that the far end makes.
+    """The options of `paceline run` on one host, without those of the files that the far end makes.
 
     Args:
         hosts: all.
         index: of this one.
         options: of `same_on_all`.
-        program: with its words.
-        master: where the hosts meet; None with one host.
-        secret: whether the job has a file of its certificates' secret.
+        meet: the address where the hosts meet; None with one host.
         elastic: the options of the launcher that hosts an elastic run, the first one; empty in other runs.
     """
-    words = ["run", *options, "--workers", str(hosts[index].workers or 1), "--log", "{logs}", "--overwrite"]
+    words = ["run", *options, "--workers", str(hosts[index].workers or 1), "--overwrite"]
     words += [] if elastic and index == 0 else ["--quiet"]  # that one says what happens to members
-    where = [] if master is None else [address_text(*master)]
+    where = [] if meet is None else [meet]
     if elastic:
         words += ["--join", *where] if index else [*elastic, *(["--listen", *where] if where else [])]
     else:
         words += ["--hosts", str(len(hosts))]
         words += ["--host-index", str(index), "--master", *where] if where else []
-    if secret:
-        words += ["--job", "{secret}"]
-    return [*words, *program.words]
+    return words
 
 
 def said_by(index: int) -> str:
@@ -96,10 +86,9 @@ def shown(
     for index, host in enumerate(hosts):
         here = client.is_here(host)
         directory = host.directory or str(program.base)
-        words = of_host(hosts, index, options, program, meet if len(hosts) > 1 else None, secret, elastic)
-        known = {"{logs}": "LOGS", "{secret}": "JOB_FILE", address_text(*meet): _typed(meet)}
-        python = host.python or "python3"
-        line = [python, "-m", "paceline", *(known.get(word, word) for word in words)]
+        words = of_host(hosts, index, options, _typed(meet) if len(hosts) > 1 else None, elastic)
+        own = ["--log", "LOGS", *(["--job", "JOB_FILE"] if secret else [])]
+        line = [host.python or "python3", "-m", "paceline", *words, *own, *program.words]
         text.append(f"\n{host.name}{' (this machine)' if here else ''}, in {directory}")
         over = [] if here else client.command(host, "")[:-1]
         far = f"cd {shlex.quote(directory)} && {shlex.join(line)}"  # ssh joins its words, and a shell splits them
