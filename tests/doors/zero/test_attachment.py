@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -331,6 +332,41 @@ def test_what_is_saved_is_the_global_model(monkeypatch: pytest.MonkeyPatch, tmp_
         assert not zeros(other.state_dict())
         assert model(torch.ones(1, 6)).any() and not zeros(state)
         assert all(torch.equal(a, b) for a, b in zip(own, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("reads", ["state", "save", "evaluation"])
+def test_a_thread_that_reads_the_model_while_it_trains_swaps_nothing(
+    reads: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    read = {
+        "state": lambda model: model.state_dict(),
+        "save": lambda model: torch.save(list(model.parameters()), tmp_path / "model.pt"),
+        "evaluation": lambda model: model(torch.randn(4, 6)),
+    }[reads]
+    found: list[bool] = []
+
+    def beside(model: nn.Module) -> None:
+        with torch.no_grad():
+            read(model)
+        found.append(zeros({name: p for name, p in model.named_parameters()}))
+
+    with attached(monkeypatch) as (_, model, optimizer):
+        batches = iter(loader())
+        for x, y in batches:
+            step(model, optimizer, x, y)
+            model.eval()
+            other = threading.Thread(target=beside, args=(model,))
+            other.start()
+            other.join()
+            model.train()
+            break
+        assert found == [False]
+        del batches  # the pass is over
+        model.eval()
+        other = threading.Thread(target=beside, args=(model,))
+        other.start()
+        other.join()
+        assert found == [False, reads != "save"]  # it is swapped back behind it
 
 
 def test_weights_of_the_programs_own_stay_for_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -296,3 +296,63 @@ def test_what_a_fingerprint_sees_and_what_it_does_not() -> None:
     )
     later = [fingerprint(loader(one), contents=False) for one in (data, TensorDataset(torch.arange(12.0).flip(0)))]
     assert later[0] == later[1] != fingerprint(loader(Subset(data, [1])), contents=False)
+
+
+STREAM = """
+    import json
+    import random
+    import numpy as np
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Stream(IterableDataset):
+        "Shuffles by itself, and in a buffer beside what it yields."
+        def __iter__(self):
+            order = torch.randperm(24).tolist()
+            random.shuffle(order)
+            order = [order[k] for k in np.random.default_rng().permutation(24)]
+            random.Random().shuffle(order)
+            buffer = order[:6]
+            for k in order[6:]:
+                at = np.random.randint(6)
+                yield torch.tensor([float(buffer[at])])
+                buffer[at] = k
+            yield from (torch.tensor([float(k)]) for k in buffer)
+
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+    passes, noise = [], []
+    for epoch in range(3):
+        passes.append([])
+        for x in DataLoader(Stream(), batch_size=2, num_workers=PROCESSES):
+            passes[-1] += x.flatten().tolist()
+            noise.append(torch.rand(1).item())
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    with open("passes.json", "w") as file:
+        json.dump([passes, noise, torch.rand(1).item()], file)
+"""
+
+
+@pytest.mark.parametrize("rule", ["sync", "averaging(period=2)", "asgd"])
+def test_a_stream_that_shuffles_by_itself_gives_each_sample_once(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PACELINE_RULE", rule)
+    virtual(tmp_path, STREAM.replace("PROCESSES", "0"))
+    (first, noise, after), (second, other, after_too) = both(tmp_path, "passes.json")
+    for one, two in zip(first, second, strict=True):
+        assert sorted(one + two) == list(range(24))
+    assert len({tuple(one + two) for one, two in zip(first, second, strict=True)}) == 3  # another order each time
+    assert not set(noise) & set(other) and after == after_too
+
+
+@pytest.mark.processes
+def test_a_stream_that_shuffles_in_a_loader_process_gives_each_sample_once(tmp_path: Path) -> None:
+    done = paceline_run(tmp_path, STREAM.replace("PROCESSES", "1"), "--workers", "2", "--rule", "sync")
+    assert done.returncode == 0, done.stderr
+    (first, *_), (second, *_) = both(tmp_path, "passes.json")
+    assert all(sorted(one + two) == list(range(24)) for one, two in zip(first, second, strict=True))

@@ -191,6 +191,12 @@ class SharedLoader:
         if complete:
             self._position.end()
 
+    @property
+    def read_as_a_whole(self) -> bool:
+        """Whether every worker iterates over the whole loader, and takes its own batches."""
+        iteration = self._iteration
+        return iteration.plan is None and iteration.listed is None and iteration.shards is None
+
     # -- a pass that turns out to be an evaluation ------------------------------------------------
 
     @property

@@ -43,13 +43,13 @@ class Agreement:
         self._began = False
 
     @contextlib.contextmanager
-    def around(self, run: Run, loader: DataLoader[Any], where: str) -> Iterator[None]:
+    def around(self, run: Run, loader: DataLoader[Any], where: str) -> Iterator[Streams]:
         """Context of a pass over `loader` that begins at `where`."""
         if not self._streams.apart:
             self.check(run, loader, where)
         self._streams.enter()
         try:
-            yield
+            yield self._streams
         finally:
             self._streams.leave()
 

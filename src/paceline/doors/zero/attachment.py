@@ -168,7 +168,7 @@ class Zero:
             place = self._checkpoint_place()
             run = attach(roots[0] if len(roots) == 1 else roots, chosen, data="split", checkpoint=place)
         self._view = self._states.view = GlobalView(run, roots, self._here, self._reporter)
-        self._view.catch_up = self._loaders.settle
+        self._view.catch_up, self._view.under_way = self._loaders.settle, lambda: self._loaders.passes > 0
         self._served.update(optimizers)
         self._fresh = False
         numbers = sum(p.numel() for one in optimizers for p in module_discovery.trained(one))
@@ -193,6 +193,8 @@ class Zero:
         if self._fresh and module.training and torch.is_grad_enabled():
             self._attach_if_waiting()
         if self._view is not None and self._view.has(module):
+            if not torch.is_grad_enabled() and self._view.beside_training:
+                return
             self._loaders.forward()
             if not torch.is_grad_enabled() and not self._view.trains:
                 self._loaders.judge()

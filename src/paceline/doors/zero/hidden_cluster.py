@@ -3,7 +3,7 @@
 
 The launcher's variables (RANK, WORLD_SIZE, LOCAL_RANK, a scheduler's) are set only while the rule attaches. Only
 paceline and torch see torch.distributed as initialized: another library that checks it would start collectives of its
-own between paceline's.
+own between paceline's. So would torch's layers (`SyncBatchNorm`), and its loaders would split a stream a second time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from paceline.doors.zero.patches import Patches
 from paceline.run.run import Run
 
 INSIDERS = ("paceline", "torch")
+OUTSIDERS = ("torch.nn.modules.", "torch.utils.data.")
+"""Modules of torch that behave as on one device."""
 
 
 class HiddenCluster:
@@ -80,4 +82,5 @@ class HiddenCluster:
 
 def _asked_by_an_insider() -> bool:
     """Whether the caller's caller is paceline or torch."""
-    return callers.calling_module(1).split(".")[0] in INSIDERS
+    name = callers.calling_module(1)
+    return name.split(".")[0] in INSIDERS and not name.startswith(OUTSIDERS)

@@ -28,10 +28,12 @@ from paceline.doors.zero.passes import LoaderPass, Passes, PassHistory, at_rando
 from paceline.doors.zero.patches import Patches
 from paceline.doors.zero.reporter import Reporter
 from paceline.doors.zero.schedules import Schedules
+from paceline.doors.zero.seeds import Streams
 from paceline.errors import PacelineError
 from paceline.run.run import Run
 
-PassContext = Callable[[Run, DataLoader[Any], str], AbstractContextManager[None]]
+PassContext = Callable[[Run, DataLoader[Any], str], AbstractContextManager[Streams | None]]
+_END = object()
 
 
 class Loaders:
@@ -42,7 +44,8 @@ class Loaders:
         reporter: prints messages.
         where: gives the current line of the program.
         attach: called when a pass begins; attaches if possible, and gives the attached model or None.
-        around: makes a context around every training pass from the run, the loader and the line.
+        around: makes a context around every training pass from the run, the loader and the line; gives this worker's
+            random streams, if it has any.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Loaders:
         self._workers, self._reporter, self._where, self._attach = workers, reporter, where, attach
         self._passes, self._history = Passes(), PassHistory()
         self._view: GlobalView | None = None
+        self._streams: Streams | None = None
         self._schedules = Schedules(workers, reporter, where)
         self._lengths = Lengths(workers, reporter, where, self._passes, self._history, self._is_training)
         self.split = False
@@ -95,7 +99,11 @@ class Loaders:
         """`DataLoader.__iter__`."""
 
         def iterate(loader: DataLoader[Any]) -> Iterator[Any]:
-            if asked_by_paceline() or multiprocessing.parent_process() is not None:
+            if multiprocessing.parent_process() is not None:
+                return original(loader)
+            if asked_by_paceline():
+                if self._streams is not None:
+                    self._streams.read_again()
                 return original(loader)
             view, where = self._attach(), self._where()
             if self._workers > 1:
@@ -233,8 +241,9 @@ class Loaders:
     def _part(self, one: LoaderPass, view: GlobalView) -> Iterator[Any]:
         """This worker's part; then the other workers' parts, if the pass turns out to be an evaluation."""
         share, epoch = view.run.share(one.loader), 0
-        with self._around(view.run, one.loader, one.where), contextlib.closing(share.batches()) as batches:
-            for batch in batches:
+        around = self._around(view.run, one.loader, one.where)
+        with around as self._streams, contextlib.closing(share.batches()) as batches:
+            for batch in self._read(share, batches):
                 epoch, one.full = share.epoch, share.full_batch
                 view.leave()
                 self._passes.handed(one)
@@ -247,6 +256,20 @@ class Loaders:
             one.split = False
             self._say(one)
             yield from self._noted(one, share.rest(epoch, one.batches))
+
+    def _read(self, share: SharedLoader, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches; a stream that every worker reads as a whole makes them with draws alike on all workers."""
+        streams = self._streams
+        reading = streams.reading(lambda: share.epoch) if streams is not None and share.read_as_a_whole else None
+        if streams is None or reading is None:
+            yield from batches
+            return
+        while True:
+            with streams.read(reading):
+                batch = next(batches, _END)
+            if batch is _END:
+                return
+            yield batch
 
     def _can_complete(self, one: LoaderPass, share: SharedLoader) -> bool:
         """Whether the completed pass equals the pass of a single worker, up to the order of a random sampler."""

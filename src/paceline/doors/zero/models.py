@@ -3,12 +3,14 @@
 
 Evaluation is a forward pass without gradients while the model is in evaluation mode. The global parameters are swapped
 in after a training pass, at the first evaluation, or when the program asks for a state dictionary. The worker's own
-are swapped back before it trains. Values that the program writes in between are kept.
+are swapped back before it trains. Values that the program writes in between are kept. Another thread that reads the
+model while it is trained swaps nothing: it would exchange the parameters under the training thread's hands.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,6 +48,9 @@ class GlobalView:
         self._in_step = False  # the loss was computed, and the step is pending
         self.catch_up: Callable[[], None] = lambda: None
         """Called before the global parameters are swapped in."""
+        self.under_way: Callable[[], bool] = lambda: False
+        """Whether a training pass is open."""
+        self._trainer: threading.Thread | None = None
         self.loaded_at = ""
         """The line where the program loaded weights into the model since the last step."""
 
@@ -58,8 +63,16 @@ class GlobalView:
         """Whether the model is in training mode."""
         return any(root.training for root in self.roots)
 
+    @property
+    def beside_training(self) -> bool:
+        """Whether another thread than the caller's trains at present."""
+        trainer = self._trainer
+        return trainer not in (None, threading.current_thread()) and trainer.is_alive() and self.under_way()
+
     def before_forward(self, module: nn.Module) -> None:
         """A module of the model is called."""
+        if torch.is_grad_enabled() and self.trains:
+            self._trainer = threading.current_thread()
         if torch.is_grad_enabled() or self.trains:
             self.leave()
             self._in_step = self._in_step or (self.trains and torch.is_grad_enabled())
@@ -100,7 +113,7 @@ class GlobalView:
 
     def look(self) -> None:
         """The program asks for a state dictionary: it gets the global parameters until it trains again."""
-        if not self._in_step:
+        if not self._in_step and not self.beside_training:
             self.enter()
 
     def leave(self) -> None:
@@ -131,8 +144,9 @@ class GlobalView:
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
         """Context with the global parameters swapped in; restores the previous ones."""
-        was = self._inside is not None
-        self.enter()
+        was = self._inside is not None or self.beside_training
+        if not was:
+            self.enter()
         try:
             yield
         finally:

@@ -4,7 +4,9 @@
 A program without a seed would draw a different split on every worker, and one worker would train on another's
 validation samples. So several workers start from one seed, and generators constructed without a seed get theirs from a
 common stream. Inside a training pass each worker draws from its own stream (dropout, augmentation); after the pass the
-common stream continues where it stopped. Seeds that the program sets stay as they are. A single worker is not seeded.
+common stream continues where it stopped. A stream of samples that every worker reads as a whole draws from a stream of
+the pass, alike on all workers, so that one which shuffles by itself has the same order on all. Seeds that the program
+sets stay as they are. A single worker is not seeded.
 
 Under `--random-data` the program draws its samples itself, so each worker has generators of its own: rank 0 uses the
 seed that the program sets, and other ranks mix it with their rank.
@@ -12,15 +14,17 @@ seed that the program sets, and other ranks mix it with their rank.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy
 import torch
+from torch.utils.data import get_worker_info
 
 from paceline.core import rng
 from paceline.core.rng import mix
@@ -46,6 +50,43 @@ def common(environment: Mapping[str, str]) -> int:
     return mix(*(zlib.crc32(environment.get(name, "").encode()) for name in SHARED))
 
 
+class Reading:
+    """The random draws of a stream of samples in one pass: the same on all workers, which read all of it.
+
+    Args:
+        seed: gives the pass's, the same on all workers.
+    """
+
+    def __init__(self, seed: Callable[[], int]) -> None:
+        self._seed, self._states = seed, _states()
+        self.entropy = random.Random(0)
+        """Gives the seeds of generators that the stream constructs without one."""
+        self.pid = os.getpid()
+
+    def begin(self) -> None:
+        """The stream is iterated, perhaps again."""
+        rng.seed_all(seed := self._seed())
+        self.entropy = random.Random(mix(seed, 1))
+
+    @contextlib.contextmanager
+    def context(self) -> Iterator[None]:
+        """Context in which the stream makes a batch."""
+        own = _states()
+        _restore(self._states)
+        try:
+            yield
+        finally:
+            self._states = _states()
+            _restore(own)
+
+    def in_loader_process(self) -> random.Random | None:
+        """Seeds for generators in a process that was forked to read the stream."""
+        info = get_worker_info()
+        if self.pid != os.getpid() and info is not None:
+            self.pid, self.entropy = os.getpid(), random.Random(info.seed)
+        return self.entropy if info is not None else None
+
+
 class Streams:
     """The random streams of one of several workers.
 
@@ -60,7 +101,8 @@ class Streams:
         self._start, self._entropy = own, random.Random(mix(own, 1))
         self._passes, self._under_way = 0, 0
         self._outside: dict[str, Any] = {}
-        self._over = False
+        self._base, self._over = 0, False
+        self._reading: Reading | None = None  # whose stream makes a batch at present
 
     @property
     def apart(self) -> bool:
@@ -83,37 +125,43 @@ class Streams:
 
     # -- seeds that the program does not set ------------------------------------------------------
 
-    def _asked(self) -> bool:
-        """Whether a seed comes from the common stream: not in a training pass, and not in loader processes."""
-        return not self._under_way and os.getpid() == self._pid
+    def _source(self) -> random.Random | None:
+        """Gives seeds alike on all workers; None in a training pass, and in loader processes, except to streams."""
+        if os.getpid() != self._pid:
+            return None if self._reading is None else self._reading.in_loader_process()
+        if self._reading is not None:
+            return self._reading.entropy
+        return None if self._under_way else self._entropy
 
     def _bits(self, original: Callable[[int], int]) -> Callable[[int], int]:
         def randbits(number: int) -> int:
-            return self._entropy.getrandbits(number) if self._asked() else original(number)
+            source = self._source()
+            return original(number) if source is None else source.getrandbits(number)
 
         return randbits
 
     def _given(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def seed(value: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if value is None and self._asked():
-                value = self._entropy.getrandbits(32)
+            if value is None and (source := self._source()) is not None:
+                value = source.getrandbits(32)
             return original(value, *args, **kwargs)
 
         return seed
 
     def _method(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def seed(generator: random.Random, value: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if value is None and self._asked() and not _of_a_library():
-                value = self._entropy.getrandbits(64)
+            if value is None and not _of_a_library() and (source := self._source()) is not None:
+                value = source.getrandbits(64)
             return original(generator, value, *args, **kwargs)
 
         return seed
 
     def _drawn(self, original: Callable[[], int]) -> Callable[[], int]:
         def seed() -> int:
-            if not self._asked():
+            source = self._source()
+            if source is None:
                 return original()
-            number = self._entropy.getrandbits(63)
+            number = source.getrandbits(63)
             torch.manual_seed(number)
             return number
 
@@ -128,7 +176,8 @@ class Streams:
             return
         self._outside = rng.capture()
         self._passes += 1
-        own = mix(*positions(), self._passes, self._worker.rank)
+        before = positions()
+        self._base, own = mix(*before, self._passes), mix(*before, self._passes, self._worker.rank)
         torch.manual_seed(own)
         numpy.random.seed(own % 2**32)
         random.seed(own)
@@ -143,9 +192,44 @@ class Streams:
         rng.restore(self._outside)
         self._outside = {}
 
+    def reading(self, epoch: Callable[[], int]) -> Reading | None:
+        """The draws of a stream that every worker reads as a whole; None if each draws its own samples.
+
+        Args:
+            epoch: gives the number of the stream's pass.
+        """
+        base = self._base
+        return None if self.apart else Reading(lambda: mix(base, epoch()))
+
+    @contextlib.contextmanager
+    def read(self, reading: Reading) -> Iterator[None]:
+        """Context in which a stream makes a batch."""
+        before, self._reading = self._reading, reading
+        try:
+            with reading.context():
+                yield
+        finally:
+            self._reading = before
+
+    def read_again(self) -> None:
+        """A stream is iterated, perhaps again."""
+        if self._reading is not None:
+            self._reading.begin()
+
     def close(self) -> None:
         """The program has ended: an open pass that is garbage-collected later must not restore generators."""
         self._over = True
+
+
+def _states() -> tuple[Any, Any, Any]:
+    """Of the generators that a stream may draw from; it runs on the CPU."""
+    return torch.get_rng_state(), numpy.random.get_state(), random.getstate()
+
+
+def _restore(states: tuple[Any, Any, Any]) -> None:
+    torch.set_rng_state(states[0])
+    numpy.random.set_state(states[1])
+    random.setstate(states[2])
 
 
 def positions() -> tuple[int, int, int]:
