@@ -48,7 +48,7 @@ class Mistakes:
         self._passes: list[tuple[weakref.ref[Any], int, str]] = []  # iterator, samples, calling line
         self._warned: set[str] = set()
         self._schedulers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # steps made
-        loaders.empty = self._on_empty_pass
+        loaders.empty, loaders.warn = self._on_empty_pass, self._warn
         if world.size > 1 and data != "split":
             _active.add(self)
             _patch_loaders_and_schedulers()
@@ -141,7 +141,7 @@ class Mistakes:
         if made != 2 or horizon is None or share.measured:
             return
         try:
-            whole, own = len(share.loader), len(share)  # type: ignore[arg-type]
+            whole, own = len(share.loader), share.batches_of_worker()  # type: ignore[arg-type]
         except TypeError:
             return
         if whole > own > 0 and horizon[1] % whole == 0:

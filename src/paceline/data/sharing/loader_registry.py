@@ -66,6 +66,8 @@ class LoaderRegistry:
         """Called there, too: a worker that is to leave does not return."""
         self.empty: Callable[[], None] = lambda: None
         """Called after a pass in which this worker got no batch."""
+        self.warn: Callable[[str, str], None] = lambda key, text: None
+        """Called with a warning, and a key that it has in common with later ones of its kind."""
         self._batches = 0  # handed out so far
         self._under_way: dict[Position, object] = {}  # active passes, the outermost first -> token
         self._began: dict[Position, int] = {}  # value of `_batches` when a pass began
