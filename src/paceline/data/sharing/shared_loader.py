@@ -116,6 +116,11 @@ class SharedLoader:
             return None
         return self._position.epoch, now.batches, dealt.fixed_rounds(now.batches, self._world.size)
 
+    @property
+    def leased(self) -> bool:
+        """Whether its batches are leased, so that a fast worker gets more of them."""
+        return self._leases is not None
+
     def goes_by(self, position: Position) -> bool:
         """Whether `position` is this loader's."""
         return self._position is position

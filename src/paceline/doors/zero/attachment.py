@@ -60,7 +60,7 @@ class Zero:
         self._steppers: list[str] = []  # of this run, in the order in which they were made
         self._states = StateDicts()
         around = () if streams is None else (Agreement(streams).around,)
-        self._loaders = Loaders(worker.size, reporter, self._here, self._attach_if_waiting, *around)
+        self._loaders = Loaders(worker, reporter, self._here, self._attach_if_waiting, *around)
         self._view: GlobalView | None = None
         self._own = False  # the program attaches by itself
         self._backwards = self._runs = 0
