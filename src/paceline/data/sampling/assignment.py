@@ -19,8 +19,8 @@ Item = TypeVar("Item")
 Tail = Literal["even", "pieces", "dropped"]
 """What becomes of a last round that is not full, so that all workers make equally many steps.
 
-Even: its samples are cut evenly. Pieces: its places are batches, each of which is cut among some workers. Dropped: none
-trains on them, since batches must be whole.
+Even: its places are cut evenly. Pieces: its places are batches, which are cut sample by sample. Dropped: none trains on
+it, since batches must be whole.
 """
 
 
@@ -106,14 +106,9 @@ class EvenAssignment:
         if self._tail == "pieces" and isinstance(split, Rounds):
             begin, end = split.bounds(number)
             if end - begin < split.workers:
-                return self._piece(self._rest.cut(begin, end))
+                return Portion(self._epoch, self._rest.cut(begin, end), (self._rank, split.workers))
         begin, end = split.part(number, self._rank)
         return Portion(self._epoch, self._rest.cut(begin, end)) if begin < end else None
-
-    def _piece(self, places: list[Range]) -> Portion | None:
-        assert isinstance(self._split, Rounds)
-        batches = [place for begin, end in places for place in range(begin, end)]
-        return portion_of_rest(self._epoch, batches, self._split.workers, self._rank) if batches else None
 
 
 class StreamedAssignment(EvenAssignment):
@@ -139,8 +134,8 @@ class StreamedAssignment(EvenAssignment):
         workers = self._split.workers
         if self._tail == "dropped":
             return None
-        if self._tail == "pieces" and there - begin < workers:
-            return self._piece([(begin, there)])
+        if self._tail == "pieces" and 0 < there - begin < workers:
+            return Portion(self._epoch, [(begin, there)], (self._rank, workers))
         low, high = even_parts(max(0, there - begin), workers)[self._rank]
         return Portion(self._epoch, [(begin + low, begin + high)]) if low < high else None
 

@@ -17,7 +17,6 @@ from torch.utils.data.distributed import DistributedSampler
 from paceline.core import rng
 from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import ENDLESS, MOST
-from paceline.data.ledger.ranges import Range
 from paceline.data.sampling.assignment import Portion, Tail, cut_up
 from paceline.data.sampling.drawing import Drawing, StreamedOrder, drawn
 from paceline.data.sampling.lookup_cache import LookupCache
@@ -120,9 +119,9 @@ class SamplingPlan:
             found = found[: len(found) // self.unit * self.unit]
         return cut_up(found, portion.part) if portion.part is not None else found
 
-    def samples_at(self, epoch: int, places: Sequence[Range]) -> list[int]:
-        """The samples of each of the sampler's batches at some places."""
-        return [len(batch) for batch in self.order(epoch).at(places)]
+    def has_piece(self, portion: Portion) -> bool:
+        """Whether a worker gets a sample of batches that are cut among several."""
+        return len(self.ids(portion)) > 0
 
     def _at(self, portion: Portion, coming: Callable[[], Iterable[Portion]]) -> Sequence[Any]:
         order = self.order(portion.epoch)

@@ -29,6 +29,7 @@ from paceline.data.sampling.assignment import (
     portion_of_rest,
 )
 from paceline.data.sampling.batches import piece_of_rest, samples_in
+from paceline.data.sampling.buckets import BucketBatches
 from paceline.data.sampling.position import Cut, Position, set_states
 from paceline.data.sampling.sampler import SamplingPlan, generators_of
 from paceline.data.sampling.shard_progress import UNIT
@@ -203,19 +204,29 @@ class Iteration:
         return EvenAssignment(position.epoch, rest, split_of(cut), part, skip, plan.tail)
 
     def _check_whole(self, places: int, cut: Cut) -> None:
-        """Report, or refuse, what `drop_last` leaves out where an epoch's places are cut into whole batches."""
+        """Report which batches of an epoch are cut or dropped; refuse to drop all."""
         plan, world = self.plan, self._world
-        dropped = (places - cut[1]) // plan.unit if plan is not None else 0
-        if dropped and not cut[1] and not self._position.others:
+        if plan is None:
+            return
+        if plan.tail == "pieces" and cut[1] % world.size and not isinstance(plan.sampler, BucketBatches):
+            self._registry.warn(
+                f"cut {self._number}",
+                f"{type(plan.sampler).__name__}: the last {cut[1] % world.size} batches of a pass are cut into smaller "
+                f"ones, so that each of {world.size} workers makes equally many steps; where batches must stay as they "
+                "are, give the batch sampler an attribute drop_last = True",
+            )
+        self._check_dropped((places - cut[1]) // plan.unit, cut[1] > 0)
+
+    def _check_dropped(self, batches: int, others: bool) -> None:
+        """Report the whole batches that one worker would take and several do not; refuse if there are no `others`."""
+        if batches and not others and not self._position.others:
             raise UnsupportedError(
-                world.sign(
-                    f"drop_last=True asks for whole batches, and the loader has {dropped} for {world.size} workers, so "
-                    "that some would have none; take a smaller batch_size, fewer workers, or drop_last=False"
+                self._world.sign(
+                    f"drop_last=True asks for whole batches, and the loader has {batches} for {self._world.size} "
+                    "workers, so that some would have none; take a smaller batch_size, fewer workers, or "
+                    "drop_last=False"
                 )
             )
-        self._tell_dropped(dropped)
-
-    def _tell_dropped(self, batches: int) -> None:
         if batches:
             many = "1 whole batch" if batches == 1 else f"{batches} whole batches"
             self._registry.warn(
@@ -377,11 +388,11 @@ class Iteration:
                 nominal = nominal or samples_in(mine)
                 if done > skip:
                     yield self._hand_out(mine, samples_in(mine), nominal, Portion(self._position.epoch, [(at, at + 1)]))
-        done += 1
         if drops:
-            self._tell_dropped(len(round_))
-        mine = piece_of_rest(round_, size, rank) if round_ and not drops else None
-        if mine is not None and done > skip:
+            self._check_dropped(len(round_), done > 0)
+            return
+        mine = piece_of_rest(round_, size, rank) if round_ else None
+        if mine is not None and done >= skip:
             portion = portion_of_rest(self._position.epoch, places, size, rank)
             yield self._hand_out(mine, samples_in(mine), nominal or samples_in(mine), portion)
 

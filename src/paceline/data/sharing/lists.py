@@ -13,9 +13,8 @@ from typing import Any
 
 from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import MOST
-from paceline.data.ledger.ranges import Range
 from paceline.data.sampling.assignment import Portion, Tail
-from paceline.data.sampling.batches import piece_of_rest, rows_in, samples_in
+from paceline.data.sampling.batches import piece_of_rest, samples_in
 from paceline.data.sampling.position import Cut
 from paceline.errors import UnsupportedError
 
@@ -48,9 +47,9 @@ class ListPlan:
     def streamed(self, epoch: int) -> None:
         """A list can be looked at everywhere."""
 
-    def samples_at(self, epoch: int, places: Sequence[Range]) -> list[int]:
-        """The samples of each batch at some places; 0 for one that cannot be cut."""
-        return [rows_in(self._items[place]) for begin, end in places for place in range(begin, end)]
+    def has_piece(self, portion: Portion) -> bool:
+        """Whether a worker gets a part of batches that are cut among several."""
+        return self.at(portion) is not None
 
     def at(self, portion: Portion) -> Any:
         """The item of a place, or this worker's part of several; None if it has none."""

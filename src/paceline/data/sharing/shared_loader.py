@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from paceline.data.ledger.epoch_ledger import ENDLESS
 from paceline.data.ledger.leases import Leases
+from paceline.data.sampling.assignment import Portion
 from paceline.data.sampling.batches import has_piece
 from paceline.data.sampling.position import Position
 from paceline.data.sampling.sampler import SamplingPlan
@@ -157,7 +158,7 @@ class SharedLoader:
             return split.batches(plan.stripe_of(self._world, epoch))
         if plan.streamed(epoch) is not None:  # too long to look at its end
             return len(split)
-        return len(split) - 1 + has_piece(plan.samples_at(epoch, rest.cut(last, rest.total)), size, rank)
+        return len(split) - 1 + plan.has_piece(Portion(epoch, rest.cut(last, rest.total), (rank, size)))
 
     def _batches_of_iterable(self, length: int) -> int:
         full, rest = divmod(length, self._world.size)
