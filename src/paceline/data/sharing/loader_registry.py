@@ -161,6 +161,11 @@ class LoaderRegistry:
             return None
         return next((share for share in self._recent if share.goes_by(self._leader)), None)
 
+    def under_way(self, loader: Any) -> SharedLoader | None:
+        """The share of a loader while a pass over it is active."""
+        share = self._shares.get(id(loader))
+        return share if share is not None and any(share.goes_by(one) for one in self._under_way) else None
+
     @property
     def idle(self) -> bool:
         """Whether no batch was handed out since the last step."""
