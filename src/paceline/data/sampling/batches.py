@@ -47,13 +47,24 @@ def has_piece(samples: Sequence[int], workers: int, rank: int) -> bool:
     return False
 
 
+def are_whole(loader: Any) -> bool:
+    """Whether all batches of an iterable have one size: `drop_last`, or TensorFlow's `drop_remainder`."""
+    if getattr(loader, "drop_last", False):
+        return True
+    try:
+        sizes = list(_lengths(getattr(loader, "element_spec", None)))
+    except ValueError:  # TensorFlow knows no dimension of a shape
+        return False
+    return bool(sizes) and None not in sizes
+
+
 def rows_in(batch: Any) -> int:
     """The samples of a batch that can be cut; 0 if its parts disagree on their number, or have none."""
     found = set(_lengths(batch))
-    return found.pop() if len(found) == 1 and samples_in(batch) else 0
+    return int(found.pop()) if len(found) == 1 and samples_in(batch) else 0
 
 
-def _lengths(batch: Any) -> Iterator[int]:
+def _lengths(batch: Any) -> Iterator[Any]:
     """The first dimension of every tensor and array of a batch, and the length of every list of other things."""
     if isinstance(batch, dict):
         batch = list(batch.values())
@@ -63,7 +74,7 @@ def _lengths(batch: Any) -> Iterator[int]:
     elif isinstance(batch, (list, tuple)):
         yield len(batch)
     elif len(getattr(batch, "shape", "")):
-        yield int(batch.shape[0])
+        yield batch.shape[0]
 
 
 def _rows(batch: Any, begin: int, end: int) -> Any:

@@ -28,7 +28,7 @@ from paceline.data.sampling.assignment import (
     StreamedAssignment,
     portion_of_rest,
 )
-from paceline.data.sampling.batches import piece_of_rest, samples_in
+from paceline.data.sampling.batches import are_whole, piece_of_rest, samples_in
 from paceline.data.sampling.buckets import BucketBatches
 from paceline.data.sampling.position import Cut, Position, set_states
 from paceline.data.sampling.sampler import SamplingPlan, generators_of
@@ -222,16 +222,15 @@ class Iteration:
         if batches and not others and not self._position.others:
             raise UnsupportedError(
                 self._world.sign(
-                    f"drop_last=True asks for whole batches, and the loader has {batches} for {self._world.size} "
-                    "workers, so that some would have none; take a smaller batch_size, fewer workers, or "
-                    "drop_last=False"
+                    f"drop_last asks for whole batches, and the loader has {batches} for {self._world.size} workers, "
+                    "so that some would have none; take a smaller batch_size, fewer workers, or drop_last=False"
                 )
             )
         if batches:
             many = "1 whole batch" if batches == 1 else f"{batches} whole batches"
             self._registry.warn(
                 f"drop_last {self._number}",
-                f"drop_last=True: each pass leaves out {many} that one worker would take, so that each of "
+                f"drop_last: each pass leaves out {many} that one worker would take, so that each of "
                 f"{self._world.size} workers makes equally many steps, all of whole batches",
             )
 
@@ -372,7 +371,7 @@ class Iteration:
         """Rounds of N batches, one for each worker; the batches of a last, incomplete one are cut, or dropped."""
         size, rank = self._world.size, self._world.rank
         self._begin(("rounds", ENDLESS, 1, size))
-        drops = bool(getattr(self.loader, "drop_last", False))
+        drops = are_whole(self.loader)
         rest = self._position.rest.get(self._position.epoch)
         round_: list[Any] = []
         places: list[int] = []  # of the batches in `round_`

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from paceline.data.ledger.epoch_ledger import ENDLESS
 from paceline.data.ledger.leases import Leases
 from paceline.data.sampling.assignment import Portion
-from paceline.data.sampling.batches import has_piece
+from paceline.data.sampling.batches import are_whole, has_piece
 from paceline.data.sampling.position import Position
 from paceline.data.sampling.sampler import SamplingPlan
 from paceline.data.sampling.split import split_of
@@ -162,7 +162,7 @@ class SharedLoader:
 
     def _batches_of_iterable(self, length: int) -> int:
         full, rest = divmod(length, self._world.size)
-        if not rest or getattr(self.loader, "drop_last", False):
+        if not rest or are_whole(self.loader):
             return full
         batch = getattr(self.loader, "batch_size", None)
         samples = [batch or self._world.size] * rest

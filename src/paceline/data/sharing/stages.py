@@ -12,7 +12,7 @@ from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import ENDLESS
 from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling.assignment import Assignment
-from paceline.data.sampling.batches import piece_of_rest, samples_in
+from paceline.data.sampling.batches import are_whole, piece_of_rest, samples_in
 from paceline.data.sampling.dealing import Dealt, DealtAssignment, Turn, stages_of
 from paceline.data.sampling.position import Cut, Position
 from paceline.data.sampling.sampler import SamplingPlan
@@ -90,7 +90,7 @@ class StagedPass:
     ) -> Generator[Any, None, None]:
         """Rounds of any iterable, each of as many batches as workers train in it."""
         position, rank = self._position, self._world().rank
-        drops = bool(getattr(loader, "drop_last", False))
+        drops = are_whole(loader)
         source, places = enumerate(loader), rest if rest is not None else Ranges([(0, ENDLESS)])
         nominal = number = 0
         while True:
