@@ -104,12 +104,12 @@ class Lengths:
         """Whether the program has asked for its length."""
         return loader in self._asked
 
-    def whole(self, loader: DataLoader[Any]) -> int:
-        """All batches of a loader; 0 if unknown."""
+    def whole(self, loader: DataLoader[Any], kind: type[DataLoader[Any]] | None = None) -> int:
+        """All batches of a loader; 0 if unknown. With `kind`, as that class counts them."""
         with self._as_alone():
             try:
-                return len(loader)
-            except TypeError:
+                return int((kind or type(loader)).__len__(loader))
+            except (TypeError, AttributeError):
                 return 0
 
     @contextlib.contextmanager
@@ -142,9 +142,8 @@ class Lengths:
     def _of_part(self, loader: DataLoader[Any], whole: int) -> int:
         """The batches of this worker, where one worker has `whole`."""
         about, view = -(-whole // self._workers), self._view()
-        with self._as_alone():
-            if whole != DataLoader.__len__(loader):  # the class counts something else
-                return about
+        if whole != self.whole(loader, DataLoader):  # its class counts something else
+            return about
         try:
             if view is not None:
                 return view.run.share(loader).batches_of_worker()
