@@ -206,12 +206,12 @@ class Iteration:
     def _check_whole(self, places: int, cut: Cut) -> None:
         """Report which batches of an epoch are cut or dropped; refuse to drop all."""
         plan, world = self.plan, self._world
-        if plan is None:
+        if plan is None or places >= ENDLESS:
             return
-        if plan.tail == "pieces" and cut[1] % world.size and not isinstance(plan.sampler, BucketBatches):
+        if plan.tail == "pieces" and places % world.size and not isinstance(plan.sampler, BucketBatches):
             self._registry.warn(
                 f"cut {self._number}",
-                f"{type(plan.sampler).__name__}: the last {cut[1] % world.size} batches of a pass are cut into smaller "
+                f"{type(plan.sampler).__name__}: the last {places % world.size} batches of a pass are cut into smaller "
                 f"ones, so that each of {world.size} workers makes equally many steps; where batches must stay as they "
                 "are, give the batch sampler an attribute drop_last = True",
             )

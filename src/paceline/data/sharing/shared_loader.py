@@ -8,6 +8,7 @@ resume, iteration continues after the last batch. :mod:`.iteration` makes the ba
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -129,7 +130,8 @@ class SharedLoader:
     def __len__(self) -> int:
         """Batches of this worker in an epoch; if they are leased, as if all workers were equally fast."""
         self.measured = True
-        if self._leases is not None and self._world.size > 1:
+        shown = sys._getframe(1).f_globals.get("__name__", "").startswith("tqdm")
+        if self._leases is not None and self._world.size > 1 and not shown:
             self._registry.warn(
                 "length",
                 "the length of a shared loader is that of an even split, and under an asynchronous rule a fast worker "

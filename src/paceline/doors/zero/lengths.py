@@ -297,5 +297,5 @@ def _is_torch(frame: FrameType) -> bool:
 
 def _by_a_library(frame: FrameType, where: str) -> bool:
     """Whether a library that the program calls asks, such as an engine that then runs that many batches."""
-    own = frame.f_code.co_filename.endswith("/" + where.rsplit(":", 1)[0]) or _module(frame) == "__main__"
+    own = frame.f_code.co_filename.endswith("/" + where.partition(":")[0]) or _module(frame) == "__main__"
     return not own and not _is_torch(frame) and not _module(frame).startswith(PROGRESS)
