@@ -43,7 +43,7 @@ def test_it_goes_on_at_a_round() -> None:
 
 def test_a_last_incomplete_round_of_batches_is_everybodys() -> None:
     """Five batches of a sampler's on two workers: the fifth is cut sample by sample."""
-    parts = [drain(EvenAssignment(0, Ranges([(0, 5)]), Rounds(5, 1, 2), rank, 0, whole=2)) for rank in range(2)]
+    parts = [drain(EvenAssignment(0, Ranges([(0, 5)]), Rounds(5, 1, 2), rank, 0, "pieces")) for rank in range(2)]
     assert [[portion.places for portion in part] for part in parts] == [
         [[(0, 1)], [(2, 3)], [(4, 5)]],
         [[(1, 2)], [(3, 4)], [(4, 5)]],

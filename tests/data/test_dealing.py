@@ -24,7 +24,7 @@ def dealt(kind: str, total: int, unit: int, turns: list[Turn], workers: int = 8)
 
 def given(parts: Dealt, rank: int, first: int = 0) -> list[list[int]]:
     """The places of each batch of a worker."""
-    assignment = DealtAssignment(0, parts, rank, lambda rank, workers: rank, first, whole=False)
+    assignment = DealtAssignment(0, parts, rank, lambda rank, workers: rank, first)
     found = []
     while (portion := assignment.next(wait=True)) is not None:
         found.append([place for begin, end in portion.places for place in range(begin, end)])

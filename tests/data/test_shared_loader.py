@@ -58,8 +58,16 @@ class Reversed(Sampler[int]):
 
 
 class Stream(IterableDataset[int]):
+    def __init__(self, n: int = 23) -> None:
+        self.n = n
+
     def __iter__(self) -> Iterator[int]:
-        return iter(range(23))
+        return iter(range(self.n))
+
+
+class SizedStream(Stream):
+    def __len__(self) -> int:
+        return self.n
 
 
 def attached(seed: int = 0) -> paceline.Run:
@@ -75,7 +83,7 @@ def passes(make: Callable[[], Iterable[Any]], workers: int, epochs: int = 2, see
         shared = run.share(make())
         found = []
         for _ in range(epochs):
-            expected = None if isinstance(getattr(shared.loader, "dataset", None), Stream) else len(shared)
+            expected = None if type(getattr(shared.loader, "dataset", None)) is Stream else len(shared)
             batches = [torch.as_tensor(batch).view(-1).tolist() for batch in shared]
             assert expected is None or len(batches) == expected
             found.append(batches)
@@ -111,6 +119,8 @@ def test_without_shuffling_the_rounds_are_in_order() -> None:
 def test_drop_last_drops_what_the_users_loader_would() -> None:
     found = passes(lambda: DataLoader(Numbers(50), 4, drop_last=True), 3)
     assert sorted(flat(found, 0)) == list(range(48))
+    found = passes(lambda: DataLoader(Numbers(50), 4, drop_last=True), 5)
+    assert sorted(flat(found, 0)) == list(range(40))
 
 
 SAMPLERS: dict[str, Callable[[], DataLoader[int]]] = {
@@ -123,6 +133,10 @@ SAMPLERS: dict[str, Callable[[], DataLoader[int]]] = {
     "distributed": lambda: DataLoader(Numbers(31), 4, sampler=DistributedSampler(Numbers(31), 4, 1)),
     "list": lambda: torch.arange(31).split(4),  # type: ignore[dict-item,return-value]
     "stream": lambda: DataLoader(Stream(), 4),
+    "sized stream": lambda: DataLoader(SizedStream(), 4),
+    "sized stream of ones": lambda: DataLoader(SizedStream(), 1),
+    "batches of one": lambda: DataLoader(Numbers(31), 1, shuffle=True),
+    "lists of ones": lambda: torch.arange(31).split(1),  # type: ignore[dict-item,return-value]
 }
 
 
@@ -139,10 +153,10 @@ class Buckets(Sampler[list[int]]):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [2, 3, 4])
 def test_every_sample_once_with_other_loaders(name: str, workers: int) -> None:
     found = passes(SAMPLERS[name], workers)
-    want = list(range(23 if name == "stream" else 31))
+    want = list(range(23 if "stream" in name else 31))
     for epoch in range(2):
         assert sorted(flat(found, epoch)) == want
 

@@ -9,21 +9,24 @@ import tracemalloc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Sampler, Subset, TensorDataset
 
 import paceline
+from paceline.data import BucketBatches
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
+from paceline.data.sampling import drawing
 from paceline.data.sampling.position import Position
 from paceline.data.sampling.shard_progress import ShardProgress
 from paceline.errors import CheckpointError, MismatchError, UnsupportedError
 from paceline.forecast.sim import Clock
-from tests.data.test_shared_loader import SAMPLERS, Batches, Numbers, Stream
+from tests.data.test_shared_loader import SAMPLERS, Batches, Numbers, Reversed, Stream
 from tests.tables import each_value_fast
 
 # -- under every family of rules ------------------------------------------------------------------
@@ -49,7 +52,6 @@ FAMILIES: dict[str, Callable[[], Iterable[Any]]] = {
     "sampler": SAMPLERS["own"],
     "weighted": lambda: DataLoader(Numbers(31), 2, sampler=Weighted()),
     "batch sampler": SAMPLERS["buckets"],
-    "drop_last": lambda: DataLoader(Numbers(33), 4, drop_last=True),
     "iterable": lambda: list(torch.arange(31).split(2)),
     "IterableDataset": lambda: DataLoader(Stream(), 2),
     "one process": lambda: DataLoader(Numbers(31), 2, shuffle=True, num_workers=1),
@@ -60,7 +62,7 @@ FAMILIES: dict[str, Callable[[], Iterable[Any]]] = {
 }
 ONE_PROCESS = pytest.param("one process", marks=pytest.mark.processes)
 HERE = [name for name in FAMILIES if name != "one process"]
-COUNTS = {"drop_last": 32, "IterableDataset": 23, "fewer than workers": 2, "none": 0, "batches of one": 7}
+COUNTS = {"IterableDataset": 23, "fewer than workers": 2, "none": 0, "batches of one": 7}
 COUNTS["a batch larger than the data"] = 5
 
 
@@ -114,6 +116,172 @@ def test_every_sample_once_under_every_family_of_rules(name: str, workers: int, 
 
     n = COUNTS.get(name, 31)
     assert torch.equal(trained(body, workers, rule)[1], 2 * count_of(range(n)))
+
+
+# -- whole batches --------------------------------------------------------------------------------
+
+WHOLE: dict[str, Callable[[int, int], Iterable[Any]]] = {
+    "shuffle": lambda n, b: DataLoader(Numbers(n), b, shuffle=True, drop_last=True),
+    "sequential": lambda n, b: DataLoader(Numbers(n), b, drop_last=True),
+    "sampler": lambda n, b: DataLoader(Numbers(n), b, sampler=Reversed(n), drop_last=True),
+    "batch sampler": lambda n, b: DataLoader(Numbers(n), batch_sampler=BatchSampler(Reversed(n), b, True)),
+    "own batches": lambda n, b: DataLoader(Numbers(n), batch_sampler=OwnBatches(Reversed(n), b, True)),
+    "buckets": lambda n, b: DataLoader(Numbers(n), batch_sampler=BucketBatches([3] * n, batch_size=b, drop_last=True)),
+    "IterableDataset": lambda n, b: DataLoader(Stream(n), b, drop_last=True),
+    "drop_remainder": lambda n, b: Specified(n, b),
+    "shards": lambda n, b: DataLoader(InTwoShards(n), b, shuffle=True, drop_last=True),
+    "endless sampler": lambda n, b: DataLoader(Numbers(n), b, sampler=Reversed(n), drop_last=True),
+}
+
+
+class OwnBatches(BatchSampler):
+    """A batch sampler of the user's, whose batches a place of its own stands for."""
+
+
+class Specified:
+    """Says the shapes of its batches as TensorFlow's data sets do, with `drop_remainder=True`."""
+
+    def __init__(self, n: int, b: int) -> None:
+        self.batches = torch.arange(n // b * b).split(b)
+        self.element_spec = (SimpleNamespace(shape=(b,)), {"x": SimpleNamespace(shape=(b, 3))})
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class InTwoShards(Numbers):
+    """Neighbours in its order lie in one file."""
+
+    @property
+    def shard_sizes(self) -> list[int]:
+        return [self.n // 3, self.n - self.n // 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "sizes", "rule"),
+    each_value_fast(list(WHOLE), [2, 3, 4], [(33, 4), (39, 8), (24, 4), (7, 1), (38, 9)], RULES),
+)
+def test_with_drop_last_every_batch_is_whole(
+    name: str, workers: int, sizes: tuple[int, int], rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one process drops it, and at most one batch a worker more, so that all make equally many steps."""
+    n, b = sizes
+    if name == "endless sampler":
+        monkeypatch.setattr(drawing, "HELD", 2)
+        monkeypatch.setattr(drawing, "LONGEST", 2)
+        monkeypatch.setattr(drawing, "CHUNK", 2)
+
+    leased = rule.startswith(("asgd", "easgd"))
+
+    def body(run: paceline.Run, step: Step) -> list[list[int]]:
+        shared, found = run.share(WHOLE[name](n, b)), []
+        for _ in range(2):
+            found.append([len(batch) for batch in shared if not step(batch)])
+            assert name == "IterableDataset" or leased or len(found[-1]) == len(shared)
+        return found
+
+    if n // b < workers and not leased:
+        with pytest.raises(UnsupportedError, match=f"drop_last asks for whole batches, and the loader has {n // b} "):
+            trained(body, workers, rule)
+        return
+    found, total = trained(body, workers, rule)
+    assert {size for worker in found for epoch in worker for size in epoch} == {b}
+    batches = n // b if leased else n // b // workers * workers
+    assert total.max() <= 2 and total.sum() == 2 * batches * b
+    if not leased:
+        assert len({len(epoch) for worker in found for epoch in worker}) == 1
+
+
+@pytest.mark.parametrize("name", ["shuffle", "own batches", "shards"])
+@pytest.mark.parametrize(("before", "workers"), [(3, 3), (3, 2), (2, 4)])
+def test_with_drop_last_every_batch_is_whole_after_a_resume(
+    name: str, before: int, workers: int, tmp_path: Path
+) -> None:
+    def body(resume: bool) -> Callable[..., list[int]]:
+        def one(run: paceline.Run, step: Step) -> list[int]:
+            shared, found = run.share(WHOLE[name](39, 4)), []
+            if resume:
+                run.resume(tmp_path / "c")
+            for batch in shared:
+                step(batch)
+                found.append(len(batch))
+                if not resume and run.minibatches == 2:
+                    run.save(tmp_path / "c")
+                    break
+            return found
+
+        return one
+
+    first, done = trained(body(False), before, "averaging(period=1)")
+    second, rest = trained(body(True), workers, "averaging(period=1)")
+    assert {size for worker in (*first, *second) for size in worker} == {4}
+    assert (done + rest).max() == 1 and rest.sum() == 4 * ((9 - 2 * before) // workers * workers)
+
+
+def test_what_drop_last_leaves_out_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    def body(run: paceline.Run, step: Step) -> None:
+        for batch in run.share(DataLoader(Numbers(33), 4, drop_last=True)):
+            step(batch)
+
+    trained(body, 3, "sync")
+    assert caplog.text.count("each pass leaves out 2 whole batches that one worker would take") == 1
+    caplog.clear()
+    trained(body, 4, "sync")
+    trained(body, 3, "asgd")
+    assert "drop_last" not in caplog.text
+
+
+def test_an_own_batch_sampler_is_told_where_its_batches_are_cut(caplog: pytest.LogCaptureFixture) -> None:
+    def body(run: paceline.Run, step: Step) -> None:
+        for batch in run.share(SAMPLERS["buckets"]()):
+            step(batch)
+
+    trained(body, 3, "sync")
+    assert caplog.text.count("Buckets: the last 2 batches of a pass are cut into smaller ones") == 1
+    caplog.clear()
+    trained(body, 4, "sync")
+    assert "are cut" not in caplog.text
+
+
+CUT: dict[str, tuple[Callable[[int], Any], bool]] = {
+    "tensor": (lambda k: torch.arange(k, k + 4), True),
+    "pair": (lambda k: (torch.arange(k, k + 4), torch.zeros(4, 2)), True),
+    "dictionary": (lambda k: {"x": torch.arange(k, k + 4), "name": list("abcd"), "split": "train", "t": 0.5}, True),
+    "nested": (lambda k: [[torch.arange(k, k + 4), torch.zeros(4, 2)]], True),
+    "time-major": (lambda k: (torch.arange(k, k + 4).repeat(6, 1), torch.zeros(4)), False),
+    "pictures": (lambda k: ([torch.zeros(3, 5, 5)] * 4, [{"boxes": torch.zeros(j, 4)} for j in range(4)]), False),
+    "graph": (lambda k: (torch.zeros(7, 2), torch.zeros(2, 9, dtype=torch.int64)), False),
+}
+
+
+@pytest.mark.parametrize("kind", list(CUT))
+def test_a_batch_of_the_programs_is_cut_only_where_its_parts_agree(kind: str) -> None:
+    """Three batches on two workers: the third is cut, or it is one worker's."""
+    make, cut = CUT[kind]
+
+    def body(run: paceline.Run, step: Step) -> list[list[tuple[int, ...]]]:
+        def shapes(part: Any) -> list[tuple[int, ...]]:
+            if isinstance(part, torch.Tensor):
+                return [tuple(part.shape)]
+            parts = part.values() if isinstance(part, dict) else part if isinstance(part, (list, tuple)) else ()
+            return [shape for one in parts for shape in shapes(one)]
+
+        shared = run.share([make(k) for k in (0, 4, 8)])
+        found = [shapes(batch) for batch in shared]
+        assert len(found) == len(shared)
+        return found
+
+    one, other = trained(body, 2, "sync")[0]
+    whole = one[0]
+    assert other[0] == whole and len(one) == 2 and len(other) == 1 + cut
+    halves = [(2, *shape[1:]) for shape in whole]
+    assert one[1] == (halves if cut else whole) and other[1:] == ([halves] if cut else [])
+
+
+# -- who gets how many ----------------------------------------------------------------------------
 
 
 def test_a_fast_worker_gets_more_and_with_even_the_same() -> None:
@@ -292,6 +460,38 @@ class TestLoops:
 
 
 # -- data that are not the same -------------------------------------------------------------------
+
+
+class Indexed(Numbers):
+    """Returns the number of the sample with it."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": torch.zeros(2), "label": 3, "index": index} if self.n % 2 else (torch.zeros(2), 3, index)
+
+
+@pytest.mark.parametrize("rule", ["sync", "asgd"])
+@pytest.mark.parametrize("batch", [1, 4, 20])
+@pytest.mark.parametrize("make", [Indexed, lambda n: Subset(Indexed(90), range(90 - n, 90))])
+def test_sample_numbers_in_the_batches_are_reported(
+    make: Callable[[int], Any], batch: int, rule: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def body(data: Any) -> Callable[..., None]:
+        def one(run: paceline.Run, step: Step) -> None:
+            for _ in range(2):
+                for _ in run.share(DataLoader(data, batch, shuffle=True)):
+                    step(torch.zeros(1, dtype=torch.int64))
+
+        return one
+
+    for n in (40, 41):
+        caplog.clear()
+        trained(body(make(n)), 2, rule)
+        assert caplog.text.count("the batches hold the numbers of their samples") == 1
+    caplog.clear()
+    trained(body(TensorDataset(torch.zeros(40), torch.arange(40) % 7)), 2, rule)
+    trained(body(Numbers(40)), 2, rule)
+    trained(body(make(40)), 1, rule)
+    assert "numbers of their samples" not in caplog.text
 
 
 def test_workers_with_data_of_different_lengths_are_told_both() -> None:

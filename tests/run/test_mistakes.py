@@ -71,6 +71,46 @@ def test_a_loader_that_is_not_shared_is_named_once(choose: Choose) -> None:
     assert "each of the 2 workers" in said[0] and "run.share(loader)" in said[0] and 'data="own"' in said[0]
 
 
+LAST_BATCH: dict[str, tuple[str, str]] = {
+    "of the own loader": ("sync", "len(loader)"),
+    "of the shared one": ("sync", "len(run.share(loader))"),
+    "of leased batches": ("asgd", "len(run.share(loader))"),
+    "of an even split": ("asgd", "len(run.share(loader, even=True))"),
+}
+
+
+@pytest.mark.parametrize("kind", list(LAST_BATCH))
+def test_a_test_for_the_last_batch(kind: str) -> None:
+    """`i + 1 == len(..)` is so once a pass, or a warning names the line."""
+    rule, length = LAST_BATCH[kind]
+    last: list[int] = []
+
+    def program() -> None:
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        run = paceline.attach(model, optimizer, rule)
+        loader = DataLoader(make_data(13), 1)
+        shared = run.share(loader, even="even" in length)
+        names = {"run": run, "loader": loader}
+        for _ in range(2):
+            for i, (x, y) in enumerate(shared):
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                asked = len(loader) if kind == "of the own loader" else eval(length, names)
+                if i + 1 == asked:
+                    last.append(run.world.rank)
+        run.close()
+
+    said = said_of(program, 3)
+    if kind == "of the own loader":
+        assert len(said) == 1 and re.match(r"test_mistakes\.py:\d+: .* has 5, so that .*len\(run.share", said[0]), said
+    elif kind == "of leased batches":
+        assert len(said) == 1 and "the length of a shared loader is that of an even split" in said[0], said
+    else:
+        assert not said and sorted(last) == [0, 0, 1, 1, 2, 2], said
+
+
 def test_shuffled_and_iterable_data_are_noticed_too() -> None:
     assert len(said_of(one_epoch(bare, lambda: DataLoader(make_data(), 4, shuffle=True)))) == 1
     assert len(said_of(one_epoch(bare, lambda: DataLoader(Stream(), 4)))) == 1

@@ -48,7 +48,7 @@ class Mistakes:
         self._passes: list[tuple[weakref.ref[Any], int, str]] = []  # iterator, samples, calling line
         self._warned: set[str] = set()
         self._schedulers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # steps made
-        loaders.empty = self._on_empty_pass
+        loaders.empty, loaders.warn = self._on_empty_pass, self._warn
         if world.size > 1 and data != "split":
             _active.add(self)
             _patch_loaders_and_schedulers()
@@ -68,6 +68,19 @@ class Mistakes:
         if where:
             self._passes = [one for one in self._passes if one[0]() is not None]
             self._passes.append((weakref.ref(iterator), _samples(loader), where))
+
+    def on_length(self, loader: Any) -> None:
+        """The program asks for the length of a loader."""
+        share = self._loaders.under_way(loader)
+        ours = str(sys._getframe(2).f_globals.get("__name__", "")).startswith("paceline.")
+        where = "" if ours or share is None or threading.get_ident() != self._thread else _calling_line()
+        if share is not None and where:
+            self._warn(
+                f"length {where}",
+                f"{where}: len(..) of the program's own loader counts the batches of all {self._world.size} workers, "
+                f"and this pass over run.share(loader) has {share.batches_of_worker():,}, so that a test for the last "
+                "one is never true, and a mean is too small: write len(run.share(loader))",
+            )
 
     def on_step(self) -> None:
         """The optimizer made a step: the program trains on the loaders with open passes."""
@@ -141,7 +154,7 @@ class Mistakes:
         if made != 2 or horizon is None or share.measured:
             return
         try:
-            whole, own = len(share.loader), len(share)  # type: ignore[arg-type]
+            whole, own = len(share.loader), share.batches_of_worker()  # type: ignore[arg-type]
         except TypeError:
             return
         if whole > own > 0 and horizon[1] % whole == 0:
@@ -226,13 +239,18 @@ def _patch_loaders_and_schedulers() -> None:
     if _patched:
         return
     _patched = True
-    iterate, step = DataLoader.__iter__, LRScheduler.step
+    iterate, length, step = DataLoader.__iter__, DataLoader.__len__, LRScheduler.step
 
     def patched_iter(loader: Any) -> Any:
         iterator = iterate(loader)
         for one in list(_active):
             one.on_loader_pass(loader, iterator)
         return iterator
+
+    def patched_length(loader: Any) -> int:
+        for one in list(_active):
+            one.on_length(loader)
+        return length(loader)
 
     def patched_step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         result = step(scheduler, *args, **kwargs)
@@ -242,4 +260,5 @@ def _patch_loaders_and_schedulers() -> None:
         return result
 
     DataLoader.__iter__ = patched_iter  # type: ignore[method-assign]
+    DataLoader.__len__ = patched_length  # type: ignore[method-assign]
     LRScheduler.step = patched_step  # type: ignore[method-assign, assignment]

@@ -14,6 +14,7 @@ import torch
 import paceline
 from paceline.doors.zero.refusals import Refusal
 from tests.doors.zero.worlds import passes, run_program, samples
+from tests.tables import each_value_fast, rest_is_full
 
 TRAINING = """
 loader = DataLoader(Numbers(48), batch_size=2, shuffle=True)
@@ -48,6 +49,144 @@ def test_a_mean_over_the_length_of_all_data(
     text = said(tmp_path, monkeypatch, capsys, behind="mean = 1.0 / len(loader.dataset)")
     assert text.count("asks how many training samples there are (48)") == 1 and "trains on 1/4 of them" in text
     assert "asks how many" not in said(tmp_path, monkeypatch, capsys, behind="mean = 1.0 / len(loader)")
+
+
+@pytest.mark.parametrize(
+    "before", ["n = len(loader.dataset) // 2", "n = len(loader.sampler)", "n = len(loader.batch_sampler)"]
+)
+def test_a_length_of_all_data_that_was_asked_for_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], before: str
+) -> None:
+    text = said(tmp_path, monkeypatch, capsys, before=before)
+    what = "batches there are (24)" if "batch" in before else "samples there are (48)"
+    assert text.count(f"asks how many training {what}") == 1 and "train.py:33 asks" in text
+
+
+def test_a_data_set_that_asks_for_its_own_length_is_none_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (
+        "class Cyclic(Numbers):\n    def __getitem__(self, k):\n        return super().__getitem__(k % len(self))\n"
+        "loader = DataLoader(Cyclic(48), batch_size=2, shuffle=True)"
+    )
+    assert "asks how many" not in said(tmp_path, monkeypatch, capsys, before=before)
+
+
+# -- the number of batches ------------------------------------------------------------------------
+
+SAMPLERS = """
+class Lists(torch.utils.data.Sampler):
+    "Batches of these sizes, in random order."
+    def __init__(self, sizes):
+        self.sizes = sizes
+    def __len__(self):
+        return len(self.sizes)
+    def __iter__(self):
+        parts = torch.arange(sum(self.sizes)).split(self.sizes)
+        return iter([parts[k].tolist() for k in torch.randperm(len(parts))])
+
+class Own(RandomSampler):
+    "A sampler of the program's."
+
+class Stream(IterableDataset):
+    def __init__(self, n):
+        self.n = n
+    def __len__(self):
+        return self.n
+    def __iter__(self):
+        return ((k, torch.tensor([k / self.n, 1.0])) for k in range(self.n))
+
+class Loader(DataLoader):
+    def __len__(self):
+        return super().__len__()
+"""
+USES = """
+loader = {loader}
+schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=3 * len(loader))
+rows = []
+for epoch in range(3):
+    seen.append([])
+    told, last, pending = len(loader), 0, 0
+    for i, (k, x) in enumerate(loader):
+        seen[-1].append(k.tolist())
+        model(x).square().mean().backward()
+        pending += 1
+        if i % 3 == 0 or i + 1 == len(loader):
+            optimizer.step()
+            optimizer.zero_grad()
+            pending = 0
+        last += i + 1 == len(loader)
+        schedule.step()
+    rows.append((told, len(seen[-1]), len(loader), last, pending))
+"""
+LENGTHS = {
+    "batches of one": ("DataLoader(Numbers(40), batch_size=1, shuffle=True)", 3, [14, 13, 13]),
+    "own sampler": ("DataLoader(Numbers(13), batch_size=1, sampler=Own(range(13)))", 4, [4, 3, 3, 3]),
+    "a rest": ("DataLoader(Numbers(31), batch_size=2, shuffle=True)", 4, [4] * 4),
+    "two rounds cut anew": ("DataLoader(Numbers(20), batch_size=4)", 4, [2] * 4),
+    "drop_last": ("DataLoader(Numbers(35), batch_size=4, shuffle=True, drop_last=True)", 3, [2] * 3),
+    "batch sampler": ("DataLoader(Numbers(24), batch_sampler=Lists([5, 1, 7, 2, 6, 1, 1, 1]))", 3, [3] * 3),
+    "lists of one": ("DataLoader(Numbers(14), batch_sampler=Lists([1] * 14))", 3, [5, 5, 4]),
+    "stream of ones": ("DataLoader(Stream(14), batch_size=1)", 3, [5, 4, 5]),
+    "stream": ("DataLoader(Stream(14), batch_size=4)", 3, [2, 2, 1]),
+    "stream, drop_last": ("DataLoader(Stream(14), batch_size=4, drop_last=True)", 3, [1] * 3),
+    "a class of its own": ("Loader(Numbers(40), batch_size=1, shuffle=True)", 3, [14, 13, 13]),
+}
+
+
+BLOCKS = ["averaging(period=2)", "bmuf(period=3)", "diloco"]
+EVEN = [kind for kind, (_, _, batches) in LENGTHS.items() if len(set(batches)) == 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [*each_value_fast(list(LENGTHS), BLOCKS), *rest_is_full([(kind, "sync") for kind in EVEN], 2)],
+)
+def test_the_last_batch_is_known_by_the_length_on_each_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, rule: str
+) -> None:
+    """`i + 1 == len(loader)` is so once a pass; no accumulated gradients are left; a schedule comes to its end."""
+    loader, workers, batches = LENGTHS[kind]
+    for rank, one in enumerate(
+        run_program(tmp_path, monkeypatch, SAMPLERS + USES.format(loader=loader), workers, rule)
+    ):
+        assert one["rows"] == [(batches[rank], batches[rank], batches[rank], 1, 0)] * 3
+        assert one["schedule"].last_epoch in (3 * batches[rank], 3 * max(batches))
+
+
+def test_under_an_asynchronous_rule_a_length_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = said(tmp_path, monkeypatch, capsys, "asgd", before="count = len(loader)")
+    assert text.count("train.py:33 asked for the length of the loader of") == 1 and "under asgd a fast worker" in text
+    assert "a fast worker" not in said(tmp_path, monkeypatch, capsys, "asgd")
+    assert "a fast worker" not in said(tmp_path, monkeypatch, capsys, before="count = len(loader)")
+
+
+def test_a_length_is_that_of_the_last_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Training data are evaluated on, in training mode; means are made after each pass."""
+    source = """
+    loader, rows = DataLoader(Numbers(24), batch_size=2, shuffle=True), []
+    for epoch in range(2):
+        seen.append([])
+        for k, x in loader:
+            train(k, x)
+        rows.append(len(loader))
+        seen.append([])
+        with torch.no_grad():
+            for k, x in loader:
+                look(k, x)
+        rows.append(len(loader))
+    """
+    for one in run_program(tmp_path, monkeypatch, source):
+        assert one["rows"] == [6, 12] * 2
+    capsys.readouterr()
+    run_program(tmp_path, monkeypatch, source.replace("len(loader)", "0"))
+    assert "asked for the length" not in capsys.readouterr().err
+    run_program(tmp_path, monkeypatch, source.replace("len(loader)", "0").replace("rows.append(0)", "len(loader)", 1))
+    assert "train.py:37 asked for the length" in capsys.readouterr().err
 
 
 SCHEDULES = {
@@ -125,21 +264,52 @@ def test_an_engine_that_goes_as_far_as_it_was_told(tmp_path: Path, monkeypatch: 
         assert all(samples(one[3 * epoch + 2]) == list(range(6)) for one in passes(found))
 
 
-def test_an_evaluation_that_ends_where_a_part_would_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = """
-    loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)
-    count = len(loader)
-    for epoch in range(2):
-        seen.append([])
-        for k, x in loader:
-            train(k, x)
-        with torch.no_grad():
-            source = iter(loader)
-            for _ in range(count):
-                look(*next(source))
-            del source
-    """
-    with pytest.raises(Refusal, match="went through 24 samples without a step, and left them after 6 batches"):
+# -- evaluations that stop early ------------------------------------------------------------------
+
+LIMITED = """
+import itertools
+loader, held_out = DataLoader(Numbers(24), batch_size=2, shuffle=True), DataLoader(Numbers(40), batch_size=2)
+limit = {limit}
+for epoch in range(2):
+    seen.append([])
+    model.train()
+    for k, x in loader:
+        train(k, x)
+    seen.append([])
+    model.eval()
+    with torch.no_grad():
+        {evaluation}
+"""
+EVALUATIONS = {
+    "break before": "for i, (k, x) in enumerate({data}):\n            if i >= limit: break\n            look(k, x)",
+    "break after": "for i, (k, x) in enumerate({data}):\n            look(k, x)\n            if i + 1 == limit: break",
+    "islice": "for k, x in itertools.islice({data}, limit): look(k, x)",
+    "zip": "for i, (k, x) in zip(range(limit), {data}): look(k, x)",
+    "next": "source = iter({data})\n        for i in range(limit): look(*next(source))",
+}
+
+
+LIMITS = ["len(loader)", "len(loader) // 2", "3", "torch.no_grad()(lambda: len(loader) // 2)()"]
+
+
+@pytest.mark.parametrize(("evaluation", "limit"), each_value_fast(list(EVALUATIONS), LIMITS))
+def test_an_evaluation_that_goes_by_the_length_of_the_training_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], evaluation: str, limit: str
+) -> None:
+    source = LIMITED.format(limit=limit, evaluation=EVALUATIONS[evaluation].format(data="held_out"))
+    rows = passes(run_program(tmp_path, monkeypatch, source))
+    text = " ".join(capsys.readouterr().err.split())
+    batches = len(rows[0][1]) + (evaluation == "break before")
+    named = f"evaluates {batches} of 20 batches and stops. train.py:34 was told a length of 6"
+    assert text.count(named) == text.count("and stops") == int(limit.startswith("len"))
+
+
+@pytest.mark.parametrize("evaluation", list(EVALUATIONS))
+def test_an_evaluation_that_ends_where_a_part_of_its_own_loader_would_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluation: str
+) -> None:
+    source = LIMITED.format(limit="len(loader)", evaluation=EVALUATIONS[evaluation].format(data="loader"))
+    with pytest.raises(Refusal, match=r"24 samples without a step, and left them after [67] batches"):
         run_program(tmp_path, monkeypatch, source)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from paceline.doors.zero.refusals import Refusal
 from tests.doors.zero.programs import each, virtual
 from tests.helpers import same_bits
+from tests.tables import each_value_fast
 
 TRAINING = """
     import copy
@@ -151,6 +153,55 @@ def test_a_mean_of_weights_is_evaluated_and_taken_out_again(tmp_path: Path, monk
     for path in run(tmp_path, monkeypatch, source):
         found = torch.load(path)
         assert len(found) == 7 and all((value == 0.25).all() for row in found for value in row)
+
+
+AVERAGED = """
+    optimizer, ema = sgd(), plain()
+
+    def excursion(load):
+        for name, value in model.state_dict().items():
+            if value.is_floating_point():
+                ema[name].mul_(0.9).add_(value, alpha=0.1)
+        keep = {keep}
+        load(ema)
+        seen = {{name: value.clone() for name, value in model.named_parameters()}}
+        found.append((evaluate(), all(torch.equal(seen[name], ema[name]) for name in seen)))
+        load(keep)
+        model.train()
+
+    def by_hand(state):
+        with torch.no_grad():
+            for name, value in (*model.named_parameters(), *model.named_buffers()):
+                value.copy_(state[name])
+
+    found = []
+    for epoch in range(3):
+        {training}
+    torch.save([found, plain()], "saved.pt")
+"""
+EXCURSIONS = {
+    "none": "train(optimizer)",
+    "after a pass": "train(optimizer); excursion(model.load_state_dict)",
+    "in a pass": "train(optimizer, lambda: excursion(model.load_state_dict))",
+    "by hand": "train(optimizer); excursion(by_hand)",
+}
+EXCURSION_RULES = ["sync", "averaging(period=5)", "bmuf(period=4)", "diloco", "easgd(period=3)", "asgd"]
+
+
+@pytest.mark.parametrize(("rule", "kind"), each_value_fast(EXCURSION_RULES, ["after a pass", "in a pass", "by hand"]))
+def test_weights_that_are_put_back_are_no_other_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str, kind: str
+) -> None:
+    """A mean of weights is loaded, evaluated, and the old ones are loaded again: training ends as without that."""
+    keeps = {"by hand": "plain()"}
+
+    def ended(kind: str) -> list[Any]:
+        source = AVERAGED.format(keep=keeps.get(kind, "copy.deepcopy(model.state_dict())"), training=EXCURSIONS[kind])
+        return [torch.load(place) for place in run(tmp_path, monkeypatch, source, rule)]
+
+    for (seen, weights), (_, without) in zip(ended(kind), ended("none"), strict=True):
+        assert seen and all(is_mean for _, is_mean in seen)
+        assert same_bits(weights, without)
 
 
 def test_state_dictionaries_are_the_models_own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

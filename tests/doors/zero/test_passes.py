@@ -421,6 +421,27 @@ def test_lengths_follow_what_a_loader_is_used_for(start: Start) -> None:
     assert start(source)[0]["lengths"] == [6, 4]
 
 
+@pytest.mark.parametrize(("n", "batch", "workers"), [(9, 2, 3), (33, 4, 3), (50, 8, 4)])
+def test_a_program_that_counts_on_its_batch_size(start: Start, n: int, batch: int, workers: int) -> None:
+    """BatchNorm cannot take a batch of one sample, and a queue takes batches of one size."""
+    source = f"""
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(Numbers({n}), batch_size={batch}, shuffle=True, drop_last=True)
+    queue, place = torch.zeros({4 * batch}, 2), 0
+    for epoch in range(2):
+        seen.append([])
+        for k, x in loader:
+            queue[place : place + {batch}] = x
+            place = (place + {batch}) % len(queue)
+            train(k, x)
+    """
+    found = start(source, workers)
+    for epoch in range(2):
+        got = [k for one in passes(found) for k in samples(one[epoch])]
+        assert len(got) == len(set(got)) == n // (batch * workers) * batch * workers
+
+
 def test_fewer_samples_than_workers_and_fewer_batches(start: Start) -> None:
     source = """
     loader = DataLoader(Numbers({n}), batch_size=2, shuffle=True)

@@ -69,7 +69,7 @@ class Plain:
         (batches_of_sampler, "20 places of 20 places, each exactly once"),
         (a_list, "20 places of 20 places, each exactly once"),
         (Plain, "20 places of a pass whose length is not known, each exactly once"),
-        (functools.partial(DataLoader, data(), BATCH, drop_last=True), "40 places of 40 places, each exactly once"),
+        (functools.partial(DataLoader, data(), BATCH, drop_last=True), "36 places of 36 places, each exactly once"),
     ],
 )
 def test_each_kind_of_loader_names_its_places(tmp_path: Path, loader: Any, says: str) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from paceline.data.ledger.epoch_ledger import Mark, Question
 from paceline.data.ledger.leases import Leases
@@ -16,6 +16,12 @@ from paceline.data.sampling.lookup_cache import LOOKUP_PLACES
 from paceline.data.sampling.split import Rounds, Split, even_parts
 
 Item = TypeVar("Item")
+Tail = Literal["even", "pieces", "dropped"]
+"""What becomes of a last round that is not full, so that all workers make equally many steps.
+
+Even: its places are cut evenly. Pieces: its places are batches, which are cut sample by sample. Dropped: none trains on
+it, since batches must be whole.
+"""
 
 
 @dataclass(frozen=True)
@@ -63,11 +69,11 @@ class EvenAssignment:
         split: the split of those places.
         rank: this worker's rank.
         first: number of the first round.
-        whole: N if places are batches, whose last, incomplete round is split by samples; else 0.
+        tail: what becomes of the last, incomplete round.
     """
 
-    def __init__(self, epoch: int, rest: Ranges, split: Split, rank: int, first: int, whole: int = 0) -> None:
-        self._epoch, self._rest, self._split, self._rank, self._whole = epoch, rest, split, rank, whole
+    def __init__(self, epoch: int, rest: Ranges, split: Split, rank: int, first: int, tail: Tail = "even") -> None:
+        self._epoch, self._rest, self._split, self._rank, self._tail = epoch, rest, split, rank, tail
         self._number, self._rounds, self._coming = first, len(split), deque[Portion]()
 
     def next(self, wait: bool) -> Portion | None:
@@ -97,10 +103,10 @@ class EvenAssignment:
     def portion(self, number: int) -> Portion | None:
         """The portion of round `number`; None if this worker has none."""
         split = self._split
-        if self._whole and isinstance(split, Rounds):
+        if self._tail == "pieces" and isinstance(split, Rounds):
             begin, end = split.bounds(number)
-            if end - begin < self._whole:
-                return Portion(self._epoch, self._rest.cut(begin, end), (self._rank, self._whole))
+            if end - begin < split.workers:
+                return Portion(self._epoch, self._rest.cut(begin, end), (self._rank, split.workers))
         begin, end = split.part(number, self._rank)
         return Portion(self._epoch, self._rest.cut(begin, end)) if begin < end else None
 
@@ -113,9 +119,9 @@ class StreamedAssignment(EvenAssignment):
     """
 
     def __init__(
-        self, reach: Callable[[int], int], epoch: int, rest: Ranges, split: Split, rank: int, first: int, whole: int
+        self, reach: Callable[[int], int], epoch: int, rest: Ranges, split: Split, rank: int, first: int, tail: Tail
     ) -> None:
-        super().__init__(epoch, rest, split, rank, first, whole)
+        super().__init__(epoch, rest, split, rank, first, tail)
         self._reach = reach
 
     def portion(self, number: int) -> Portion | None:
@@ -126,7 +132,9 @@ class StreamedAssignment(EvenAssignment):
             return super().portion(number)
         self._number = len(self._split)  # the last round
         workers = self._split.workers
-        if self._whole and 0 < there - begin < workers:
+        if self._tail == "dropped":
+            return None
+        if self._tail == "pieces" and 0 < there - begin < workers:
             return Portion(self._epoch, [(begin, there)], (self._rank, workers))
         low, high = even_parts(max(0, there - begin), workers)[self._rank]
         return Portion(self._epoch, [(begin + low, begin + high)]) if low < high else None

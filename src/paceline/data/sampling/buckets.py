@@ -53,7 +53,8 @@ class BucketBatches(Sampler[list[int]]):
             make one more). Few buckets mix better, many pad less. The default is about 8 batches a bucket, and
             at most 100 buckets.
         shuffle: without it, samples and batches come from short to long.
-        drop_last: leave out the last (longest) batch if it is smaller than it could be.
+        drop_last: leave out the last (longest) batch if it is smaller than it could be; with several workers, also the
+            batches that do not make one for each, rather than cut them.
 
     Raises:
         ValueError: there are no lengths, one is negative or no whole number, or one sample is longer than `most`.
@@ -74,7 +75,7 @@ class BucketBatches(Sampler[list[int]]):
             raise ValueError("neither batch_size nor most is given; say how large a batch may be")
         if most is not None:
             self._check_most(most)
-        self._shuffle = shuffle
+        self._shuffle, self.drop_last = shuffle, drop_last
         self._row = np.argsort(self._lengths, kind="stable")  # samples from short to long
         self._bounds = self._bucket_bounds(buckets, most)
         longest = np.zeros(len(self._row), dtype=np.int64)  # of the bucket of each place in the row

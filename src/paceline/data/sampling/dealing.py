@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.assignment import EvenAssignment, Portion
+from paceline.data.sampling.assignment import EvenAssignment, Portion, Tail
 from paceline.data.sampling.split import Split
 
 Turn = tuple[int, int]
@@ -99,7 +99,7 @@ class Dealt:
 
     def share(self, rounds: int) -> float:
         """The share of the epoch's places in the first `rounds` rounds."""
-        return self.places(rounds) / max(1, self.stages[0].rest.total)
+        return self.places(rounds) / max(1, self.places(len(self)))
 
     def fixed_rounds(self, rounds: int, workers: int) -> int:
         """How many rounds of all N workers are complete where the first `rounds` rounds of this epoch are."""
@@ -119,16 +119,16 @@ class DealtAssignment(EvenAssignment):
         rank: this worker.
         part_of: (rank, k) -> whose part of k it takes.
         first: number of the first round.
-        whole: whether places are batches, whose last, incomplete round is split by samples.
+        tail: what becomes of the last, incomplete round of a stage.
     """
 
     def __init__(
-        self, epoch: int, dealt: Dealt, rank: int, part_of: Callable[[int, int], int], first: int, whole: bool
+        self, epoch: int, dealt: Dealt, rank: int, part_of: Callable[[int, int], int], first: int, tail: Tail = "even"
     ) -> None:
         super().__init__(epoch, dealt.stages[0].rest, dealt.stages[0].split, rank, first)
         self._rounds, self._dealt = len(dealt), dealt
         self._parts = [
-            EvenAssignment(epoch, one.rest, one.split, part_of(rank, one.workers), 0, one.workers if whole else 0)
+            EvenAssignment(epoch, one.rest, one.split, part_of(rank, one.workers), 0, tail)
             if rank < one.workers
             else None
             for one in dealt.stages

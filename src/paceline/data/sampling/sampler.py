@@ -16,8 +16,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from paceline.core import rng
 from paceline.core.world import World
-from paceline.data.ledger.epoch_ledger import MOST
-from paceline.data.sampling.assignment import Portion, cut_up
+from paceline.data.ledger.epoch_ledger import ENDLESS, MOST
+from paceline.data.sampling.assignment import Portion, Tail, cut_up
 from paceline.data.sampling.drawing import Drawing, StreamedOrder, drawn
 from paceline.data.sampling.lookup_cache import LookupCache
 from paceline.data.sampling.order import InShards, Order, Sequential, Shuffled
@@ -63,8 +63,13 @@ class SamplingPlan:
 
     @property
     def drops_last(self) -> bool:
-        """Whether the samples of an incomplete batch are dropped."""
-        return self.loader.drop_last and not self.whole
+        """Whether every batch must be whole, so that the samples of an incomplete one are dropped."""
+        return bool(getattr(self.loader.batch_sampler, "drop_last", False))
+
+    @property
+    def tail(self) -> Tail:
+        """What becomes of the batches of a last round that is not full."""
+        return "dropped" if self.drops_last else "pieces" if self.whole else "even"
 
     @property
     def most(self) -> int:
@@ -86,12 +91,19 @@ class SamplingPlan:
 
     def places(self, epoch: int) -> int:
         count = len(self.order(epoch))
-        return count // self.unit * self.unit if self.drops_last else count
+        return _multiple(count, self.unit) if self.drops_last else count
 
     def streamed(self, epoch: int) -> StreamedOrder | None:
         """The order of an epoch if it is too long to hold; its length may be `ENDLESS`."""
         order = self.order(epoch)
         return order if isinstance(order, StreamedOrder) else None
+
+    def end(self, epoch: int) -> int | None:
+        """The places of an epoch whose length was unknown until its sampler ended; None where it has not."""
+        stream = self.streamed(epoch)
+        if stream is None or stream.end is None:
+            return None
+        return _multiple(stream.end, self.unit) if self.drops_last else stream.end
 
     def ids(self, portion: Portion, coming: Callable[[], Iterable[Portion]] = tuple) -> Sequence[Any]:
         """The indices of the samples of a portion.
@@ -103,7 +115,13 @@ class SamplingPlan:
         found = self._at(portion, coming)
         if self.whole:
             found = [item for batch in found for item in batch]
+        elif self.drops_last and len(found) < portion.count:  # the sampler has ended
+            found = found[: len(found) // self.unit * self.unit]
         return cut_up(found, portion.part) if portion.part is not None else found
+
+    def has_piece(self, portion: Portion) -> bool:
+        """Whether a worker gets a sample of batches that are cut among several."""
+        return len(self.ids(portion)) > 0
 
     def _at(self, portion: Portion, coming: Callable[[], Iterable[Portion]]) -> Sequence[Any]:
         order = self.order(portion.epoch)
@@ -118,6 +136,8 @@ class SamplingPlan:
         return found
 
     def cut(self, places: int, workers: int) -> Cut:
+        if self.drops_last:
+            places = _multiple(places, self.unit * workers)
         return ("stripes" if self.in_shards else "rounds", places, self.unit, workers)
 
     def stripe_of(self, world: World, epoch: int) -> int:
@@ -189,6 +209,11 @@ class SamplingPlan:
             return found
 
         return drawn(Drawing(items, begin, generators), _length(sampler))
+
+
+def _multiple(places: int, unit: int) -> int:
+    """The places that fill units."""
+    return places if places >= ENDLESS else places // unit * unit
 
 
 def _length(sampler: Any) -> int | None:

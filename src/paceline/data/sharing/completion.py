@@ -24,7 +24,7 @@ def can_complete(plan: SamplingPlan, position: Position, workers: int) -> bool:
     """
     if plan.in_shards or position.others or plan.streamed(position.epoch) is not None:
         return False
-    return plan.places(position.epoch) >= workers
+    return plan.cut(plan.places(position.epoch), workers)[1] >= workers
 
 
 def rest_of_pass(plan: SamplingPlan, world: World, epoch: int, batches: int) -> Iterator[Portion]:
@@ -34,13 +34,15 @@ def rest_of_pass(plan: SamplingPlan, world: World, epoch: int, batches: int) -> 
     after its first batch, continues with the loader's second.
     """
     places = plan.places(epoch)
-    split = split_of(plan.cut(places, world.size))
+    cut = plan.cut(places, world.size)
+    split = split_of(cut)
     assert isinstance(split, Rounds)
-    rest, whole = Ranges([(0, places)]), world.size if plan.whole else 0
-    shares = [EvenAssignment(epoch, rest, split, rank, 0, whole) for rank in range(world.size) if rank != world.rank]
+    rest = Ranges([(0, places)])
+    shares = [
+        EvenAssignment(epoch, rest, split, rank, 0, plan.tail) for rank in range(world.size) if rank != world.rank
+    ]
     for number in range(min(batches, len(split))):
         yield from filter(None, (share.portion(number) for share in shares))
-    if batches < len(split):
-        begin = split.bounds(batches)[0]
-        for low, high in pairwise([*range(begin, places, plan.unit), places]):
-            yield Portion(epoch, [(low, high)])
+    begin = split.bounds(batches)[0] if batches < len(split) else cut[1]  # `drop_last` may leave out a round
+    for low, high in pairwise([*range(begin, places, plan.unit), places]):
+        yield Portion(epoch, [(low, high)])

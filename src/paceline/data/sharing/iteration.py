@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -27,7 +28,8 @@ from paceline.data.sampling.assignment import (
     StreamedAssignment,
     portion_of_rest,
 )
-from paceline.data.sampling.batches import piece_of_rest, samples_in
+from paceline.data.sampling.batches import are_whole, piece_of_rest, samples_in
+from paceline.data.sampling.buckets import BucketBatches
 from paceline.data.sampling.position import Cut, Position, set_states
 from paceline.data.sampling.sampler import SamplingPlan, generators_of
 from paceline.data.sampling.shard_progress import UNIT
@@ -36,6 +38,7 @@ from paceline.data.sharing.completion import rest_of_pass
 from paceline.data.sharing.lists import ListPlan
 from paceline.data.sharing.prefetch import Prefetch
 from paceline.data.sharing.run_data import RunData
+from paceline.data.sharing.sample_numbers import NUMBERS, SampleNumbers
 from paceline.data.sharing.stages import StagedPass
 from paceline.data.streams.dataset import ShardStream
 from paceline.data.streams.reader import ShardAssignment, ShardReading
@@ -82,6 +85,7 @@ class Iteration:
         self.staged = StagedPass(position, lambda: registry.world)  # a cycle would keep dropped data alive
         self.plan: SamplingPlan | None = None
         self._loading: Loading | None = None
+        self._numbers = SampleNumbers(getattr(loader, "dataset", None))
         self.listed = ListPlan(loader) if isinstance(loader, Sequence) else None
         self.shards: ShardReading | None = None
         if isinstance(loader, DataLoader) and isinstance(loader.dataset, ShardStream):
@@ -191,12 +195,44 @@ class Iteration:
         if position.now.turns:
             return self.staged.assignment(plan, rest, skip, self._begin)
         cut = plan.cut(rest.total, world.size)
+        self._check_whole(rest.total, cut)
         self._begin(cut)
-        whole = world.size if plan.whole else 0
         stream = plan.streamed(position.epoch) if isinstance(plan, SamplingPlan) and not position.others else None
         if stream is not None:
-            return StreamedAssignment(stream.reach, position.epoch, rest, split_of(cut), world.rank, skip, whole)
-        return EvenAssignment(position.epoch, rest, split_of(cut), plan.stripe_of(world, position.epoch), skip, whole)
+            return StreamedAssignment(stream.reach, position.epoch, rest, split_of(cut), world.rank, skip, plan.tail)
+        part = plan.stripe_of(world, position.epoch)
+        return EvenAssignment(position.epoch, rest, split_of(cut), part, skip, plan.tail)
+
+    def _check_whole(self, places: int, cut: Cut) -> None:
+        """Report which batches of an epoch are cut or dropped; refuse to drop all."""
+        plan, world = self.plan, self._world
+        if plan is None or places >= ENDLESS:
+            return
+        if plan.tail == "pieces" and places % world.size and not isinstance(plan.sampler, BucketBatches):
+            self._registry.warn(
+                f"cut {self._number}",
+                f"{type(plan.sampler).__name__}: the last {places % world.size} batches of a pass are cut into smaller "
+                f"ones, so that each of {world.size} workers makes equally many steps; where batches must stay as they "
+                "are, give the batch sampler an attribute drop_last = True",
+            )
+        self._check_dropped((places - cut[1]) // plan.unit, cut[1] > 0)
+
+    def _check_dropped(self, batches: int, others: bool) -> None:
+        """Report the whole batches that one worker would take and several do not; refuse if there are no `others`."""
+        if batches and not others and not self._position.others:
+            raise UnsupportedError(
+                self._world.sign(
+                    f"drop_last asks for whole batches, and the loader has {batches} for {self._world.size} workers, "
+                    "so that some would have none; take a smaller batch_size, fewer workers, or drop_last=False"
+                )
+            )
+        if batches:
+            many = "1 whole batch" if batches == 1 else f"{batches} whole batches"
+            self._registry.warn(
+                f"drop_last {self._number}",
+                f"drop_last: each pass leaves out {many} that one worker would take, so that each of "
+                f"{self._world.size} workers makes equally many steps, all of whole batches",
+            )
 
     def _check_same_data(self, places: int, unit: int = 1) -> None:
         """Refuse to resume an epoch on data of another length."""
@@ -204,7 +240,8 @@ class Iteration:
         if rest is not None and ENDLESS - 1 in rest:  # the length was unknown to the ledger
             rest.remove(places, ENDLESS)
         then = max((end for _, end in rest), default=0) if rest is not None else cut[1] if cut is not None else places
-        if then > places or (rest is None and then != places):
+        whole = self.plan.cut(places, self._world.size)[1] if self.plan is not None else places
+        if then > places or (rest is None and then not in (places, whole)):
             raise CheckpointError(
                 self._world.sign(
                     f"the checkpoint was made in an epoch of {then // unit} {'samples' if unit == 1 else 'shards'} or "
@@ -220,6 +257,7 @@ class Iteration:
         nominal = plan.nominal(self._position.epoch)
         under_way: deque[tuple[Portion, int]] = deque()
         prefetch = Prefetch(plan, assignment, self._position.epoch)
+        numbers = self._numbers if self._world.size > 1 else None
         if self._leases is not None:
             self._position.begun = lambda: [mark for portion, _ in under_way for mark in self._marks(portion)]
 
@@ -239,14 +277,16 @@ class Iteration:
             while (portion := assignment.next(wait=True)) is not None:
                 for batch in self._loading.batches(requests(portion)):
                     portion, samples = under_way.popleft()
+                    if numbers is not None and numbers.are_handed_out(batch, partial(plan.ids, portion)):
+                        self._registry.warn("numbers", NUMBERS)
                     yield self._hand_out(batch, samples, nominal, portion)
 
     def _end_of_stream(self, plan: SamplingPlan, assignment: LeasedAssignment, portion: Portion) -> None:
         """A leased place is empty: report the end of a sampler whose length was unknown."""
-        stream = plan.streamed(portion.epoch)
-        if stream is not None and stream.end is not None and self._leases is not None:
+        end = plan.end(portion.epoch)
+        if end is not None and self._leases is not None:
             assignment.held.clear()
-            self._leases.ends(self._number, portion.epoch, stream.end)
+            self._leases.ends(self._number, portion.epoch, end)
 
     def rest_of(self, epoch: int, batches: int) -> Iterator[Any]:
         """The other workers' batches of a pass of which this one has seen its first `batches`."""
@@ -328,9 +368,10 @@ class Iteration:
     # -- any other iterable -----------------------------------------------------------------------
 
     def _rounds(self, skip: int) -> Generator[Any, None, None]:
-        """Rounds of N batches, one for each worker; the last, incomplete round is cut up by samples."""
+        """Rounds of N batches, one for each worker; the batches of a last, incomplete one are cut, or dropped."""
         size, rank = self._world.size, self._world.rank
         self._begin(("rounds", ENDLESS, 1, size))
+        drops = are_whole(self.loader)
         rest = self._position.rest.get(self._position.epoch)
         round_: list[Any] = []
         places: list[int] = []  # of the batches in `round_`
@@ -346,9 +387,11 @@ class Iteration:
                 nominal = nominal or samples_in(mine)
                 if done > skip:
                     yield self._hand_out(mine, samples_in(mine), nominal, Portion(self._position.epoch, [(at, at + 1)]))
-        done += 1
+        if drops:
+            self._check_dropped(len(round_), done > 0)
+            return
         mine = piece_of_rest(round_, size, rank) if round_ else None
-        if mine is not None and done > skip:
+        if mine is not None and done >= skip:
             portion = portion_of_rest(self._position.epoch, places, size, rank)
             yield self._hand_out(mine, samples_in(mine), nominal or samples_in(mine), portion)
 

@@ -13,10 +13,9 @@ from typing import Any
 
 from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import MOST
-from paceline.data.sampling.assignment import Portion
+from paceline.data.sampling.assignment import Portion, Tail
 from paceline.data.sampling.batches import piece_of_rest, samples_in
 from paceline.data.sampling.position import Cut
-from paceline.data.sampling.split import split_of
 from paceline.errors import UnsupportedError
 
 
@@ -31,9 +30,10 @@ class ListPlan:
         self._items = items
 
     @property
-    def whole(self) -> bool:
-        """Whether the items are batches, so that the last, incomplete round can be cut up among the workers."""
-        return len(self._items) > 0 and not isinstance(self._items[0], (str, bytes, os.PathLike))
+    def tail(self) -> Tail:
+        """What becomes of a last round that is not full: batches are cut, names of files are not."""
+        batches = len(self._items) > 0 and not isinstance(self._items[0], (str, bytes, os.PathLike))
+        return "pieces" if batches else "even"
 
     def places(self, epoch: int) -> int:
         return len(self._items)
@@ -44,9 +44,12 @@ class ListPlan:
     def stripe_of(self, world: World, epoch: int) -> int:
         return world.rank
 
-    def batches(self, places: int, workers: int, rank: int) -> int:
-        """Batches of worker `rank` if `places` places are split."""
-        return -(-places // workers) if self.whole else split_of(self.cut(places, workers)).batches(rank)
+    def streamed(self, epoch: int) -> None:
+        """A list can be looked at everywhere."""
+
+    def has_piece(self, portion: Portion) -> bool:
+        """Whether a worker gets a part of batches that are cut among several."""
+        return self.at(portion) is not None
 
     def at(self, portion: Portion) -> Any:
         """The item of a place, or this worker's part of several; None if it has none."""

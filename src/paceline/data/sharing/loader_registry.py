@@ -66,6 +66,8 @@ class LoaderRegistry:
         """Called there, too: a worker that is to leave does not return."""
         self.empty: Callable[[], None] = lambda: None
         """Called after a pass in which this worker got no batch."""
+        self.warn: Callable[[str, str], None] = lambda key, text: None
+        """Called with a warning, and a key that it has in common with later ones of its kind."""
         self._batches = 0  # handed out so far
         self._under_way: dict[Position, object] = {}  # active passes, the outermost first -> token
         self._began: dict[Position, int] = {}  # value of `_batches` when a pass began
@@ -158,6 +160,11 @@ class LoaderRegistry:
         if self._leader not in self._under_way:
             return None
         return next((share for share in self._recent if share.goes_by(self._leader)), None)
+
+    def under_way(self, loader: Any) -> SharedLoader | None:
+        """The share of a loader while a pass over it is active."""
+        share = self._shares.get(id(loader))
+        return share if share is not None and any(share.goes_by(one) for one in self._under_way) else None
 
     @property
     def idle(self) -> bool:

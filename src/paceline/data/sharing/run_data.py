@@ -20,6 +20,7 @@ class RunData(Protocol):
     seed: int
     began: Callable[[int, int | None], None]
     waited: Callable[[float], None]
+    warn: Callable[[str, str], None]
     ready: Callable[[], None]
     turns: Turns | None
     places: PlaceLog | None

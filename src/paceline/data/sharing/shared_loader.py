@@ -13,14 +13,18 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import DataLoader
+
 from paceline.data.ledger.epoch_ledger import ENDLESS
 from paceline.data.ledger.leases import Leases
 from paceline.data.sampling.assignment import Portion
+from paceline.data.sampling.batches import are_whole, has_piece
 from paceline.data.sampling.position import Position
 from paceline.data.sampling.sampler import SamplingPlan
 from paceline.data.sampling.split import split_of
 from paceline.data.sharing.completion import can_complete
 from paceline.data.sharing.iteration import Iteration
+from paceline.data.sharing.lists import ListPlan
 from paceline.data.sharing.run_data import RunData
 from paceline.errors import UnsupportedError
 
@@ -114,36 +118,59 @@ class SharedLoader:
             return None
         return self._position.epoch, now.batches, dealt.fixed_rounds(now.batches, self._world.size)
 
+    @property
+    def leased(self) -> bool:
+        """Whether its batches are leased, so that a fast worker gets more of them."""
+        return self._leases is not None
+
     def goes_by(self, position: Position) -> bool:
         """Whether `position` is this loader's."""
         return self._position is position
 
     def __len__(self) -> int:
         """Batches of this worker in an epoch; if they are leased, as if all workers were equally fast."""
-        self.measured = self.measured or sys._getframe(1).f_globals.get("__package__", "") != __package__
-        if self._iteration.plan is not None and not self._iteration.as_it_is:
-            return self._batches_of_plan(self._iteration.plan)
-        if self._iteration.listed is not None:
-            places = self._iteration.rest(len(self.loader)).total  # type: ignore[arg-type]
-            return self._iteration.listed.batches(places, self._world.size, self._world.rank)
-        length: int = len(self.loader)  # type: ignore[arg-type]
-        return -(-length // self._world.size)
+        self.measured = True
+        shown = sys._getframe(1).f_globals.get("__name__", "").startswith("tqdm")
+        if self._leases is not None and self._world.size > 1 and not shown:
+            self._registry.warn(
+                "length",
+                "the length of a shared loader is that of an even split, and under an asynchronous rule a fast worker "
+                "gets more batches and a slow one fewer, so that the last one cannot be told by it; use "
+                "run.share(loader, even=True), or share.progress",
+            )
+        return self.batches_of_worker()
 
-    def _batches_of_plan(self, plan: SamplingPlan) -> int:
-        epoch = self._position.epoch
-        places = self._position.rest[epoch].total if self._position.others else plan.places(epoch)
-        if places >= ENDLESS // 2:
-            raise TypeError(f"a loader whose {type(plan.sampler).__name__} has no end has no length")
-        split = split_of(plan.cut(places, self._world.size))
-        rank = self._world.rank
-        if not plan.whole or places % self._world.size == 0 or plan.streamed(epoch) is not None:
-            return split.batches(rank)
-        return split.batches(0) if self._cut_up(plan, places) > rank else split.batches(0) - 1
+    def batches_of_worker(self) -> int:
+        """The same, for code that is not the program's.
 
-    def _cut_up(self, plan: SamplingPlan, places: int) -> int:
-        """Samples in the last, incomplete round of a sampler's batches."""
-        last = places // self._world.size * self._world.size
-        return len(plan.ids(Portion(self._position.epoch, self._iteration.rest(places).cut(last, places))))
+        Raises:
+            TypeError: the loader has no length.
+        """
+        iteration, epoch = self._iteration, self._position.epoch
+        size, rank = self._world.size, self._world.rank
+        plan: SamplingPlan | ListPlan | None = None if iteration.as_it_is else iteration.plan or iteration.listed
+        if plan is None:
+            return self._batches_of_iterable(len(self.loader))  # type: ignore[arg-type]
+        rest = self._position.rest[epoch] if self._position.others else iteration.rest(plan.places(epoch))
+        if rest.total >= ENDLESS // 2:
+            raise TypeError(f"a loader whose {type(self.loader).__name__} has no end has no length")
+        split = split_of(plan.cut(rest.total, size))
+        last = rest.total // size * size
+        if plan.tail != "pieces" or last == rest.total:
+            return split.batches(plan.stripe_of(self._world, epoch))
+        if plan.streamed(epoch) is not None:  # too long to look at its end
+            return len(split)
+        return len(split) - 1 + plan.has_piece(Portion(epoch, rest.cut(last, rest.total), (rank, size)))
+
+    def _batches_of_iterable(self, length: int) -> int:
+        full, rest = divmod(length, self._world.size)
+        if not rest or are_whole(self.loader):
+            return full
+        batch = getattr(self.loader, "batch_size", None)
+        samples = [batch or self._world.size] * rest
+        if batch and isinstance(self.loader, DataLoader):
+            samples[-1] = len(self.loader.dataset) - (length - 1) * batch  # type: ignore[arg-type]
+        return full + has_piece(samples, self._world.size, self._world.rank)
 
     # -- the pass ---------------------------------------------------------------------------------
 
@@ -225,7 +252,7 @@ class SharedLoader:
 
     def _length(self) -> int | None:
         try:
-            return len(self)
+            return self.batches_of_worker()
         except TypeError:
             return None  # an iterable without a length
 

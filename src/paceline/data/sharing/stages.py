@@ -12,7 +12,7 @@ from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import ENDLESS
 from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling.assignment import Assignment
-from paceline.data.sampling.batches import piece_of_rest, samples_in
+from paceline.data.sampling.batches import are_whole, piece_of_rest, samples_in
 from paceline.data.sampling.dealing import Dealt, DealtAssignment, Turn, stages_of
 from paceline.data.sampling.position import Cut, Position
 from paceline.data.sampling.sampler import SamplingPlan
@@ -70,7 +70,7 @@ class StagedPass:
                     "of workers that grows; leave grow out, or let the sampler end after each epoch"
                 )
             )
-        return DealtAssignment(epoch, self._deal(plan.cut, rest, begin), world.rank, part_of, first, plan.whole)
+        return DealtAssignment(epoch, self._deal(plan.cut, rest, begin), world.rank, part_of, first, plan.tail)
 
     def _deal(self, cut: Callable[[int, int], Cut], rest: Ranges, begin: Callable[[Cut], None]) -> Dealt:
         """The present pass in stages; `cut`: (places, workers) -> how they are split."""
@@ -90,6 +90,7 @@ class StagedPass:
     ) -> Generator[Any, None, None]:
         """Rounds of any iterable, each of as many batches as workers train in it."""
         position, rank = self._position, self._world().rank
+        drops = are_whole(loader)
         source, places = enumerate(loader), rest if rest is not None else Ranges([(0, ENDLESS)])
         nominal = number = 0
         while True:
@@ -97,8 +98,10 @@ class StagedPass:
             workers = dealt.at(number).workers
             round_ = list(islice((batch for place, batch in source if place in places), workers))
             mine = None
-            if rank < workers and round_:
-                mine = round_[rank] if len(round_) == workers else piece_of_rest(round_, workers, rank)
+            if rank < workers and len(round_) == workers:
+                mine = round_[rank]
+            elif rank < workers and round_ and not drops:
+                mine = piece_of_rest(round_, workers, rank)
             number += 1
             if mine is not None and number > position.now.batches:
                 nominal = nominal or samples_in(mine)

@@ -65,7 +65,7 @@ class Zero:
         self._refused: PacelineError | None = None
         kept = self._kept_for_the_end
         around = () if streams is None else (Agreement(streams).around,)
-        self._loaders = Loaders(worker.size, reporter, self._here, kept(self._attach_if_waiting), *around)
+        self._loaders = Loaders(worker, reporter, self._here, kept(self._attach_if_waiting), *around)
         self._view: GlobalView | None = None
         self._own = False  # the program attaches by itself
         self._backwards = self._runs = 0

@@ -1,103 +1,156 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`len(loader)` as the program sees it: the batches of a worker's part if the loader is for training.
+"""`len(loader)` as the program sees it: the batches that this worker gets, if the loader is for training.
 
-Before the first pass its use has to be guessed. A wrong guess is reported. An evaluation that stopped after as many
-batches as a part has is refused.
+Before the first pass its use has to be guessed; a wrong guess is reported. So is an evaluation that stops early, since
+its limit may be the length of a part; where it stops as a part of its own loader would, it is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
+from paceline.core.world import World
+from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.doors.zero.callers import PACKAGE, TORCH, asked_by_paceline, caller
+from paceline.doors.zero.models import GlobalView
 from paceline.doors.zero.passes import LoaderPass, Passes, PassHistory, in_turn
 from paceline.doors.zero.patches import Patches
+from paceline.doors.zero.rank_discovery import ZeroWorker
 from paceline.doors.zero.reporter import Reporter
+from paceline.errors import UnsupportedError
 
 PROGRESS = "tqdm"
 """A module that only displays lengths."""
+MOST_LIMITS = 8
+"""So many lengths of parts are remembered, the latest."""
+HEAP_TYPE = 1 << 9
+"""Flag of a class that can be changed."""
+
+
+@dataclass
+class Answer:
+    """What `len(loader)` was for the program.
+
+    Attributes:
+        where: the line that asked.
+        part: whether it was that of this worker's part.
+        length: the number.
+    """
+
+    where: str
+    part: bool
+    length: int
 
 
 class Lengths:
-    """Lengths of the program's loaders and data sets.
+    """Lengths of the program's loaders.
 
     Args:
-        workers: N.
+        worker: this worker.
         reporter: prints messages.
         where: gives the current line of the program.
         passes: the open passes.
         history: what loaders were used for.
-        trains: whether the model is in training mode; true before there is one.
+        view: gives the attached model, or None.
     """
 
     def __init__(
         self,
-        workers: int,
+        worker: ZeroWorker,
         reporter: Reporter,
         where: Callable[[], str],
         passes: Passes,
         history: PassHistory,
-        trains: Callable[[], bool],
+        view: Callable[[], GlobalView | None],
     ) -> None:
-        self._workers, self._reporter, self._where = workers, reporter, where
-        self._passes, self._history, self._trains = passes, history, trains
+        self._worker, self._workers, self._reporter, self._where = worker, worker.size, reporter, where
+        self._passes, self._history, self._view = passes, history, view
         self._made: weakref.WeakKeyDictionary[DataLoader[Any], None] = weakref.WeakKeyDictionary()  # in their order
-        # loader -> where its length was asked for, whether as a part
-        self._asked: weakref.WeakKeyDictionary[DataLoader[Any], tuple[str, bool]] = weakref.WeakKeyDictionary()
-        self._patches: Patches | None = None
+        self._asked: weakref.WeakKeyDictionary[DataLoader[Any], Answer] = weakref.WeakKeyDictionary()
+        self._limits: list[Answer] = []  # lengths of parts
         self._as_it_is = False
         self._kinds: set[type] = set()  # whose `__len__` we stand in for
-        self._split: list[weakref.ref[Any]] = []  # data that are trained on in parts
+        self._replace: Callable[[Any, str, Callable[[Any], Any]], None] = lambda owner, name, make: None
+        self._data = DataLengths(worker.size, reporter, where, self._stand_in)
 
     def install(self, patches: Patches) -> None:
         """Patch `len(loader)`."""
-        self._patches = patches
-        patches.replace(DataLoader, "__len__", self.of_loader)
+        self._replace = patches.replace
+        self._stand_in(DataLoader, self.of_loader)
 
     def noticed(self, loader: DataLoader[Any]) -> None:
         """The program constructed a loader, perhaps of a class with its own `__len__`."""
         self._made[loader] = None
         for kind in type(loader).__mro__:
-            if kind is not DataLoader and issubclass(kind, DataLoader) and "__len__" in vars(kind):
+            if issubclass(kind, DataLoader) and "__len__" in vars(kind):
                 self._stand_in(kind, self.of_loader)
+        if self._workers > 1:
+            self._data.noticed(loader)
 
-    def was_told_part(self, loader: DataLoader[Any]) -> bool:
-        """Whether `len` returned the batches of a part."""
-        return self._asked.get(loader, ("", False))[1]
+    def _stand_in(self, kind: type, make: Callable[[Callable[[Any], int]], Callable[[Any], int]]) -> None:
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            self._replace(kind, "__len__", make)
 
     def was_asked(self, loader: DataLoader[Any]) -> bool:
         """Whether the program has asked for its length."""
         return loader in self._asked
 
-    def whole(self, loader: DataLoader[Any]) -> int:
-        """All batches of a loader; 0 if unknown."""
-        self._as_it_is = True
+    def whole(self, loader: DataLoader[Any], kind: type[DataLoader[Any]] | None = None) -> int:
+        """All batches of a loader; 0 if unknown. With `kind`, as that class counts them."""
+        with self._as_alone():
+            try:
+                return int((kind or type(loader)).__len__(loader))
+            except (TypeError, AttributeError):
+                return 0
+
+    @contextlib.contextmanager
+    def _as_alone(self) -> Iterator[None]:
+        """Context in which lengths are those of one worker."""
+        before, self._as_it_is = self._as_it_is, True
         try:
-            return len(loader)
-        except TypeError:
-            return 0
+            yield
         finally:
-            self._as_it_is = False
+            self._as_it_is = before
 
     def of_loader(self, original: Callable[[Any], int]) -> Callable[[Any], int]:
-        """`DataLoader.__len__`."""
+        """`__len__` of `DataLoader`, or of a class that is derived from it."""
 
         def length(loader: DataLoader[Any]) -> int:
-            whole = original(loader)
+            with self._as_alone():
+                whole = original(loader)
             if self._as_it_is or asked_by_paceline() or self._workers == 1:
                 return whole
-            where = self._where()
-            part = self._is_part(loader, where, _by_a_library(caller(), where))
-            self._asked.setdefault(loader, (where, part))
-            return -(-whole // self._workers) if part else whole
+            frame, where = caller(), self._where()
+            part = self._is_part(loader, where, _by_a_library(frame, where))
+            answer = Answer(where, part, self._of_part(loader, whole) if part else whole)
+            if not _module(frame).startswith(PROGRESS):
+                self._asked.setdefault(loader, answer)
+                self._limits = [*self._limits, answer][-MOST_LIMITS:] if part else self._limits
+            return answer.length
 
         return length
+
+    def _of_part(self, loader: DataLoader[Any], whole: int) -> int:
+        """The batches of this worker, where one worker has `whole`."""
+        about, view = -(-whole // self._workers), self._view()
+        if whole != self.whole(loader, DataLoader):  # its class counts something else
+            return about
+        try:
+            if view is not None:
+                return view.run.share(loader).batches_of_worker()
+            world = World(self._worker.rank, self._workers)
+            return LoaderRegistry(world, 0, lambda epoch, batches: None).share(loader).batches_of_worker()
+        except UnsupportedError:  # the pass will say so
+            return about
 
     def _is_part(self, loader: DataLoader[Any], where: str, library: bool) -> bool:
         """Whether to return the length of a worker's part."""
@@ -106,64 +159,143 @@ class Lengths:
         for one in reversed(self._passes.open):
             if one.loader is loader:
                 return one.split
-        here = self._history.at(where, loader)
+        here, view = self._history.at(where, loader), self._view()
         if len(here) == 1:
             return True in here
-        training, uses = self._trains(), self._history.uses(loader)
+        training, uses = view is None or view.trains, self._history.uses(loader)
         if library and not here and any(trained for _, trained in uses):
             return False  # an engine other than the one that trained from it
         for known in ({trained for mode, trained in uses if mode is training}, {trained for _, trained in uses}):
             if len(known) == 1:
                 return known.pop()
-        if uses or not training:
-            return training
+        if uses:
+            return self._history.trained_last(loader)
+        if not training:
+            return False
         return not in_turn(loader) or (all(map(in_turn, self._made)) and loader is next(iter(self._made), None))
 
     def used(self, one: LoaderPass) -> None:
-        """The use of a pass is known: report it if an earlier `len` returned the wrong kind of length."""
-        asked, said_part = self._asked.setdefault(one.loader, (one.where, one.split))
-        if said_part != one.split and self._workers > 1:
-            told, made = ("a worker's part", "all") if said_part else ("all", "a worker's part")
+        """The use of a pass is known: report what an earlier `len` returned if it does not fit."""
+        asked, view = self._asked.get(one.loader), self._view()
+        if self._workers == 1 or view is None:
+            return
+        if one.split:
+            self._data.split(one.loader)
+        if asked is None:
+            return
+        if asked.part != one.split:
+            told, made = ("a worker's part", "all") if asked.part else ("all", "a worker's part")
             self._reporter.say(
-                f"{asked} asked for the length of the loader of {one.where} and was told the batches of {told}; a pass "
-                f"has those of {made}: look whether a schedule or a mean was made from it"
+                f"{asked.where} asked for the length of the loader of {one.where} and was told the batches of {told}; "
+                f"a pass has those of {made}: look whether a schedule or a mean was made from it"
             )
-            self._asked[one.loader] = (asked, one.split)
-        if one.split and self._workers > 1:
-            self._watch(one.loader.dataset)
+            asked.part = one.split
+        if one.split and view.run.share(one.loader).leased:
+            self._reporter.once(
+                "leased",
+                f"{asked.where} asked for the length of the loader of {one.where}, and was told that of an even split: "
+                f"under {view.run.rule.name} a fast worker gets more batches and a slow one fewer, so that a test for "
+                "the last batch comes too early or never; take sync or a block rule where that matters",
+            )
 
-    # -- data -------------------------------------------------------------------------------------
+    def stops_as_a_part(self, one: LoaderPass) -> bool:
+        """Whether an evaluation that was left early stopped where a part of its loader would end.
 
-    def _watch(self, data: Any) -> None:
-        """Watch `len` of a split data set: the caller may divide by it."""
-        if isinstance(data, Dataset) and hasattr(data, "__len__"):
-            self._split = [*(one for one in self._split if one() not in (None, data)), weakref.ref(data)]
-            self._stand_in(type(data), self._of_data)
+        Where it may have gone by the length of another loader's part, that is reported.
+        """
+        whole, limits = self.whole(one.loader), self._limits
+        if one.steps or one.backward or one.batches < 2 or not limits or one.batches == whole:
+            return False
+        ends = one.batches, one.batches - 1  # a loop may ask for one more before it stops
+        asked = self._asked.get(one.loader)
+        if asked in limits and asked is not None and asked.length in ends and asked.length < whole:
+            return True
+        limit = next((limit for limit in reversed(limits) if limit.length in ends), limits[-1])
+        self._reporter.once(
+            f"early {one.where}",
+            f"{one.where} evaluates {one.batches:,} of {whole or 'its'} batches and stops. {limit.where} was told a "
+            f"length of {limit.length:,}, which is that of a worker's part; if this evaluation goes by it, it covers "
+            f"1/{self._workers} of what one worker would: ask for such a limit inside of torch.no_grad()",
+        )
+        return False
 
-    def _of_data(self, original: Callable[[Any], int]) -> Callable[[Any], int]:
-        def length(data: Any) -> int:
-            count = original(data)
-            asks = caller().f_code.co_filename
-            if not asks.startswith((PACKAGE, TORCH)) and any(one() is data for one in self._split):
-                self._reporter.once(
-                    "data",
-                    f"{self._where()} asks how many training samples there are ({count:,}); each worker trains on 1/"
-                    f"{self._workers} of them: a sum of its losses divided by that number is too small (divide by the "
-                    "samples that it saw, or by len(loader)), and steps made from it are more than it makes",
-                )
-            return count
+
+class DataLengths:
+    """Lengths of data sets and samplers, which are those of all data: reported where a worker trains on a part.
+
+    Args:
+        workers: N.
+        reporter: prints messages.
+        where: gives the current line of the program.
+        stand_in: replaces the `__len__` of a class.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        reporter: Reporter,
+        where: Callable[[], str],
+        stand_in: Callable[[type, Callable[[Any], Any]], None],
+    ) -> None:
+        self._workers, self._reporter, self._where, self._stand_in = workers, reporter, where, stand_in
+        self._asked: list[tuple[weakref.ref[Any], str]] = []  # before they were split, and where
+        self._split: list[weakref.ref[Any]] = []
+
+    def noticed(self, loader: DataLoader[Any]) -> None:
+        """The program constructed a loader."""
+        for thing in _sized(loader):
+            self._stand_in(type(thing), self._length)
+
+    def split(self, loader: DataLoader[Any]) -> None:
+        """A worker trains on its part of a loader."""
+        for thing in _sized(loader):
+            self._split = [*(one for one in self._split if one() not in (None, thing)), weakref.ref(thing)]
+            for one, where in self._asked:
+                if one() is thing:
+                    self._tell(thing, where)
+        self._asked = [one for one in self._asked if one[0]() is not None]
+
+    def _length(self, original: Callable[[Any], int]) -> Callable[[Any], int]:
+        def length(thing: Any) -> int:
+            frame = caller()
+            if not (_is_torch(frame) or _module(frame).startswith(PROGRESS) or frame.f_locals.get("self") is thing):
+                if any(one() is thing for one in self._split):
+                    self._tell(thing, self._where())
+                elif not any(one() is thing for one, _ in self._asked):
+                    self._asked.append((weakref.ref(thing), self._where()))
+            return original(thing)
 
         return length
 
-    def _stand_in(self, kind: type, make: Callable[[Callable[[Any], int]], Callable[[Any], int]]) -> None:
-        if kind not in self._kinds and self._patches is not None:
-            self._kinds.add(kind)
-            self._patches.replace(kind, "__len__", make)
+    def _tell(self, thing: Any, where: str) -> None:
+        count, what = len(thing), "batches" if hasattr(thing, "batch_size") else "samples"
+        self._reporter.once(
+            "data",
+            f"{where} asks how many training {what} there are ({count:,}); each worker trains on 1/{self._workers} of "
+            f"them: a sum of its losses divided by that number is too small (divide by the {what} that it saw, or by "
+            "len(loader)), and steps made from it are more than it makes",
+        )
+
+
+def _sized(loader: DataLoader[Any]) -> list[Any]:
+    """The data set and the samplers of a loader, as far as they have a length that can be watched."""
+    found = (loader.dataset, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
+    return [thing for thing in found if hasattr(thing, "__len__") and _can_be_watched(thing)]
+
+
+def _can_be_watched(thing: Any) -> bool:
+    return bool(type(thing).__flags__ & HEAP_TYPE and type(thing).__weakrefoffset__)
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _is_torch(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith((PACKAGE, TORCH))
 
 
 def _by_a_library(frame: FrameType, where: str) -> bool:
     """Whether a library that the program calls asks, such as an engine that then runs that many batches."""
-    name = frame.f_code.co_filename
-    module = str(frame.f_globals.get("__name__", ""))
-    own = name.endswith("/" + where.rsplit(":", 1)[0]) or module == "__main__"
-    return not own and not name.startswith((PACKAGE, TORCH)) and not module.startswith(PROGRESS)
+    own = frame.f_code.co_filename.endswith("/" + where.partition(":")[0]) or _module(frame) == "__main__"
+    return not own and not _is_torch(frame) and not _module(frame).startswith(PROGRESS)

@@ -26,6 +26,7 @@ from paceline.doors.zero.lengths import Lengths
 from paceline.doors.zero.models import GlobalView
 from paceline.doors.zero.passes import LoaderPass, Passes, PassHistory, at_random
 from paceline.doors.zero.patches import Patches
+from paceline.doors.zero.rank_discovery import ZeroWorker
 from paceline.doors.zero.reporter import Reporter
 from paceline.doors.zero.schedules import Schedules
 from paceline.doors.zero.seeds import Streams
@@ -40,7 +41,7 @@ class Loaders:
     """Splits the program's loaders.
 
     Args:
-        workers: N.
+        worker: this worker.
         reporter: prints messages.
         where: gives the current line of the program.
         attach: called when a pass begins; attaches if possible, and gives the attached model or None.
@@ -50,19 +51,19 @@ class Loaders:
 
     def __init__(
         self,
-        workers: int,
+        worker: ZeroWorker,
         reporter: Reporter,
         where: Callable[[], str],
         attach: Callable[[], GlobalView | None],
         around: PassContext = lambda run, loader, where: contextlib.nullcontext(),
     ) -> None:
         self._around = around
-        self._workers, self._reporter, self._where, self._attach = workers, reporter, where, attach
+        self._workers, self._reporter, self._where, self._attach = worker.size, reporter, where, attach
         self._passes, self._history = Passes(), PassHistory()
         self._view: GlobalView | None = None
         self._streams: Streams | None = None
-        self._schedules = Schedules(workers, reporter, where)
-        self._lengths = Lengths(workers, reporter, where, self._passes, self._history, self._is_training)
+        self._schedules = Schedules(worker.size, reporter, where)
+        self._lengths = Lengths(worker, reporter, where, self._passes, self._history, lambda: self._view)
         self.split = False
         """Whether steps were made from a split pass in this run."""
         self.refused: PacelineError | None = None
@@ -72,9 +73,6 @@ class Loaders:
     def passes(self) -> int:
         """How many training passes are open."""
         return self._passes.in_training
-
-    def _is_training(self) -> bool:
-        return self._view is None or self._view.trains
 
     # -- standing in ------------------------------------------------------------------------------
 
@@ -156,6 +154,7 @@ class Loaders:
 
     def finish(self) -> None:
         """The program has ended."""
+        self._passes.left += [one for one in self._passes.open if not one.split and self._lengths.stops_as_a_part(one)]
         self.judge()
         if self._workers > 1:
             self._schedules.ended()
@@ -228,8 +227,7 @@ class Loaders:
 
     def _begin(self, where: str, loader: DataLoader[Any], view: GlobalView, split: bool) -> LoaderPass:
         one = LoaderPass(where, loader, view.trains, torch.is_grad_enabled(), split)
-        one.asked, one.told_part = self._lengths.was_asked(loader), self._lengths.was_told_part(loader)
-        one.rates = self._schedules.begin()
+        one.asked, one.rates = self._lengths.was_asked(loader), self._schedules.begin()
         self._passes.open.append(one)
         return one
 
@@ -280,14 +278,8 @@ class Loaders:
         self._passes.close(one, complete)
         if one.steps or (not one.split and (complete or one.evaluates)):
             self._history.add(one, one.steps > 0)
-        if one.suspicious or (not complete and not one.steps and one.batches and self._was_cut(one)):
+        if one.suspicious or (not complete and self._lengths.stops_as_a_part(one)):
             self._passes.left.append(one)
-
-    def _was_cut(self, one: LoaderPass) -> bool:
-        """Whether the program left a pass after the number of batches that `len` gave for a part."""
-        whole = self._lengths.whole(one.loader)
-        told = one.told_part or (one.split and self._lengths.was_told_part(one.loader))
-        return told and one.batches > 1 and one.batches == -(-whole // self._workers) < whole
 
     def _ended(self, one: LoaderPass, view: GlobalView) -> None:
         """This worker has finished its part."""

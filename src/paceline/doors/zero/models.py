@@ -53,6 +53,7 @@ class GlobalView:
         self._trainer: threading.Thread | None = None
         self.loaded_at = ""
         """The line where the program loaded weights into the model since the last step."""
+        self._replaced: tuple[list[Tensor], list[Tensor]] = [], []  # digests of the global parameters; the worker's own
 
     def has(self, module: nn.Module) -> bool:
         """Whether it is part of the trained model."""
@@ -81,7 +82,7 @@ class GlobalView:
 
     def stepped(self) -> None:
         """An optimizer step and its exchange are done."""
-        self._in_step = False
+        self._in_step, self._replaced = False, ([], [])
         self._writes.set()
 
     def merge(self) -> None:
@@ -96,6 +97,7 @@ class GlobalView:
 
     def enter(self) -> None:
         """Swap the global parameters in, unless the program loaded weights."""
+        self._forget_loaded()
         if self._inside is not None or self.loaded_at:
             return
         self.catch_up()
@@ -118,6 +120,7 @@ class GlobalView:
 
     def leave(self) -> None:
         """Swap the worker's own parameters in; keep values that the program wrote meanwhile."""
+        self._forget_loaded()
         if self._inside is None:
             return
         if not _same(self._entered, digests(self._swapped())):
@@ -126,9 +129,22 @@ class GlobalView:
 
     def _come_out(self) -> None:
         assert self._inside is not None
-        inside, self._inside, self._entered = self._inside, None, []
+        inside, entered = self._inside, self._entered
+        self._inside, self._entered = None, []
         with torch.inference_mode(False), self._kept() if self.loaded_at else contextlib.nullcontext():
             inside.close()
+            if self.loaded_at:
+                self._replaced = entered, [local(tensor).clone() for tensor in self._swapped()]
+
+    @torch.no_grad()
+    def _forget_loaded(self) -> None:
+        """The program may have put the global parameters back that it had replaced: then it has loaded nothing."""
+        (entered, own), swapped = self._replaced, self._swapped()
+        if self.loaded_at and own and _same(entered, digests(swapped)):
+            with torch.inference_mode(False):
+                for tensor, value in zip(swapped, own, strict=True):
+                    local(tensor).copy_(value)
+            self.loaded_at, self._replaced = "", ([], [])
 
     def load(self, original: Callable[[], Any]) -> Any:
         """Call `original`, which loads weights in place of the global ones; returns its result."""

@@ -47,7 +47,6 @@ class LoaderPass:
         full: whether a worker's batches are the loader's batches, not pieces of them.
         said: whether it was reported as split; None if nothing was reported.
         asked: whether the program had asked for the loader's length.
-        told_part: whether it got that of a part.
         rates: steps of the rate schedules when it began.
     """
 
@@ -66,7 +65,6 @@ class LoaderPass:
     full: bool = True
     said: bool | None = None
     asked: bool = False
-    told_part: bool = False
     rates: dict[Any, int] = field(default_factory=dict)
 
     @property
@@ -181,6 +179,7 @@ class PassHistory:
         self._numbers = PassNumbers()
         self._seen: dict[tuple[str, tuple[str, int], bool], set[bool]] = {}  # line, key of the loader, mode
         self._of: dict[tuple[str, int], set[tuple[bool, bool]]] = {}  # key of the loader -> (mode, whether trained)
+        self._latest: dict[tuple[str, int], bool] = {}  # key of the loader -> whether its last pass trained
         self.trained = False
         """Whether any pass trained."""
 
@@ -190,6 +189,7 @@ class PassHistory:
         for thing in self._keys(one.loader):
             self._seen.setdefault((one.where, thing, one.training), set()).add(trained)
             self._of.setdefault(thing, set()).add((one.training, trained))
+            self._latest[thing] = trained
 
     def trains(self, where: str, loader: DataLoader[Any], training: bool) -> bool | None:
         """Whether this pass is for training, judged by earlier ones; None if they do not decide.
@@ -217,6 +217,10 @@ class PassHistory:
         """(whether in training mode, whether trained) of the passes over this loader, or another over its data."""
         own, of_data, *_ = self._keys(loader)
         return self._of.get(own) or self._of.get(of_data) or set()
+
+    def trained_last(self, loader: DataLoader[Any]) -> bool:
+        """Whether the last pass over this loader, or over its data, trained."""
+        return next((self._latest[thing] for thing in self._keys(loader)[:2] if thing in self._latest), False)
 
     def _keys(self, loader: DataLoader[Any]) -> list[tuple[str, int]]:
         """Keys of a loader, the most specific first."""

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Detects batches that hold the numbers of their samples, by which a program may fill a table of its own.
+
+Each worker trains on its part of an epoch, so such a table (targets, losses or weights of samples) lacks the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import Subset
+
+ENOUGH = 8
+"""So many numbers in a row are no coincidence."""
+NUMBERS = (
+    "the batches hold the numbers of their samples: where the program fills a table by them (targets, losses or "
+    "weights of samples), each worker fills in its own part only, and rank 0 saves no more than that; with the two "
+    "lines in the program, run.messages.all_reduce adds such tables up"
+)
+
+
+class SampleNumbers:
+    """Compares the first batches of a loader with the samples that were asked for.
+
+    Args:
+        data: the loader's data set.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self._places: set[Any] | None = None  # keys of a batch's entries that have held the numbers so far
+        self._equal = 0
+        self._open = True
+
+    def are_handed_out(self, batch: Any, asked: Callable[[], Sequence[Any]]) -> bool:
+        """Whether this batch shows that one entry of every batch is the numbers of its samples; true once at most.
+
+        Args:
+            batch: the next one.
+            asked: returns the numbers of its samples.
+        """
+        if not self._open:
+            return False
+        entries = _entries(batch)
+        names = _names(self._data, asked()) if len(entries) > 1 else []
+        found = {key for key, value in entries.items() if value in names}
+        self._places = found if self._places is None else self._places & found
+        self._equal += len(names[0]) if names else 0
+        self._open = bool(self._places) and self._equal < ENOUGH
+        return bool(self._places) and self._equal >= ENOUGH
+
+
+def _entries(batch: Any) -> dict[Any, list[int] | None]:
+    """The entries of a batch; whole numbers, one a sample, as a list."""
+    rows = batch if isinstance(batch, dict) else dict(enumerate(batch)) if isinstance(batch, (list, tuple)) else {}
+    return {key: _whole_numbers(value) for key, value in rows.items()}
+
+
+def _whole_numbers(value: Any) -> list[int] | None:
+    if isinstance(value, Tensor) and value.dim() == 1 and not value.is_floating_point() and not value.is_complex():
+        found: list[int] = value.tolist()
+        return found
+    return None
+
+
+def _names(data: Any, numbers: Sequence[Any]) -> list[list[Any]]:
+    """The numbers of some samples, in the data set and in each one of which it is a subset."""
+    found = [list(numbers)]
+    while isinstance(data, Subset):
+        found.append([int(data.indices[number]) for number in found[-1]])
+        data = data.dataset
+    return found
