@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that open files by name in native code, past Python's `open`."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+import urllib.parse
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import safetensors
+import safetensors.numpy
+import safetensors.torch
+import torch
+
+from paceline.doors.zero.patches import Patches
+
+KEYWORDS = ("f", "filename", "file", "name")
+"""Names of arguments that are paths."""
+BESIDE = ("-journal", "-wal", "-shm")
+"""Ends of the names of files that belong to a database of SQLite."""
+Function = Callable[..., Any]
+Mode = str | Callable[[Any, Any], str]
+"""As of Python's `open`, or a function of a call's arguments."""
+
+
+def _h5py(args: Any, kwargs: Any) -> str:
+    mode = str((args[2] if len(args) > 2 else kwargs.get("mode")) or "r")
+    return {"r+": "r+", "w-": "x"}.get(mode, mode)
+
+
+LATER: dict[str, Callable[[Any], Iterable[tuple[Any, str, int, Mode]]]] = {
+    "h5py": lambda h5py: [(h5py.File, "__init__", 1, _h5py)],
+    "cv2": lambda cv2: [(cv2, "imwrite", 0, "w"), (cv2, "imread", 0, "r")],
+}
+"""Libraries that a program may import: the functions, with the place of the path among their arguments."""
+
+
+def _loaded() -> Iterable[tuple[Any, str, int, Mode]]:
+    script = torch.jit._script.RecursiveScriptModule
+    for owner, name in ((torch, "save"), (torch.jit, "save"), (torch.export, "save"), (script, "save")):
+        yield owner, name, 1, "w"
+    for owner, name in ((torch, "load"), (torch.jit, "load"), (torch.export, "load"), (safetensors, "safe_open")):
+        yield owner, name, 0, "r"
+    modules: tuple[Any, ...] = (safetensors.torch, safetensors.numpy)
+    for module in modules:
+        yield module, "save_file", 1, "w"
+        yield module, "load_file", 0, "r"
+    yield safetensors.torch, "safe_open", 0, "r"
+
+
+def install(patches: Patches, make: Callable[[int, Mode], Callable[[Function], Function]], database: Any) -> None:
+    """Patch them by `make(place, mode)`, and `sqlite3.connect` by `database`."""
+
+    def patch(rows: Iterable[tuple[Any, str, int, Mode]]) -> None:
+        for owner, name, place, mode in rows:
+            patches.replace(owner, name, make(place, mode))
+
+    waiting = dict(LATER)
+
+    def importing(original: Function) -> Function:
+        def imports(name: str, *args: Any, **kwargs: Any) -> Any:
+            found = original(name, *args, **kwargs)
+            top = name.partition(".")[0]
+            if top in waiting and top in sys.modules and not getattr(sys.modules[top].__spec__, "_initializing", False):
+                patch(waiting.pop(top)(sys.modules[top]))
+            return found
+
+        return imports
+
+    patch(_loaded())
+    patches.replace(builtins, "__import__", importing)
+    try:
+        import sqlite3
+    except ImportError:
+        return
+    for owner in (sqlite3, sqlite3.dbapi2):
+        patches.replace(owner, "connect", database)
+
+
+def database(given: Any, uri: bool) -> tuple[str, str, str | None] | None:
+    """The path of SQLite's file, the mode of opening it, and the query of a URI; None for one in memory."""
+    text = os.fsdecode(given) if isinstance(given, (str, bytes, os.PathLike)) else ""
+    path, query = text, None
+    if uri and text.startswith("file:"):
+        found = urllib.parse.urlsplit(text)
+        path, query = urllib.parse.unquote(found.path), found.query
+    asked = dict(urllib.parse.parse_qsl(query or ""))
+    mode = "ro" if asked.get("immutable") == "1" else asked.get("mode", "rwc")
+    return None if path in ("", ":memory:") or mode == "memory" else (path, {"ro": "r", "rw": "r+"}.get(mode, "a"), query)
+
+
+def address(path: str, query: str | None) -> str:
+    """What `sqlite3.connect` gets for a file."""
+    return path if query is None else f"file:{urllib.parse.quote(path)}?{query}"
