@@ -19,7 +19,6 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -170,6 +169,16 @@ def _by_database(path: Path) -> None:
         base.commit()
 
 
+def _by_h5py(path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        file["a"] = [1, 2]
+    import h5py
+
+    with h5py.File(path) as file:
+        assert file["a"][:].tolist() == [1, 2]
+
+
 def _by_log(path: Path) -> None:
     handler = logging.FileHandler(path)
     handler.emit(logging.LogRecord("a", 20, "b", 1, "said", None, None))
@@ -209,6 +218,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "torch.export": _by_export,
     "safetensors.numpy": lambda path: safetensors.numpy.save_file({"a": np.zeros(2)}, path),
     "sqlite3": _by_database,
+    "h5py": _by_h5py,
     "logging": _by_log,
     "temporary": _by_temporary_name,
     "symlink": lambda path: (
@@ -531,28 +541,64 @@ AT_HOME = {"a link", "an own link", "its folder"}
 """Routes by which the folder is the working directory."""
 
 
-@pytest.mark.parametrize(
-    ("change", "route"),
-    [(c, r) for c in CHANGES for r in ROUTES if not (c in ("rmtree", "folder") and r in AT_HOME)],
-)
-def test_a_change_of_what_was_there_stays_apart_and_loses_nothing(
-    change: str, route: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone, work = tmp_path / "alone" / "work", tmp_path / "overlaid" / "work"
-    for folder in (alone, work):
-        _old_files(folder, database="sqlite3" in change)
-    monkeypatch.chdir(alone)
+def _after(work: Path, change: str, route: str) -> dict[str, bytes] | int | None:
+    """The files after a change, or the error that it raised."""
+    os.chdir(work)
     try:
-        CHANGES[change](ROUTES[route](alone))
-        expected: Any = _all(alone)
+        CHANGES[change](ROUTES[route](work))
     except OSError as error:
-        expected = error.errno
-    before = _all(work)
-    monkeypatch.chdir(work)
+        return error.errno
+    return _all(work)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_what_was_there_stays_apart_and_loses_nothing(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for route in ROUTES.keys() - (AT_HOME if change in ("rmtree", "folder") else set()):
+        alone, work = (tmp_path / route.strip("/") / name / "work" for name in ("alone", "overlaid"))
+        for folder in (alone, work):
+            _old_files(folder, database="sqlite3" in change)
+        expected, before = _after(alone, change, route), _all(work)
+        os.chdir(work)
+        with worker(1, tmp_path):
+            assert _after(work, change, route) == expected, route
+        assert _all(work) == before, route
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_rank_0_changes_first_is_for_the_others_as_it_was(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for route in ROUTES.keys() - (AT_HOME if change in ("rmtree", "folder") else set()):
+        alone, work = (tmp_path / route.strip("/") / name / "work" for name in ("alone", "shared"))
+        for folder in (alone, work):
+            _old_files(folder, database="sqlite3" in change)
+        expected, before = _after(alone, change, route), _all(work)
+        os.chdir(work)
+        with worker(0, tmp_path):
+            assert _after(work, change, route) == expected, route
+        os.chdir(work)
+        with worker(1, tmp_path):
+            assert _all(work) == before, route
+            assert _after(work, change, route) == expected, route
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_rank_0_makes_is_not_there_for_the_others(
+    writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with worker(0, tmp_path):
+        WRITERS[writer](tmp_path / "made")
+        Path("after").mkdir()
+        Path("after/file").write_text("x")
+    assert os.path.lexists("made")
     with worker(1, tmp_path):
-        try:
-            CHANGES[change](ROUTES[route](work))
-            assert _all(work) == expected
-        except OSError as error:
-            assert error.errno == expected
-    assert _all(work) == before
+        assert os.listdir() == ["logs"] and not os.path.lexists("made") and not Path("after/file").exists()
+        WRITERS[writer](tmp_path / "made")
+        os.makedirs("after")
+        assert os.listdir("after") == [] and os.path.lexists("made")

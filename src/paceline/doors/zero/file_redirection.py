@@ -20,6 +20,7 @@ import pathlib
 import shutil
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from paceline.doors.zero.journal import FOLDER, Journal
 from paceline.doors.zero.listing import Entries, OverlayEntry, in_order
 from paceline.doors.zero.overlay import Overlay, RealFiles
 from paceline.doors.zero.patches import Patches
-from paceline.doors.zero.paths import is_path
+from paceline.doors.zero.paths import is_folder, is_path
 
 READS = ("stat", "lstat", "readlink", "statvfs", "getxattr", "listxattr")
 """Functions of `os` that read the metadata of their first argument."""
@@ -94,9 +95,11 @@ class FileRedirection:
         return opens
 
     def _is_temporary(self, path: Any) -> bool:
-        """Whether `tempfile` asks, for a file with a unique name in a shared folder."""
-        name = self._view.resolve(path) if calling_module(1) == "tempfile" else None
-        return name is not None and self._view.is_shared(os.path.dirname(name))
+        """Whether `tempfile` asks, for a file with a unique name in the system's folder."""
+        if calling_module(1) != "tempfile":
+            return False
+        folder = os.path.dirname(os.path.join(self._view.cwd, os.fsdecode(path)))
+        return folder == os.path.abspath(tempfile.gettempdir()) and is_folder(os.path.realpath(folder))
 
     def _as_it_is(self, path: Any) -> Any:
         """The path of a temporary file or directory, which native code may get by name."""
@@ -112,7 +115,7 @@ class FileRedirection:
 
     def _symlink(self, original: Function) -> Function:
         def links(src: Any, dst: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> None:
-            original(src, self._view.making(self._view.whole(dst, dir_fd)), *args, **kwargs)
+            original(src, self._view.making(self._view.whole(dst, dir_fd), link=True), *args, **kwargs)
 
         return links
 

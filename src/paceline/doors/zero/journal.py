@@ -70,6 +70,7 @@ class Journal:
         self.kept, self._made = f"{self._place}/kept", f"{self._place}/made"
         self._children_since = float("inf")
         self._is_shared = False
+        self._linked: set[tuple[int, int]] = set()  # device and inode of kept files that have another name
 
     # -- for the other workers --------------------------------------------------------------------
 
@@ -84,13 +85,19 @@ class Journal:
 
     def is_unchanged(self, folder: str) -> bool:
         """Whether rank 0 has neither added to a directory nor removed from it."""
-        return not is_there(self.kept + folder) and posix.stat(folder).st_mtime < self.began
+        if is_there(self.kept + folder) or is_there(self._made + folder):
+            return False
+        return self._can_read() or posix.stat(folder).st_mtime < self.began
+
+    def _can_read(self) -> bool:
+        """Whether rank 0 keeps its journal where this worker sees it."""
+        self._is_shared = self._is_shared or is_folder(self._place)
+        return self._is_shared
 
     def _is_new(self, name: str, found: os.stat_result) -> bool:
         if self._is_marked(name):
             return True
-        self._is_shared = self._is_shared or is_folder(self._place)
-        if self._is_shared or found.st_ctime < self.began:
+        if self._can_read() or found.st_ctime < self.began:
             return False  # what rank 0 has not made is old, or comes from a child process or native code
         birth = born(name)
         if birth is None:
@@ -128,8 +135,10 @@ class Journal:
 
     def writes(self, name: str, keeps: bool) -> None:
         """Rank 0 writes into a file; `keeps`: not from its beginning."""
-        found = self._old(name)
-        if found is None:
+        found, present = self._old(name), status(name)
+        if present is not None and (present.st_dev, present.st_ino) in self._linked:
+            copy(name, name)  # it has been moved to this name
+        elif found is None:
             self.makes(name)
         elif not stat.S_ISDIR(found.st_mode):
             alone = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
@@ -148,6 +157,8 @@ class Journal:
             posix.link(name, self.kept + name, follow_symlinks=False)
         except OSError:  # on another disk
             return False
+        found = posix.lstat(name)
+        self._linked.add((found.st_dev, found.st_ino))
         return True
 
     def _old(self, name: str) -> os.stat_result | None:

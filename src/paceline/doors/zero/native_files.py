@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib
 import os
 import sys
 import urllib.parse
@@ -19,26 +20,28 @@ from paceline.doors.zero.patches import Patches
 
 KEYWORDS = ("f", "filename", "file", "name")
 """Names of arguments that are paths."""
-BESIDE = ("-journal", "-wal", "-shm")
-"""Ends of the names of files that belong to a database of SQLite."""
 Function = Callable[..., Any]
 Mode = str | Callable[[Any, Any], str]
-"""As of Python's `open`, or a function of a call's arguments."""
+"""As of Python's `open`, or a function of a call's arguments that gives it."""
+Rows = Iterable[tuple[Any, str, int, Mode]]
+"""Functions: an owner, a name, the place of the path among the arguments, the mode."""
+BESIDE = ("-journal", "-wal", "-shm")
+"""Ends of the names of files that belong to a database of SQLite."""
 
 
 def _h5py(args: Any, kwargs: Any) -> str:
     mode = str((args[2] if len(args) > 2 else kwargs.get("mode")) or "r")
-    return {"r+": "r+", "w-": "x"}.get(mode, mode)
+    return "x" if mode == "w-" else mode
 
 
-LATER: dict[str, Callable[[Any], Iterable[tuple[Any, str, int, Mode]]]] = {
+LATER: dict[str, Callable[[Any], Rows]] = {
     "h5py": lambda h5py: [(h5py.File, "__init__", 1, _h5py)],
     "cv2": lambda cv2: [(cv2, "imwrite", 0, "w"), (cv2, "imread", 0, "r")],
 }
-"""Libraries that a program may import: the functions, with the place of the path among their arguments."""
+"""The same of libraries that a program may import."""
 
 
-def _loaded() -> Iterable[tuple[Any, str, int, Mode]]:
+def _loaded() -> Rows:
     script = torch.jit._script.RecursiveScriptModule
     for owner, name in ((torch, "save"), (torch.jit, "save"), (torch.export, "save"), (script, "save")):
         yield owner, name, 1, "w"
@@ -54,7 +57,7 @@ def _loaded() -> Iterable[tuple[Any, str, int, Mode]]:
 def install(patches: Patches, make: Callable[[int, Mode], Callable[[Function], Function]], database: Any) -> None:
     """Patch them by `make(place, mode)`, and `sqlite3.connect` by `database`."""
 
-    def patch(rows: Iterable[tuple[Any, str, int, Mode]]) -> None:
+    def patch(rows: Rows) -> None:
         for owner, name, place, mode in rows:
             patches.replace(owner, name, make(place, mode))
 
@@ -72,6 +75,7 @@ def install(patches: Patches, make: Callable[[int, Mode], Callable[[Function], F
 
     patch(_loaded())
     patches.replace(builtins, "__import__", importing)
+    patches.replace(importlib, "import_module", importing)
     try:
         import sqlite3
     except ImportError:
@@ -88,8 +92,10 @@ def database(given: Any, uri: bool) -> tuple[str, str, str | None] | None:
         found = urllib.parse.urlsplit(text)
         path, query = urllib.parse.unquote(found.path), found.query
     asked = dict(urllib.parse.parse_qsl(query or ""))
-    mode = "ro" if asked.get("immutable") == "1" else asked.get("mode", "rwc")
-    return None if path in ("", ":memory:") or mode == "memory" else (path, {"ro": "r", "rw": "r+"}.get(mode, "a"), query)
+    if path in ("", ":memory:") or asked.get("mode") == "memory":
+        return None
+    reads = asked.get("mode") == "ro" or asked.get("immutable") == "1"
+    return path, "r" if reads else "r+" if asked.get("mode") == "rw" else "a", query
 
 
 def address(path: str, query: str | None) -> str:

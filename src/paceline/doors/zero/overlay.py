@@ -40,18 +40,14 @@ class RealFiles(Paths):
         """The path of a file that every worker uses as it is."""
         return path
 
-    def is_shared(self, folder: str) -> bool:
-        """Whether a directory is there for all workers, even if this one has a copy."""
-        return True
-
     def opening(self, path: Any, mode: str) -> Any:
         """To open, in a mode of Python's `open`."""
         if not set(mode).isdisjoint("wxa+") and (name := self.resolve(path, "x" not in mode)) is not None:
             self._journal.writes(name, keeps="w" not in mode)
         return path
 
-    def making(self, path: Any) -> Any:
-        """To create."""
+    def making(self, path: Any, link: bool = False) -> Any:
+        """To create, as a link or not."""
         if (name := self.resolve(path, follows=False)) is not None:
             self._journal.makes(name)
         return path
@@ -65,8 +61,8 @@ class RealFiles(Paths):
         return source, target
 
     def linking(self, source: Any, target: Any, follows: bool) -> tuple[Any, Any]:
-        """To give a file a second name."""
-        return source, self.making(target)
+        """To give a file a second name, by which it may be written."""
+        return self.opening(source, "r+"), self.making(target)
 
     def removing(self, path: Any, folder: bool) -> Any:
         """To remove, as a directory or not; None: nothing is left to do."""
@@ -91,6 +87,8 @@ class Overlay(RealFiles):
         super().__init__(logs, journal)
         self._folder = os.path.realpath(folder)
         self._removed: set[str] = set()
+        self._plain: set[str] = set()  # no links of others lie there
+        self._has_links = False  # of its own
         self._cwd, self._chdir, self._at_home = os.getcwd(), chdir, chdir is not None
 
     # -- names ------------------------------------------------------------------------------------
@@ -105,12 +103,16 @@ class Overlay(RealFiles):
                 return real[len(prefix) :]
         return real
 
-    def link(self, name: str) -> str | None:
-        own, *others = (super(Overlay, self).link(top + name) for top in (self._folder, "", self._journal.kept))
-        if own is not None or not any(others):
-            return own
-        found = name if name.startswith("/proc/") else self.find(name)
-        return None if found is None else super().link(found)
+    def link(self, name: str, inside: bool = False) -> str | None:
+        if name in self._plain and not self._has_links:
+            return None
+        target = super().link(self.own(name)) if self._has_links else None
+        if target is None and (super().link(name) or super().link(self._journal.kept + name)):
+            found = name if name.startswith("/proc/") else self.find(name)
+            target = None if found is None else super().link(found)
+        if target is None and inside:
+            self._plain.add(name)
+        return target
 
     def above(self, folder: str) -> str:
         if folder and not self.is_folder(folder):
@@ -128,7 +130,9 @@ class Overlay(RealFiles):
 
     def _there(self, name: str) -> str | None:
         """The real path of what was there when the job began, unless this worker has removed it."""
-        return self._journal.at_start(name) if self._removed.isdisjoint(upwards(name)) else None
+        if self._removed and not self._removed.isdisjoint(upwards(name)):
+            return None
+        return self._journal.at_start(name)
 
     def find(self, name: str) -> str | None:
         """The real path of what this worker sees; None if nothing."""
@@ -139,9 +143,6 @@ class Overlay(RealFiles):
         """Whether it is a directory for this worker."""
         found = self.find(name)
         return found is not None and is_folder(found)
-
-    def is_shared(self, folder: str) -> bool:
-        return self._there(folder) is not None or not is_there(self.own(folder))
 
     def names(self, name: str) -> list[str] | None:
         """A directory's entries for this worker, sorted; None if they are the system's."""
@@ -164,14 +165,19 @@ class Overlay(RealFiles):
             FileNotFoundError: it does not exist for this worker.
         """
         name = self.resolve(path, follows)
-        found = None if name is None else self._must_find(name, path)
-        straight = found is None or found == os.path.normpath(os.path.join(self.cwd, os.fsdecode(path)))
-        return self.plain(path) if straight else like(path, str(found))
+        return self.plain(path) if name is None else self._to_read(name, path)
+
+    def _to_read(self, name: str, path: Any) -> Any:
+        found = self._must_find(name, path)
+        straight = found == os.path.normpath(os.path.join(self.cwd, os.fsdecode(path)))
+        return self.plain(path) if straight else like(path, found)
 
     def touching(self, path: Any, follows: bool = True) -> Any:
         """To change in its metadata; None where rank 0 does it."""
         name = self.resolve(path, follows)
-        return self.reading(path, follows) if name is None or self._must_find(name, path) == self.own(name) else None
+        if name is None:
+            return self.plain(path)
+        return like(path, self.own(name)) if self._must_find(name, path) == self.own(name) else None
 
     def opening(self, path: Any, mode: str) -> Any:
         name = self.resolve(path, follows="x" not in mode)
@@ -180,7 +186,7 @@ class Overlay(RealFiles):
         if "x" in mode:
             return self.making(path)
         if set(mode).isdisjoint("wa"):
-            there = self.reading(path)
+            there = self._to_read(name, path)
             if "+" not in mode:
                 return there
         self._check_place(name, path)
@@ -188,7 +194,8 @@ class Overlay(RealFiles):
             raise _error(errno.EISDIR, path)
         return like(path, self.own(name) if "w" in mode else self._copied_up(name))
 
-    def making(self, path: Any) -> Any:
+    def making(self, path: Any, link: bool = False) -> Any:
+        self._has_links = self._has_links or link
         name = self.resolve(path, follows=False)
         if name is None:
             return self.plain(path)
@@ -263,6 +270,7 @@ class Overlay(RealFiles):
             for entry in self._entries(name):
                 self._copied_up(f"{name}/{entry}")
         elif found is not None and found != own:
+            self._has_links = self._has_links or super().link(found) is not None
             copy(found, own)
         return own
 

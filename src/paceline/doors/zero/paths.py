@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import posix
 import shutil
@@ -24,7 +25,8 @@ HOMES = (".cache", ".config", ".triton", ".nv", ".keras", ".local")
 """The same, in the user's home."""
 MOST_LINKS = 40
 """The kernel follows no more on one path."""
-FD_PATH = getattr(__import__("fcntl"), "F_GETPATH", None)
+FD_PATH = getattr(fcntl, "F_GETPATH", None)
+"""macOS' way of naming an open file."""
 
 
 class Paths:
@@ -62,8 +64,9 @@ class Paths:
         name = self._walk(whole, follows)
         return None if name.startswith("/proc/") or name == "/" or self._is_passed(name) else name
 
-    def _is_passed(self, name: str) -> bool:
-        return f"{name}/".startswith(self._passed) or not self._private.isdisjoint(upwards(name))
+    def _is_passed(self, name: str) -> object:
+        private = self._private and not self._private.isdisjoint(upwards(name))
+        return private or f"{name}/".startswith(self._passed)
 
     def _walk(self, whole: str, follows: bool) -> str:
         parts, here, links = whole.split("/")[::-1], "", 0
@@ -72,7 +75,7 @@ class Paths:
             if part == "..":
                 here = self.above(here)
             elif part not in ("", "."):
-                target = self.link(f"{here}/{part}") if parts or follows else None
+                target = self.link(f"{here}/{part}", bool(parts)) if parts or follows else None
                 if target is None:
                     here = f"{here}/{part}"
                     continue
@@ -87,8 +90,8 @@ class Paths:
         """The directory above."""
         return folder.rpartition("/")[0]
 
-    def link(self, name: str) -> str | None:
-        """Where the link of that name leads; None if there is none."""
+    def link(self, name: str, inside: bool = False) -> str | None:
+        """Where the link of that name leads; None if there is none. `inside`: it is followed by more of a path."""
         try:
             target = posix.readlink(name)
         except OSError:
@@ -103,9 +106,7 @@ class Paths:
 
     def opened(self, number: int) -> str:
         """The name of an open directory."""
-        if FD_PATH is not None:  # macOS
-            import fcntl
-
+        if FD_PATH is not None:
             return self.of_real(os.fsdecode(fcntl.fcntl(number, FD_PATH, bytes(1024)).rstrip(b"\0")))
         real = posix.readlink(f"/proc/self/fd/{number}")
         return self.of_real(real if is_there(real) else real.removesuffix(" (deleted)"))
@@ -169,4 +170,4 @@ def upwards(name: str) -> Iterator[str]:
     """The path, and its parent directories."""
     while len(name) > 1:
         yield name
-        name = os.path.dirname(name)
+        name = name.rpartition("/")[0]

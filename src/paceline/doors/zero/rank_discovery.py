@@ -16,6 +16,7 @@ from paceline.doors.zero.journal import process_began
 
 BEGAN = "PACELINE_BEGAN"
 """The variable by which `paceline run` gives all workers of a host the time at which the job began."""
+TIMEOUT = "PACELINE_TIMEOUT_S"
 KEY = "paceline/start"
 
 
@@ -54,7 +55,7 @@ def start(worker: ZeroWorker, environment: Mapping[str, str]) -> tuple[float, Pa
     """
     if (given := environment.get(BEGAN)) and worker.log is not None:
         return float(given), worker.log
-    one, timeout = schedulers.worker(environment), timedelta(seconds=float(environment.get("PACELINE_TIMEOUT_S", "600")))
+    one, timeout = schedulers.worker(environment), timedelta(seconds=float(environment.get(TIMEOUT, "600")))
     store = None
     if one is not None and attempt.shares_store():
         store = attempt.fresh_store(one, timeout)
