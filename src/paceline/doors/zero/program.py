@@ -23,6 +23,7 @@ from paceline.doors.zero.callers import PACKAGE, TORCH
 from paceline.doors.zero.file_redirection import redirect_files
 from paceline.doors.zero.journal import Journal
 from paceline.doors.zero.patches import Patches
+from paceline.doors.zero.ports import Ports
 from paceline.doors.zero.rank_discovery import ZeroWorker, from_environment, own_device, start
 from paceline.doors.zero.reporter import Reporter
 from paceline.doors.zero.seeds import Streams
@@ -62,6 +63,8 @@ def zero_lines(script: Path, worker: ZeroWorker, patches: Patches, began: float 
     if worker.size > 1:
         when, logs = start(worker, os.environ) if began is None else (began, worker.log or Path(tempfile.mkdtemp()))
         redirect_files(worker.log or logs, worker.rank, Journal(logs, when), patches, alone=began is None)
+    if worker.rank:
+        Ports().install(patches)
     if streams is not None:
         streams.install(patches)
     zero.install(patches)
