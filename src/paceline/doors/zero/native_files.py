@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-import builtins
-import importlib
+import importlib.util
 import os
 import sys
 import urllib.parse
 from collections.abc import Callable, Iterable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import safetensors
@@ -54,6 +55,27 @@ def _loaded() -> Rows:
     yield safetensors.torch, "safe_open", 0, "r"
 
 
+class _Finder(MetaPathFinder):
+    """Patches a library of `LATER` after its import."""
+
+    def __init__(self, patch: Callable[[Rows], None]) -> None:
+        self._patch, self._waiting = patch, dict(LATER)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        rows = self._waiting.pop(name, None)
+        spec = None if rows is None else importlib.util.find_spec(name)
+        if rows is None or spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            self._patch(rows(module))
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
 def install(patches: Patches, make: Callable[[int, Mode], Callable[[Function], Function]], database: Any) -> None:
     """Patch them by `make(place, mode)`, and `sqlite3.connect` by `database`."""
 
@@ -61,21 +83,13 @@ def install(patches: Patches, make: Callable[[int, Mode], Callable[[Function], F
         for owner, name, place, mode in rows:
             patches.replace(owner, name, make(place, mode))
 
-    waiting = dict(LATER)
-
-    def importing(original: Function) -> Function:
-        def imports(name: str, *args: Any, **kwargs: Any) -> Any:
-            found = original(name, *args, **kwargs)
-            top = name.partition(".")[0]
-            if top in waiting and top in sys.modules and not getattr(sys.modules[top].__spec__, "_initializing", False):
-                patch(waiting.pop(top)(sys.modules[top]))
-            return found
-
-        return imports
-
     patch(_loaded())
-    patches.replace(builtins, "__import__", importing)
-    patches.replace(importlib, "import_module", importing)
+    for name, rows in LATER.items():
+        if name in sys.modules:
+            patch(rows(sys.modules[name]))
+    finder = _Finder(patch)
+    sys.meta_path.insert(0, finder)
+    patches.callback(sys.meta_path.remove, finder)
     try:
         import sqlite3
     except ImportError:
