@@ -96,7 +96,10 @@ def work_not_shared(
         return False
     under = f" The rule {rule} was never used." if rule is not None else ""
     what = f"nothing attached paceline: each of the {workers} workers did the whole job by itself.{under}"
-    hint = "add paceline.attach and run.share to the program, or use the adapter of its framework (docs/frameworks.md)"
+    hint = (
+        "add paceline.attach and run.share to the program, or use the adapter of its framework (docs/frameworks.md); "
+        f"{framework_doors.IF_TORCH}"
+    )
     if program.is_tool:
         hint = EXECUTABLE
     parts = (Text(what, style="bold red"), Text(f"{hint}; --as-is starts independent copies", style="default"))

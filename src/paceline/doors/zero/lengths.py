@@ -165,5 +165,5 @@ def _by_a_library(frame: FrameType, where: str) -> bool:
     """Whether a library that the program calls asks, such as an engine that then runs that many batches."""
     name = frame.f_code.co_filename
     module = str(frame.f_globals.get("__name__", ""))
-    own = name.endswith("/" + where.rsplit(":", 1)[0]) or module == "__main__"
+    own = name.endswith("/" + where.partition(":")[0]) or module == "__main__"
     return not own and not name.startswith((PACKAGE, TORCH)) and not module.startswith(PROGRESS)
