@@ -23,6 +23,7 @@ from paceline.doors.zero.refusals import Refusal
 from paceline.doors.zero.reporter import Reporter
 from paceline.errors import UnsupportedError
 from paceline.run.attach import attach
+from tests.doors.zero.programs import each, virtual
 from tests.helpers import make_data, make_net, same_bits, sgd, state_of
 
 
@@ -220,6 +221,46 @@ def test_optimizers_that_come_or_step_at_the_wrong_time() -> None:
         with pytest.raises(Refusal, match="SGD steps again, after another optimizer was made"):
             step(first, before, *next(batches))
         del batches
+
+
+INNER_LOOP = """
+    import copy
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(2):
+        for (tasks,) in DataLoader(TensorDataset(torch.randn(12, 4, 2)), batch_size=2, shuffle=True):
+            optimizer.zero_grad()
+            for x in tasks:
+                learner = MODULE
+                inner = torch.optim.SGD(learner.parameters(), lr=0.1)
+                for _ in range(2):
+                    inner.zero_grad()
+                    learner(x).sum().backward()
+                    inner.step()
+                for p, q in zip(model.parameters(), learner.parameters()):
+                    p.grad = q.grad if p.grad is None else p.grad + q.grad
+            optimizer.step()
+    torch.save(model.state_dict(), "model.pt")
+"""
+
+
+@pytest.mark.parametrize("rule", ["sync", "bmuf(period=2)", "asgd"])
+def test_an_optimizer_of_a_copy_within_a_pass_is_a_workers_own(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PACELINE_RULE", rule)
+    monkeypatch.chdir(tmp_path)
+    virtual(tmp_path, INNER_LOOP.replace("MODULE", "copy.deepcopy(model)"))
+    assert same_bits(*(torch.load(path) for path in each(tmp_path, "model.pt")))
+    said = capsys.readouterr().err
+    assert said.count("SGD trains a copy of Sequential that was made within a pass") == 1
+    with pytest.raises(Refusal, match=r"train.py:\d+: SGD steps, which was made in the middle of a pass"):
+        virtual(tmp_path, INNER_LOOP.replace("MODULE", "nn.Sequential(nn.Linear(2, 5), nn.Linear(5, 1))"))
 
 
 def test_a_program_that_attaches_is_left_alone() -> None:

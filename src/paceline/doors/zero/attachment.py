@@ -57,6 +57,7 @@ class Zero:
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()  # in their order
         self._served: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # by this run or one before
         self._fresh = False  # an optimizer was made since the last attachment
+        self._copies: set[tuple[object, ...]] = set()  # lines where optimizers train copies of the model, and shapes
         self._steppers: list[str] = []  # of this run, in the order in which they were made
         self._states = StateDicts()
         around = () if streams is None else (Agreement(streams).around,)
@@ -186,7 +187,7 @@ class Zero:
         if view is None:
             return
         if getattr(optimizer, MARK, None) is not view.run:
-            if module_discovery.trained(optimizer):
+            if module_discovery.trained(optimizer) and not self._trains_copy(optimizer, view):
                 refused = refusals.earlier_optimizer if optimizer in self._served else refusals.later_optimizer
                 raise refused(self._here(), type(optimizer).__name__)
             return
@@ -200,6 +201,23 @@ class Zero:
         if view.loaded_at and view.run.rule.schedule.remembers_start:
             raise refusals.other_weights(view.loaded_at)
         view.loaded_at = ""
+
+    def _trains_copy(self, optimizer: Optimizer, view: GlobalView) -> bool:
+        """Whether it was made within a pass for a copy of the model, as in an inner loop: each worker's own."""
+        if optimizer in self._served or not self._loaders.passes:
+            return False
+        where, shapes = self._here(), tuple(p.shape for p in module_discovery.trained(optimizer))
+        if (where, shapes) not in self._copies:
+            copy = module_discovery.copied(optimizer, view.roots)
+            if not copy:
+                return False
+            self._copies.add((where, shapes))
+            self._reporter.say(
+                f"{where}: {type(optimizer).__name__} trains a copy of {copy} that was made within a pass: each worker "
+                "trains its own, and they share what the program puts into the model"
+            )
+        self._optimizers.pop(optimizer)
+        return True
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._view is not None and getattr(optimizer, MARK, None) is self._view.run:

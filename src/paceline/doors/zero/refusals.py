@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import re
+
 from paceline.errors import UnsupportedError
 
 ATTACH = "    run = paceline.attach(model, optimizer)   # after `import paceline`, before the loop"
 SHARE = "    for batch in run.share(batches):          # around whatever gives the batches"
+GIVEN = "    loader = run.share(loader)                # before the loop of {} gets it"
 
 
 class Refusal(UnsupportedError):
@@ -14,10 +17,14 @@ class Refusal(UnsupportedError):
 
 
 def refusal(why: str, *lines: str) -> Refusal:
-    """The reason in a sentence, and below it the lines to add (by default the two that every program needs)."""
-    added = lines or (ATTACH, SHARE)
+    """The reason, which may end with an open "or", and below it the lines to add (by default two)."""
+    module = re.match(r"\S+ \((\S+):\d", why)  # the loop is there
+    share = SHARE if module is None else GIVEN.format(module[1])
+    added = lines or (ATTACH, share)
     number = {1: "this line", 2: "these two lines"}[len(added)]
-    return Refusal("\n".join([f"{why}; add {number} to the program:", *added]))
+    last = why.rpartition(". ")[2]
+    between = " " if last.endswith((" or", " and")) else ", " if last.startswith(("Where ", "If ")) else "; "
+    return Refusal("\n".join([f"{why}{between}add {number} to the program:", *added]))
 
 
 def no_loader(where: str, optimizer: str, workers: int) -> Refusal:
