@@ -27,6 +27,7 @@ from paceline.doors.zero.callers import here
 from paceline.doors.zero.hidden_cluster import HiddenCluster
 from paceline.doors.zero.loaders import Loaders
 from paceline.doors.zero.models import GlobalView, StateDicts
+from paceline.doors.zero.own_samples import OwnSamples
 from paceline.doors.zero.patches import Patches
 from paceline.doors.zero.rank_discovery import ZeroWorker
 from paceline.doors.zero.reporter import Reporter
@@ -60,6 +61,8 @@ class Zero:
         self._copies: set[tuple[object, ...]] = set()  # lines where optimizers train copies of the model, and shapes
         self._steppers: list[str] = []  # of this run, in the order in which they were made
         self._states = StateDicts()
+        self._streams = streams
+        self._samples = OwnSamples(reporter) if worker.random_data and worker.size > 1 else None
         around = () if streams is None else (Agreement(streams).around,)
         self._loaders = Loaders(worker.size, reporter, self._here, self._attach_if_waiting, *around)
         self._view: GlobalView | None = None
@@ -145,6 +148,8 @@ class Zero:
     def _attach(self, optimizers: list[Optimizer], roots: list[nn.Module]) -> None:
         if self._view is None and torch.distributed.is_available() and torch.distributed.is_initialized():
             raise refusals.distributed(self._here())
+        if self._streams is not None:
+            self._streams.part()
         with torch.inference_mode(False):  # the program may evaluate first; kept tensors must be usable in training
             chosen = optimizers[0] if len(optimizers) == 1 else optimizers
             place = self._checkpoint_place()
@@ -172,9 +177,15 @@ class Zero:
     # -- what the program does --------------------------------------------------------------------
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
+        if self._streams is not None and self._streams.waits and self._optimizers:
+            trained = {id(p) for one in self._optimizers for p in module_discovery.trained(one)}
+            if any(id(p) in trained for p in module.parameters()):
+                self._streams.part()
         if self._fresh and module.training and torch.is_grad_enabled():
             self._attach_if_waiting()
         if self._view is not None and self._view.has(module):
+            if self._samples is not None:
+                self._samples.called(module, self._view.roots, args)
             self._loaders.forward()
             if not torch.is_grad_enabled() and not self._view.trains:
                 self._loaders.judge()
@@ -200,6 +211,8 @@ class Zero:
             raise refusals.no_loader(self._here(), type(optimizer).__name__, self._worker.size)
         if view.loaded_at and view.run.rule.schedule.remembers_start:
             raise refusals.other_weights(view.loaded_at)
+        if self._samples is not None:
+            self._samples.stepped(view.run, self._here())
         view.loaded_at = ""
 
     def _trains_copy(self, optimizer: Optimizer, view: GlobalView) -> bool:
@@ -242,4 +255,6 @@ class Zero:
 
     def _end_run(self) -> None:
         assert self._view is not None
+        if self._samples is not None:
+            self._samples.finish(self._view.run, self._here())
         self._view.close()

@@ -36,6 +36,14 @@ def no_loader(where: str, optimizer: str, workers: int) -> Refusal:
     )
 
 
+def same_samples(where: str, first: int, second: int, steps: int) -> Refusal:
+    """Two workers train on the same samples under `--random-data`."""
+    return refusal(
+        f"{where}: workers {first} and {second} trained on the same samples in each of {steps} steps, and "
+        "--random-data is for programs that draw them at random. If this program goes through its data in order"
+    )
+
+
 def shared_parameter(shape: tuple[int, ...], first: str, second: str, inside: str) -> Refusal:
     """Two optimizers step the same parameter; `inside`: the attribute of the first that holds the second, or ""."""
     why = (
