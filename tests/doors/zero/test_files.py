@@ -355,6 +355,25 @@ def test_temporary_files_are_everybodys_below_what_the_worker_wrote(
     assert really(work) == {}
 
 
+def test_an_own_link_leads_to_what_all_workers_share(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = work.parent / "logs" / "cache"
+    cache.mkdir()
+    os.symlink(cache, "cache")
+    Path("cache/a.txt").write_text("shared")
+    os.symlink("a.txt", "cache/b.txt")
+    os.replace("cache/b.txt", "cache/c.txt")
+    assert set(really(cache)) == {"a.txt", "c.txt"} and os.readlink("cache/c.txt") == "a.txt"
+    os.remove("cache/c.txt")
+    assert Path("cache/a.txt").read_text() == "shared" and really(work) == {}
+
+
+@pytest.mark.processes
+def test_a_child_begins_in_a_folder_of_the_worker(work: Path) -> None:
+    os.mkdir("out")
+    Path("out/log.txt").write_text("mine")
+    assert subprocess.run(["cat", "log.txt"], cwd="out", capture_output=True, check=True).stdout == b"mine"
+
+
 @pytest.mark.processes
 def test_what_a_child_makes_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore
 
+from paceline.communication.torch import attempt
+from paceline.doors.zero.rank_discovery import ZeroWorker, start
 from tests.doors.zero.programs import each, virtual
 from tests.doors.zero.test_run import paceline_run
 from tests.ports import free_port
@@ -148,6 +151,20 @@ def test_names_of_a_workers_own_lead_to_its_own_files(
     virtual(tmp_path, HEAD + textwrap.dedent(source) + TRAINING)
     assert _seen(tmp_path, 2) == [[True, ["log.txt"]]] * 2
     assert len([path for path in (tmp_path / "runs").iterdir()]) == 1
+
+
+def test_workers_agree_when_the_job_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    first, second = ZeroWorker(0, 2, 0, tmp_path / "0", False), ZeroWorker(1, 2, 1, tmp_path / "1", False)
+    given = {**variables, "PACELINE_BEGAN": "5.5"}
+    assert start(first, given) == (5.5, tmp_path / "0")  # by `paceline run`
+    store = HashStore()
+    monkeypatch.setattr(attempt, "shares_store", lambda: True)
+    monkeypatch.setattr(attempt, "fresh_store", lambda worker, timeout: store)
+    one, other = start(first, variables), start(second, variables)  # by torchrun, on two hosts
+    assert one == other and one[1] == tmp_path / "0"
+    monkeypatch.setattr(attempt, "shares_store", lambda: False)
+    assert start(second, variables)[1] == tmp_path / "1"  # by hand
 
 
 @pytest.mark.processes

@@ -276,6 +276,8 @@ class OverlayRedirection(FileRedirection):
     def _child(self, original: Function) -> Function:
         def starts(*args: Any, **kwargs: Any) -> Any:
             self._starts_child()
+            if is_path(kwargs.get("cwd")):
+                kwargs["cwd"] = self._overlay.for_child(kwargs["cwd"])
             return original(*args, **kwargs)
 
         return starts

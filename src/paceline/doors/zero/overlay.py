@@ -36,7 +36,7 @@ class RealFiles(Paths):
         super().__init__(logs)
         self._journal = journal
 
-    def plain(self, path: Any) -> Any:
+    def plain(self, path: Any, follows: bool = True) -> Any:
         """The path of a file that every worker uses as it is."""
         return path
 
@@ -119,7 +119,14 @@ class Overlay(RealFiles):
             raise _error(errno.ENOENT, folder)
         return super().above(folder)
 
-    def plain(self, path: Any) -> Any:
+    def plain(self, path: Any, follows: bool = True) -> Any:
+        if not self._has_links or not is_path(path):
+            return self._from_here(path)
+        return like(
+            path, self._walk(os.path.join(self.cwd, os.fsdecode(path)), follows)
+        )  # the kernel knows no own links
+
+    def _from_here(self, path: Any) -> Any:
         return path if self._at_home or not is_path(path) else like(path, os.path.join(self.cwd, os.fsdecode(path)))
 
     # -- what is there ----------------------------------------------------------------------------
@@ -165,18 +172,18 @@ class Overlay(RealFiles):
             FileNotFoundError: it does not exist for this worker.
         """
         name = self.resolve(path, follows)
-        return self.plain(path) if name is None else self._to_read(name, path)
+        return self.plain(path, follows) if name is None else self._to_read(name, path)
 
     def _to_read(self, name: str, path: Any) -> Any:
         found = self._must_find(name, path)
         straight = found == os.path.normpath(os.path.join(self.cwd, os.fsdecode(path)))
-        return self.plain(path) if straight else like(path, found)
+        return self._from_here(path) if straight else like(path, found)
 
     def touching(self, path: Any, follows: bool = True) -> Any:
         """To change in its metadata; None where rank 0 does it."""
         name = self.resolve(path, follows)
         if name is None:
-            return self.plain(path)
+            return self.plain(path, follows)
         return like(path, self.own(name)) if self._must_find(name, path) == self.own(name) else None
 
     def opening(self, path: Any, mode: str) -> Any:
@@ -198,7 +205,7 @@ class Overlay(RealFiles):
         self._has_links = self._has_links or link
         name = self.resolve(path, follows=False)
         if name is None:
-            return self.plain(path)
+            return self.plain(path, follows=False)
         if self.find(name) is not None:
             raise _error(errno.EEXIST, path)
         self._check_place(name, path)
@@ -206,7 +213,7 @@ class Overlay(RealFiles):
 
     def moving(self, source: Any, target: Any) -> tuple[Any, Any]:
         old, new = self.resolve(source, follows=False), self.resolve(target, follows=False)
-        there, here = self.plain(source), self.plain(target)
+        there, here = self.plain(source, follows=False), self.plain(target, follows=False)
         if old is not None:
             self._must_find(old, source)
             there = self._copied_up(old)
@@ -220,14 +227,14 @@ class Overlay(RealFiles):
     def linking(self, source: Any, target: Any, follows: bool) -> tuple[Any, Any]:
         old = self.resolve(source, follows)
         if old is None:
-            return self.plain(source), self.making(target)
+            return self.plain(source, follows), self.making(target)
         self._must_find(old, source)
         return self._copied_up(old), self.making(target)
 
     def removing(self, path: Any, folder: bool) -> Any:
         name = self.resolve(path, follows=False)
         if name is None:
-            return self.plain(path)
+            return self.plain(path, follows=False)
         found = self._must_find(name, path)
         if is_folder(found) is not folder:
             raise _error(errno.ENOTDIR if folder else errno.EISDIR, path)
@@ -279,16 +286,22 @@ class Overlay(RealFiles):
     def go(self, path: Any) -> None:
         """`os.chdir`."""
         given = self.opened(path) if isinstance(path, int) else path
-        name = self.resolve(given)
-        real = os.path.realpath(self.plain(given)) if name is None else self._must_find(name, path)
-        if name is not None and self._there(name) == name:
-            real = name  # native code and child processes see the program's
+        name, real = self.resolve(given), self.for_child(given)
+        real = os.path.realpath(real) if name is None else real
         if not is_folder(real):
             raise _error(errno.ENOTDIR, path)
         if self._chdir is not None:
             self._chdir(real)
         self._cwd = real if name is None else name
         self._at_home = self._chdir is not None and real == self._cwd
+
+    def for_child(self, path: Any) -> Any:
+        """The directory for native code and child processes, which see the program's own where there is one."""
+        name = self.resolve(path)
+        if name is None:
+            return self.plain(path)
+        found = self._must_find(name, path)
+        return name if self._there(name) == name else found
 
 
 def _error(code: int, path: Any) -> OSError:

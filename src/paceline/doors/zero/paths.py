@@ -58,7 +58,7 @@ class Paths:
             follows: whether a link at its end is followed.
         """
         text = os.fsdecode(path) if is_path(path) else ""
-        whole = os.path.join(self.cwd, text)
+        whole = text if text.startswith("/") else os.path.join(self.cwd, text)
         if not text or self._is_passed(os.path.normpath(whole)):
             return None
         name = self._walk(whole, follows)
