@@ -94,6 +94,7 @@ def test_programs_for_torch_go_on_as_before(source: str, tmp_path: Path) -> None
 def test_copies_that_nobody_wished_end_with_an_exit_code(tmp_path: Path) -> None:
     done = paceline_run(tmp_path, "print('done')", "--workers", "2", "--rule", "bmuf")
     text = " ".join(done.stderr.replace("│", " ").split())
+    assert text.startswith("train.py does not use torch, as far as its imports show") and "takes it as a torch" in text
     assert done.returncode == 1 and "each of the 2 workers did the whole job by itself" in text
     assert "The rule bmuf was never used" in text and "docs/frameworks.md" in text
     assert "--force-zero-lines" in text
