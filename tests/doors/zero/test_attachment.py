@@ -258,6 +258,13 @@ def test_an_optimizer_of_a_copy_within_a_pass_is_a_workers_own(
     assert said.count("SGD trains a copy of Sequential that was made within a pass") == 1
     with pytest.raises(Refusal, match=r"train.py:\d+: SGD steps, which was made in the middle of a pass"):
         virtual(tmp_path, INNER_LOOP.replace("MODULE", "nn.Sequential(nn.Linear(2, 5), nn.Linear(5, 1))"))
+    made = "learner = MODULE\n                inner = torch.optim.SGD(learner.parameters(), lr=0.1)\n"
+    before = (
+        "learner = copy.deepcopy(model)\n    inner = torch.optim.SGD(learner.parameters(), lr=0.1)\n    optimizer ="
+    )
+    kept = INNER_LOOP.replace(made, "learner.load_state_dict(model.state_dict())\n").replace("optimizer =", before, 1)
+    with pytest.raises(Refusal, match=r"train.py:\d+: the program trains two models Sequential, and loads weights"):
+        virtual(tmp_path, kept)
 
 
 def test_a_program_that_attaches_is_left_alone() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.flat import local
+from paceline.doors.zero import module_discovery, refusals
 from paceline.doors.zero.callers import asked_by_paceline
 from paceline.doors.zero.reporter import Reporter
 from paceline.run.run import Run
@@ -44,6 +45,7 @@ class GlobalView:
         self._entered: list[Tensor] = []  # the model's sums and first values then
         self._writes = WriteDetector(self)
         self._in_step = False  # the loss was computed, and the step is pending
+        self._has_stepped = False
         self.catch_up: Callable[[], None] = lambda: None
         """Called before the global parameters are swapped in."""
         self.loaded_at = ""
@@ -68,7 +70,7 @@ class GlobalView:
 
     def stepped(self) -> None:
         """An optimizer step and its exchange are done."""
-        self._in_step = False
+        self._in_step, self._has_stepped = False, True
         self._writes.set()
 
     def merge(self) -> None:
@@ -117,8 +119,15 @@ class GlobalView:
         with torch.inference_mode(False), self._kept() if self.loaded_at else contextlib.nullcontext():
             inside.close()
 
-    def load(self, original: Callable[[], Any]) -> Any:
-        """Call `original`, which loads weights in place of the global ones; returns its result."""
+    def load(self, module: nn.Module, original: Callable[[], Any]) -> Any:
+        """Call `original`, which loads weights into a module in place of the global ones; returns its result."""
+        if (
+            self._has_stepped
+            and self.run.world.size > 1
+            and module.training
+            and module_discovery.has_twin(module, self.roots)
+        ):
+            raise refusals.trained_copy(self._where(), module_discovery.name(module))
         self.enter()
         before = digests(self._tensors()) if self._is_shared else []
         found = original()
@@ -259,7 +268,7 @@ class StateDicts:
             assert self.view is not None
             self._depth += 1
             try:
-                return self.view.load(lambda: original(module, *args, **kwargs))
+                return self.view.load(module, lambda: original(module, *args, **kwargs))
             finally:
                 self._depth -= 1
 

@@ -49,6 +49,11 @@ def copied(optimizer: Optimizer, roots: list[nn.Module]) -> str:
     return name(owners[0]) if all(_kind(one) in kinds and one not in parts for one in owners) else ""
 
 
+def has_twin(module: nn.Module, roots: list[nn.Module]) -> bool:
+    """Whether it is one of the roots, and another one may be a copy of it."""
+    return sum(_kind(root) == _kind(module) for root in roots) > 1 and any(root is module for root in roots)
+
+
 def _kind(module: nn.Module) -> tuple[object, ...]:
     return type(module), *(parameter.shape for parameter in module.parameters())
 

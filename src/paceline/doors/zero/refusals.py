@@ -127,6 +127,15 @@ def other_weights(where: str) -> Refusal:
     )
 
 
+def trained_copy(where: str, name: str) -> Refusal:
+    """The program loads weights into one of two alike models in training."""
+    return Refusal(
+        f"{where}: the program trains two models {name}, and loads weights into one of them in training: a copy for an "
+        "inner loop is each worker's own. Make the copy and its optimizer within the pass (copy.deepcopy), then it is "
+        "not shared"
+    )
+
+
 def distributed(where: str) -> Refusal:
     """The program has a cluster of its own."""
     return refusal(
