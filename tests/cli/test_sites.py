@@ -121,7 +121,9 @@ def test_options_may_stand_on_both_sides_of_the_invitation(script: Script, monke
     assert "cannot be reached" in call("join", invitation(), "train.py", "--", "--workers", 1).stderr
 
 
-@pytest.mark.parametrize("words", [("join", "LINE", "train.py"), ("run", "--elastic", "1:2", "--relay", "LINE", "train.py")])
+@pytest.mark.parametrize(
+    "words", [("join", "LINE", "train.py"), ("run", "--elastic", "1:2", "--relay", "LINE", "train.py")]
+)
 def test_a_secret_on_the_command_line_is_refused(
     words: tuple[str, ...], script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +145,10 @@ def test_a_secret_comes_from_a_file_or_from_standard_input(
     monkeypatch.setattr(sites, "FIND_S", 0.0)
     (tmp_path / "line").write_text(invitation() + "\n")
     said = CliRunner().invoke(
-        app, ["join", "line" if given == "file" else "-", "train.py"], input=invitation() + "\n", env={"COLUMNS": "2000"}
+        app,
+        ["join", "line" if given == "file" else "-", "train.py"],
+        input=invitation() + "\n",
+        env={"COLUMNS": "2000"},
     )
     assert "the relay at 127.0.0.1, port 1 cannot be reached" in said.stderr, said.output
 

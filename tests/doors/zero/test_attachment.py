@@ -4,19 +4,16 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from paceline.doors.zero import seeds
 from paceline.doors.zero.attachment import Zero
 from paceline.doors.zero.patches import Patches
 from paceline.doors.zero.rank_discovery import ZeroWorker, from_environment, own_device
@@ -24,6 +21,7 @@ from paceline.doors.zero.refusals import Refusal
 from paceline.doors.zero.reporter import Reporter
 from paceline.errors import UnsupportedError
 from paceline.run.attach import attach
+from tests.doors.zero.programs import each, virtual
 from tests.helpers import make_data, make_net, same_bits, sgd, state_of
 
 
@@ -223,6 +221,53 @@ def test_optimizers_that_come_or_step_at_the_wrong_time() -> None:
         del batches
 
 
+INNER_LOOP = """
+    import copy
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(2):
+        for (tasks,) in DataLoader(TensorDataset(torch.randn(12, 4, 2)), batch_size=2, shuffle=True):
+            optimizer.zero_grad()
+            for x in tasks:
+                learner = MODULE
+                inner = torch.optim.SGD(learner.parameters(), lr=0.1)
+                for _ in range(2):
+                    inner.zero_grad()
+                    learner(x).sum().backward()
+                    inner.step()
+                for p, q in zip(model.parameters(), learner.parameters()):
+                    p.grad = q.grad if p.grad is None else p.grad + q.grad
+            optimizer.step()
+    torch.save(model.state_dict(), "model.pt")
+"""
+
+
+@pytest.mark.parametrize("rule", ["sync", "bmuf(period=2)", "asgd"])
+def test_an_optimizer_of_a_copy_within_a_pass_is_a_workers_own(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PACELINE_RULE", rule)
+    monkeypatch.chdir(tmp_path)
+    virtual(tmp_path, INNER_LOOP.replace("MODULE", "copy.deepcopy(model)"))
+    assert same_bits(*(torch.load(path) for path in each(tmp_path, "model.pt")))
+    said = capsys.readouterr().err
+    assert said.count("SGD trains a copy of Sequential that was made within a pass") == 1
+    with pytest.raises(Refusal, match=r"train.py:\d+: SGD steps, which was made in the middle of a pass"):
+        virtual(tmp_path, INNER_LOOP.replace("MODULE", "nn.Sequential(nn.Linear(2, 5), nn.Linear(5, 1))"))
+    made = "learner = MODULE\n                inner = torch.optim.SGD(learner.parameters(), lr=0.1)\n"
+    before = (
+        "learner = copy.deepcopy(model)\n    inner = torch.optim.SGD(learner.parameters(), lr=0.1)\n    optimizer ="
+    )
+    kept = INNER_LOOP.replace(made, "learner.load_state_dict(model.state_dict())\n").replace("optimizer =", before, 1)
+    with pytest.raises(Refusal, match=r"train.py:\d+: the program trains two models Sequential, and loads weights"):
+        virtual(tmp_path, kept)
+
+
 def test_a_program_that_attaches_is_left_alone() -> None:
     import paceline
 
@@ -407,21 +452,3 @@ def test_each_worker_of_a_host_sees_a_device_of_its_own() -> None:
     assert [own_device(worker(rank), "5, 7", 2) for rank in range(4)] == ["5", "7", "5", "7"]
     assert own_device(worker(1), None, 1) is None and own_device(worker(1), None, 0) is None
     assert own_device(place(), None, 8) is None
-
-
-def test_random_data_are_others_on_every_rank() -> None:
-    def drawn() -> list[float]:
-        torch.manual_seed(7)
-        random.seed(7)
-        np.random.seed(7)
-        made = np.random.default_rng(7)
-        return [torch.rand(1).item(), random.random(), np.random.rand(), made.random()]
-
-    plain, found = drawn(), []
-    for rank in (0, 1, 2):
-        with Patches() as patches:
-            seeds.install(patches, rank)
-            found.append(drawn())
-            assert drawn() == found[-1]
-    assert found[0] == plain == drawn()
-    assert all(len(set(values)) == 3 for values in zip(*found, strict=True))

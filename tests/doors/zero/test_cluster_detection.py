@@ -81,3 +81,56 @@ def test_the_owner_of_the_loop_is_named_before_what_it_rests_upon(tmp_path: Path
     assert other_cluster(imported(script)) == "transformers.Trainer"
     script.write_text("import lightning as L\nimport torch.distributed\nfrom accelerate import Accelerator")
     assert other_cluster(imported(script)) == "lightning"
+
+
+def install(site: Path, name: str, source: str, requires: tuple[str, ...] = (), index: bool = True) -> None:
+    """A distribution as pip installs it, from a package index or from a folder."""
+    module, about = name.replace("-", "_"), site / f"{name.replace('-', '_')}-1.0.dist-info"
+    (site / module).mkdir(parents=True)
+    about.mkdir()
+    (site / module / "__init__.py").write_text(source)
+    lines = [f"Requires-Dist: {one}" for one in requires]
+    (about / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0", *lines, ""]))
+    (about / "RECORD").write_text(f"{module}/__init__.py,,\n")
+    if not index:
+        (about / "direct_url.json").write_text("{}")
+
+
+PACKAGES: list[tuple[str, tuple[str, ...], bool, str]] = [
+    ("", ("torch>=2.0",), True, "torch"),
+    ("", ("numpy", "pl-inner (>=1)"), True, "torch"),
+    ("", ('torch>=2; extra == "gpu"',), True, ""),
+    ("", ("paceline[lightning]",), True, "paceline torch"),
+    ("import torch.distributed", ("torch",), True, "torch"),  # it may start a cluster, if it is told to
+    ("import torch.distributed", (), False, "torch.distributed"),
+    ("import torch", (), False, "torch"),
+    ("import paceline", (), False, "paceline"),
+    ("import numpy", (), False, ""),
+    ("import torch", (), True, ""),
+]
+"""Source and requirements of a package, whether it comes from an index, and what is known of a program that uses it."""
+
+
+@pytest.mark.parametrize("number", range(len(PACKAGES)))
+def test_what_an_installed_package_needs_counts(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, requires, index, known = PACKAGES[number]
+    site, script, name = tmp_path / "site-packages", tmp_path / "train.py", f"pl_package_{number}"
+    install(site, name.replace("_", "-"), source, requires, index)
+    if "pl-inner (>=1)" in requires:
+        install(site, "pl-inner", "", ("torch",))
+    monkeypatch.syspath_prepend(site)
+    script.write_text(f"from {name} import main")
+    assert imported(script) - {name, f"{name}.main", "numpy"} == set(known.split())
+    assert unaware(script) is (known == "torch")
+
+
+def test_an_own_package_that_lies_elsewhere_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `pip install -e` leaves it, and PYTHONPATH."""
+    package = tmp_path / "src" / "pl_elsewhere"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from .loop import main")
+    (package / "loop.py").write_text("import torch\nfrom accelerate import Accelerator")
+    monkeypatch.syspath_prepend(tmp_path / "src")
+    script = tmp_path / "train.py"
+    script.write_text("import pl_elsewhere")
+    assert other_cluster(imported(script)) == "accelerate"

@@ -59,6 +59,7 @@ def test_a_program_with_another_door_is_refused_and_the_door_is_named(
     monkeypatch.chdir(tmp_path)
     said = refused(tmp_path, source, *rule)
     assert why in said and door in said and "2 workers would each do the whole job" in said and "--as-is" in said
+    assert "--force-zero-lines" in said
 
 
 def test_a_simulation_refuses_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +75,10 @@ def test_options_that_exclude_each_other(tmp_path: Path, monkeypatch: pytest.Mon
     assert "--force-zero-lines is not for --elastic" in said
 
 
-@pytest.mark.parametrize("source", ["import torch, sklearn\ntorch.optim.SGD", "import timm", "from torch import optim"])
+@pytest.mark.parametrize(
+    "source",
+    ["import torch, sklearn\ntorch.optim.SGD", "import timm", "from torch import optim", "import sklearn, skorch"],
+)
 def test_programs_for_torch_go_on_as_before(source: str, tmp_path: Path) -> None:
     from paceline.cli.run.program import find
     from paceline.cli.run.zero_lines import ZeroLineOptions, serves
@@ -90,8 +94,10 @@ def test_programs_for_torch_go_on_as_before(source: str, tmp_path: Path) -> None
 def test_copies_that_nobody_wished_end_with_an_exit_code(tmp_path: Path) -> None:
     done = paceline_run(tmp_path, "print('done')", "--workers", "2", "--rule", "bmuf")
     text = " ".join(done.stderr.replace("│", " ").split())
+    assert text.startswith("train.py does not use torch, as far as its imports show") and "takes it as a torch" in text
     assert done.returncode == 1 and "each of the 2 workers did the whole job by itself" in text
     assert "The rule bmuf was never used" in text and "docs/frameworks.md" in text
+    assert "--force-zero-lines" in text
     assert paceline_run(tmp_path, "print('done')", "--overwrite", "--workers", "2", "--as-is").returncode == 0
     assert paceline_run(tmp_path, "print('done')", "--overwrite", "--workers", "1").returncode == 0
 

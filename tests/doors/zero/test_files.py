@@ -26,10 +26,23 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from paceline.doors.zero.file_redirection import FileRedirection
+from paceline.doors.zero.file_redirection import redirect_files
+from paceline.doors.zero.journal import Journal, born, process_began
 from paceline.doors.zero.patches import Patches
 
 SCAN, LINK, MAKE_FOLDER = os.scandir, os.link, os.mkdir  # the system's own
+LATER_S = 3600.0
+
+
+@contextlib.contextmanager
+def worker(rank: int, folder: Path, began: float | None = None) -> Iterator[None]:
+    """This process is a worker of that rank, with logs in `folder`, in a job that will begin in an hour."""
+    with Patches() as patches:
+        redirect_files(folder / "logs", rank, Journal(folder / "logs", BEGAN if began is None else began), patches)
+        yield
+
+
+BEGAN = time.time() + LATER_S
 
 
 @pytest.fixture
@@ -38,9 +51,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    with Patches() as patches:
-        (tmp_path / "logs").mkdir()
-        FileRedirection(tmp_path / "logs", 1, began=time.time() + 3600).install(patches)
+    (tmp_path / "logs").mkdir()
+    with worker(1, tmp_path):
         yield folder
 
 
@@ -79,16 +91,6 @@ def test_what_was_there_is_read_and_goes_on_apart(work: Path, tmp_path: Path) ->
     assert Path("log.txt").read_text() == "FIRST\nsecond\n" and really(work) == {"log.txt": 6}
 
 
-def test_what_rank_0_has_just_begun_is_not_taken_over(work: Path, tmp_path: Path) -> None:
-    made = _made(tmp_path, "of rank 0\n")
-    os.utime(made, (2e9, 2e9))
-    LINK(made, work / "log.txt")
-    assert Path("log.txt").read_text() == "of rank 0\n"
-    with open("log.txt", "a") as file:
-        file.write("mine\n")
-    assert Path("log.txt").read_text() == "mine\n"
-
-
 def _made(tmp_path: Path, text: str) -> str:
     """A file that somebody else has written."""
     place = tmp_path / "logs" / "made"
@@ -105,7 +107,8 @@ def test_moves_and_removals_stay_apart(work: Path, tmp_path: Path) -> None:
     os.remove("best.pt")
     with pytest.raises(FileNotFoundError):
         os.remove("best.pt")
-    os.remove("other.pt")  # rank 0 may have removed it already
+    with pytest.raises(FileNotFoundError):
+        os.remove("other.pt")
     assert really(work) == {"best.pt": 4} and not Path("best.pt").exists()  # rank 0's is what rank 0 makes of it
 
 
@@ -133,8 +136,7 @@ def test_what_is_no_file_of_the_program_goes_where_it_is_said(work: Path, tmp_pa
 
 def test_all_is_put_back(tmp_path: Path) -> None:
     before = open, torch.save, torch.load, os.replace, os.remove
-    with Patches() as patches:
-        FileRedirection(tmp_path, 2).install(patches)
+    with worker(2, tmp_path):
         assert open is not before[0]
     assert (open, torch.save, torch.load, os.replace, os.remove) == before
 
@@ -165,6 +167,16 @@ def _by_database(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as base:
         base.execute("create table t (a)")
         base.commit()
+
+
+def _by_h5py(path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        file["a"] = [1, 2]
+    import h5py
+
+    with h5py.File(path) as file:
+        assert file["a"][:].tolist() == [1, 2]
 
 
 def _by_log(path: Path) -> None:
@@ -206,6 +218,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "torch.export": _by_export,
     "safetensors.numpy": lambda path: safetensors.numpy.save_file({"a": np.zeros(2)}, path),
     "sqlite3": _by_database,
+    "h5py": _by_h5py,
     "logging": _by_log,
     "temporary": _by_temporary_name,
     "symlink": lambda path: (
@@ -254,8 +267,7 @@ def test_what_others_make_meanwhile_is_not_there(tmp_path: Path, monkeypatch: py
         path.mkdir(parents=True)
         (path / "half.txt").write_text("ha")
     (folder / "best.pt").write_text("of rank 0")
-    with Patches() as patches:
-        FileRedirection(tmp_path / "logs", 1, began).install(patches)
+    with worker(1, tmp_path, began):
         assert os.listdir() == ["data"] and os.listdir("data") == ["old.txt"]
         assert [(at, folders, files) for at, folders, files in os.walk(".")] == [
             (".", ["data"], []),
@@ -269,7 +281,8 @@ def test_what_others_make_meanwhile_is_not_there(tmp_path: Path, monkeypatch: py
             file.write("mine")
         Path("data/cache").mkdir()
         assert os.listdir("runs/one") == ["log.txt"] and os.listdir("data") == ["cache", "old.txt"]
-        assert Path("best.pt").read_text() == "of rank 0"  # nobody writes it any more
+        with pytest.raises(FileNotFoundError):
+            Path("best.pt").read_text()
         assert not os.path.exists("runs/one/half.txt")
     assert sorted(os.listdir("runs/one")) == ["half.txt"]
 
@@ -280,19 +293,6 @@ def _tick(folder: Path) -> None:
     while os.stat(folder / "tick").st_ctime_ns == first:
         (folder / "tick").touch()
     os.remove(folder / "tick")
-
-
-def test_half_a_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    writing = open("best.pt", "w")  # noqa: SIM115
-    writing.write("half")
-    writing.flush()
-    with Patches() as patches:
-        FileRedirection(tmp_path / "logs", 1, began=0.0).install(patches)
-        with pytest.raises(FileNotFoundError):
-            Path("best.pt").read_text()
-        writing.close()
-        assert Path("best.pt").read_text() == "half"
 
 
 def test_a_directory_that_is_cleared_and_made_again(work: Path) -> None:
@@ -355,11 +355,29 @@ def test_temporary_files_are_everybodys_below_what_the_worker_wrote(
     assert really(work) == {}
 
 
+def test_an_own_link_leads_to_what_all_workers_share(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = work.parent / "logs" / "cache"
+    cache.mkdir()
+    os.symlink(cache, "cache")
+    Path("cache/a.txt").write_text("shared")
+    os.symlink("a.txt", "cache/b.txt")
+    os.replace("cache/b.txt", "cache/c.txt")
+    assert set(really(cache)) == {"a.txt", "c.txt"} and os.readlink("cache/c.txt") == "a.txt"
+    os.remove("cache/c.txt")
+    assert Path("cache/a.txt").read_text() == "shared" and really(work) == {}
+
+
+@pytest.mark.processes
+def test_a_child_begins_in_a_folder_of_the_worker(work: Path) -> None:
+    os.mkdir("out")
+    Path("out/log.txt").write_text("mine")
+    assert subprocess.run(["cat", "log.txt"], cwd="out", capture_output=True, check=True).stdout == b"mine"
+
+
 @pytest.mark.processes
 def test_what_a_child_makes_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with Patches() as patches:
-        FileRedirection(tmp_path / "logs", 1, began=time.time() - 3600).install(patches)
+    with worker(1, tmp_path, began=time.time() - LATER_S):
         assert os.system("mkdir -p out") == 0
         Path("out/log.txt").write_text("mine")
         assert os.listdir("out") == ["log.txt"]
@@ -370,15 +388,12 @@ def test_a_restart_goes_on_from_what_rank_0_kept(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     Path("last.pt").write_text("epoch 3")
     for read in ("epoch 3", "epoch 3"):
-        with Patches() as patches:
-            FileRedirection(tmp_path / "logs", 1, began=time.time() + 3600).install(patches)
+        with worker(1, tmp_path):
             assert Path("last.pt").read_text() == read
             Path("last.pt").write_text("epoch 2")
 
 
 def test_when_a_process_began_and_a_file_was_born(tmp_path: Path) -> None:
-    from paceline.doors.zero.overlay import born, process_began
-
     assert 0 < time.time() - process_began() < 6 * 3600
     assert abs(process_began() - process_began()) < 1
     path = tmp_path / "file"
@@ -400,3 +415,209 @@ def test_directories_are_listed_in_order_on_rank_0(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == sorted(names) == [path.name for path in tmp_path.iterdir()]
         with os.scandir(tmp_path) as entries:
             assert [entry.name for entry in entries] == sorted(names)
+
+
+# -- files that were there when the job began ---------------------------------------------------------
+
+
+def _by_append(path: Path) -> None:
+    with open(path, "a") as file:
+        file.write("more")
+
+
+def _by_update(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.seek(2)
+        file.write(b"new")
+
+
+def _by_flags(flags: int) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        number = os.open(path, flags)
+        os.write(number, b"NEW")
+        os.close(number)
+
+    return change
+
+
+def _by_open_folder(path: Path) -> None:
+    folder = os.open(path.parent, os.O_RDONLY)
+    number = os.open(path.name, os.O_WRONLY, dir_fd=folder)
+    os.write(number, b"NEW")
+    os.close(number)
+    os.rename(path.name, "beside", src_dir_fd=folder, dst_dir_fd=folder)
+    os.symlink("beside", path.name, dir_fd=folder)
+    os.close(folder)
+
+
+def _by_memory(path: Path) -> None:
+    mapped = np.memmap(path, dtype="u1", mode="r+")
+    mapped[:3] = 65
+    mapped.flush()
+
+
+def _by_exchange(path: Path) -> None:
+    path.with_name("exchange.tmp").write_text("whole")
+    os.replace(path.with_name("exchange.tmp"), path)
+
+
+def _by_second_name(path: Path) -> None:
+    os.link(path, path.with_name("second"))
+    with open(path.with_name("second"), "a") as file:
+        file.write("through the other name")
+
+
+def _by_link(path: Path) -> None:
+    os.symlink(path.absolute(), path.with_name("points"))
+    with open(path.with_name("points"), "r+") as file:
+        file.write("THROUGH")
+
+
+def _by_moved_folder(path: Path) -> None:
+    folder = path.absolute().parent
+    os.rename(folder, folder.with_name("moved"))
+    _by_append(folder.with_name("moved") / path.name)
+    os.rename(folder.with_name("moved"), folder)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "append": _by_append,
+    "r+": _by_update,
+    "w": lambda path: path.write_text("all new"),
+    "O_WRONLY": _by_flags(os.O_WRONLY),
+    "O_RDWR": _by_flags(os.O_RDWR),
+    "O_APPEND": _by_flags(os.O_WRONLY | os.O_APPEND | os.O_CREAT),
+    "O_TRUNC": _by_flags(os.O_WRONLY | os.O_TRUNC),
+    "os.truncate": lambda path: os.truncate(path, 3),
+    "dir_fd": _by_open_folder,
+    "memmap": _by_memory,
+    "tofile": lambda path: np.arange(3, dtype="u1").tofile(path),
+    "os.replace": _by_exchange,
+    "os.link": _by_second_name,
+    "os.symlink": _by_link,
+    "copy over": lambda path: (path.with_name("a").write_text("copied"), shutil.copy(path.with_name("a"), path)),
+    "move and back": lambda path: (shutil.move(path, f"{path}.old"), shutil.copy(f"{path}.old", path)),
+    "remove": lambda path: (os.remove(path), path.write_text("made again")),
+    "rmtree": lambda path: (shutil.rmtree(path.parent), os.makedirs(path.parent), path.write_text("made again")),
+    "folder": _by_moved_folder,
+    "sqlite3": lambda path: _insert(path),
+    "sqlite3 URI": lambda path: _insert(f"file:{path.absolute()}?mode=rw", uri=True),
+}
+
+
+def _insert(path: Path | str, uri: bool = False) -> None:
+    with contextlib.closing(sqlite3.connect(path, uri=uri)) as base:
+        base.execute("insert into t values (2)")
+        base.commit()
+
+
+def _into(folder: Path) -> Path:
+    os.chdir(folder / "deep" / "data")
+    return Path("file")
+
+
+def _own_link(target: Path, link: Path) -> Path:
+    os.symlink(target, link)
+    return link
+
+
+ROUTES: dict[str, Callable[[Path], Path]] = {
+    "its name": lambda work: Path("deep/data/file"),
+    "its absolute name": lambda work: work / "deep" / "data" / "file",
+    "a link": lambda work: Path("link"),
+    "a link to its folder": lambda work: Path("folder/file"),
+    "a link, and out again": lambda work: Path("folder/../data/file"),
+    "an own link": lambda work: _own_link(work / "deep" / "data" / "file", work / "mine"),
+    "an own link to its folder": lambda work: _own_link(work / "deep" / "data", work / "mine") / "file",
+    "an own relative link": lambda work: _own_link(Path("../deep/data"), work / "deep" / "mine") / "file",
+    "/proc/self/cwd": lambda work: Path("/proc/self/cwd/deep/data/file"),
+    "its folder": _into,
+}
+
+
+def _old_files(work: Path, database: bool) -> None:
+    (work / "deep" / "data").mkdir(parents=True)
+    (work / "folder").symlink_to(work / "deep" / "data")
+    (work / "link").symlink_to("deep/data/file")
+    if database:
+        with contextlib.closing(sqlite3.connect(work / "deep" / "data" / "file")) as base:
+            base.execute("create table t (a)")
+            base.commit()
+    else:
+        (work / "deep" / "data" / "file").write_text("what was there\n")
+
+
+def _all(work: Path) -> dict[str, bytes]:
+    """Path -> content of each file below, as this process sees it."""
+    return {
+        os.path.join(os.path.relpath(at, work), name): Path(at, name).read_bytes()
+        for at, _, names in os.walk(work)
+        for name in names
+    }
+
+
+AT_HOME = {"a link", "an own link", "its folder"}
+"""Routes by which the folder is the working directory."""
+
+
+def _after(work: Path, change: str, route: str) -> dict[str, bytes] | int | None:
+    """The files after a change, or the error that it raised."""
+    os.chdir(work)
+    try:
+        CHANGES[change](ROUTES[route](work))
+    except OSError as error:
+        return error.errno
+    return _all(work)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_what_was_there_stays_apart_and_loses_nothing(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for route in ROUTES.keys() - (AT_HOME if change in ("rmtree", "folder") else set()):
+        alone, work = (tmp_path / route.strip("/") / name / "work" for name in ("alone", "overlaid"))
+        for folder in (alone, work):
+            _old_files(folder, database="sqlite3" in change)
+        expected, before = _after(alone, change, route), _all(work)
+        os.chdir(work)
+        with worker(1, tmp_path):
+            assert _after(work, change, route) == expected, route
+        assert _all(work) == before, route
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_rank_0_changes_first_is_for_the_others_as_it_was(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for route in ROUTES.keys() - (AT_HOME if change in ("rmtree", "folder") else set()):
+        alone, work = (tmp_path / route.strip("/") / name / "work" for name in ("alone", "shared"))
+        for folder in (alone, work):
+            _old_files(folder, database="sqlite3" in change)
+        expected, before = _after(alone, change, route), _all(work)
+        os.chdir(work)
+        with worker(0, tmp_path):
+            assert _after(work, change, route) == expected, route
+        os.chdir(work)
+        with worker(1, tmp_path):
+            assert _all(work) == before, route
+            assert _after(work, change, route) == expected, route
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_rank_0_makes_is_not_there_for_the_others(
+    writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with worker(0, tmp_path):
+        WRITERS[writer](tmp_path / "made")
+        Path("after").mkdir()
+        Path("after/file").write_text("x")
+    assert os.path.lexists("made")
+    with worker(1, tmp_path):
+        assert os.listdir() == ["logs"] and not os.path.lexists("made") and not Path("after/file").exists()
+        WRITERS[writer](tmp_path / "made")
+        os.makedirs("after")
+        assert os.listdir("after") == [] and os.path.lexists("made")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -620,3 +621,51 @@ def test_a_critic_that_is_frozen_while_its_generator_steps(start: Start, rule: s
     for epoch in range(2):
         trained(found, epoch, 24)
     assert all(map(torch.equal, found[0]["end"], found[1]["end"]))
+
+
+LIBRARY = """
+import torch
+
+def run_epoch(loader, train, step):
+    for k, x in loader:
+        if train:
+            step(k, x)
+        else:
+            with torch.no_grad():
+                step(k, x)
+
+def fit(training, held_out, train, look):
+    for epoch in range(2):
+        run_epoch(training, True, train)
+        run_epoch(held_out, False, look)
+"""
+
+
+def test_loops_of_a_module_are_told_apart_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One loop for training and evaluation, in a module that is not the program."""
+    (tmp_path / "pl_loops.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(tmp_path)
+    source = """
+    import pl_loops
+
+    def evaluate(k, x):
+        model.eval()
+        seen.append(k.tolist())
+        model(x)
+        model.train()
+
+    def step(k, x):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    held_out = DataLoader(Numbers(6), batch_size=8)
+    pl_loops.fit(DataLoader(Numbers(16), batch_size=2, shuffle=True), held_out, step, evaluate)
+    """
+    found = run_program(tmp_path, monkeypatch, source)
+    assert [one["seen"] for one in found] == [[list(range(6))] * 2] * 2
+    said = capsys.readouterr().err
+    assert re.search(r"train.py:\d+ \(pl_loops.py:5 from pl_loops.py:14\): 16 samples, for training", said)
+    assert re.search(r"train.py:\d+ \(pl_loops.py:5 from pl_loops.py:15\): 6 samples, for evaluation", said)

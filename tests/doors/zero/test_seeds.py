@@ -356,3 +356,120 @@ def test_a_stream_that_shuffles_in_a_loader_process_gives_each_sample_once(tmp_p
     assert done.returncode == 0, done.stderr
     (first, *_), (second, *_) = both(tmp_path, "passes.json")
     assert all(sorted(one + two) == list(range(24)) for one, two in zip(first, second, strict=True))
+
+
+RANDOM_DATA = """
+    import json
+    import random
+    import numpy as np
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    x = torch.randn(64, 3)
+    y = x @ torch.tensor(np.random.rand(3, 1), dtype=torch.float32)
+    noise = [random.random(), np.random.rand(), np.random.default_rng(3).random(), torch.rand(1).item()]
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+            self.dropout = nn.Dropout(0.5)
+        def forward(self, x=None):
+            return self.dropout(self.layer(self.layer.bias.new_ones(1, 3) if x is None else x))
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    drawn = []
+    for step in range(10):
+        SAMPLES
+        drawn.append([*at] if at is not None else None)
+        optimizer.zero_grad()
+        loss = CALL.square().mean()
+        loss.backward()
+        optimizer.step()
+    with open("drawn.json", "w") as file:
+        json.dump([x.tolist(), y.tolist(), noise, drawn], file)
+"""
+AT = "(model(x[at]) - y[at])"
+DRAWS = {
+    "torch": ("at = torch.randint(64, (4,)).tolist()", AT),
+    "NumPy": ("at = np.random.randint(64, size=4).tolist()", AT),
+    "Python": ("at = random.sample(range(64), 4)", AT),
+    "a seed a step": ("torch.manual_seed(step); at = torch.randint(64, (4,)).tolist()", AT),
+    "default_rng(step)": ("at = np.random.default_rng(step).integers(64, size=4).tolist()", AT),
+    "a fixed beginning": ("at = [0, 1] if step % 3 == 0 else torch.randint(64, (2,)).tolist()", AT),
+    "by keyword": ("at = torch.randint(64, (4,)).tolist()", AT.replace("model(", "model(x=")),
+}
+ALIKE = {
+    "in order": ("at = range(step * 4, step * 4 + 4)", AT),
+    "all at once": ("at = range(64)", AT),
+    "all at once, by keyword": ("at = range(64)", AT.replace("model(", "model(x=")),
+    "a Generator of its own": (
+        "at = torch.randint(64, (4,), generator=torch.Generator().manual_seed(step)).tolist()",
+        AT,
+    ),
+}
+
+
+def _random_data(samples: str, call: str) -> str:
+    return RANDOM_DATA.replace("SAMPLES", samples).replace("CALL", call)
+
+
+@pytest.mark.parametrize("draws", DRAWS)
+def test_random_samples_are_a_workers_own_and_its_data_are_not(
+    draws: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for name, workers in (("alone", 1), ("together", 3)):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        monkeypatch.setenv("PACELINE_RULE", "averaging(period=2)")
+        virtual(tmp_path / name, _random_data(*DRAWS[draws]), workers, random_data=True)
+        found += [json.loads(path.read_text()) for path in each(tmp_path / name, "drawn.json", workers)]
+    alone, first, *others = found
+    assert first == alone
+    for other in others:
+        assert other[:3] == alone[:3]
+    steps = range(2, 10)  # the first samples may be drawn before the model is called
+    assert all(len({str(one[3][step]) for one in (first, *others)}) > 1 or "fixed" in draws for step in steps)
+    assert len({str(one[3]) for one in (first, *others)}) == 3
+
+
+@pytest.mark.parametrize("rule", ["sync", "bmuf(period=2)", "asgd"])
+@pytest.mark.parametrize("draws", ALIKE)
+def test_equal_samples_on_all_workers_are_refused(
+    draws: str, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_RULE", rule)
+    monkeypatch.chdir(tmp_path)
+    said = r"train.py:\d+: workers 0 and 1 trained on the same samples in each of 8 steps"
+    with pytest.raises(Refusal, match=said):
+        virtual(tmp_path, _random_data(*ALIKE[draws]), random_data=True)
+    with pytest.raises(Refusal, match="in each of 3 steps"):  # the program is over
+        virtual(tmp_path, _random_data(*ALIKE[draws]).replace("range(10)", "range(3)"), random_data=True)
+
+
+def test_samples_that_are_not_seen_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    virtual(tmp_path, _random_data("at = None", "(model.layer.weight @ x.T)"), random_data=True)
+    assert "no tensor goes into the model as an argument" in capsys.readouterr().err
+
+
+def test_generators_that_a_program_holds_become_a_workers_own() -> None:
+    found = []
+    for rank in (None, 0, 1, 2):
+        made = np.random.default_rng(1), np.random.RandomState(1), random.Random(1), torch.Generator().manual_seed(1)
+        order = DataLoader(TensorDataset(torch.ones(4)), shuffle=True, generator=torch.Generator().manual_seed(1))
+        with forgotten(), Patches() as patches:
+            if rank is not None:
+                streams = Streams(5, ZeroWorker(rank, 3, 0, None, True))
+                streams.install(patches)
+                streams.part()
+            one, two, three, four = made
+            found.append([one.random(), two.rand(), three.random(), torch.rand(1, generator=four).item()])
+            assert order.generator.initial_seed() == 1  # the workers share the order of a loader
+    assert found[0] == found[1]
+    assert all(len(set(values)) == 3 for values in zip(*found, strict=True))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -40,8 +41,9 @@ class PrestartedWorkers:
 
     def start(self, cluster: LaunchCluster, command: Command) -> None:
         master = (LOOPBACK, str(self.listener.getsockname()[1]))
+        began = {"PACELINE_BEGAN": repr(time.time())}  # for all, so that they see the same files
         for rank in range(cluster.workers):
-            coordinates = cluster.coordinates(rank, rank, cluster.workers, master) | environment(self.run_id)
+            coordinates = cluster.coordinates(rank, rank, cluster.workers, master) | environment(self.run_id) | began
             self.workers.append(spawn(command, rank, coordinates))
 
     def end(self) -> None:

@@ -9,7 +9,6 @@ alone.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import signal

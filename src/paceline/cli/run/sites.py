@@ -44,7 +44,8 @@ Public = Annotated[
 Relay = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE|-", help="With --elastic: a file with the launcher's line of a `paceline relay` elsewhere; - asks."
+        metavar="FILE|-",
+        help="With --elastic: a file with the launcher's line of a `paceline relay` elsewhere; - asks.",
     ),
 ]
 

@@ -61,7 +61,8 @@ def serves(program: Program, options: ZeroLineOptions, workers: int) -> bool:
         return True
     other = cluster_detection.other_cluster(names) if not own else ""
     if options.random_data:
-        refuse(f"--random-data is for unchanged programs on one device, and {program.name} {_why(other)}")
+        force = f"; {framework_doors.FORCE}" if other else ""
+        refuse(f"--random-data is for unchanged programs on one device, and {program.name} {_why(other)}{force}")
     framework, advice = framework_doors.of_framework(names) if not own else ("", "")
     why, advice = (_why(other), framework_doors.of_cluster(other)) if other else (f"trains with {framework}", advice)
     if workers > 1 and (other or framework):
@@ -71,6 +72,11 @@ def serves(program: Program, options: ZeroLineOptions, workers: int) -> bool:
         )
     if other:
         err().print(f"{program.name} {_why(other)}: it runs without zero lines")
+    elif workers > 1 and not own:
+        err().print(
+            f"{program.name} does not use torch, as far as its imports show: it runs without zero lines, and each of "
+            f"{workers} workers does the whole job; {framework_doors.IF_TORCH}"
+        )
     return False
 
 
@@ -96,7 +102,10 @@ def work_not_shared(
         return False
     under = f" The rule {rule} was never used." if rule is not None else ""
     what = f"nothing attached paceline: each of the {workers} workers did the whole job by itself.{under}"
-    hint = "add paceline.attach and run.share to the program, or use the adapter of its framework (docs/frameworks.md)"
+    hint = (
+        "add paceline.attach and run.share to the program, or use the adapter of its framework (docs/frameworks.md); "
+        f"{framework_doors.IF_TORCH}"
+    )
     if program.is_tool:
         hint = EXECUTABLE
     parts = (Text(what, style="bold red"), Text(f"{hint}; --as-is starts independent copies", style="default"))

@@ -29,6 +29,7 @@ from paceline.doors.zero.callers import here
 from paceline.doors.zero.hidden_cluster import HiddenCluster
 from paceline.doors.zero.loaders import Loaders
 from paceline.doors.zero.models import GlobalView, StateDicts
+from paceline.doors.zero.own_samples import OwnSamples
 from paceline.doors.zero.patches import Patches
 from paceline.doors.zero.rank_discovery import ZeroWorker
 from paceline.doors.zero.reporter import Reporter
@@ -60,10 +61,13 @@ class Zero:
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()  # in their order
         self._served: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # by this run or one before
         self._fresh = False  # an optimizer was made since the last attachment
+        self._copies: set[tuple[object, ...]] = set()  # lines where optimizers train copies of the model, and shapes
         self._steppers: list[str] = []  # of this run, in the order in which they were made
         self._states = StateDicts()
         self._refused: PacelineError | None = None
         kept = self._kept_for_the_end
+        self._streams = streams
+        self._samples = OwnSamples(reporter) if worker.random_data and worker.size > 1 else None
         around = () if streams is None else (Agreement(streams).around,)
         self._loaders = Loaders(worker, reporter, self._here, kept(self._attach_if_waiting), *around)
         self._view: GlobalView | None = None
@@ -163,6 +167,8 @@ class Zero:
     def _attach(self, optimizers: list[Optimizer], roots: list[nn.Module]) -> None:
         if self._view is None and torch.distributed.is_available() and torch.distributed.is_initialized():
             raise refusals.distributed(self._here())
+        if self._streams is not None:
+            self._streams.part()
         with torch.inference_mode(False):  # the program may evaluate first; kept tensors must be usable in training
             chosen = optimizers[0] if len(optimizers) == 1 else optimizers
             place = self._checkpoint_place()
@@ -190,11 +196,17 @@ class Zero:
     # -- what the program does --------------------------------------------------------------------
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
+        if self._streams is not None and self._streams.waits and self._optimizers:
+            trained = {id(p) for one in self._optimizers for p in module_discovery.trained(one)}
+            if any(id(p) in trained for p in module.parameters()):
+                self._streams.part()
         if self._fresh and module.training and torch.is_grad_enabled():
             self._attach_if_waiting()
         if self._view is not None and self._view.has(module):
             if not torch.is_grad_enabled() and self._view.beside_training:
                 return
+            if self._samples is not None:
+                self._samples.called(module, self._view.roots, args)
             self._loaders.forward()
             if not torch.is_grad_enabled() and not self._view.trains:
                 self._loaders.judge()
@@ -207,7 +219,7 @@ class Zero:
         if view is None:
             return
         if getattr(optimizer, MARK, None) is not view.run:
-            if module_discovery.trained(optimizer):
+            if module_discovery.trained(optimizer) and not self._trains_copy(optimizer, view):
                 refused = refusals.earlier_optimizer if optimizer in self._served else refusals.later_optimizer
                 raise refused(self._here(), type(optimizer).__name__)
             return
@@ -220,7 +232,26 @@ class Zero:
             raise refusals.no_loader(self._here(), type(optimizer).__name__, self._worker.size)
         if view.loaded_at and view.run.rule.schedule.remembers_start:
             raise refusals.other_weights(view.loaded_at)
+        if self._samples is not None:
+            self._samples.stepped(view.run, self._here())
         view.loaded_at = ""
+
+    def _trains_copy(self, optimizer: Optimizer, view: GlobalView) -> bool:
+        """Whether it was made within a pass for a copy of the model, as in an inner loop: each worker's own."""
+        if optimizer in self._served or not self._loaders.passes:
+            return False
+        where, shapes = self._here(), tuple(p.shape for p in module_discovery.trained(optimizer))
+        if (where, shapes) not in self._copies:
+            copy = module_discovery.copied(optimizer, view.roots)
+            if not copy:
+                return False
+            self._copies.add((where, shapes))
+            self._reporter.say(
+                f"{where}: {type(optimizer).__name__} trains a copy of {copy} that was made within a pass: each worker "
+                "trains its own, and they share what the program puts into the model"
+            )
+        self._optimizers.pop(optimizer)
+        return True
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._view is not None and getattr(optimizer, MARK, None) is self._view.run:
@@ -248,4 +279,6 @@ class Zero:
 
     def _end_run(self) -> None:
         assert self._view is not None
+        if self._samples is not None:
+            self._samples.finish(self._view.run, self._here())
         self._view.close()

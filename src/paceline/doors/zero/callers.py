@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import FrameType
@@ -12,21 +13,30 @@ import torch
 # As imported, through links or not: frames' file names begin like this.
 PACKAGE = str(Path(__file__).parents[2])
 TORCH = str(Path(torch.__file__).parent)
+PYTHON = os.path.dirname(os.__file__) + os.sep
+PLUMBING = ("/tqdm/", "/rich/", "/fastprogress/", "/accelerate/")
+"""Libraries that hand on batches: no places in the program, like paceline, torch and Python."""
 WRAPPERS = ("paceline.doors.zero.virtual", "paceline.run.mistakes")
 """Modules whose wrappers stand between a caller and a patched function."""
 
 
 def here(script: Path) -> str:
-    """`train.py:31`: the running line of the script; outside it, the nearest line of user code."""
-    frame, nearest = sys._getframe(1), ""
+    """`train.py:31`: the running line of the script; `train.py:31 (net.py:12 from net.py:80)` inside a module."""
+    frame, inner = sys._getframe(1), list[str]()
     while frame is not None:
         name = frame.f_code.co_filename
+        place = f"{Path(name).name}:{frame.f_lineno}"
         if name == str(script):
-            return f"{script.name}:{frame.f_lineno}"
-        if not nearest and not name.startswith((PACKAGE, TORCH, "<")):
-            nearest = f"{Path(name).name}:{frame.f_lineno}"
+            return f"{place} ({' from '.join(inner[:2])})" if inner else place
+        if not _is_plumbing(name):
+            inner.append(place)
         frame = frame.f_back  # type: ignore[assignment]
-    return nearest or script.name
+    return inner[0] if inner else script.name
+
+
+def _is_plumbing(file: str) -> bool:
+    python = file.startswith(PYTHON) and "-packages" not in file
+    return python or file.startswith((PACKAGE, TORCH, "<")) or any(part in file for part in PLUMBING)
 
 
 def caller(depth: int = 0) -> FrameType:

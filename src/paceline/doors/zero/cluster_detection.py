@@ -1,10 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detects cluster code in a program from its source and that of modules beside it; runs none of it."""
+"""Detects torch and cluster code in a program, from its source and that of its own modules; runs none of it.
+
+Its own modules lie beside it, or in a package that was installed from a folder (`pip install -e .`). Of other packages
+only what they require is read.
+"""
 
 from __future__ import annotations
 
 import ast
+import functools
+import importlib.util
+import re
+import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 from paceline.doors.zero import framework_doors
@@ -21,18 +30,6 @@ OTHERS = (
     "mpi4py",
 )
 """Libraries that set up a cluster themselves."""
-ON_TORCH = (
-    "torchvision",
-    "torchaudio",
-    "timm",
-    "transformers",
-    "diffusers",
-    "skorch",
-    "torch_geometric",
-    "monai",
-    "ignite",
-)
-"""Libraries by which a program uses torch without naming it."""
 REACHED = ("torch", "transformers")
 """Modules of which attribute accesses are collected, too."""
 OWNERS = ("lightning", "pytorch_lightning", "transformers", "trl")
@@ -41,21 +38,27 @@ MOST_FILES = 500
 
 
 def imported(script: Path, root: Path | None = None) -> set[str]:
-    """Dotted names that the program and its local modules import, or reach through attributes of `torch`.
+    """Dotted names that the program and its own modules import, or reach through attributes of `torch`.
 
-    Local modules lie in the folder `root`, by default that of the program.
+    Also torch and paceline, where an installed package requires them that is imported. Modules beside the program lie
+    in the folder `root`, by default that of the program.
     """
     folder, found = root or script.resolve().parent, set[str]()
-    waiting, seen = [script.resolve()], set[Path]()
+    waiting, seen = [(script.resolve(), folder)], set[Path]()
     while waiting and len(seen) < MOST_FILES:
-        path = waiting.pop()
+        path, below = waiting.pop()
         if path in seen:
             continue
         seen.add(path)
-        names = set(_names(path, folder))
+        names = set(_names(path, below))
         found |= names
-        waiting += [local for name in names for local in _local(folder, name)]
-    return found
+        for name in names:
+            local = [(one, folder) for one in _local(folder, name)]
+            place = None if local else _own_package(name.split(".")[0])
+            waiting += local if place is None else [(one, place) for one in _local(place, name)]
+    tops = {name.split(".")[0] for name in found}
+    others = set() if framework_doors.on_torch(found) else {top for top in tops if not any(_local(folder, top))}
+    return found | _required({*filter(None, map(_distribution, others))})
 
 
 def _names(path: Path, folder: Path) -> Iterator[str]:
@@ -88,6 +91,61 @@ def _local(folder: Path, name: str) -> Iterator[Path]:
             yield path
 
 
+@functools.cache
+def _place(top: str) -> Path | None:
+    """The folder from which a top-level module is imported that is no part of Python."""
+    try:
+        spec = None if top in sys.stdlib_module_names else importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    folders = [] if spec is None else [*(spec.submodule_search_locations or ()), *filter(None, [spec.origin])]
+    return Path(folders[0]).parent if folders else None
+
+
+def _distribution(top: str) -> metadata.Distribution | None:
+    """The installed distribution that has the module; by its name if there is one of the same name."""
+    place = _place(top)
+    folders = sorted(place.glob("*.dist-info")) if place is not None else []
+    named = (one for one in folders if re.sub(r"[-.]", "_", one.name.split("-")[0]).lower() == top.lower())
+    found = next(named, None) or next((one for one in folders if _has(one, top)), None)
+    return None if found is None else metadata.Distribution.at(found)
+
+
+def _has(folder: Path, top: str) -> bool:
+    """Whether the distribution with this `.dist-info` folder has the module."""
+    record = folder / "RECORD"
+    text = record.read_text(encoding="utf-8", errors="replace") if record.is_file() else ""
+    return re.search(rf"^{top}(/|\.py,)", text, re.MULTILINE) is not None
+
+
+@functools.cache
+def _own_package(top: str) -> Path | None:
+    """The folder of a package that is the program's own: it comes from no package index."""
+    place = _place(top)
+    if place is None or top in ("paceline", "torch") or top.startswith("paceline_"):
+        return None
+    if next(place.glob("*.dist-info"), None) is None:
+        return place
+    return place if any(_has(one.parent, top) for one in place.glob("*.dist-info/direct_url.json")) else None
+
+
+def _required(waiting: set[metadata.Distribution]) -> set[str]:
+    """Which of torch and paceline distributions require, themselves or by others."""
+    found, seen = set[str](), set[str]()
+    while waiting:
+        for text in waiting.pop().requires or ():
+            name = re.split(r"[^\w.-]", text)[0].lower()
+            if name in seen or "extra ==" in text:
+                continue
+            seen.add(name)
+            found |= {name} & {"torch", "paceline"}
+            try:
+                waiting.add(metadata.distribution(name))
+            except metadata.PackageNotFoundError:
+                continue
+    return found
+
+
 def attaches(names: set[str]) -> bool:
     """Whether the program uses paceline, or a package named paceline_*, which attaches for it."""
     tops = {name.split(".")[0] for name in names}
@@ -117,6 +175,6 @@ def unaware(script: Path, root: Path | None = None) -> bool:
 
 def bare(names: set[str]) -> bool:
     """As `unaware`, from the names that the program imports."""
-    tops = {name.split(".")[0] for name in names}
-    on_torch = "torch" in tops or not tops.isdisjoint(ON_TORCH)
-    return on_torch and not (attaches(names) or other_cluster(names) or framework_doors.of_framework(names)[0])
+    return framework_doors.on_torch(names) and not (
+        attaches(names) or other_cluster(names) or framework_doors.of_framework(names)[0]
+    )

@@ -3,7 +3,7 @@
 
 Patched are Python's `open` and the functions of `os` that take a path, on which most libraries build (`pathlib`,
 `shutil`, `glob`, `tempfile`, `logging`, NumPy, PIL, matplotlib, csv, TensorBoard's writer), and the native writers and
-readers of torch, safetensors and sqlite3. Other native libraries (HDF5, OpenCV) bypass the overlay. All workers list
+readers of :mod:`.native_files`. Other native libraries and child processes bypass the overlay. All workers list
 directories in sorted order, since the file system's order may differ between hosts.
 """
 
@@ -11,271 +11,156 @@ from __future__ import annotations
 
 import builtins
 import bz2
+import contextlib
 import errno
+import functools
 import io
 import os
 import pathlib
 import shutil
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy
-import safetensors
-import safetensors.numpy
-import safetensors.torch
-import torch
 
+from paceline.doors.zero import native_files
 from paceline.doors.zero.callers import calling_module
-from paceline.doors.zero.listing import Entries, OverlayEntry
-from paceline.doors.zero.overlay import Overlay, is_real_folder, missing, process_began
+from paceline.doors.zero.journal import FOLDER, Journal
+from paceline.doors.zero.listing import Entries, OverlayEntry, in_order
+from paceline.doors.zero.overlay import Overlay, RealFiles
 from paceline.doors.zero.patches import Patches
+from paceline.doors.zero.paths import is_folder, is_path
 
-FOLDER = "files"
-"""Folder in the log directory for the files of all ranks but 0."""
-READS = ("stat", "lstat", "access", "readlink", "statvfs", "getxattr", "listxattr")
+READS = ("stat", "lstat", "readlink", "statvfs", "getxattr", "listxattr")
 """Functions of `os` that read the metadata of their first argument."""
 TOUCHES = ("chmod", "chown", "lchown", "utime", "setxattr", "removexattr")
 """Functions that change a file's metadata, not its content."""
-WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+OF_LINKS = ("lstat", "readlink", "lchown")
+"""Functions that do not follow a link at the end of a path."""
+
 
 Function = Callable[..., Any]
 
 
-class FileRedirection:
-    """Replacements for the functions that take paths, on a worker other than rank 0.
+def redirect_files(logs: Path, rank: int, journal: Journal, patches: Patches, alone: bool = True) -> None:
+    """Patch the functions that open, make, move, remove, read and list files.
 
     Args:
         logs: the run's log directory.
         rank: of this worker.
-        began: files created later are hidden from this worker; None: when the process began.
+        journal: of what rank 0 changes.
+        patches: takes the patches.
         alone: whether the process runs this worker only.
     """
+    if rank == 0:
+        journal.open()
+        in_order(patches)
+        FileRedirection(RealFiles(logs, journal)).install(patches)
+        return
+    own = Path(os.path.abspath(logs)) / FOLDER / f"rank-{rank:03d}"
+    shutil.rmtree(own, ignore_errors=True)  # a restart resumes from rank 0's files
+    view = Overlay(own, logs, journal, os.chdir if alone else None)
+    OverlayRedirection(view, journal.starts_child).install(patches)
 
-    def __init__(self, logs: Path, rank: int, began: float | None = None, alone: bool = True) -> None:
-        folder = Path(os.path.abspath(logs)) / FOLDER / f"rank-{rank:03d}"
-        shutil.rmtree(folder, ignore_errors=True)  # a restart resumes from rank 0's files
-        self._overlay = Overlay(folder, logs, process_began() if began is None else began, os.chdir if alone else None)
 
-    # -- opening ----------------------------------------------------------------------------------
+class FileRedirection:
+    """Replacements for the functions that take paths.
+
+    Args:
+        view: rank 0's.
+    """
+
+    def __init__(self, view: RealFiles) -> None:
+        self._view = view
 
     def _open(self, original: Function) -> Function:
-        def opens(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            opener = kwargs.get("opener") or (args[5] if len(args) > 5 else None)
-            if not isinstance(mode, str) or opener is not None:
-                return original(file, mode, *args, **kwargs)  # the opener gets the path as given
-            if "x" in mode:
-                return original(self._overlay.to_make(file), mode, *args, **kwargs)
-            if set(mode) & set("wa+"):
-                if not set(mode) & set("wa"):
-                    self._overlay.to_read(file)  # must exist
-                return original(self._overlay.to_write(file, keeps="w" not in mode), mode, *args, **kwargs)
-            return original(self._overlay.to_open(file), mode, *args, **kwargs)
+        def opens(file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(mode, str) or kwargs.get("opener") or (args[5:] and args[5]):
+                return original(file, mode, *args, **kwargs)  # an opener gets the path as given
+            return original(self._view.opening(file, mode), mode, *args, **kwargs)
 
         return opens
 
     def _open_number(self, original: Function) -> Function:
-        def opens(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-            number: int
-            if dir_fd is not None or flags & getattr(os, "O_TMPFILE", 0) == getattr(os, "O_TMPFILE", -1):
-                number = original(path, flags, mode, dir_fd=dir_fd)
-            elif self._is_temporary(path):
-                number = original(self._overlay.plain(path), flags, mode)
-                self._overlay.keep_as_is(path)
-            elif flags & os.O_CREAT and flags & os.O_EXCL:
-                number = original(self._overlay.to_make(path), flags, mode)
-            elif flags & WRITES:
-                if not flags & os.O_CREAT:
-                    self._overlay.to_read(path)
-                number = original(self._overlay.to_write(path, keeps=not flags & os.O_TRUNC), flags, mode)
-            else:
-                number = original(self._overlay.to_open(path), flags, mode)
-            return number
+        def opens(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> Any:
+            path = self._view.whole(path, dir_fd)
+            if flags & getattr(os, "O_TMPFILE", 0) != getattr(os, "O_TMPFILE", -1):  # else it gets no name
+                path = self._as_it_is(path) if self._is_temporary(path) else self._view.opening(path, _mode(flags))
+            return original(path, flags, mode)
 
         return opens
 
     def _is_temporary(self, path: Any) -> bool:
-        """Whether `tempfile` asks, for a file with a unique name in a shared folder."""
-        name = self._overlay.name(path)
-        if name is None or calling_module(1) != "tempfile":
+        """Whether `tempfile` asks, for a file with a unique name in the system's folder."""
+        if calling_module(1) != "tempfile":
             return False
-        folder = os.path.dirname(name)  # shared even if the worker has its own copy
-        return self._overlay.sees(folder) or not self._overlay.is_own(folder)
+        folder = os.path.dirname(os.path.join(self._view.cwd, os.fsdecode(path)))
+        return folder == os.path.abspath(tempfile.gettempdir()) and is_folder(os.path.realpath(folder))
 
-    # -- functions of os --------------------------------------------------------------------------
+    def _as_it_is(self, path: Any) -> Any:
+        """The path of a temporary file or directory, which native code may get by name."""
+        self._view.keep_as_is(str(self._view.resolve(path)))
+        return self._view.plain(path)
 
-    def _read(self, original: Function) -> Function:
-        def reads(path: Any, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("dir_fd") is not None:
-                return original(path, *args, **kwargs)
-            try:
-                found = self._overlay.to_read(path)
-            except FileNotFoundError:
-                if original.__name__ == "access":
-                    return False
-                raise
-            return original(found, *args, **kwargs)
-
-        return reads
-
-    def _touch(self, original: Function) -> Function:
-        def touches(path: Any, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("dir_fd") is not None:
-                return original(path, *args, **kwargs)
-            name = self._overlay.name(path)
-            if name is None:
-                return original(self._overlay.plain(path), *args, **kwargs)
-            if self._overlay.is_own(name):
-                return original(self._overlay.own(name), *args, **kwargs)
-            if not self._overlay.sees(name):
-                raise missing(path)
-            return None  # rank 0 does it
-
-        return touches
-
-    def _truncate(self, original: Function) -> Function:
-        return lambda path, length: original(self._overlay.to_write(path, keeps=True), length)
-
-    def _make_folder(self, original: Function) -> Function:
-        def makes(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
-            if dir_fd is not None:
-                original(path, mode, dir_fd=dir_fd)
-            elif self._is_temporary(path):
-                original(self._overlay.plain(path), mode)
-                self._overlay.keep_as_is(path)
-            else:
-                original(self._overlay.to_make(path), mode)
+    def _make(self, original: Function) -> Function:
+        def makes(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> None:
+            path = self._view.whole(path, dir_fd)
+            original(self._as_it_is(path) if self._is_temporary(path) else self._view.making(path), *args, **kwargs)
 
         return makes
 
-    def _make_link(self, original: Function) -> Function:
-        def links(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
-            if original.__name__ == "link":
-                source = self._overlay.to_read(source)
-            elif os.path.isabs(os.fsdecode(source)) and (name := self._overlay.name(source)) is not None:
-                source = self._overlay.own(name) if self._overlay.is_own(name) else source
-            original(source, self._overlay.to_make(target), *args, **kwargs)
+    def _symlink(self, original: Function) -> Function:
+        def links(src: Any, dst: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> None:
+            original(src, self._view.making(self._view.whole(dst, dir_fd), link=True), *args, **kwargs)
+
+        return links
+
+    def _link(self, original: Function) -> Function:
+        def links(
+            src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None, **kwargs: Any
+        ) -> None:
+            names = self._view.whole(src, src_dir_fd), self._view.whole(dst, dst_dir_fd)
+            original(*self._view.linking(*names, kwargs.get("follow_symlinks", True)), **kwargs)
 
         return links
 
     def _move(self, original: Function) -> Function:
-        def moves(source: Any, target: Any, *args: Any, **kwargs: Any) -> None:
-            if kwargs:
-                original(source, target, *args, **kwargs)
-                return
-            old, new = self._overlay.name(source), self._overlay.name(target)
-            if old is not None and not self._overlay.is_own(old):
-                self._copy_as(source, old, target, new)
-                return
-            there = self._overlay.plain(source) if old is None else self._overlay.own(old)
-            here = self._over(target, new, there)
+        def moves(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+            there, here = self._view.moving(self._view.whole(src, src_dir_fd), self._view.whole(dst, dst_dir_fd))
             try:
                 original(there, here)
             except OSError as error:
-                if error.errno != errno.EXDEV:
+                if error.errno != errno.EXDEV or not self._view.crosses_disks:
                     raise
-                (shutil.copytree if is_real_folder(there) else shutil.copy2)(there, here)
-                (shutil.rmtree if is_real_folder(there) else os.unlink)(there)
-            if old is not None and self._overlay.sees(old):
-                self._overlay.remove(old)
+                shutil.move(there, here)
 
         return moves
 
-    def _over(self, target: Any, new: str | None, there: Any) -> Any:
-        """The real target of a move."""
-        if new is not None and is_real_folder(there) and not self._overlay.is_own(new):
-            if self._overlay.sees(new) and self._overlay.names(new):
-                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), target)
-            self._overlay.remove(new)
-        return self._overlay.to_write(target)
-
-    def _copy_as(self, source: Any, old: str, target: Any, new: str | None) -> None:
-        """Move a file of rank 0: rank 0 moves it, and this worker keeps a copy."""
-        if not self._overlay.sees(old):
-            if new is not None and self._overlay.sees(new) and not self._overlay.was_removed(old):
-                return  # rank 0 has moved it already
-            raise missing(source)
-        if is_real_folder(old):
-            self._overlay.remove(new) if new is not None else None
-            shutil.copytree(old, self._overlay.to_write(target))
-        else:
-            shutil.copy2(old, self._overlay.to_write(target))
-        self._overlay.remove(old)
-
     def _remove(self, original: Function) -> Function:
+        folder = original.__name__ == "rmdir"
+
         def removes(path: Any, *, dir_fd: int | None = None) -> None:
-            if dir_fd is not None:
-                return original(path, dir_fd=dir_fd)  # type: ignore[no-any-return]
-            name = self._overlay.name(path)
-            if name is None:
-                return original(self._overlay.plain(path))  # type: ignore[no-any-return]
-            if self._overlay.was_removed(name) and not self._overlay.is_own(name):
-                raise missing(path)
-            if original.__name__ == "rmdir" and self._overlay.names(name):
-                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
-            if self._overlay.is_own(name):
-                original(self._overlay.own(name))
-            self._overlay.remove(name)  # rank 0 removes it, and may have done so already
+            there = self._view.removing(self._view.whole(path, dir_fd), folder)
+            if there is not None:
+                original(there)
 
         return removes
 
-    def _remove_tree(self, original: Function) -> Function:
-        def removes(path: Any, *args: Any, **kwargs: Any) -> None:
-            name = self._overlay.name(path) if kwargs.get("dir_fd") is None else None
-            if name is None:
-                original(path, *args, **kwargs)
-                return
-            if self._overlay.is_own(name):
-                original(self._overlay.own(name), *args, **kwargs)
-            elif self._overlay.was_removed(name) and not (args[:1] == (True,) or kwargs.get("ignore_errors")):
-                raise missing(path)
-            self._overlay.remove(name)
-
-        return removes
-
-    # -- directories ------------------------------------------------------------------------------
-
-    def _list(self, original: Function) -> Function:
-        def lists(path: Any = ".") -> list[Any]:
-            if isinstance(path, int):
-                return original(path)  # type: ignore[no-any-return]
-            name = self._overlay.name(path)
-            names = None if name is None else self._overlay.names(name)
-            if names is None:
-                return sorted(original(self._overlay.to_read(path)))
-            return [os.fsencode(one) for one in names] if isinstance(path, bytes) else names
-
-        return lists
-
-    def _scan(self, original: Function) -> Function:
-        def scans(path: Any = ".") -> Any:
-            if isinstance(path, int):
-                return original(path)
-            name = self._overlay.name(path)
-            names = None if name is None else self._overlay.names(name)
-            if name is None or names is None:
-                return Entries(sorted(original(self._overlay.to_read(path)), key=lambda entry: entry.name))
-            return Entries(OverlayEntry(path, one) for one in names)
-
-        return scans
-
-    def _getcwd(self, original: Function) -> Function:
-        return lambda: self._overlay.cwd
-
-    # -- native writers ---------------------------------------------------------------------------
-
-    def _native(self, place: int, writes: bool) -> Callable[[Function], Function]:
+    def _native(self, place: int, mode: native_files.Mode) -> Callable[[Function], Function]:
         """Redirect a function whose argument number `place` is a path."""
 
         def stands_in(original: Function) -> Function:
+            @functools.wraps(original)
             def takes(*args: Any, **kwargs: Any) -> Any:
-                instead = self._overlay.to_write if writes else self._overlay.to_open
-                found = [instead(a) if n == place and _is_path(a) else a for n, a in enumerate(args)]
-                for name in ("f", "filename", "file"):
-                    if _is_path(kwargs.get(name)):
-                        kwargs[name] = instead(kwargs[name])
+                how = mode(args, kwargs) if callable(mode) else mode
+                found = [self._view.opening(a, how) if n == place and is_path(a) else a for n, a in enumerate(args)]
+                for name in native_files.KEYWORDS:
+                    if is_path(kwargs.get(name)):
+                        kwargs[name] = self._view.opening(kwargs[name], how)
                 return original(*found, **kwargs)
 
             return takes
@@ -284,71 +169,143 @@ class FileRedirection:
 
     def _database(self, original: Function) -> Function:
         def connects(database: Any, *args: Any, **kwargs: Any) -> Any:
-            if _is_path(database) and os.fsdecode(database) not in ("", ":memory:") and not kwargs.get("uri"):
-                database = self._overlay.to_write(database, keeps=True)
+            found = native_files.database(database, kwargs.get("uri", False))
+            if found is not None:
+                path, mode, query = found
+                for end in native_files.BESIDE:
+                    with contextlib.suppress(FileNotFoundError):
+                        self._view.opening(path + end, mode)
+                database = native_files.address(self._view.opening(path, mode), query)
             return original(database, *args, **kwargs)
 
         return connects
-
-    def _child(self, original: Function) -> Function:
-        def starts(*args: Any, **kwargs: Any) -> Any:
-            self._overlay.starts_child()
-            return original(*args, **kwargs)
-
-        return starts
-
-    # -- all together -----------------------------------------------------------------------------
 
     def install(self, patches: Patches) -> None:
         """Patch the functions that write and read files."""
         for owner, name in ((builtins, "open"), (io, "open"), (tarfile, "bltn_open"), (bz2, "_builtin_open")):
             patches.replace(owner, name, self._open)
-        table: dict[str, Callable[[Function], Function]] = {
-            **dict.fromkeys(READS, self._read),
-            **dict.fromkeys(TOUCHES, self._touch),
-            **dict.fromkeys(("rename", "replace"), self._move),
-            **dict.fromkeys(("remove", "unlink", "rmdir"), self._remove),
-            **dict.fromkeys(("symlink", "link"), self._make_link),
-            **dict.fromkeys(("system", "posix_spawn", "posix_spawnp"), self._child),
-            "open": self._open_number,
-            "truncate": self._truncate,
-            "mkdir": self._make_folder,
-            "listdir": self._list,
-            "scandir": self._scan,
-            "getcwd": self._getcwd,
-            "chdir": lambda original: self._overlay.go,
-        }
         accessor = getattr(pathlib, "_normal_accessor", None)  # Python 3.10 keeps its own references
         places: tuple[Any, ...] = (os, accessor)
-        for name, make in table.items():
+        for name, make in self._table().items():
+            before = getattr(os, name, None)
             for owner in places:
                 if hasattr(owner, name):
                     patches.replace(owner, name, self._open if owner is accessor and name == "open" else make)
-        patches.replace(shutil, "rmtree", self._remove_tree)
-        patches.replace(subprocess.Popen, "__init__", self._child)
-        self._install_native(patches)
-
-    def _install_native(self, patches: Patches) -> None:
+            for functions in (os.supports_fd, os.supports_dir_fd, os.supports_follow_symlinks):
+                if before in functions:  # shutil looks there
+                    functions.add(getattr(os, name))
         openers = numpy.lib._datasource._file_openers._file_openers  # type: ignore[attr-defined]
         patches.callback(openers.__setitem__, None, openers[None])
         openers[None] = builtins.open
-        saves, loads = ((torch, "save"), (torch.jit, "save")), ((torch, "load"), (torch.jit, "load"))
-        for owner, name in (*saves, (torch.export, "save"), (torch.jit._script.RecursiveScriptModule, "save")):
-            patches.replace(owner, name, self._native(1, writes=True))
-        for owner, name in (*loads, (torch.export, "load"), (safetensors, "safe_open")):
-            patches.replace(owner, name, self._native(0, writes=False))
-        modules: tuple[Any, ...] = (safetensors.torch, safetensors.numpy)
-        for module in modules:
-            patches.replace(module, "save_file", self._native(1, writes=True))
-            patches.replace(module, "load_file", self._native(0, writes=False))
-        patches.replace(safetensors.torch, "safe_open", self._native(0, writes=False))
-        try:
-            import sqlite3
-        except ImportError:
-            return
-        for owner in (sqlite3, sqlite3.dbapi2):
-            patches.replace(owner, "connect", self._database)
+        native_files.install(patches, self._native, self._database)
+
+    def _table(self) -> dict[str, Callable[[Function], Function]]:
+        """Functions of `os`, and what makes their replacements."""
+        return {
+            **dict.fromkeys(("mkdir", "mkfifo", "mknod"), self._make),
+            **dict.fromkeys(("rename", "replace"), self._move),
+            **dict.fromkeys(("remove", "unlink", "rmdir"), self._remove),
+            "link": self._link,
+            "symlink": self._symlink,
+            "open": self._open_number,
+            "truncate": lambda original: lambda path, length: original(self._view.opening(path, "r+"), length),
+        }
 
 
-def _is_path(value: Any) -> bool:
-    return isinstance(value, (str, bytes, os.PathLike))
+class OverlayRedirection(FileRedirection):
+    """The same on a worker other than rank 0, and those that read or list files.
+
+    Args:
+        view: this worker's.
+        starts_child: called before the worker starts a process.
+    """
+
+    def __init__(self, view: Overlay, starts_child: Callable[[], None]) -> None:
+        super().__init__(view)
+        self._overlay, self._starts_child = view, starts_child
+
+    def _at(self, place: Callable[[Any, bool], Any]) -> Callable[[Function], Function]:
+        """Redirect the first argument to `place(path, follows)`; where that is None, nothing is to be done."""
+
+        def stands_in(original: Function) -> Function:
+            follows = original.__name__ not in OF_LINKS
+
+            def calls(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
+                there = place(self._view.whole(path, dir_fd), follows and kwargs.get("follow_symlinks", True))
+                return None if there is None else original(there, *args, **kwargs)
+
+            return calls
+
+        return stands_in
+
+    def _access(self, original: Function) -> Function:
+        def access(*args: Any, **kwargs: Any) -> bool:
+            try:
+                return bool(self._at(self._overlay.reading)(original)(*args, **kwargs))
+            except FileNotFoundError:
+                return False
+
+        return access
+
+    def _list(self, original: Function) -> Function:
+        def lists(path: Any = ".") -> list[Any]:
+            there, _, names = self._listed(path)
+            if names is None:
+                return sorted(original(there))
+            return [os.fsencode(one) for one in names] if isinstance(path, bytes) else names
+
+        return lists
+
+    def _scan(self, original: Function) -> Function:
+        def scans(path: Any = ".") -> Any:
+            there, name, names = self._listed(path)
+            if names is None:
+                return Entries(sorted(original(there), key=lambda entry: entry.name))
+            return Entries(OverlayEntry(path, str(name), one) for one in names)
+
+        return scans
+
+    def _listed(self, path: Any) -> tuple[Any, str | None, list[str] | None]:
+        """The directory to list instead, its name, and the worker's own entries in place of the system's."""
+        path = "." if path is None else path
+        name = self._view.opened(path) if isinstance(path, int) else self._view.resolve(path)
+        if name is None:
+            return self._overlay.plain(path), None, None
+        return path if isinstance(path, int) else self._overlay.reading(path), name, self._overlay.names(name)
+
+    def _child(self, original: Function) -> Function:
+        def starts(*args: Any, **kwargs: Any) -> Any:
+            self._starts_child()
+            if is_path(kwargs.get("cwd")):
+                kwargs["cwd"] = self._overlay.for_child(kwargs["cwd"])
+            return original(*args, **kwargs)
+
+        return starts
+
+    def install(self, patches: Patches) -> None:
+        super().install(patches)
+        patches.replace(subprocess.Popen, "__init__", self._child)
+
+    def _table(self) -> dict[str, Callable[[Function], Function]]:
+        return {
+            **super()._table(),
+            **dict.fromkeys(READS, self._at(self._overlay.reading)),
+            **dict.fromkeys(TOUCHES, self._at(self._overlay.touching)),
+            **dict.fromkeys(("system", "posix_spawn", "posix_spawnp"), self._child),
+            **dict.fromkeys(("chdir", "fchdir"), lambda original: self._overlay.go),
+            "access": self._access,
+            "listdir": self._list,
+            "scandir": self._scan,
+            "getcwd": lambda original: lambda: self._view.cwd,
+            "getcwdb": lambda original: lambda: os.fsencode(self._view.cwd),
+        }
+
+
+def _mode(flags: int) -> str:
+    """The mode of Python's `open` that treats a file as these flags of `os.open` do."""
+    creates, cuts = flags & os.O_CREAT, flags & os.O_TRUNC
+    if creates and flags & os.O_EXCL:
+        return "x"
+    if not flags & (os.O_WRONLY | os.O_RDWR | os.O_APPEND) and not creates and not cuts:
+        return "r"
+    return ("w" if cuts else "a") if creates else "r+"

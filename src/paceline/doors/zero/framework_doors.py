@@ -7,6 +7,7 @@ FORCE = (
     "--force-zero-lines hides the cluster from it (RANK, WORLD_SIZE and the like), so that it runs as on one device "
     "and paceline splits its data"
 )
+IF_TORCH = "--force-zero-lines takes it as a torch program"
 MOVE = "take the cluster out and add the two lines (docs/moving.md says what stands where)"
 DOORS = (
     (
@@ -33,26 +34,22 @@ DOORS = (
     (("chainer", "cupy"), "use run = paceline.attach_arrays(arrays) and run.step() after each step"),
     (("xgboost", "lightgbm", "catboost"), "paceline has no door for it"),
 )
-OWN_LOOPS = (
-    "keras",
-    "jax",
-    "flax",
-    "optax",
-    "sklearn",
-    "tensorflow",
-    "chainer",
-    "cupy",
-    "xgboost",
-    "lightgbm",
-    "catboost",
-)
+ON_TORCH = ("transformers", "diffusers", "skorch", "torch_geometric", "torchvision", "timm")
+"""Libraries by which a program uses torch; not all of them say that they require it."""
+BESIDE_TORCH = ("sklearn", "xgboost", "lightgbm", "catboost")
+"""Frameworks that train without torch, unless the program uses that as well."""
+OWN_LOOPS = ("keras", "jax", "flax", "optax", "tensorflow", "chainer", "cupy")
 """Frameworks that train without torch, or with its arrays alone."""
+
+
+def on_torch(names: set[str]) -> bool:
+    """Whether a program that imports these names uses torch."""
+    return not {name.split(".")[0] for name in names}.isdisjoint(("torch", *ON_TORCH))
 
 
 def of_cluster(name: str) -> str:
     """What to do with a program that sets up a cluster by the library `name`."""
-    found = _find(name)
-    return found if found else f"{FORCE}; or {MOVE}"
+    return f"{_find(name) or MOVE}; {FORCE}"
 
 
 def of_framework(names: set[str]) -> tuple[str, str]:
@@ -60,8 +57,9 @@ def of_framework(names: set[str]) -> tuple[str, str]:
     tops = {name.split(".")[0] for name in names}
     if any(name.startswith(("torch.optim", "torch.utils.data")) for name in names):
         return "", ""
-    first = next((name for name in OWN_LOOPS if name in tops), "")
-    return first, _find(first) if first else ""
+    owners = OWN_LOOPS if on_torch(names) else (*OWN_LOOPS, *BESIDE_TORCH)
+    first = next((name for name in owners if name in tops), "")
+    return first, f"{_find(first)}; {IF_TORCH}" if first else ""
 
 
 def _find(name: str) -> str:

@@ -39,12 +39,14 @@ class OverlayEntry:
 
     Args:
         folder: as the program named it.
+        place: its absolute name.
         name: in it.
     """
 
-    def __init__(self, folder: Any, name: str) -> None:
+    def __init__(self, folder: Any, place: str, name: str) -> None:
+        self._place = os.path.join(place, name)
         self.name: Any = os.fsencode(name) if isinstance(folder, bytes) else name
-        self.path: Any = os.path.join(os.fspath(folder), self.name)
+        self.path: Any = self.name if isinstance(folder, int) else os.path.join(os.fspath(folder), self.name)
 
     def __fspath__(self) -> Any:
         return self.path
@@ -54,7 +56,7 @@ class OverlayEntry:
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         """As `os.DirEntry.stat`."""
-        return os.stat(self.path, follow_symlinks=follow_symlinks)
+        return os.stat(self._place, follow_symlinks=follow_symlinks)
 
     def inode(self) -> int:
         """As `os.DirEntry.inode`."""
@@ -62,15 +64,15 @@ class OverlayEntry:
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         """As `os.DirEntry.is_dir`."""
-        return os.path.isdir(self.path) and (follow_symlinks or not self.is_symlink())
+        return os.path.isdir(self._place) and (follow_symlinks or not self.is_symlink())
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
         """As `os.DirEntry.is_file`."""
-        return os.path.isfile(self.path) and (follow_symlinks or not self.is_symlink())
+        return os.path.isfile(self._place) and (follow_symlinks or not self.is_symlink())
 
     def is_symlink(self) -> bool:
         """As `os.DirEntry.is_symlink`."""
-        return os.path.islink(self.path)
+        return os.path.islink(self._place)
 
 
 def in_order(patches: Patches) -> None:

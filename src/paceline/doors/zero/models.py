@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.flat import local
+from paceline.doors.zero import module_discovery, refusals
 from paceline.doors.zero.callers import asked_by_paceline
 from paceline.doors.zero.reporter import Reporter
 from paceline.run.run import Run
@@ -46,6 +47,7 @@ class GlobalView:
         self._entered: list[Tensor] = []  # the model's sums and first values then
         self._writes = WriteDetector(self)
         self._in_step = False  # the loss was computed, and the step is pending
+        self._has_stepped = False
         self.catch_up: Callable[[], None] = lambda: None
         """Called before the global parameters are swapped in."""
         self.under_way: Callable[[], bool] = lambda: False
@@ -82,7 +84,7 @@ class GlobalView:
 
     def stepped(self) -> None:
         """An optimizer step and its exchange are done."""
-        self._in_step, self._replaced = False, ([], [])
+        self._in_step, self._has_stepped, self._replaced = False, True, ([], [])
         self._writes.set()
 
     def merge(self) -> None:
@@ -146,8 +148,15 @@ class GlobalView:
                     local(tensor).copy_(value)
             self.loaded_at, self._replaced = "", ([], [])
 
-    def load(self, original: Callable[[], Any]) -> Any:
-        """Call `original`, which loads weights in place of the global ones; returns its result."""
+    def load(self, module: nn.Module, original: Callable[[], Any]) -> Any:
+        """Call `original`, which loads weights into a module in place of the global ones; returns its result."""
+        if (
+            self._has_stepped
+            and self.run.world.size > 1
+            and module.training
+            and module_discovery.has_twin(module, self.roots)
+        ):
+            raise refusals.trained_copy(self._where(), module_discovery.name(module))
         self.enter()
         before = digests(self._tensors()) if self._is_shared else []
         found = original()
@@ -289,7 +298,7 @@ class StateDicts:
             assert self.view is not None
             self._depth += 1
             try:
-                return self.view.load(lambda: original(module, *args, **kwargs))
+                return self.view.load(module, lambda: original(module, *args, **kwargs))
             finally:
                 self._depth -= 1
 

@@ -42,6 +42,22 @@ def modules(optimizers: list[Optimizer]) -> list[nn.Module]:
     return chosen
 
 
+def copied(optimizer: Optimizer, roots: list[nn.Module]) -> str:
+    """The class of the module that it trains, if that is a copy of one of these or of a part of them; else ""."""
+    parts = [module for root in roots for module in root.modules()]
+    owners, kinds = modules([optimizer]), set(map(_kind, parts))
+    return name(owners[0]) if all(_kind(one) in kinds and one not in parts for one in owners) else ""
+
+
+def has_twin(module: nn.Module, roots: list[nn.Module]) -> bool:
+    """Whether it is one of the roots, and another one may be a copy of it."""
+    return sum(_kind(root) == _kind(module) for root in roots) > 1 and any(root is module for root in roots)
+
+
+def _kind(module: nn.Module) -> tuple[object, ...]:
+    return type(module), *(parameter.shape for parameter in module.parameters())
+
+
 def _optimizer_of(optimizers: list[Optimizer]) -> list[tuple[Tensor, str]]:
     """Each trained parameter, with the name of its optimizer."""
     owner: dict[int, Optimizer] = {}

@@ -1,301 +1,309 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's view of the file system: the files that existed when it began, overlaid with its own writes.
+"""A worker's view of the file system.
 
-Its writes go to a folder of its own, under the absolute path that the program gave; its removals are recorded. Files
-and directories created since the worker began belong to another worker, may be incomplete, and are hidden. The
-creation time decides, not the modification time: a directory to which rank 0 adds stays visible.
+Rank 0 uses the program's own files, and records what it changes (:mod:`.journal`). Another worker sees what was there
+when the job began, overlaid with its own writes. These go to a folder of its own, under the absolute name of the file.
+It copies up a file that was there before it first writes into it, and remembers what it removes.
+
+Each function takes the program's path, resolves it, and returns the path to give the system.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import posix
-import shutil
-import stat
-import struct
-import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-OUTSIDE = ("/dev/", "/proc/", "/sys/", "/run/")
-"""No regular files lie there."""
-CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "MPLCONFIGDIR")
-"""Variables that name the caches of libraries, which are safe for concurrent processes."""
-STEPS = "PACELINE_CHECKPOINT"
-"""The variable that names the place of checkpoint steps, to which every worker writes its part."""
-HOMES = (".cache", ".config", ".triton", ".nv", ".keras", ".local")
-"""The same, in the user's home."""
-COARSE_S = 0.01
-"""How late the clock of a file system may be."""
-_AT_FDCWD, _SYMLINK_ITSELF, _BIRTH = -100, 0x100, 0x800  # of Linux' statx
+from paceline.doors.zero.journal import Journal
+from paceline.doors.zero.paths import Paths, copy, is_folder, is_path, is_there, like, make_folders, upwards
 
 
-def process_began() -> float:
-    """When this process began, seconds since the epoch; the present time if the system does not report it."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, AttributeError):
-        return time.time()
-    return time.time() - max(0.0, age_s)
+class RealFiles(Paths):
+    """Rank 0's view.
+
+    Args:
+        logs: the run's log directory, which is not redirected.
+        journal: of what rank 0 changes.
+    """
+
+    crosses_disks = False
+    """Whether a move may lead to another disk where the program's does not."""
+
+    def __init__(self, logs: Path, journal: Journal) -> None:
+        super().__init__(logs)
+        self._journal = journal
+
+    def plain(self, path: Any, follows: bool = True) -> Any:
+        """The path of a file that every worker uses as it is."""
+        return path
+
+    def opening(self, path: Any, mode: str) -> Any:
+        """To open, in a mode of Python's `open`."""
+        if not set(mode).isdisjoint("wxa+") and (name := self.resolve(path, "x" not in mode)) is not None:
+            self._journal.writes(name, keeps="w" not in mode)
+        return path
+
+    def making(self, path: Any, link: bool = False) -> Any:
+        """To create, as a link or not."""
+        if (name := self.resolve(path, follows=False)) is not None:
+            self._journal.makes(name)
+        return path
+
+    def moving(self, source: Any, target: Any) -> tuple[Any, Any]:
+        """To rename."""
+        for path in (source, target):
+            self.removing(path, folder=False)
+        if (name := self.resolve(target, follows=False)) is not None:
+            self._journal.marks(name)
+        return source, target
+
+    def linking(self, source: Any, target: Any, follows: bool) -> tuple[Any, Any]:
+        """To give a file a second name, by which it may be written."""
+        return self.opening(source, "r+"), self.making(target)
+
+    def removing(self, path: Any, folder: bool) -> Any:
+        """To remove, as a directory or not; None: nothing is left to do."""
+        if (name := self.resolve(path, follows=False)) is not None:
+            self._journal.removes(name)
+        return path
 
 
-def born(path: str) -> float | None:
-    """When a file was created, seconds since the epoch; None if the file system does not report it."""
-    buffer = ctypes.create_string_buffer(256)
-    try:
-        failed = ctypes.CDLL(None).statx(_AT_FDCWD, os.fsencode(path), _SYMLINK_ITSELF, _BIRTH, buffer)
-    except AttributeError:  # no Linux
-        return None
-    if failed or not struct.unpack_from("<I", buffer.raw)[0] & _BIRTH:
-        return None
-    seconds, nanoseconds = struct.unpack_from("<qI", buffer.raw, 0x50)
-    return float(seconds + nanoseconds / 1e9)
-
-
-def _shared_folders() -> tuple[str, ...]:
-    named = [os.environ[name] for name in (*CACHES, STEPS) if os.environ.get(name)]
-    home = os.path.expanduser("~")
-    inductor = [os.path.join(tempfile.gettempdir(), f"torchinductor_{os.environ.get('USER', 'root')}")]
-    folders = [*named, *(os.path.join(home, name) for name in HOMES), *inductor]
-    return tuple(os.path.join(os.path.abspath(folder), "") for folder in folders)
-
-
-class Overlay:
-    """Maps paths to this worker's files.
+class Overlay(RealFiles):
+    """Another worker's view.
 
     Args:
         folder: for its writes.
         logs: the run's log directory, which is not overlaid.
-        began: files created later are hidden; seconds since the epoch.
+        journal: of what rank 0 changes.
         chdir: changes the directory of the process; None if virtual workers share the process.
     """
 
-    def __init__(self, folder: Path, logs: Path, began: float, chdir: Any = os.chdir) -> None:
-        self._folder, self.began = os.path.abspath(folder), began
-        self._passed = (*OUTSIDE, os.path.join(os.path.abspath(logs), ""), *_shared_folders())
+    crosses_disks = True
+
+    def __init__(self, folder: Path, logs: Path, journal: Journal, chdir: Any = os.chdir) -> None:
+        super().__init__(logs, journal)
+        self._folder = os.path.realpath(folder)
         self._removed: set[str] = set()
-        self._private: set[str] = set()  # temporary files, whose names are unique
-        self._children_since = float("inf")
-        self.cwd, self._chdir, self._at_home = os.getcwd(), chdir, chdir is not None
+        self._plain: set[str] = set()  # no links of others lie there
+        self._has_links = False  # of its own
+        self._cwd, self._chdir, self._at_home = os.getcwd(), chdir, chdir is not None
 
     # -- names ------------------------------------------------------------------------------------
 
-    def name(self, path: Any) -> str | None:
-        """The absolute path; None for a path that is not overlaid."""
-        if not isinstance(path, (str, bytes, os.PathLike)):
-            return None
-        text = os.fsdecode(path)
-        if not text:
-            return None
-        name = os.path.normpath(os.path.join(self.cwd, text))
-        if f"{name}/".startswith(self._passed) or name == "/":
-            return None
-        if self._private and any(part in self._private for part in _upwards(name)):
-            return None
-        return name
+    @property
+    def cwd(self) -> str:
+        return self._cwd
 
-    def own(self, name: str) -> str:
-        """Where this worker writes that path."""
-        return self._folder + name
+    def of_real(self, real: str) -> str:
+        for prefix in (self._folder, self._journal.kept):
+            if real.startswith(f"{prefix}/"):
+                return real[len(prefix) :]
+        return real
 
-    def plain(self, path: Any) -> Any:
-        """The path to give the system when it is not overlaid."""
-        if self._at_home or not isinstance(path, (str, bytes, os.PathLike)):
-            return path
-        whole = os.path.join(self.cwd, os.fsdecode(path))
-        return os.fsencode(whole) if isinstance(path, bytes) else whole
+    def link(self, name: str, inside: bool = False) -> str | None:
+        if name in self._plain and not self._has_links:
+            return None
+        target = super().link(self.own(name)) if self._has_links else None
+        if target is None and (super().link(name) or super().link(self._journal.kept + name)):
+            found = name if name.startswith("/proc/") else self.find(name)
+            target = None if found is None else super().link(found)
+        if target is None and inside:
+            self._plain.add(name)
+        return target
 
-    def keep_as_is(self, path: Any) -> None:
-        """Do not overlay a temporary file or directory: native code may get its name."""
-        self._private.add(os.path.normpath(os.path.join(self.cwd, os.fsdecode(path))))
+    def above(self, folder: str) -> str:
+        if folder and not self.is_folder(folder):
+            raise _error(errno.ENOENT, folder)
+        return super().above(folder)
 
-    def starts_child(self) -> None:
-        """The worker starts a process, which bypasses the overlay: files created from now on may be its own."""
-        self._children_since = min(self._children_since, time.time() - COARSE_S)
+    def plain(self, path: Any, follows: bool = True) -> Any:
+        if not self._has_links or not is_path(path):
+            return self._from_here(path)
+        return like(
+            path, self._walk(os.path.join(self.cwd, os.fsdecode(path)), follows)
+        )  # the kernel knows no own links
+
+    def _from_here(self, path: Any) -> Any:
+        return path if self._at_home or not is_path(path) else like(path, os.path.join(self.cwd, os.fsdecode(path)))
 
     # -- what is there ----------------------------------------------------------------------------
 
-    def sees(self, name: str) -> bool:
-        """Whether it existed when this worker began, and this worker has not removed it."""
-        if self._removed and self.was_removed(name):
-            return False
-        try:
-            found = posix.lstat(name)
-        except OSError:
-            return False
-        if found.st_ctime < self.began:
-            return True
-        birth = born(name)
-        if birth is None:
-            birth = 0.0 if stat.S_ISDIR(found.st_mode) else found.st_mtime
-        return birth < self.began or birth >= self._children_since
+    def own(self, name: str) -> str:
+        """Where this worker writes that file."""
+        return self._folder + name
 
-    def is_own(self, name: str) -> bool:
-        """Whether this worker wrote it."""
-        return _is_real(self.own(name))
+    def _there(self, name: str) -> str | None:
+        """The real path of what was there when the job began, unless this worker has removed it."""
+        if self._removed and not self._removed.isdisjoint(upwards(name)):
+            return None
+        return self._journal.at_start(name)
 
-    def exists(self, name: str) -> bool:
-        """Whether it exists for this worker."""
-        return self.is_own(name) or self.sees(name)
+    def find(self, name: str) -> str | None:
+        """The real path of what this worker sees; None if nothing."""
+        own = self.own(name)
+        return own if is_there(own) else self._there(name)
 
     def is_folder(self, name: str) -> bool:
         """Whether it is a directory for this worker."""
-        if self.is_own(name):
-            return is_real_folder(self.own(name))
-        return self.sees(name) and is_real_folder(name)
+        found = self.find(name)
+        return found is not None and is_folder(found)
 
     def names(self, name: str) -> list[str] | None:
-        """A directory's entries for this worker, sorted; None if the overlay does not change them."""
-        own = self.own(name)
-        lies = self.sees(name) and is_real_folder(name)
-        mine = set(posix.listdir(own)) if is_real_folder(own) else set()
-        if not lies:
-            return sorted(mine) if is_real_folder(own) else None
-        if not mine and not self._removed and posix.stat(name).st_mtime < self.began:
-            return None
-        with contextlib.suppress(OSError):
-            mine |= {entry for entry in posix.listdir(name) if self.sees(os.path.join(name, entry))}
-        return sorted(mine)
+        """A directory's entries for this worker, sorted; None if they are the system's."""
+        own, there = self.own(name), self._there(name)
+        seen = set(posix.listdir(own)) if is_folder(own) else set()
+        if there is not None and is_folder(there):
+            if not is_folder(own) and not self._removed and self._journal.is_unchanged(name):
+                return None
+            for folder in (name, self._journal.kept + name):
+                with contextlib.suppress(OSError):
+                    seen |= {entry for entry in posix.listdir(folder) if self._there(f"{name}/{entry}")}
+        return sorted(seen) if is_folder(own) or there is not None else None
 
     # -- reading and writing ----------------------------------------------------------------------
 
-    def to_read(self, path: Any) -> Any:
-        """The path to read instead.
+    def reading(self, path: Any, follows: bool = True) -> Any:
+        """To read.
 
         Raises:
             FileNotFoundError: it does not exist for this worker.
         """
-        name = self.name(path)
+        name = self.resolve(path, follows)
+        return self.plain(path, follows) if name is None else self._to_read(name, path)
+
+    def _to_read(self, name: str, path: Any) -> Any:
+        found = self._must_find(name, path)
+        straight = found == os.path.normpath(os.path.join(self.cwd, os.fsdecode(path)))
+        return self._from_here(path) if straight else like(path, found)
+
+    def touching(self, path: Any, follows: bool = True) -> Any:
+        """To change in its metadata; None where rank 0 does it."""
+        name = self.resolve(path, follows)
+        if name is None:
+            return self.plain(path, follows)
+        return like(path, self.own(name)) if self._must_find(name, path) == self.own(name) else None
+
+    def opening(self, path: Any, mode: str) -> Any:
+        name = self.resolve(path, follows="x" not in mode)
         if name is None:
             return self.plain(path)
-        if self.is_own(name):
-            return _like(path, self.own(name))
-        if not self.sees(name):
-            raise missing(path)
-        return self.plain(path)
+        if "x" in mode:
+            return self.making(path)
+        if set(mode).isdisjoint("wa"):
+            there = self._to_read(name, path)
+            if "+" not in mode:
+                return there
+        self._check_place(name, path)
+        if self.is_folder(name):
+            raise _error(errno.EISDIR, path)
+        return like(path, self.own(name) if "w" in mode else self._copied_up(name))
 
-    def to_open(self, path: Any) -> Any:
-        """The path to open instead; another worker's new file is read once no process has it open for writing."""
-        name = self.name(path)
-        if name is not None and not self.exists(name) and not self.was_removed(name) and _is_finished(name):
-            return self.plain(path)
-        return self.to_read(path)
-
-    def to_write(self, path: Any, keeps: bool = False) -> Any:
-        """The path to write instead.
-
-        Args:
-            path: the program's.
-            keeps: whether to keep the file's content.
-        """
-        name = self.name(path)
+    def making(self, path: Any, link: bool = False) -> Any:
+        self._has_links = self._has_links or link
+        name = self.resolve(path, follows=False)
         if name is None:
-            return self.plain(path)
-        own, folder = self.own(name), os.path.dirname(name)
-        if not self.is_folder(folder):
-            raise missing(path)
-        if not _is_real(own) and self.sees(name):
-            if is_real_folder(name):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-            _make_folders(os.path.dirname(own))
-            if keeps and posix.stat(name).st_mtime < self.began:
-                shutil.copyfile(name, own)
-        _make_folders(os.path.dirname(own))
-        return _like(path, own)
+            return self.plain(path, follows=False)
+        if self.find(name) is not None:
+            raise _error(errno.EEXIST, path)
+        self._check_place(name, path)
+        return like(path, self.own(name))
 
-    def to_make(self, path: Any) -> Any:
-        """The path to create instead; it must not exist for this worker."""
-        name = self.name(path)
-        if name is not None and self.exists(name):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        return self.to_write(path)
+    def moving(self, source: Any, target: Any) -> tuple[Any, Any]:
+        old, new = self.resolve(source, follows=False), self.resolve(target, follows=False)
+        there, here = self.plain(source, follows=False), self.plain(target, follows=False)
+        if old is not None:
+            self._must_find(old, source)
+            there = self._copied_up(old)
+        if new is not None and new != old:
+            self._check_replacement(new, target, is_folder(os.fsdecode(there)))
+            here = self.own(new)
+        if old is not None and old != new:
+            self._removed.add(old)
+        return there, here
 
-    def remove(self, name: str) -> None:
-        """Record it as removed."""
+    def linking(self, source: Any, target: Any, follows: bool) -> tuple[Any, Any]:
+        old = self.resolve(source, follows)
+        if old is None:
+            return self.plain(source, follows), self.making(target)
+        self._must_find(old, source)
+        return self._copied_up(old), self.making(target)
+
+    def removing(self, path: Any, folder: bool) -> Any:
+        name = self.resolve(path, follows=False)
+        if name is None:
+            return self.plain(path, follows=False)
+        found = self._must_find(name, path)
+        if is_folder(found) is not folder:
+            raise _error(errno.ENOTDIR if folder else errno.EISDIR, path)
+        if folder and self._entries(name):
+            raise _error(errno.ENOTEMPTY, path)
         self._removed.add(name)
+        return like(path, found) if found == self.own(name) else None
 
-    def was_removed(self, name: str) -> bool:
-        """Whether this worker has removed it or a directory above it."""
-        return any(part in self._removed for part in _upwards(name))
+    def _must_find(self, name: str, path: Any) -> str:
+        found = self.find(name)
+        if found is None:
+            raise _error(errno.ENOENT, path)
+        return found
+
+    def _check_place(self, name: str, path: Any) -> None:
+        """Refuse a file whose directory does not exist; else make this worker's."""
+        if not self.is_folder(os.path.dirname(name)):
+            raise _error(errno.ENOENT, path)
+        make_folders(os.path.dirname(self.own(name)))
+
+    def _check_replacement(self, name: str, path: Any, folder: bool) -> None:
+        """Refuse to move a directory over a file or over files, or a file over a directory."""
+        if self.find(name) is not None and self.is_folder(name) is not folder:
+            raise _error(errno.ENOTDIR if folder else errno.EISDIR, path)
+        if folder and self._entries(name):
+            raise _error(errno.ENOTEMPTY, path)
+        self._check_place(name, path)
+        if folder:  # nothing of an earlier directory shows below it
+            self._removed.add(name)
+
+    def _entries(self, name: str) -> list[str]:
+        found, names = self.find(name), self.names(name)
+        return names if names is not None else posix.listdir(found) if found is not None and is_folder(found) else []
+
+    def _copied_up(self, name: str) -> str:
+        """This worker's path of a file or a directory, with all that is in it."""
+        own, found = self.own(name), self.find(name)
+        if found is not None and is_folder(found):
+            make_folders(own)
+            for entry in self._entries(name):
+                self._copied_up(f"{name}/{entry}")
+        elif found is not None and found != own:
+            self._has_links = self._has_links or super().link(found) is not None
+            copy(found, own)
+        return own
 
     # -- where the worker is ----------------------------------------------------------------------
 
     def go(self, path: Any) -> None:
         """`os.chdir`."""
-        name = self.name(path)
-        whole = os.path.normpath(os.path.join(self.cwd, os.fsdecode(path))) if name is None else name
-        if name is not None and not self.exists(name):
-            raise missing(path)
-        there = self.own(whole) if name is not None and not self.sees(name) else whole
-        if not is_real_folder(there):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        given = self.opened(path) if isinstance(path, int) else path
+        name, real = self.resolve(given), self.for_child(given)
+        real = os.path.realpath(real) if name is None else real
+        if not is_folder(real):
+            raise _error(errno.ENOTDIR, path)
         if self._chdir is not None:
-            self._chdir(there)
-        self.cwd, self._at_home = whole, self._chdir is not None and there == whole
+            self._chdir(real)
+        self._cwd = real if name is None else name
+        self._at_home = self._chdir is not None and real == self._cwd
+
+    def for_child(self, path: Any) -> Any:
+        """The directory for native code and child processes, which see the program's own where there is one."""
+        name = self.resolve(path)
+        if name is None:
+            return self.plain(path)
+        found = self._must_find(name, path)
+        return name if self._there(name) == name else found
 
 
-def is_real_folder(path: str) -> bool:
-    """Whether it is a directory of the real file system, not of the overlay."""
-    try:
-        return stat.S_ISDIR(posix.stat(path).st_mode)
-    except OSError:
-        return False
-
-
-def _is_real(path: str) -> bool:
-    try:
-        posix.lstat(path)
-    except OSError:
-        return False
-    return True
-
-
-def _make_folders(path: str) -> None:
-    with contextlib.suppress(FileExistsError):
-        try:
-            posix.mkdir(path)
-        except FileNotFoundError:
-            _make_folders(os.path.dirname(path))
-            posix.mkdir(path)
-
-
-def missing(path: Any) -> FileNotFoundError:
-    """The error that the system raises."""
-    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-
-
-def _like(path: Any, found: str) -> Any:
-    return os.fsencode(found) if isinstance(path, bytes) else found
-
-
-def _upwards(name: str) -> Iterator[str]:
-    """The path, and its parent directories."""
-    while len(name) > 1:
-        yield name
-        name = os.path.dirname(name)
-
-
-def _is_finished(name: str) -> bool:
-    """Whether a file exists and no process of this host has it open for writing."""
-    try:
-        wanted = posix.stat(name)
-    except OSError:
-        return False
-    if not stat.S_ISREG(wanted.st_mode):
-        return False
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            for number in os.listdir(f"/proc/{process}/fd"):
-                with contextlib.suppress(OSError, ValueError, IndexError):
-                    held = os.stat(f"/proc/{process}/fd/{number}")
-                    if (held.st_dev, held.st_ino) == (wanted.st_dev, wanted.st_ino):
-                        said = Path(f"/proc/{process}/fdinfo/{number}").read_text(encoding="ascii")
-                        if int(said.split("flags:")[1].split()[0], 8) & os.O_ACCMODE:
-                            return False
-    return True
+def _error(code: int, path: Any) -> OSError:
+    """As the system raises it."""
+    return OSError(code, os.strerror(code), path)

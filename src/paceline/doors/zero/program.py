@@ -20,10 +20,11 @@ import torch
 from paceline.doors.zero import module_file, seeds
 from paceline.doors.zero.attachment import Zero
 from paceline.doors.zero.callers import PACKAGE, TORCH
-from paceline.doors.zero.file_redirection import FileRedirection
-from paceline.doors.zero.listing import in_order
+from paceline.doors.zero.file_redirection import redirect_files
+from paceline.doors.zero.journal import Journal
 from paceline.doors.zero.patches import Patches
-from paceline.doors.zero.rank_discovery import ZeroWorker, from_environment, own_device
+from paceline.doors.zero.ports import Ports
+from paceline.doors.zero.rank_discovery import ZeroWorker, from_environment, own_device, start
 from paceline.doors.zero.reporter import Reporter
 from paceline.doors.zero.seeds import Streams
 from paceline.errors import PacelineError
@@ -59,11 +60,11 @@ def zero_lines(script: Path, worker: ZeroWorker, patches: Patches, began: float 
     """
     streams = Streams(seeds.common(os.environ), worker) if worker.size > 1 else None
     zero = Zero(script, worker, Reporter(worker), streams)
+    if worker.size > 1:
+        when, logs = start(worker, os.environ) if began is None else (began, worker.log or Path(tempfile.mkdtemp()))
+        redirect_files(worker.log or logs, worker.rank, Journal(logs, when), patches, alone=began is None)
     if worker.rank:
-        logs = worker.log if worker.log is not None else Path(tempfile.mkdtemp(prefix="paceline-"))
-        FileRedirection(logs, worker.rank, began, alone=began is None).install(patches)
-    elif worker.size > 1:
-        in_order(patches)
+        Ports().install(patches)
     if streams is not None:
         streams.install(patches)
     zero.install(patches)

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import re
+
 from paceline.errors import UnsupportedError
 
 ATTACH = "    run = paceline.attach(model, optimizer)   # after `import paceline`, before the loop"
 SHARE = "    for batch in run.share(batches):          # around whatever gives the batches"
+GIVEN = "    loader = run.share(loader)                # before the loop of {} gets it"
 
 
 class Refusal(UnsupportedError):
@@ -14,10 +17,14 @@ class Refusal(UnsupportedError):
 
 
 def refusal(why: str, *lines: str) -> Refusal:
-    """The reason in a sentence, and below it the lines to add (by default the two that every program needs)."""
-    added = lines or (ATTACH, SHARE)
+    """The reason, which may end with an open "or", and below it the lines to add (by default two)."""
+    module = re.match(r"\S+ \((\S+):\d", why)  # the loop is there
+    share = SHARE if module is None else GIVEN.format(module[1])
+    added = lines or (ATTACH, share)
     number = {1: "this line", 2: "these two lines"}[len(added)]
-    return Refusal("\n".join([f"{why}; add {number} to the program:", *added]))
+    last = why.rpartition(". ")[2]
+    between = " " if last.endswith((" or", " and")) else ", " if last.startswith(("Where ", "If ")) else "; "
+    return Refusal("\n".join([f"{why}{between}add {number} to the program:", *added]))
 
 
 def no_loader(where: str, optimizer: str, workers: int) -> Refusal:
@@ -26,6 +33,14 @@ def no_loader(where: str, optimizer: str, workers: int) -> Refusal:
         f"{where}: {optimizer} steps, and no DataLoader was gone through in training that could be split: {workers} "
         "workers would train on the same samples. Where the program makes its samples itself, at random, say "
         "`paceline run --random-data`. Where its batches come from anything else"
+    )
+
+
+def same_samples(where: str, first: int, second: int, steps: int) -> Refusal:
+    """Two workers train on the same samples under `--random-data`."""
+    return refusal(
+        f"{where}: workers {first} and {second} trained on the same samples in each of {steps} steps, and "
+        "--random-data is for programs that draw them at random. If this program goes through its data in order"
     )
 
 
@@ -109,6 +124,15 @@ def other_weights(where: str) -> Refusal:
     return refusal(
         f"{where}: the program loaded other weights into the model, and now trains on from them, which the other "
         "workers' blocks know nothing of; go on from a checkpoint with run.save and run.resume"
+    )
+
+
+def trained_copy(where: str, name: str) -> Refusal:
+    """The program loads weights into one of two alike models in training."""
+    return Refusal(
+        f"{where}: the program trains two models {name}, and loads weights into one of them in training: a copy for an "
+        "inner loop is each worker's own. Make the copy and its optimizer within the pass (copy.deepcopy), then it is "
+        "not shared"
     )
 
 

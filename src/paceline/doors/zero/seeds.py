@@ -8,13 +8,15 @@ common stream continues where it stopped. A stream of samples that every worker 
 the pass, alike on all workers, so that one which shuffles by itself has the same order on all. Seeds that the program
 sets stay as they are. A single worker is not seeded.
 
-Under `--random-data` the program draws its samples itself, so each worker has generators of its own: rank 0 uses the
-seed that the program sets, and other ranks mix it with their rank.
+Under `--random-data` the program draws its samples itself. What it makes before it first calls the model, such as a
+data set, is the same on all workers. Then ranks other than 0 mix their rank into the states of all generators, and into
+the seeds that the program sets from there on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import sys
@@ -24,8 +26,9 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, Sampler, get_worker_info
 
+from paceline.communication import virtual
 from paceline.core import rng
 from paceline.core.rng import mix
 from paceline.doors.zero.patches import Patches
@@ -97,8 +100,8 @@ class Streams:
 
     def __init__(self, seed: int, worker: ZeroWorker) -> None:
         self._worker, self._pid = worker, os.getpid()
-        own = mix(seed, worker.rank) if worker.random_data else seed
-        self._start, self._entropy = own, random.Random(mix(own, 1))
+        self._start, self._entropy = seed, random.Random(mix(seed, 1))
+        self._parted = False
         self._passes, self._under_way = 0, 0
         self._outside: dict[str, Any] = {}
         self._base, self._over = 0, False
@@ -120,8 +123,44 @@ class Streams:
         patches.replace(random.Random, "seed", self._method)
         for owner in (torch, torch.random):
             patches.replace(owner, "seed", self._drawn)
-        if self.apart:
-            install(patches, self._worker.rank)
+        for owner, name in (
+            (torch, "manual_seed"),
+            (random, "seed"),
+            (numpy.random, "seed"),
+            (numpy.random, "default_rng"),
+        ):
+            if self.apart and self._worker.rank:
+                patches.replace(owner, name, self._mixed)
+
+    # -- samples that the program draws itself ----------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """Whether this worker shall draw samples of its own, and does not yet."""
+        return self.apart and not self._parted
+
+    def part(self) -> None:
+        """The program calls its model: from now on this worker draws samples of its own, if it shall at all."""
+        if not self.waits:
+            return
+        self._parted = True
+        if self._worker.rank:
+            others = _generators() if virtual.current() is None else [self._entropy]  # they share a process
+            own = mix(*positions(), self._worker.rank)
+            torch.manual_seed(own)
+            numpy.random.seed(own % 2**32)
+            random.seed(own)
+            for generator in others:
+                _reseed(generator, self._worker.rank)
+
+    def _mixed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that takes a seed."""
+
+        def seeds(seed: Any = None, *args: Any, **kwargs: Any) -> Any:
+            own = mix(int(seed), self._worker.rank) % 2**32 if self._parted and isinstance(seed, int) else seed
+            return original(own, *args, **kwargs)
+
+        return seeds
 
     # -- seeds that the program does not set ------------------------------------------------------
 
@@ -254,21 +293,26 @@ def _of_a_library() -> bool:
     return False
 
 
-def install(patches: Patches, rank: int) -> None:
-    """Patch the functions that set seeds, under `--random-data`."""
+def _generators() -> list[Any]:
+    """The generators that the program holds, but for those of loaders, which draw an order that the workers share."""
+    things = gc.get_objects()
+    held = [one for one in gc.get_referents(*things) if isinstance(one, torch.Generator)]
+    orders = {id(vars(one).get("generator")) for one in things if isinstance(one, (DataLoader, Sampler))}
+    known = (numpy.random.Generator, numpy.random.RandomState, random.Random)
+    found = {id(one): one for one in (*held, *(one for one in things if isinstance(one, known)))}
+    common = {torch.default_generator, *torch.cuda.default_generators, numpy.random.mtrand._rand, random._inst}
+    return [one for one in found.values() if id(one) not in orders and one not in common]
 
-    def apart(original: Callable[..., Any]) -> Callable[..., Any]:
-        def seeds(seed: Any = None, *args: Any, **kwargs: Any) -> Any:
-            own = mix(int(seed), rank) % 2**32 if isinstance(seed, int) else seed
-            return original(own, *args, **kwargs)
 
-        return seeds
-
-    if rank:
-        for owner, name in (
-            (torch, "manual_seed"),
-            (random, "seed"),
-            (numpy.random, "seed"),
-            (numpy.random, "default_rng"),
-        ):
-            patches.replace(owner, name, apart)
+def _reseed(generator: Any, rank: int) -> None:
+    """Mix the rank into a generator's state."""
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(mix(zlib.crc32(generator.get_state().numpy().tobytes()), rank))
+    elif isinstance(generator, random.Random):
+        if not isinstance(generator, random.SystemRandom):
+            generator.seed(mix(zlib.crc32(repr(generator.getstate()).encode()), rank))
+    elif isinstance(generator, numpy.random.RandomState):
+        generator.seed(mix(zlib.crc32(repr(generator.get_state()).encode()), rank) % 2**32)
+    else:
+        source = generator.bit_generator
+        source.state = type(source)(mix(zlib.crc32(repr(source.state).encode()), rank)).state
