@@ -56,7 +56,7 @@ def agree(summary: ExchangeSummary, world: World) -> None:
     if len(places) > 1 or len({h.sequence for h in headers}) > 1:
         said = "; ".join(f"{world.name(r)} at exchange {h.sequence}" for r, h in enumerate(headers))
         raise MismatchError(world.sign(f"the workers are at different places of the program: {said}"))
-    passes = {rank: pass_number(h.place) for rank, h in enumerate(headers) if h.brings and h.place}
+    passes = {rank: pass_number(h.place) for rank, h in enumerate(headers) if h.brings and h.place and not h.leaving}
     if len(set(passes.values())) > 1:
         said = "; ".join(f"{world.name(r)} in pass {number}" for r, number in passes.items())
         raise MismatchError(

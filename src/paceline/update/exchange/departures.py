@@ -12,11 +12,13 @@ import logging
 
 from paceline.core.world import World
 from paceline.data.sharing.place import ENDED, Place
-from paceline.errors import MismatchError
+from paceline.errors import ElsewhereError, MismatchError
 from paceline.update.exchange.header import ExchangeSummary
 
 logger = logging.getLogger("paceline")
 
+NEAR = 10
+"""Workers that leave a pass within a tenth of its batches may have left it by the same condition."""
 LOST = "no worker trains on what was left of its samples"
 ADVICE = (
     "Let all workers leave at the same place: decide by a value that they share, such as the sum that "
@@ -35,7 +37,7 @@ class Departures:
         """Look at an exchange, whose headers fit together.
 
         Raises:
-            MismatchError: a worker has ended before it had all of its samples, and others train on.
+            ElsewhereError: a worker has ended before it had all of its samples, and others train on.
         """
         if summary.alike:
             return
@@ -51,7 +53,8 @@ class Departures:
                 continue
             seen = self._seen.setdefault(rank, set())
             seen.add(furthest)
-            if len(seen) > 1:  # one may be the last of a worker that has seen the same clock a little later
+            ahead = furthest.batches - place.batches if furthest.number == place.number else place.batches
+            if len(seen) > 1 and ahead * NEAR >= place.batches:  # else all may leave by the same clock, or budget
                 self._tell(rank, place, furthest, header.leaving, world)
 
     def _tell(self, rank: int, place: Place, furthest: Place, leaving: bool, world: World) -> None:
@@ -59,9 +62,9 @@ class Departures:
         goes_on = f"other workers go on in pass {furthest.number + 1}"
         if leaving:
             why = f"{text}, and its program ended there, while {goes_on}: {LOST}. {ADVICE}"
-            raise MismatchError(world.sign(why))
+            raise ElsewhereError(world.sign(why))
         if furthest.number > place.number:
-            raise MismatchError(world.sign(f"{text}, and {goes_on}: every worker has to go through each pass"))
+            raise ElsewhereError(world.sign(f"{text}, and {goes_on}: every worker has to go through each pass"))
         if not self._warned and world.rank == 0:
             logger.warning("%s", world.sign(f"{text}, and {goes_on}: {LOST}. {ADVICE}"))
         self._warned = True
