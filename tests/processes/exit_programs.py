@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that some workers leave in the middle of a pass: `python -m tests.processes.exit_programs DOOR DIRECTORY
-RULE WAY WHO`, where DOOR is `two` (lines) or `zero`, WAY is one of `WAYS`, and WHO leaves: a rank or `all`."""
+RULE WAY WHO`, where DOOR is `two` (lines) or `zero`, WAY is one of `WAYS`, and WHO leaves: a rank or `all`. With the
+way `reads_ahead` none leaves, and a thread reads the batches."""
 
 from __future__ import annotations
 
 import builtins
 import os
+import queue
 import sys
 import threading
 import warnings
@@ -59,16 +61,30 @@ def train(attach: Callable[[nn.Module, Any, Any], Any], way: str, leaves: bool) 
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     loader = attach(model, optimizer, DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 4, shuffle=True))
+    batches = read_ahead if way == "reads_ahead" else iter
     try:
         for epoch in range(2):
-            for batch, (a, b) in enumerate(given(loader, leaves and way == "generator" and not epoch)):
+            for batch, (a, b) in enumerate(given(batches(loader), leaves and way == "generator" and not epoch)):
                 optimizer.zero_grad()
                 (model(a) - b).square().mean().backward()
                 optimizer.step()
-                if leaves and (epoch, batch) == (0, 4) and WAYS[way]():
+                if leaves and (epoch, batch) == (0, 4) and way in WAYS and WAYS[way]():
                     return
     except (LeaveError, KeyboardInterrupt):
         print("left", flush=True)
+
+
+def read_ahead(loader: Iterable[Any]) -> Iterator[Any]:
+    """The batches, which a thread reads."""
+    ready: queue.Queue[Any] = queue.Queue(4)
+
+    def read() -> None:
+        for batch in loader:
+            ready.put(batch)
+        ready.put(None)
+
+    threading.Thread(target=read, name="reader", daemon=True).start()
+    return iter(ready.get, None)
 
 
 def given(loader: Iterable[Any], ends: bool) -> Iterator[Any]:

@@ -60,3 +60,11 @@ def test_one_worker_leaves_an_asynchronous_run(tmp_path: Path, door: str, way: s
     assert not missed or "the other workers went on without this one" in ended[1].err
     if ended[1].code:
         assert "rank 1" in ended[0].err and "is lost" in ended[0].err
+
+
+@pytest.mark.parametrize("rule", [*TOGETHER, "asgd"])
+@pytest.mark.parametrize("door", DOORS)
+def test_batches_that_a_thread_reads_ahead_are_refused(tmp_path: Path, door: str, rule: str) -> None:
+    for one in leave(tmp_path, door, rule, "reads_ahead", "none").values():
+        assert one.code == 1
+        assert "UnsupportedError: the thread reader reads the training data ahead" in one.err, one.err

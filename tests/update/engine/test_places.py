@@ -20,10 +20,12 @@ from torch.utils.data import DataLoader, TensorDataset
 import paceline
 from paceline import MismatchError, UnsupportedError
 from paceline.communication import virtual
+from paceline.observe.receipts import audit
 from tests.helpers import State, adam, make_data, make_net, same_bits, sgd, simulate, state_of
 
 SAMPLES, BATCH, EPOCHS, WORKERS = 96, 4, 3, 2
 BATCHES = SAMPLES // BATCH // WORKERS
+DATA = make_data(SAMPLES)
 RULES = [
     "sync",
     "sync(codec='bf16')",
@@ -240,6 +242,96 @@ def test_a_schedule_that_counts_minibatches_of_its_own_is_named() -> None:
 
     with pytest.raises(MismatchError, match=r"different learning rates: rank 0 .* at 0.025; rank 1 .* at 0.02,"):
         simulate(program, WORKERS)
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "aab"])
+@pytest.mark.parametrize("rule", ["bmuf(period=3, within='host')", "averaging(period=3, warmup=4, within='host')"])
+def test_processes_of_a_host_that_skip_minibatches(rule: str, hosts: str) -> None:
+    def skips(rank: int, epoch: int, batch: int) -> bool:
+        return (rank == 1 and batch in (1, 2)) or (rank == 2 and epoch == 1 and batch == 3)
+
+    torch.manual_seed(5)
+    outs: list[Seen] = list(paceline.simulate(Program(rule, skips), len(hosts), hosts=list(hosts)))
+    for out in outs[1:]:
+        assert all(map(same_bits, out.models, outs[0].models)) and out.rates == outs[0].rates
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_grad_scaler_of_a_worker_that_skips(known: bool) -> None:
+    """Its scale grows with the steps that were made; workers of different scales would take a wrong mean."""
+
+    def program() -> list[Any]:
+        model, seen = make_net(), []
+        optimizer = sgd(model.parameters())
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=5)
+        with paceline.attach(model, optimizer, "sync", **({"scaler": scaler} if known else {})) as run:
+            shared = run.share(DataLoader(make_data(SAMPLES), BATCH))
+            for epoch in range(EPOCHS):
+                for batch, (x, y) in enumerate(shared):
+                    if SKIPS["rank 0"](run.world.rank, epoch, batch):
+                        continue
+                    optimizer.zero_grad()
+                    scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()
+                    scaler.step(optimizer)
+                    scaler.update()
+                seen.append([scaler.state_dict(), *(p.sum().item() for p in model.parameters())])
+        return seen
+
+    one, other = simulate(program, WORKERS)
+    assert one == other and one[-1][0]["scale"] > 2.0
+
+
+def test_skipped_minibatches_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "paceline"):
+        simulate(Program("sync", samples=41, batch=1), 3)
+        assert not caplog.records
+        simulate(Program("sync", SKIPS["middle"]), WORKERS)
+    (said,) = caplog.records
+    assert said.getMessage().startswith("rank 1 on ") and "skipped minibatches of a pass" in said.getMessage()
+
+
+@pytest.mark.parametrize("rule", ["sync(reproducible=True)", "bmuf(period=5, reproducible=True)"])
+def test_receipts_of_workers_that_skip(rule: str, tmp_path: Any) -> None:
+    def program() -> None:
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        with paceline.attach(model, optimizer, rule, receipts=tmp_path) as run:
+            for epoch in range(EPOCHS):
+                for batch, (x, y) in enumerate(run.share(DataLoader(DATA, BATCH))):
+                    optimizer.zero_grad()
+                    loss = nn.functional.cross_entropy(model(x), y)
+                    if SKIPS["rank 0"](run.world.rank, epoch, batch):
+                        continue
+                    loss.backward()
+                    optimizer.step()
+
+    simulate(program, WORKERS)
+    assert not audit.audit(tmp_path, audit.find(tmp_path)).problems
+
+
+@pytest.mark.parametrize("rule", ["sync", "bmuf(period=5)"])
+def test_a_resume_after_skipped_minibatches_has_the_same_bits(rule: str, tmp_path: Any) -> None:
+    def program(first: int, last: int) -> State:
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        with paceline.attach(model, optimizer, rule) as run:
+            if first:
+                run.resume(tmp_path / "saved")
+            shared = run.share(DataLoader(make_data(SAMPLES), BATCH))
+            for epoch in range(first, last):
+                for batch, (x, y) in enumerate(shared):
+                    if epoch == 0 and SKIPS["rank 0"](run.world.rank, epoch, batch):
+                        continue
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                if epoch == 0:
+                    run.save(tmp_path / "saved")
+        return state_of(model)
+
+    whole = simulate(lambda: program(0, 3), WORKERS)
+    resumed = simulate(lambda: program(1, 3), WORKERS)
+    assert all(same_bits(out, whole[0]) for out in [*whole, *resumed])
 
 
 # -- parts of different lengths ----------------------------------------------------------------------------------------

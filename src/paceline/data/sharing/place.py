@@ -9,6 +9,7 @@ INSIDE, ENDED, LEFT = 1, 2, 3
 """A worker is in the middle of a pass, has had all of its batches, or has left it before; the bit 2 says that the pass
 is over."""
 _STATE_BITS, _BATCH_BITS = 2, 32
+_MOST = (1 << 22) - 1
 
 
 @dataclass(frozen=True, order=True)
@@ -45,7 +46,7 @@ class Place:
 
 def pack(number: int, batches: int, state: int) -> int:
     """A place as an integer above 0, for the header of an exchange; 0 stands for a worker without shared data."""
-    return (number + 1) << _BATCH_BITS + _STATE_BITS | batches << _STATE_BITS | state
+    return min(number + 1, _MOST) << _BATCH_BITS + _STATE_BITS | batches << _STATE_BITS | state
 
 
 def pass_number(packed: int) -> int:

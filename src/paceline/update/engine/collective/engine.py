@@ -203,12 +203,15 @@ class Engine:
             "sequence": [exchanger.sequence for exchanger in self._parts.exchangers],
         }
         earlier = self._parts.earlier
+        if self._parts.missed:
+            found["missed"] = self._parts.missed
         if self.growth is not None:
             found["growth"] = self.growth.state()
         return found if earlier is None else {**found, "earlier": saved_blocks.save(earlier)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Load a result of `state`; after the optimizers' own state."""
+        self._parts.missed = state.get("missed", 0)
         if self.growth is not None:
             self.growth.load(state.get("growth"))
         if self.blocks is not None:

@@ -16,6 +16,7 @@ from paceline.communication import Transport
 from paceline.core.optimizer_state import Owned
 from paceline.core.state_tree import build, flatten
 from paceline.update.engine.context import RunContext
+from paceline.update.engine.gradients.exchanges import GradientExchanges
 
 
 class Handover:
@@ -23,13 +24,14 @@ class Handover:
 
     Args:
         run: the context that the parts of the run share.
+        gradients: know the GradScaler.
 
     Attributes:
         included: gives the objects that a worker takes over, by name.
     """
 
-    def __init__(self, run: RunContext) -> None:
-        self._run = run
+    def __init__(self, run: RunContext, gradients: GradientExchanges) -> None:
+        self._run, self._gradients = run, gradients
         self.included: Callable[[], dict[str, Any]] = dict
 
     def give(
@@ -54,7 +56,8 @@ class Handover:
         """What has a state of its own beside the optimizers."""
         found = dict(self.included())
         known = {id(thing) for thing in found.values()}
-        scaler = self._run.settings.scaler
+        scalers = [self._run.settings.scaler, *(update.scaling.scaler for update in self._gradients.updates)]
+        scaler = next((one for one in scalers if one is not None), None)
         others = {**schedulers(self._run.owned), **({"GradScaler": scaler} if scaler is not None else {})}
         return found | {name: thing for name, thing in others.items() if id(thing) not in known}
 

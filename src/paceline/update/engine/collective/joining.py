@@ -10,10 +10,13 @@ fewer steps then take over the model, the optimizers and the schedules of one th
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 
 from paceline.communication import Transport
 from paceline.core.flat import Fragment
+from paceline.core.world import World
+from paceline.data.sharing.place import Place
 from paceline.errors import MismatchError
 from paceline.update.engine import agreement
 from paceline.update.engine.collective.parts import Parts
@@ -21,6 +24,8 @@ from paceline.update.engine.gradients.footer import SKIPPED
 from paceline.update.exchange.exchanger import Exchanger
 from paceline.update.exchange.header import ExchangeSummary
 from paceline.update.exchange.kind import NO_PAYLOAD, WARMUP_END, ExchangeKind
+
+logger = logging.getLogger("paceline")
 
 
 def shut_down(parts: Parts) -> None:
@@ -162,6 +167,23 @@ class Joining:
             self._parts.handover.give(source, totals[world.rank] < most, transport)
             self._parts.run.progress.follow(most)
             self._joined.clear()
+            self._tell_skips(summary, most, world)
+
+    def _tell_skips(self, summary: ExchangeSummary, most: int, world: World) -> None:
+        """Say once that workers have skipped minibatches: what the program counts by itself lacks them."""
+        batches = [Place.unpack(h.place).batches if h.place else 0 for h in summary.headers]
+        furthest = batches[[h.total for h in summary.headers].index(most)]
+        skips = [rank for rank, h in enumerate(summary.headers) if most - h.total > max(0, furthest - batches[rank])]
+        if skips and not self._parts.told and world.rank == 0:
+            logger.warning(
+                "%s",
+                world.sign(
+                    f"{world.names(skips)} skipped minibatches of a pass, and made fewer steps than others: it takes "
+                    "over their model, optimizer and schedules. What the program counts or averages by itself at each "
+                    "step (a moving average of the weights) goes on without those steps"
+                ),
+            )
+        self._parts.told = self._parts.told or bool(skips)
 
 
 def _steps_differ(summary: ExchangeSummary) -> bool:

@@ -46,6 +46,7 @@ class Parts:
         growth: which workers train, if their number grows.
         handover: gives workers the state of others.
         missed: steps of the other workers in the passes so far that this one did not make, under a block rule.
+        told: whether the user was told of skipped minibatches.
         earlier: the blocks of before a probe, or of a checkpoint of another number of workers, until those after the
             probe take over their momentum.
     """
@@ -60,6 +61,7 @@ class Parts:
     handover: Handover
     growth: GrowingWorkers | None = None
     missed: int = field(default=0, init=False)
+    told: bool = field(default=False, init=False)
     earlier: FragmentedModel | None = field(default=None, init=False)
 
     @property
@@ -230,7 +232,7 @@ def assemble(run: RunContext) -> Parts:
         gradients,
         BlockExchanges(run, blocks, exchanger, retuning) if blocks is not None else None,
         retuning,
-        Handover(run),
+        Handover(run, gradients),
     )
     if rule.schedule.grow is not None and parts.blocks is not None:
         parts.growth = GrowingWorkers(run, parts.blocks, parts.handover)
