@@ -183,7 +183,8 @@ class AutoCheckpointer:
             self._place_seen = True
         if self._due is None or self._writer.stopped:
             return None
-        if not last and self._source.exchange_position().better_later:
+        position = self._source.exchange_position()
+        if position.awaited or (position.better_later and not last):
             return None
         began = runtime.monotonic()
         report = self._report(self._due)

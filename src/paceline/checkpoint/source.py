@@ -18,12 +18,14 @@ class ExchangePosition:
         sequence: number of the last exchange of any kind.
         left: number of the first exchange to which a worker contributed nothing more; None while all train.
         better_later: whether a pending result will have arrived before the next exchange begins.
+        awaited: whether other workers are at the end of the pass already; they come to this place after it.
     """
 
     count: int
     sequence: int = 0
     left: int | None = None
     better_later: bool = False
+    awaited: bool = False
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,8 @@ def _doing(kind: int, leaves: bool) -> str:
         return "in run.share, waiting while few workers train"
     if leaves:
         return "at its end, in run.close()"
+    if kind == 0:
+        return "in run.share, at the end of its pass"
     if kind >= BLOCK:
         return "in optimizer.step(), at the end of a block"
     return "in backward() or optimizer.step(), exchanging gradients" if kind > 0 else "in optimizer.step()"

@@ -148,6 +148,8 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         monitor.told = sinks.progress
 
         progress = TrainingProgress(tuner.rule.schedule)
+        if exchanges and transport.world.size > 1:
+            validation.check_forward(tuner.rule, progress.lockstep, owned, model)
         written = receipts.make(rule, settings, transport.world, loaders, membership is not None)
         if written is not None:
             on_error.callback(written.close)
@@ -172,8 +174,8 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         if engine is not None:
             loaders.leases = engine.leases
         if growth is not None:
-            state.schedules = schedules = SampledSchedules(loaders)
-            growth.included, growth.close = lambda: {**state.included, "": schedules}, close
+            state.schedules = SampledSchedules(loaders)
+            growth.close = close
         tuner.place = lambda: (engine.exchanged if engine is not None else 0, context.progress.steps)
 
         checkpointer = _checkpointer(context, membership, elastic, state) if settings.checkpoint is not None else None
@@ -183,9 +185,8 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
             if settings.round is not None:
                 search_round = SearchRound(settings.round, context, engine, checkpointer, close)
                 loaders.safe = search_round.at_iteration_end
-        if growth is not None and engine is not None:
-            turns = loaders.grow(growth)
-            turns.joined, transport.before_call = partial(_joined, context, engine, checkpointer), turns.settle
+        if isinstance(engine, Engine):
+            _meet_after_passes(context, engine, state, partial(_joined, context, engine, checkpointer))
         hooks = StepHooks(context, engine, mistakes, checkpointer)
         on_error.pop_all()
     return RunParts(context, membership, state, engine, elastic, mistakes, sinks, checkpointer, search_round, hooks)
@@ -196,6 +197,28 @@ def _joined(context: RunContext, engine: EngineProtocol, checkpointer: AutoCheck
     context.loaders.entered(engine.steps_committed)
     if checkpointer is not None:
         checkpointer.stepped()
+
+
+def _meet_after_passes(context: RunContext, engine: Engine, state: RunState, joined: Callable[[], None]) -> None:
+    """Let the workers meet at the end of each pass, and those that train where their number grows.
+
+    Args:
+        joined: called when this worker has joined exchanges.
+    """
+    loaders, transport = context.loaders, context.transport
+
+    def pass_over() -> None:
+        engine.end_pass()
+        joined()
+
+    loaders.trains, loaders.pass_over, transport.before_call = lambda: context.trains, pass_over, loaders.settle
+    engine.handover.included = lambda: {
+        **state.included,
+        **({"": by_samples} if (by_samples := state.schedules) else {}),
+    }
+    if engine.growth is not None:
+        turns = loaders.grow(engine.growth)
+        turns.joined = joined
 
 
 def start(parts: RunParts, run: Any) -> None:
@@ -216,6 +239,7 @@ def finish(parts: RunParts) -> None:
     """End the run together with all workers."""
     if parts.context.loaders.turns is not None:
         parts.context.loaders.turns.settle()
+    parts.context.loaders.leave()
     if parts.checkpointer is not None:
         parts.checkpointer.leave(parts.context.loaders.leads)
     if parts.engine is not None:
@@ -234,6 +258,7 @@ def take_apart(parts: RunParts) -> None:
     """Unhook the optimizers and close the connection, without notifying other workers."""
     context, checkpointer = parts.context, parts.checkpointer
     parts.hooks.remove()
+    context.loaders.pass_over = lambda: None
     if parts.left and parts.elastic is not None:
         parts.elastic.leaving.finish()
     if context.loaders.turns is not None:

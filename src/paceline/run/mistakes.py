@@ -145,9 +145,8 @@ class Mistakes:
             self._warn(
                 "growth",
                 f"{type(scheduler).__name__} makes a step at each minibatch, and while few workers train each of them "
-                "makes more minibatches than in the end, so the rate runs ahead, and a worker that begins later starts "
-                "at the beginning: name it before the loop, run.include(schedule=scheduler), and it follows the "
-                "samples",
+                "makes more minibatches than in the end, so the rate runs ahead: name it before the loop, "
+                "run.include(schedule=scheduler), and it follows the samples",
             )
         made = self._schedulers[scheduler] = self._schedulers.get(scheduler, 0) + 1
         horizon = horizon_of(scheduler)

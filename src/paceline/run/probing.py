@@ -9,6 +9,7 @@ from paceline.core.flat import Modules, module_list
 from paceline.core.optimizer_state import Owned
 from paceline.rules.choice import has_probe
 from paceline.rules.rule import Rule
+from paceline.run.validation import renormalises
 from paceline.update.engine.settings import Settings
 
 
@@ -40,6 +41,9 @@ def problem(rule: Rule, model: Modules, owned: Owned, settings: Settings) -> str
         return "the processes of a host train together"
     if settings.round is not None:
         return "it is a round of a search"
-    if any(getattr(module, "sparse", False) for _, root in module_list(model) for module in root.modules()):
+    modules = [module for _, root in module_list(model) for module in root.modules()]
+    if any(getattr(module, "sparse", False) for module in modules):
         return "an embedding has sparse gradients"
+    if any(renormalises(module) for module in modules):
+        return "an embedding has max_norm, and changes its weights in the forward pass"
     return ""

@@ -215,6 +215,7 @@ class Run:
 
     def global_state(self) -> dict[str, Tensor]:
         """The global model as a state dictionary of the (unwrapped) model; copies, on the model's device."""
+        self._context.loaders.settle()
         return self._state.global_state()
 
     def model_for_export(self) -> Any:
@@ -232,6 +233,7 @@ class Run:
         (True, False)
         >>> run.close()
         """
+        self._context.loaders.settle()
         return global_model.twin(self._model, self._state.global_tensors())
 
     @contextlib.contextmanager
@@ -247,6 +249,7 @@ class Run:
         True
         >>> run.close()
         """
+        self._context.loaders.settle()
         ahead = self._state.global_model
         with global_model.swapped(self._model, ahead.global_parts if ahead is not None else []):
             yield self._model
@@ -392,7 +395,8 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or self._parts.left:
+        ends = isinstance(error, SystemExit) and exit_handling.succeeded(error.code)
+        if error is None or ends or self._parts.left:
             self.close()
             return
         self._context.monitor.note("error", message=f"{type(error).__name__}: {error}")

@@ -148,6 +148,33 @@ def check_swapping(rule: Rule, owned: list[tuple[Optimizer, Named]], world: Worl
             )
 
 
+def check_forward(rule: Rule, lockstep: bool, owned: list[tuple[Optimizer, Named]], model: Modules) -> None:
+    """Refuse layers that change trained weights in the forward pass, where all workers must hold the same ones.
+
+    Args:
+        rule: the rule.
+        lockstep: whether the run begins with exchanges of gradients.
+        owned: (optimizer, its named parameters) pairs.
+        model: the user's modules.
+    """
+    if not (lockstep or rule.settings.within):
+        return
+    ours = {id(parameter) for _, named in owned for _, parameter in named}
+    for prefix, root in module_list(model):
+        for name, module in root.named_modules():
+            if renormalises(module) and id(module.weight) in ours:
+                raise UnsupportedError(
+                    f"{prefix}{name} has max_norm={module.max_norm:g}, so that it changes its weights in the forward "
+                    f"pass, by the samples of one worker; under {rule.text()} all workers must hold the same. Take a "
+                    "rule of blocks, such as bmuf, or limit the norms after optimizer.step()"
+                )
+
+
+def renormalises(module: nn.Module) -> bool:
+    """Whether a layer changes its weights in the forward pass."""
+    return getattr(module, "max_norm", None) is not None and isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+
+
 def check_bound(rule: Rule, zero_lines: bool) -> None:
     """Refuse a bound on the held-out loss for programs that cannot log one."""
     if rule.schedule.bound is not None and zero_lines:

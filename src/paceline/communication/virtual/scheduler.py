@@ -31,6 +31,10 @@ Combine = Callable[[list[Any]], list[Any]]
 class Closable(Protocol):
     """Ends with a worker's program: closed if the program succeeds, abandoned if it fails."""
 
+    @property
+    def minibatches(self) -> int:
+        """Steps that were made."""
+
     def close(self) -> None: ...
 
     def abandon(self) -> None: ...

@@ -3,25 +3,47 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
+from paceline.communication import virtual
 from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.ledger.leases import Leases
 from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling.position import Position
 from paceline.data.sharing.numbering import NumberedData
+from paceline.data.sharing.place import ENDED, INSIDE, LEFT, pack
 from paceline.data.sharing.place_log import PlaceLog
 from paceline.data.sharing.shared_loader import SharedLoader
 from paceline.data.sharing.turns import TrainingWorkers, Turns
+from paceline.errors import UnsupportedError
 
 Load = Callable[[Position], None]
 RECENT = 8
 """Shared loaders that are kept although the program may have dropped them."""
+
+
+@dataclass
+class ActivePass:
+    """A pass that is under way.
+
+    Attributes:
+        length: batches of this worker in it, if known.
+        batches_then: batches of all passes that were handed out when it began.
+        steps_then: steps of the optimizer likewise.
+        reader: the thread that asked for its last batch; 0 before.
+    """
+
+    length: int | None
+    batches_then: int
+    steps_then: int
+    reader: int = 0
 
 
 class LoaderRegistry:
@@ -68,10 +90,19 @@ class LoaderRegistry:
         """Called after a pass in which this worker got no batch."""
         self.warn: Callable[[str, str], None] = lambda key, text: None
         """Called with a warning, and a key that it has in common with later ones of its kind."""
+        self.trains: Callable[[], bool] = lambda: False
+        """Whether the program trains now, rather than evaluates."""
+        self.pass_over: Callable[[], None] = lambda: None
+        """Called once a pass is over in which the program trained, before anything else is done."""
         self._batches = 0  # handed out so far
-        self._under_way: dict[Position, object] = {}  # active passes, the outermost first -> token
-        self._began: dict[Position, int] = {}  # value of `_batches` when a pass began
+        self._under_way: dict[Position, ActivePass] = {}  # the outermost first
         self._leader: Position | None = None  # position of the pass in which the optimizer steps
+        self._earlier = 0  # passes over the data of leaders before it
+        self._made = 0  # steps
+        self._last_place = 0  # of the last pass that is over, packed
+        self._last_pass: ActivePass | None = None
+        self._trainer: int | None = None  # the thread of the optimizer's steps
+        self._unmet = False  # whether `pass_over` is to be called
         self._since = [0, 0, 0]  # samples, batches and nominal samples since the last step
         self._steps: deque[tuple[int, list[list[int]]]] = deque()  # step -> [epoch, batches] of each loader
         self._rows: list[list[int]] = []  # the last of them
@@ -109,19 +140,62 @@ class LoaderRegistry:
 
     # -- where an iteration of the program's loop is over -----------------------------------------
 
-    def begins(self, position: Position) -> object:
-        """A pass over the data of `position` begins; returns a token for `ends`."""
-        token = self._under_way[position] = object()
-        self._began[position] = self._batches
-        return token
+    def begins(self, position: Position, length: int | None) -> ActivePass:
+        """A pass over the data of `position` begins, of `length` batches if that is known; returns it for `ends`."""
+        one = self._under_way[position] = ActivePass(length, self._batches, self._made)
+        return one
 
-    def ends(self, position: Position, token: object) -> None:
-        """The pass is over, or the program has left it."""
-        if self._under_way.get(position) is token:  # else a later pass over the same data is active
-            del self._under_way[position]
-            nothing = self._began.get(position) == self._batches and not position.now.batches
-            if nothing and not (position.leased or position.now.turns):
-                self.empty()
+    def ends(self, position: Position, one: ActivePass, complete: bool) -> None:
+        """The pass is over (`complete`), or the program has left it."""
+        if self._under_way.get(position) is not one:
+            return  # a later pass over the same data is active
+        led = self._training is position and not position.leased
+        del self._under_way[position]
+        batches = position.now.batches
+        if one.batches_then == self._batches and not (batches or position.leased or position.now.turns):
+            self.empty()
+        if led and (self._made > one.steps_then or (complete and self.trains())):
+            whole = complete or (one.length is not None and batches >= one.length)
+            self._last_place, self._last_pass = pack(self._number(position), batches, ENDED if whole else LEFT), one
+            self._unmet = True
+
+    def leave(self, position: Position | None = None) -> None:
+        """The program has left its passes (over the data of `position`), of which it may still hold iterators."""
+        for active, one in list(self._under_way.items()):
+            if position in (None, active):
+                self.ends(active, one, complete=False)
+
+    def settle(self) -> None:
+        """The program goes on after a pass in which it trained, and which it may have left early: call `pass_over`."""
+        if self.turns is not None:
+            self.turns.settle()
+        if self._unmet and self.world.size > 1 and self._trains_here():
+            self._unmet = False
+            if self.turns is None or not self.turns.workers.active:  # else all have met there
+                self.pass_over()
+
+    @property
+    def _training(self) -> Position | None:
+        """Position of the active pass in which the optimizer steps, or will."""
+        return self._leader if self._leader in self._under_way else next(iter(self._under_way), None)
+
+    def _number(self, position: Position) -> int:
+        """Number of the present pass over the data of `position` among all in which the optimizer stepped."""
+        return self._before(position) + position.epoch
+
+    def _before(self, position: Position) -> int:
+        """Passes over the data of earlier leaders, if `position` leads now."""
+        leader = self._leader
+        return self._earlier if leader in (None, position) else self._earlier + leader.epoch + (not leader.fresh)
+
+    @property
+    def place(self) -> int:
+        """Where this worker is in the data that it trains on, packed (:mod:`.place`)."""
+        position = self._training
+        if position is None:
+            return self._last_place
+        now = position.now
+        return 0 if position.leased or now.turns else pack(self._number(position), now.batches, INSIDE)
 
     def asked(self, position: Position) -> Callable[[], None] | None:
         """The program asks for the next batch; the caller calls the result if there is one.
@@ -129,6 +203,8 @@ class LoaderRegistry:
         An iteration is over where the outermost loop asks, if the first step was made in that loop: inner loops run in
         the middle of an iteration, and a loop without steps (a validation) belongs to the iteration before it.
         """
+        if (one := self._under_way.get(position)) is not None:
+            one.reader = threading.get_ident()
         if next(iter(self._under_way), None) is not position:
             return None
         if position is not self._leader or self.idle:  # else in the middle of accumulating gradients
@@ -223,9 +299,17 @@ class LoaderRegistry:
         return samples / nominal if batches and samples and nominal else 1.0
 
     def stepped(self, steps: int) -> int:
-        """The optimizer made step number `steps`; returns the number of samples in it."""
+        """The optimizer made step number `steps`; returns the number of samples in it.
+
+        Raises:
+            UnsupportedError: another thread reads the batches.
+        """
+        self._check_reader()
+        self._trainer = threading.get_ident()
         if self._under_way and self._leader not in self._under_way:  # the program may make its data anew for each epoch
-            self._leader = next(iter(self._under_way))
+            position = next(iter(self._under_way))
+            self._earlier, self._leader = self._before(position), position
+        self._made += 1
         new = self._since[0]
         self.samples += new
         self._since = [0, 0, 0]
@@ -238,6 +322,31 @@ class LoaderRegistry:
         if self.places is not None:
             self.places.stepped(steps)
         return new
+
+    def _check_reader(self) -> None:
+        """Refuse a pass that another thread goes through: it is ahead, so nothing tells which batches a step used, or
+        when the program is at the end of the pass."""
+        position = self._training
+        one = self._last_pass if position is None else self._under_way[position]
+        if one is None or self.world.size == 1:
+            return
+        reader = one.reader
+        if reader not in (0, threading.get_ident()):
+            names = {thread.ident: thread.name for thread in threading.enumerate()}
+            raise UnsupportedError(
+                self.world.sign(
+                    f"the thread {names.get(reader, 'that has ended')} reads the training data ahead, and "
+                    f"{threading.current_thread().name} trains on them: {self.world.size} workers would not know which "
+                    "batches a step has used. Iterate over the loader in the thread that trains, and let it read "
+                    "ahead by itself: DataLoader(.., num_workers=2, prefetch_factor=2)"
+                )
+            )
+
+    def _trains_here(self) -> bool:
+        """Whether this is the thread that trains, as far as that is known."""
+        if self._trainer is not None:
+            return self._trainer == threading.get_ident()
+        return virtual.current() is not None or threading.current_thread() is threading.main_thread()
 
     def entered(self, steps: int) -> None:
         """The work of this worker's first `steps` steps is in the global model."""

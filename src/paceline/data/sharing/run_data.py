@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import Mark
@@ -25,9 +25,13 @@ class RunData(Protocol):
     turns: Turns | None
     places: PlaceLog | None
 
-    def begins(self, position: Position) -> object: ...
+    def begins(self, position: Position, length: int | None) -> Any: ...
 
-    def ends(self, position: Position, token: object) -> None: ...
+    def ends(self, position: Position, one: Any, complete: bool) -> None: ...
+
+    def leave(self, position: Position | None = None) -> None: ...
+
+    def settle(self) -> None: ...
 
     def asked(self, position: Position) -> Callable[[], None] | None: ...
 

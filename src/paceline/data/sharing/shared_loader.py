@@ -182,17 +182,18 @@ class SharedLoader:
         self._registry.ready()
         self._position.let_go()
         turns = self._registry.turns
-        if turns is not None:
-            turns.settle()
+        self._registry.leave(self._position)
+        self._registry.settle()
         skip = self._position.begin()
         if turns is not None:
             turns.begin(self._position)
-        batches = self._iteration.batches(skip, self._length())
+        length = self._length()
+        batches = self._iteration.batches(skip, length)
         if self._leases is not None:
             self._position.iteration = batches
         self._before = self._registry.since
-        token = self._registry.begins(self._position)
-        complete = True
+        token = self._registry.begins(self._position, length)
+        complete = over = False
         try:
             while turns is None or turns.ready(self._position):
                 self._check_alone(batches)
@@ -207,16 +208,17 @@ class SharedLoader:
                         turns.go_on(self._position)
                     take()
                 yield batch
-            complete = turns is None or turns.end(self._position)
+            over, complete = True, turns is None or turns.end(self._position)
         except GeneratorExit:
             if turns is not None:
-                turns.leave(self._position, self._length(), self.progress)
+                turns.leave(self._position, length, self.progress)
             raise
         finally:
-            self._registry.ends(self._position, token)
+            self._registry.ends(self._position, token, over)
             batches.close()
         if complete:
             self._position.end()
+        self._registry.settle()
 
     @property
     def read_as_a_whole(self) -> bool:

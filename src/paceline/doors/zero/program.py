@@ -28,6 +28,7 @@ from paceline.doors.zero.rank_discovery import ZeroWorker, from_environment, own
 from paceline.doors.zero.reporter import Reporter
 from paceline.doors.zero.seeds import Streams
 from paceline.errors import PacelineError
+from paceline.update.engine.exit_handling import succeeded
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -68,15 +69,19 @@ def zero_lines(script: Path, worker: ZeroWorker, patches: Patches, began: float 
     if streams is not None:
         streams.install(patches)
     zero.install(patches)
+    ended: SystemExit | None = None
     try:
-        yield
-    except SystemExit as error:
-        if error.code not in (None, 0):
-            raise
+        try:
+            yield
+        except SystemExit as error:
+            if not succeeded(error.code):
+                if zero.run is not None:
+                    zero.run.abandon()
+                raise
+            ended = error
         zero.finish()
-        raise
-    else:
-        zero.finish()
+        if ended is not None:
+            raise ended
     finally:
         if streams is not None:
             streams.close()

@@ -12,7 +12,6 @@ from paceline.communication.calls import advice
 from paceline.core.world import World
 from paceline.errors import ElsewhereError
 from paceline.update.exchange.header import ExchangeSummary
-from paceline.update.exchange.kind import STANDS
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -53,7 +52,7 @@ class MergePoint:
             ElsewhereError: some workers merge and others train on; raised on every worker.
         """
         merging = [rank for rank, h in enumerate(summary.headers) if h.merges]
-        others = [rank for rank, h in enumerate(summary.headers) if not (h.merges or h.leaving or h.kind == STANDS)]
+        others = [rank for rank, h in enumerate(summary.headers) if not (h.merges or h.leaving or h.kind.joins)]
         self.together = 0 if others or not merging else self.together + 1
         self._apart = self._apart + 1 if merging and others else 0
         if self._apart > self._fragments:

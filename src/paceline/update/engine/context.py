@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from paceline.communication import Transport
-from paceline.core.flat import Modules
+from paceline.core.flat import Modules, module_list
 from paceline.core.optimizer_state import Owned
 from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.rules.rule import Rule
@@ -42,6 +44,12 @@ class RunContext:
     loaders: LoaderRegistry
     tuner: Tuner
     receipts: Receipts | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Whether the program trains, judged by gradients and by the mode of its model."""
+        modules = [module for _, module in module_list(self.model)]
+        return torch.is_grad_enabled() and any(one.training for module in modules for one in module.modules())
 
     @property
     def rule(self) -> Rule:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import atexit
+import builtins
+import functools
 import os
 import sys
 import weakref
@@ -15,8 +17,10 @@ from torch import Tensor
 from paceline.communication import Transport, virtual
 from paceline.core import runtime
 from paceline.core.optimizer_state import Named
-from paceline.errors import EXPELLED, GivenUpError, OverError, UnsupportedError
+from paceline.errors import EXPELLED, GivenUpError, OverError, PacelineError, UnsupportedError
 
+FAILED = 1
+"""Exit code of a program whose run could not be ended in order."""
 trained: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
 """The parameters of attached runs, by id."""
 
@@ -37,14 +41,76 @@ def close_at_exit(run: virtual.Closable) -> Callable[[], None]:
 
     def finish() -> None:
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # ends the interpreter
-        (run.abandon if error is not None else run.close)()
+        if error is None and _exit.failed(run):
+            print(f"paceline: {_exit} ends this worker, and the others learn of it", file=sys.stderr, flush=True)
+            run.abandon()
+        elif error is not None:
+            run.abandon()
+        else:
+            _close(run)
         if isinstance(error, GivenUpError):  # the launcher learns that it may start a fresh worker
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(EXPELLED)
+            _leave(EXPELLED)
 
+    _exit.watch(run)
     atexit.register(finish)
     return lambda: atexit.unregister(finish)
+
+
+def _close(run: virtual.Closable) -> None:
+    """Close `run` at the interpreter's end, which no exception turns into a failure any more."""
+    try:
+        run.close()
+    except PacelineError as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        _leave(FAILED)
+
+
+def _leave(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+class _Exit:
+    """The last call of `sys.exit`, `exit` or `quit`: what it raises ends the interpreter, and leaves no trace there."""
+
+    def __init__(self) -> None:
+        self._code: Any = None
+        self._then: dict[int, int] = {}  # id of a run that was open -> its minibatches
+        self._runs: weakref.WeakSet[virtual.Closable] = weakref.WeakSet()
+
+    def __str__(self) -> str:
+        return f"sys.exit({self._code!r})"
+
+    def watch(self, run: virtual.Closable) -> None:
+        """Note such a call while `run` is open."""
+        self._runs.add(run)
+        for place, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
+            original = getattr(place, name, None)
+            if original is not None and not hasattr(original, "_paceline"):
+                setattr(place, name, self._noting(original))
+
+    def _noting(self, original: Any) -> Callable[..., NoReturn]:
+        @functools.wraps(original)
+        def noted(code: Any = None, /) -> NoReturn:
+            self._code, self._then = code, {id(run): run.minibatches for run in self._runs}
+            original(code)
+            raise AssertionError("it has raised SystemExit")
+
+        noted._paceline = True  # type: ignore[attr-defined]
+        return noted
+
+    def failed(self, run: virtual.Closable) -> bool:
+        """Whether the program said with it, after the last step of `run`, that it has failed."""
+        return not succeeded(self._code) and self._then.get(id(run)) == run.minibatches
+
+
+def succeeded(code: Any) -> bool:
+    """Whether the code of a SystemExit is that of success."""
+    return code is None or (isinstance(code, int) and code == 0)
+
+
+_exit = _Exit()
 
 
 def exit_after_end(error: OverError) -> NoReturn:

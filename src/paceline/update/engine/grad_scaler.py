@@ -73,6 +73,11 @@ class Scaling:
         self.kept_at: float | None = None
 
     @property
+    def scaler(self) -> Any:
+        """The scaler, as far as it is known."""
+        return self._scaler
+
+    @property
     def active(self) -> bool:
         """Whether a scaler handles gradients that are not finite."""
         if self._sure:

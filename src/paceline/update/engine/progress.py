@@ -35,6 +35,10 @@ class TrainingProgress:
         """Exchanges that a single worker would have made by now."""
         return self.schedule.exchanges_after(self.steps)
 
+    def follow(self, steps: int) -> None:
+        """Continue after `steps` steps, as the other workers do."""
+        self.steps = steps
+
     def stepped(self) -> bool:
         """Count a step; returns whether it ends the warm-up (`warm` is set once all workers have the same start)."""
         self.steps += 1

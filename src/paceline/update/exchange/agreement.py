@@ -10,6 +10,7 @@ import torch
 
 from paceline.communication.calls import check_alike
 from paceline.core.world import World
+from paceline.data.sharing.place import pass_number
 from paceline.errors import DesyncError, MismatchError, NonFiniteError
 from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
 from paceline.update.exchange.kind import NO_PAYLOAD
@@ -55,7 +56,17 @@ def agree(summary: ExchangeSummary, world: World) -> None:
     if len(places) > 1 or len({h.sequence for h in headers}) > 1:
         said = "; ".join(f"{world.name(r)} at exchange {h.sequence}" for r, h in enumerate(headers))
         raise MismatchError(world.sign(f"the workers are at different places of the program: {said}"))
-    compare({rank: h.checksum for rank, h in enumerate(headers)}, headers[0].sequence, world)
+    passes = {rank: pass_number(h.place) for rank, h in enumerate(headers) if h.brings and h.place and not h.leaving}
+    if len(set(passes.values())) > 1:
+        said = "; ".join(f"{world.name(r)} in pass {number}" for r, number in passes.items())
+        raise MismatchError(
+            world.sign(
+                f"the workers are in different passes over their data: {said}. Every worker has to begin each pass, "
+                "and to end it: take run.share out of `if run.world.rank == 0:` or whatever keeps some workers from it"
+            )
+        )
+    sums = {rank: h.checksum for rank, h in enumerate(headers) if h.checksum or not h.at_end}
+    compare(sums, headers[0].sequence, world)
 
 
 def compare(sums: dict[int, int], sequence: int, world: World) -> None:

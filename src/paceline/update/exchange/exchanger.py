@@ -29,6 +29,7 @@ from paceline.rules.codec import Codec, Dense, State, Steps
 from paceline.rules.topology import Topology
 from paceline.update.exchange.agreement import agree, refuse_nothing, summary_of
 from paceline.update.exchange.chunk import Chunk
+from paceline.update.exchange.departures import Departures
 from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary, Timing
 from paceline.update.exchange.pipeline import Finished, LastWait, Pipeline, Pollable, Running
 from paceline.update.exchange.side_stream import SideStream, moved
@@ -86,7 +87,8 @@ class Exchanger:
 
     Attributes:
         auditor: judges contributions by held-out losses; None without one.
-        voted: the header that `pre_vote` sent, until `open` returns it.
+        voted: the header that `pre_vote` sent, or `hold` kept, until `open` returns it.
+        departures: judges where the workers end.
         vote_s: seconds of waiting for that vote, until the exchange counts them.
         early: chunks of the next exchange that are on the wire already.
     """
@@ -117,9 +119,14 @@ class Exchanger:
         self.sequence = 0
         self.asks: Callable[[], bool] = lambda: False
         """Whether this worker has a request for all workers, to be read once the next exchange is over."""
+        self.place: Callable[[], int] = lambda: 0
+        """Where this worker is in its data, packed (:mod:`paceline.data.sharing.place`)."""
+        self.departures = Departures()
         self.timing = Timing()
         self.left: int | None = None
         """Number of the first exchange in which a worker had no more work."""
+        self.awaited = False
+        """Whether workers at the end of a pass wait for those that made the last exchange."""
 
     @property
     def keeps(self) -> bool:
@@ -132,7 +139,12 @@ class Exchanger:
             pending_header, self.voted = self.voted, None
             return pending_header
         self.sequence += 1
-        return PendingHeader(self, replace(header, sequence=self.sequence, asks=self.asks(), early=bool(self.early)))
+        early, place = bool(self.early), self.place()
+        return PendingHeader(self, replace(header, sequence=self.sequence, asks=self.asks(), early=early, place=place))
+
+    def hold(self, pending_header: PendingHeader) -> None:
+        """Let the next `open` return a header that was sent already."""
+        self.voted = pending_header
 
     def pre_vote(self, header: ExchangeHeader) -> ExchangeHeader:
         """Send `header` before anything is packed, and learn its factor; the next `open` returns this header.
@@ -258,6 +270,8 @@ class PendingHeader:
                     summary = self._exchanger.auditor.drop_waiting(summary)
                 self._exchanger.timing.wait_s += self._exchanger.transport.now() - began
                 agree(summary, self._exchanger.transport.world)
+                self._exchanger.awaited = not summary.alike and summary.awaited
+                self._exchanger.departures.look(summary, self._exchanger.transport.world)
                 if self._exchanger.left is None and summary.somebody_left:
                     self._exchanger.left = self.header.sequence
                 self._summary = summary

@@ -10,7 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from paceline.update.exchange.kind import STANDS, ExchangeKind
+from paceline.data.sharing.place import ENDED, pass_number
+from paceline.update.exchange.kind import ExchangeKind
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class ExchangeHeader:
         suspect: whether its last contribution was left out because of held-out losses (:mod:`.judging`).
         watched: whether these gave evidence against it, and not enough.
         early: whether the first chunks of its contribution were sent before this header.
+        place: where the worker is in its data (:mod:`paceline.data.sharing.place`), packed; 0 if it shares none.
     """
 
     sequence: int
@@ -54,12 +56,18 @@ class ExchangeHeader:
     suspect: bool = False
     watched: bool = False
     early: bool = False
+    place: int = 0
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the worker's last pass is over."""
+        return bool(self.place & ENDED)
 
     @property
     def row(self) -> Tensor:
         """The header as it is sent: int64, shape (11,)."""
         condition = self.finite | self.usual << 1 | self.asks << 2 | self.merges << 3
-        condition |= self.suspect << 4 | self.watched << 5 | self.early << 6
+        condition |= self.suspect << 4 | self.watched << 5 | self.early << 6 | self.place << 7
         values = [
             self.sequence,
             self.kind.code,
@@ -78,7 +86,7 @@ class ExchangeHeader:
         finite, usual, asks, merges, suspect, watched, early = (bool(row[4] >> bit & 1) for bit in range(7))
         norm, factor, *mean_norm = (from_bits(bits) for bits in (row[6], row[7], *row[10:]))
         mean = mean_norm[0] if mean_norm else 0.0
-        numbers = row[8], row[9], usual, asks, merges, mean, suspect, watched, early
+        numbers = row[8], row[9], usual, asks, merges, mean, suspect, watched, early, row[4] >> 7
         return cls(row[0], ExchangeKind(row[1]), bool(row[2]), bool(row[3]), finite, row[5], norm, factor, *numbers)
 
 
@@ -189,6 +197,11 @@ class ExchangeSummary:
         return any(idle) or any(h.leaving for h in self.headers)
 
     @cached_property
+    def awaited(self) -> bool:
+        """Whether workers that have ended a pass wait for those that brought this payload in it."""
+        return not self.empty and any(h.at_end for h in self.headers) and not all(h.at_end for h in self.headers)
+
+    @cached_property
     def all_leaving(self) -> bool:
         """Whether this is the last exchange of every worker."""
         return all(h.leaving for h in self.headers)
@@ -211,22 +224,25 @@ class ExchangeSummary:
     @cached_property
     def all_stand(self) -> bool:
         """Whether every worker stands, or has no more work."""
-        return self.empty and all(h.kind == STANDS or h.leaving for h in self.headers)
+        return self.empty and all(h.kind.joins or h.leaving for h in self.headers)
 
     @cached_property
     def alike(self) -> bool:
         """Whether all workers are at the same place, with the same state; most often, and quickly told."""
         first = self.headers[0]
-        place = (first.sequence, first.kind.code, first.brings, first.leaving, first.checksum)
-        return all((h.sequence, h.kind.code, h.brings, h.leaving, h.checksum) == place for h in self.headers)
+        place = (first.sequence, first.kind.code, first.brings, first.leaving, first.checksum, pass_number(first.place))
+        return all(
+            (h.sequence, h.kind.code, h.brings, h.leaving, h.checksum, pass_number(h.place)) == place
+            for h in self.headers
+        )
 
     @property
     def with_joined(self) -> ExchangeSummary:
         """Where a worker brings a block, those that stand bring what they have made so far."""
-        if self.empty or not any(h.kind == STANDS for h in self.headers):
+        if self.empty or not self.kind.is_block or not any(h.kind.joins for h in self.headers):
             return self
         joined = (
-            replace(h, brings=True, kind=self.kind) if h.kind == STANDS and h.minibatches else h for h in self.headers
+            replace(h, brings=True, kind=self.kind) if h.kind.joins and h.minibatches else h for h in self.headers
         )
         return replace(self, headers=tuple(joined))
 

@@ -37,6 +37,11 @@ class ExchangeKind:
         return self.code >= calls.BLOCK
 
     @property
+    def joins(self) -> bool:
+        """Whether the worker only joins what others exchange."""
+        return self.code in (0, calls.STANDS)
+
+    @property
     def optimizer(self) -> int:
         """The optimizer whose gradients are exchanged."""
         return self.code - 1
@@ -48,7 +53,8 @@ class ExchangeKind:
 
 
 NO_PAYLOAD = ExchangeKind(0)
-"""The worker brings no payload, and joins any exchange."""
+"""The worker ends, or is at the end of its pass: it brings no payload, and joins any exchange; a block with what it has
+made so far."""
 WARMUP_END = ExchangeKind(-1)
 """The exchange without a payload that ends a warm-up."""
 STANDS = ExchangeKind(calls.STANDS)

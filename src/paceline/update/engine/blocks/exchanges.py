@@ -72,13 +72,31 @@ class BlockExchanges:
         self._run.monitor.end(timing, summary, block=block, warmup=False, effective=effective)
         self.landed(summary)
 
+    def wait(self, total: int) -> ExchangeSummary | None:
+        """At the end of this worker's pass: join the others' blocks, with what it has made so far, until all are there.
+
+        Args:
+            total: this worker's minibatches, for the header.
+
+        Returns:
+            The headers then; None if the workers agree to probe again.
+        """
+        while self._read_requests(rests=True) and not self._run.tuner.measured.again:
+            pending_header = self._exchanger.open(self.blocks.waiting_header(total))
+            if pending_header.summary().all_stand:
+                return pending_header.summary()
+            self.land_all()  # only now: what is in flight may stay there if no exchange follows
+            self._exchanger.hold(pending_header)
+            self.stand()
+        return None
+
     def stand(self) -> ExchangeSummary:
         """Join the other workers' next exchange with what this worker has made since the last one."""
-        blocks = self.blocks
+        blocks, fragment = self.blocks, self.blocks.next
         self._run.monitor.begin()
         summary = blocks.stand(self._run.progress.steps)
         if not summary.all_stand:
-            self._note(summary, 0)
+            self._note(summary, fragment)
         if summary.asked and not summary.all_stand:
             self._retuning.agree()
             self._retuning.apply(blocks.schedule.steps)
@@ -126,8 +144,11 @@ class BlockExchanges:
         while quiet < len(self.blocks.updates):
             if not self._read_requests(rests=True):
                 return False
+            at = self.blocks.schedule.at
             summary = self._end_block(leaving=True)
             assert summary is not None
+            if summary.all_stand and not summary.all_leaving:
+                self.blocks.uncount(at)
             quiet = quiet + 1 if summary.all_leaving else 0
         global_model.settle(self._run.model, self.blocks.global_parts)
         return True

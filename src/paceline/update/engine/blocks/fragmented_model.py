@@ -24,8 +24,8 @@ from paceline.update.engine.blocks.update import BlockUpdate
 from paceline.update.engine.settings import Settings
 from paceline.update.exchange.checksum import combine
 from paceline.update.exchange.exchanger import Exchanger
-from paceline.update.exchange.header import ExchangeSummary
-from paceline.update.exchange.kind import ExchangeKind
+from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
+from paceline.update.exchange.kind import NO_PAYLOAD, ExchangeKind
 from paceline.update.exchange.work import LocalWork
 
 
@@ -132,20 +132,42 @@ class FragmentedModel:
             self._restart_others(fragment)
 
     def stand(self, total: int) -> ExchangeSummary:
-        """Join the next exchange of a model in one fragment with what this worker has made since the last one.
+        """Join the next exchange with what this worker has made since the last one of its fragment.
 
         Args:
             total: this worker's minibatches since attach.
         """
-        schedule, (update,) = self.schedule, self.updates
-        update.begin(LocalWork(schedule.since[0], total, stands=True), overlapped=False)
+        fragment, schedule = self.next, self.schedule
+        update = self.updates[fragment]
+        update.begin(LocalWork(schedule.since[fragment], total, stands=True), overlapped=False)
         summary = update.land(None)
         if not summary.all_stand:
-            schedule.since[0] = 0
+            schedule.since[fragment] = 0
             schedule.begin(self._rule_schedule)
-            self.entered[0] = total
-            self.align(schedule.begun)
+            schedule.steps = schedule.at[-1]
+            self.entered[fragment] = total
+            if update.left_out:
+                self._restart_others(fragment)
         return summary
+
+    def waiting_header(self, total: int) -> ExchangeHeader:
+        """The header of a worker at the end of its pass, which joins an exchange if another worker brings one.
+
+        Args:
+            total: this worker's minibatches.
+        """
+        update, minibatches = self.updates[self.next], self.schedule.since[self.next]
+        finite = not minibatches or update.state.finite()
+        factor = minibatches / self._rule_schedule.period if finite else 0.0
+        return ExchangeHeader(0, NO_PAYLOAD, False, False, finite, minibatches, 0.0, factor, total, 0)
+
+    def uncount(self, at: list[int]) -> None:
+        """The exchange that was begun last is none: no worker brought anything, and some will later.
+
+        Args:
+            at: of the schedule, before.
+        """
+        self.schedule.begun, self.schedule.at = self.schedule.begun - 1, at
 
     def _restart_others(self, fragment: int) -> None:
         """A bad contribution to one fragment invalidates the worker's other fragments; restart them too."""

@@ -131,7 +131,7 @@ class BlockUpdate:
         self.numbers.freeze()
         for one in self.state.buffers:
             one.reset_nonfinite()
-        if self.receipts is not None and work.minibatches and not work.stands:
+        if self.receipts is not None and work.minibatches:
             self.receipts.gave(self._kind.fragment, self.state)
         header = self._header(work)
         if not header.usual or self.audit is not None:

@@ -16,8 +16,9 @@ from paceline.update.engine import exit_handling
 from paceline.update.engine.blocks import saved as saved_blocks
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 from paceline.update.engine.collective.growth import GrowingWorkers
+from paceline.update.engine.collective.handover import Handover
+from paceline.update.engine.collective.joining import end_pass, shut_down
 from paceline.update.engine.collective.parts import assemble, blocks_of
-from paceline.update.engine.collective.shutdown import shut_down
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import stepping_scaler
 from paceline.update.engine.gradients import saved as saved_gradients
@@ -60,6 +61,11 @@ class Engine:
     def growth(self) -> GrowingWorkers | None:
         """Which workers train, if their number grows."""
         return self._parts.growth
+
+    @property
+    def handover(self) -> Handover:
+        """Gives workers the state of others."""
+        return self._parts.handover
 
     @property
     def local(self) -> bool:
@@ -105,9 +111,9 @@ class Engine:
         blocks, host, one = self.blocks, self._parts.host, self._parts.exchanger
         if blocks is None or self._progress.lockstep:
             one = one if self._progress.lockstep or host is None else host
-            return ExchangePosition(self._progress.exchanges, one.sequence, one.left)
+            return ExchangePosition(self._progress.exchanges, one.sequence, one.left, awaited=one.awaited)
         begun = self._parts.retuning.rule.schedule.warmup + blocks.schedule.begun
-        return ExchangePosition(begun, one.sequence, one.left, blocks.coming)
+        return ExchangePosition(begun, one.sequence, one.left, blocks.coming, one.awaited)
 
     @property
     def global_model(self) -> FragmentedModel | None:
@@ -168,6 +174,11 @@ class Engine:
             if self._run.tuner.measured.again:  # as a worker without data does after the same exchange
                 self._parts.probe_again(leaving=False)
 
+    def end_pass(self) -> None:
+        """A pass over shared data is over: wait until all workers are at its end, and hold the same."""
+        if self._run.transport.world.size > 1:
+            end_pass(self._parts)
+
     def shutdown(self) -> None:
         """End the run together: wait for workers that have more data, and merge the rest of the last block."""
         shut_down(self._parts)
@@ -192,12 +203,15 @@ class Engine:
             "sequence": [exchanger.sequence for exchanger in self._parts.exchangers],
         }
         earlier = self._parts.earlier
+        if self._parts.missed:
+            found["missed"] = self._parts.missed
         if self.growth is not None:
             found["growth"] = self.growth.state()
         return found if earlier is None else {**found, "earlier": saved_blocks.save(earlier)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Load a result of `state`; after the optimizers' own state."""
+        self._parts.missed = state.get("missed", 0)
         if self.growth is not None:
             self.growth.load(state.get("growth"))
         if self.blocks is not None:

@@ -14,15 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from paceline.core.flat import module_list
-from paceline.core.state_tree import build, flatten
 from paceline.errors import OverError, UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.update.engine import exit_handling
 from paceline.update.engine.blocks.exchanges import BlockExchanges
+from paceline.update.engine.collective.handover import Handover
 from paceline.update.engine.context import RunContext
 from paceline.update.exchange.header import ExchangeSummary
 
@@ -35,23 +31,22 @@ class GrowingWorkers:
     Args:
         run: the context that the parts of the run share.
         blocks: the block exchanges.
+        handover: gives workers that begin the state of others.
 
     Attributes:
         workers: k, at present.
         coming: k of the next batches, if it is to change; else k.
-        included: gives the objects that a worker takes over when it begins, by name.
         blocks: the block exchanges.
         close: ends this worker's part of the run.
     """
 
-    def __init__(self, run: RunContext, blocks: BlockExchanges) -> None:
-        self._run, self.blocks, world = run, blocks, run.transport.world
+    def __init__(self, run: RunContext, blocks: BlockExchanges, handover: Handover) -> None:
+        self._run, self.blocks, self.handover, world = run, blocks, handover, run.transport.world
         growth = run.rule.schedule.grow
         assert growth is not None
         self._growth, self.most, self.rank = growth, world.size, world.rank
         self.workers = self.coming = first_workers(run.rule, world.size)
         self.minibatches = self._made = 0
-        self.included: Callable[[], dict[str, Any]] = dict
         self._known_decays: list[Any] | None = None
         self.close: Callable[[], None] = lambda: None
         blocks.landed = self.landed
@@ -76,8 +71,7 @@ class GrowingWorkers:
     @property
     def trains(self) -> bool:
         """Whether the program trains, judged by gradients and by the mode of its model."""
-        modules = [module for _, module in module_list(self._run.model)]
-        return torch.is_grad_enabled() and any(one.training for module in modules for one in module.modules())
+        return self._run.trains
 
     def landed(self, summary: ExchangeSummary) -> None:
         """A block was exchanged: count it, and decide whether k grows."""
@@ -171,58 +165,10 @@ class GrowingWorkers:
 
     def _hand_over(self, before: int, after: int) -> None:
         """Worker j that begins takes worker 0's settings and included objects, and the optimizer's state of j mod k."""
-        for source in range(min(before, after - before)):
-            of_blocks = self.blocks.blocks.keeps_state
-            own = self._state(of_blocks, source == 0) if self.rank == source else None
-            state = self._broadcast(own, source)
-            if before <= self.rank < after:
-                takes = self.rank % before == source
-                self._take(state, of_blocks and takes, source == 0)
-            if not of_blocks:
-                return
-
-    def _state(self, of_blocks: bool, first: bool) -> dict[str, Any]:
-        states = [optimizer.state_dict() for optimizer, _ in self._run.owned]
-        found: dict[str, Any] = {"optimizers": states if of_blocks else []}
-        if first:
-            found["groups"] = [
-                [{name: value for name, value in group.items() if name != "params"} for group in one["param_groups"]]
-                for one in states
-            ]
-            found["included"] = {name: thing.state_dict() for name, thing in self.included().items()}
-        return found
-
-    def _take(self, state: dict[str, Any], of_blocks: bool, first: bool) -> None:
-        for (optimizer, _), saved in zip(self._run.owned, state["optimizers"] if of_blocks else [], strict=False):
-            optimizer.load_state_dict(saved)
-        if not first:
-            return
-        for (optimizer, _), groups in zip(self._run.owned, state["groups"], strict=True):
-            for group, saved in zip(optimizer.param_groups, groups, strict=True):
-                _set(group, saved)
-        for name, thing in self.included().items():
-            if name in state["included"]:
-                thing.load_state_dict(state["included"][name])
-
-    def _broadcast(self, own: dict[str, Any] | None, source: int) -> dict[str, Any]:
-        """The state of worker `source` on every worker."""
-        transport, tensors = self._run.transport, dict[str, Tensor]()
-        rest = flatten(own, tensors, "")
-        rows = [[name, flatten(one.dtype, {}, ""), list(one.shape)] for name, one in tensors.items()]
-        rest, rows = transport.gather_json([rest, rows])[source]
-        found: dict[str, Tensor] = {}
-        for name, kind, shape in rows:
-            whole = torch.empty(shape, dtype=build(kind, {}))
-            if own is not None:
-                whole.copy_(tensors[name])
-            flat = whole.reshape(-1).view(torch.uint8)
-            on_wire = flat.to(transport.wire_device(flat.device))
-            if flat.numel():
-                transport.broadcast(on_wire, source).wait()
-                flat.copy_(on_wire)
-            found[name] = whole
-        state: dict[str, Any] = build(rest, found)
-        return state
+        of_blocks, begins = self.blocks.blocks.keeps_state, before <= self.rank < after
+        self.handover.give(0, begins, state=False)
+        for source in range(min(before, after - before) if of_blocks else 0):
+            self.handover.give(source, begins and self.rank % before == source, settings=False)
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -250,12 +196,3 @@ def first_workers(rule: Rule, most: int) -> int:
     """How many of `most` workers train in the first blocks."""
     grow = rule.schedule.grow
     return most if grow is None else min(grow.first, most)
-
-
-def _set(group: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Take over the settings of a parameter group; in place where they are tensors."""
-    for name, value in saved.items():
-        if isinstance(group.get(name), Tensor):
-            group[name].copy_(value)
-        else:
-            group[name] = value

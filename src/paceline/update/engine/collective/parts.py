@@ -23,6 +23,7 @@ from paceline.update.engine.blocks.exchanges import BlockExchanges
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 from paceline.update.engine.blocks.retuning import Retuning
 from paceline.update.engine.collective.growth import GrowingWorkers, first_workers
+from paceline.update.engine.collective.handover import Handover
 from paceline.update.engine.common_start import begin_together
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.gradients.exchanges import GradientExchanges
@@ -44,6 +45,9 @@ class Parts:
         blocks: those of blocks, if the rule has blocks and there are several workers.
         retuning: changes the rule's numbers.
         growth: which workers train, if their number grows.
+        handover: gives workers the state of others.
+        missed: steps of the other workers in the passes so far that this one did not make, under a block rule.
+        told: whether the user was told of skipped minibatches.
         earlier: the blocks of before a probe, or of a checkpoint of another number of workers, until those after the
             probe take over their momentum.
     """
@@ -55,7 +59,10 @@ class Parts:
     gradients: GradientExchanges
     blocks: BlockExchanges | None
     retuning: Retuning
+    handover: Handover
     growth: GrowingWorkers | None = None
+    missed: int = field(default=0, init=False)
+    told: bool = field(default=False, init=False)
     earlier: FragmentedModel | None = field(default=None, init=False)
 
     @property
@@ -70,9 +77,9 @@ class Parts:
             return self.fragments
         return [state.fragment for state in self.blocks.blocks.outer_states]
 
-    def bare_header(self, kind: ExchangeKind, leaving: bool, checksum: int = 0) -> ExchangeHeader:
+    def bare_header(self, kind: ExchangeKind, leaving: bool, checksum: int = 0, minibatches: int = 0) -> ExchangeHeader:
         """A header without a payload."""
-        return ExchangeHeader(0, kind, False, leaving, True, 0, 0.0, 0.0, self.run.progress.steps, checksum)
+        return ExchangeHeader(0, kind, False, leaving, True, minibatches, 0.0, 0.0, self.run.progress.steps, checksum)
 
     def end_warmup(self, summary: ExchangeSummary) -> None:
         """The warm-up is over: all workers, also leaving ones, take the same start for the first block."""
@@ -147,6 +154,7 @@ class Parts:
         if builds or self.blocks is not None:
             old, self.exchanger = self.exchanger, _exchanger(self.run, rule)
             self.exchanger.sequence, self.exchanger.left = old.sequence, old.left
+            self.exchanger.departures = old.departures
             old.close()
         if builds:
             blocks = blocks_of(self.run, rule, self.exchanger)
@@ -227,9 +235,10 @@ def assemble(run: RunContext) -> Parts:
         gradients,
         BlockExchanges(run, blocks, exchanger, retuning) if blocks is not None else None,
         retuning,
+        Handover(run, gradients),
     )
     if rule.schedule.grow is not None and parts.blocks is not None:
-        parts.growth = GrowingWorkers(run, parts.blocks)
+        parts.growth = GrowingWorkers(run, parts.blocks, parts.handover)
     if run.progress.lockstep:
         gradients.start(exchanger)
     elif host is not None:
@@ -247,7 +256,7 @@ def _devices(run: RunContext) -> set[torch.device]:
 def _exchanger(run: RunContext, rule: Rule) -> Exchanger:
     """The connection among all workers."""
     exchanger = Exchanger(run.transport, rule.codec, rule.common, rule.schedule.overlap > 0, _devices(run))
-    exchanger.asks = lambda: run.tuner.asks
+    exchanger.asks, exchanger.place = lambda: run.tuner.asks, lambda: run.loaders.place
     return exchanger
 
 
@@ -258,7 +267,9 @@ def _within_host(run: RunContext) -> Exchanger | None:
     if len(names) == len(hosts):
         return None
     part = run.transport.part([[rank for rank, host in enumerate(hosts) if host == name] for name in names])
-    return Exchanger(part, Dense(), Flat(run.rule.common.chunks), devices=_devices(run))
+    exchanger = Exchanger(part, Dense(), Flat(run.rule.common.chunks), devices=_devices(run))
+    exchanger.place = lambda: run.loaders.place
+    return exchanger
 
 
 def blocks_of(run: RunContext, rule: Rule, exchanger: Exchanger) -> FragmentedModel | None:

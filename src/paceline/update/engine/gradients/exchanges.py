@@ -82,10 +82,10 @@ class GradientExchanges:
         """The optimizer made a step, or skipped it."""
         self._update_of(optimizer).stepped()
 
-    def withdraw(self) -> None:
-        """Finish the exchanges of failed passes, without this worker's part."""
-        for update in self.updates:
-            update.withdraw()
+    def withdraw(self) -> list[ExchangeSummary]:
+        """Finish the exchanges of failed passes, without this worker's part; their summaries."""
+        found = [update.withdraw() for update in self.updates]
+        return [summary for summary in found if summary is not None]
 
     def join(self, pending_header: PendingHeader) -> ExchangeSummary:
         """Join the other workers' gradient exchange, with an empty contribution."""

@@ -74,6 +74,7 @@ class GradientUpdate:
     def __init__(self, context: GradientContext, exchanger: Exchanger, number: int) -> None:
         rule, (optimizer, named) = context.run.rule, context.run.owned[number]
         self._context, self._exchanger, self._kind = context, exchanger, ExchangeKind.gradients(number)
+        self._optimizer = optimizer
         self.named = [(name, p) for name, p in named if local(p).numel()]
         self.codec, self._moments_after = rule.gradient_codec, rule.payload.moments_after
         self._moments = FirstMomentReader(optimizer) if self._moments_after is not None else None
@@ -175,6 +176,7 @@ class GradientUpdate:
             usual = self.norms is None or self.norms.usual(self._exchanger.transport.world.rank, norm)
             presence, overflowed = self.buckets.presence(), not finite and self.scaling.active
             footer = Footer(finite, stale, presence, self._hooks.passes, self._checked(), usual, norm, overflowed)
+            footer = replace(footer, rate=self._rate)
             summaries.append(self._conclude(pending_header, footer))
             self._learn()
 
@@ -184,13 +186,15 @@ class GradientUpdate:
             self._arrange(pending_header.summary())
         self._step = max(h.total for h in pending_header.summary().headers if h.brings)
         self._send_all(0.0)
-        return self._conclude(pending_header, Footer())
+        summary = self._conclude(pending_header, Footer())
+        self.landed, self.problem = False, None  # it was no step of this worker
+        return summary
 
     @torch.no_grad()
-    def withdraw(self) -> None:
-        """Finish the exchange of a failed pass, without this worker's part."""
+    def withdraw(self) -> ExchangeSummary | None:
+        """Finish the exchange of a failed pass, without this worker's part; None if there is none."""
         if self._pending_header is None:
-            return
+            return None
         self._factor = 0.0
         if not self.buckets.chunks:
             self._arrange(self._pending_header.summary())
@@ -198,8 +202,10 @@ class GradientUpdate:
         while len(self._running) < len(self.buckets.chunks):
             self._launch()
         self._launch_buffers(0.0)
-        self._conclude(self._pending_header, Footer(finite=False, presence=self.buckets.presence(), buffers=False))
+        footer = Footer(finite=False, presence=self.buckets.presence(), buffers=False, rate=self._rate)
+        summary = self._conclude(self._pending_header, footer)
         self.buckets.mute(False)
+        return summary
 
     def _send_all(self, factor: float) -> None:
         self._factor, self._running = factor, []
@@ -325,6 +331,12 @@ class GradientUpdate:
         self.landed, self.problem, self._hooks.passes = False, None, 0
         if self._moments is not None:
             self._moments.show()
+
+    @property
+    def _rate(self) -> float:
+        """Sum of the groups' learning rates; 0 where one is a tensor, which is not read."""
+        rates = [group.get("lr", 0.0) for group in self._optimizer.param_groups]
+        return float(sum(rates)) if all(isinstance(rate, (int, float)) for rate in rates) else 0.0
 
     def _checked(self) -> int:
         return self.buckets.checksum() if (self.exchanges + 1) % CHECK_EVERY == 0 else 0

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that have left their data, or the run, while others go on.
+
+All workers leave a pass at the same batch, or nearly so where they look at the clock. A worker that leaves by a
+condition of its own (its own loss, `sys.exit` in one process) takes along what is left of its samples: no other worker
+trains on them. The headers of every exchange tell where each worker is, so all workers find that alike.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from paceline.core.world import World
+from paceline.data.sharing.place import ENDED, Place
+from paceline.errors import ElsewhereError, MismatchError
+from paceline.update.exchange.header import ExchangeSummary
+
+logger = logging.getLogger("paceline")
+
+NEAR = 10
+"""Workers that leave a pass within a tenth of its batches may have left it by the same condition."""
+LOST = "no worker trains on what was left of its samples"
+ADVICE = (
+    "Let all workers leave at the same place: decide by a value that they share, such as the sum that "
+    "run.messages.all_reduce(..) gives"
+)
+
+
+class Departures:
+    """Looks at the exchanges of a connection."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, set[Place]] = {}  # rank that has left -> where others were beyond it
+        self._warned = False
+
+    def look(self, summary: ExchangeSummary, world: World) -> None:
+        """Look at an exchange, whose headers fit together.
+
+        Raises:
+            ElsewhereError: a worker has ended before it had all of its samples, and others train on.
+        """
+        if summary.alike:
+            return
+        going = [Place.unpack(h.place) for h in summary.headers if h.brings and h.place and not h.leaving]
+        if not going:
+            return
+        furthest = max(going)
+        for rank, header in enumerate(summary.headers):
+            if not header.place or (header.brings and not header.leaving):
+                continue
+            place = Place.unpack(header.place)
+            if not _beyond(furthest, place):
+                continue
+            seen = self._seen.setdefault(rank, set())
+            seen.add(furthest)
+            ahead = furthest.batches - place.batches if furthest.number == place.number else place.batches
+            if len(seen) > 1 and ahead * NEAR >= place.batches:  # else all may leave by the same clock, or budget
+                self._tell(rank, place, furthest, header.leaving, world)
+
+    def _tell(self, rank: int, place: Place, furthest: Place, leaving: bool, world: World) -> None:
+        text = f"{world.name(rank)} {place.text}"
+        goes_on = f"other workers go on in pass {furthest.number + 1}"
+        if leaving:
+            why = f"{text}, and its program ended there, while {goes_on}: {LOST}. {ADVICE}"
+            raise ElsewhereError(world.sign(why))
+        if furthest.number > place.number:
+            raise ElsewhereError(world.sign(f"{text}, and {goes_on}: every worker has to go through each pass"))
+        if not self._warned and world.rank == 0:
+            logger.warning("%s", world.sign(f"{text}, and {goes_on}: {LOST}. {ADVICE}"))
+        self._warned = True
+
+    def check_ends(self, summary: ExchangeSummary, world: World) -> None:
+        """All workers end here.
+
+        Raises:
+            MismatchError: some of them before they had all of their samples, and others went to the end.
+        """
+        places = {rank: Place.unpack(h.place) for rank, h in enumerate(summary.headers) if h.place}
+        last = max(places.values(), default=None)
+        early = [rank for rank, place in places.items() if last is not None and _beyond(last, place)]
+        if last is None or last.state != ENDED or not early:
+            return
+        said = "; ".join(f"{world.name(rank)} {places[rank].text}" for rank in early)
+        raise MismatchError(
+            world.sign(
+                f"{said}, and ended there, while other workers went to the end of pass {last.number + 1}: {LOST}. "
+                f"{ADVICE}"
+            )
+        )
+
+
+def _beyond(one: Place, other: Place) -> bool:
+    """Whether a worker at `one` has gone beyond where another ended."""
+    if one.number != other.number:
+        return one.number > other.number
+    return other.state != ENDED and one.batches > other.batches
