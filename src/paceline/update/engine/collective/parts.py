@@ -116,6 +116,8 @@ class Parts:
         """
         if self.blocks is not None:
             self.blocks.flush(leaving)
+            for update in self.blocks.blocks.updates:
+                update.optimizers.reset_kept()
             self.begin_with(self.blocks.blocks)
         self.adopt(self.run.tuner.probe_again())
 
