@@ -15,7 +15,7 @@ from typing import Any
 from paceline import checkpoint, flow
 from paceline.checkpoint import AutoCheckpointer, new_run
 from paceline.communication import SoloTransport, Transport
-from paceline.core.flat import Modules, averaged_buffers
+from paceline.core.flat import Modules, averaged_buffers, other_buffers
 from paceline.core.optimizer_state import Owned
 from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.errors import UnsupportedError
@@ -281,4 +281,4 @@ def _checkpointer(
 
 
 def _buffer_elements(model: Modules) -> int:
-    return sum(buffer.numel() for _, buffer in averaged_buffers(model))
+    return sum(buffer.numel() for _, buffer in averaged_buffers(model) + other_buffers(model))

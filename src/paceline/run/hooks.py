@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from paceline.checkpoint import AutoCheckpointer
 from paceline.errors import UnsupportedError
+from paceline.run.changes import ProgramChanges
 from paceline.run.mistakes import Mistakes
 from paceline.run.validation import MARK
 from paceline.update.engine.context import RunContext
@@ -42,12 +43,15 @@ class StepHooks:
         self._last = self._optimizers[-1]
         self._handles: list[Any] = []
         self._removed = False
+        self._changes = ProgramChanges(context, engine) if engine is not None else None
+        if self._changes is not None:
+            self._loaders.passed = self._changes.passed
 
     def install(self, run: Any) -> None:
         """Hook the steps of the optimizers, and mark them as attached to `run`."""
         for optimizer in self._optimizers:
             setattr(optimizer, MARK, run)
-            if self._engine is not None and self._engine.hooks_gradients:
+            if self._engine is not None:
                 self._handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._handles.append(optimizer.register_step_post_hook(self._after_step))
 
@@ -66,6 +70,8 @@ class StepHooks:
             setattr(optimizer, MARK, None)
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._changes is not None:
+            self._changes.look()
         if self._engine is None or not self._engine.gradients_due:
             return
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
@@ -95,6 +101,8 @@ class StepHooks:
         self._monitor.stepped(progress.steps, self._loaders.samples, new_samples)
         if engine is not None:
             engine.on_step(warm)
+        if self._changes is not None:
+            self._changes.stepped()
         self._loaders.entered(engine.steps_committed if engine is not None else progress.steps)
         self._tuner.look()
         if self._checkpointer is not None:

@@ -66,6 +66,8 @@ class LoaderRegistry:
         """Called there, too: a worker that is to leave does not return."""
         self.empty: Callable[[], None] = lambda: None
         """Called after a pass in which this worker got no batch."""
+        self.passed: Callable[[], None] = lambda: None
+        """Called after a pass in which the optimizer stepped."""
         self._batches = 0  # handed out so far
         self._under_way: dict[Position, object] = {}  # active passes, the outermost first -> token
         self._began: dict[Position, int] = {}  # value of `_batches` when a pass began
@@ -120,6 +122,8 @@ class LoaderRegistry:
             nothing = self._began.get(position) == self._batches and not position.now.batches
             if nothing and not (position.leased or position.now.turns):
                 self.empty()
+            if position is self._leader:
+                self.passed()
 
     def asked(self, position: Position) -> Callable[[], None] | None:
         """The program asks for the next batch; the caller calls the result if there is one.

@@ -131,5 +131,10 @@ class BlockExchanges:
             summary = self._end_block(leaving=True)
             assert summary is not None
             quiet = quiet + 1 if summary.all_leaving else 0
-        global_model.settle(self.blocks.global_parts)
+        parts = self.blocks.global_parts
+        others = [part for part in parts if part.fragment.from_rank_0]  # written since the last exchange, too
+        agreement.broadcast_start(self._run.transport, [part.fragment for part in others])
+        for part in others:
+            part.capture()
+        global_model.settle(parts)
         return True

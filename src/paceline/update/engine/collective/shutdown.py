@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from paceline.update.engine.collective.parts import Parts, even_out
+from paceline.update.exchange.checksum import combine, of_tensors
 from paceline.update.exchange.exchanger import Exchanger
 from paceline.update.exchange.header import ExchangeSummary
 from paceline.update.exchange.kind import NO_PAYLOAD, WARMUP_END, ExchangeKind
@@ -25,13 +28,11 @@ def shut_down(parts: Parts) -> None:
             over = parts.blocks is None or parts.blocks.finish()
         if not over and parts.run.tuner.measured.again:
             parts.probe_again(leaving=True)
-    blocks = parts.blocks
-    if blocks is not None and not progress.lockstep:
-        checksum = blocks.blocks.checksum()
-    else:
-        checksum = parts.gradients.updates[-1].buckets.checksum()
+    sums = [of_tensors(part) for part in parts.fragments]
+    if parts.blocks is not None and not progress.lockstep:
+        sums.append(torch.tensor(parts.blocks.blocks.checksum()))
     # no exchange follows: this one compares the final bits of all workers
-    parts.exchanger.meet(parts.bare_header(NO_PAYLOAD, leaving=True, checksum=checksum))
+    parts.exchanger.meet(parts.bare_header(NO_PAYLOAD, leaving=True, checksum=combine(sums)))
 
 
 def _finish_lockstep(parts: Parts) -> bool:
