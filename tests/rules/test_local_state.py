@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import paceline
 from paceline.rules import payload
 from paceline.rules.schedule.growth import RATE_EXPONENT
+from paceline.update.engine.blocks.local_optimizers import LocalOptimizers
 from tests.helpers import simulate
 
 WORKERS, STEPS = 3, 10
@@ -175,6 +176,17 @@ def test_after_a_rejected_block_only_its_worker_begins_with_fresh_momentum(rule:
     for worker in (one, other):
         assert_as_far(worker, alone)
     assert_as_far(bad[8:], alone)
+
+
+@pytest.mark.parametrize(("rule", "kept"), [("bmuf", True), ("bmuf(local_state='reset')", False)])
+def test_a_worker_that_joins_keeps_the_momentum_that_a_living_one_sent(rule: str, kept: bool) -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+    optimizer.state[parameter]["momentum_buffer"] = torch.full((3,), 2.0)  # as the checkpoint of the donor has it
+    own = LocalOptimizers(paceline.rule_from_text(rule).delta, [(optimizer, [("weight", parameter)])])
+    own.count()
+    own.begin_block(averaged=False)
+    assert bool(optimizer.state[parameter]["momentum_buffer"].any()) == kept
 
 
 @pytest.mark.parametrize("workers", [WORKERS, 2, 1])

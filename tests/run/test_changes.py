@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import paceline
 from paceline.errors import UnsupportedError
-from tests.helpers import CLASSES, FEATURES, adam, make_data
+from tests.helpers import CLASSES, FEATURES, make_data
 
 WORKERS, BATCH, PASSES = 3, 4, 3
 Change = Callable[[nn.Sequential], None]
@@ -125,8 +126,11 @@ def program(rule: str, kind: Kind) -> bool:
     """Whether the model that a worker exports has the change."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, CLASSES))
-    sgd = torch.optim.SGD(model.parameters(), lr=0.01 if kind.once else 0.2, momentum=0.9 if "tuned" in rule else 0.0)
-    optimizer = adam(model.parameters()) if "adam" in rule else sgd
+    if "adam" in rule:
+        optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.001 if kind.once else 0.01)
+    else:
+        momentum = 0.9 if "tuned" in rule else 0.0
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01 if kind.once else 0.2, momentum=momentum)
     run = paceline.attach(model, optimizer, rule)
     shared = run.share(DataLoader(make_data(48), BATCH))
     for number in range(PASSES):
