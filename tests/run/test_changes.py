@@ -29,7 +29,7 @@ class Kind:
     Attributes:
         change: makes it.
         holds: whether a model has it.
-        once: whether it is made after the first pass, and not after each step.
+        once: whether it is made before or after the first pass, and not after each step.
     """
 
     change: Change
@@ -122,8 +122,14 @@ DELTAS = ["asgd(period=2)", "ssp(staleness=2, period=2)", "easgd(period=2)"]
 FAST = ("sync", "bmuf(period=2)", "asgd", "easgd(period=2)")
 
 
-def program(rule: str, kind: Kind) -> bool:
-    """Whether the model that a worker exports has the change."""
+def program(rule: str, kind: Kind, before: bool = False) -> bool:
+    """Whether the model that a worker exports has the change.
+
+    Args:
+        rule: of the run.
+        kind: of the change.
+        before: whether it is made between attach and the first pass.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, CLASSES))
     if "adam" in rule:
@@ -133,6 +139,8 @@ def program(rule: str, kind: Kind) -> bool:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01 if kind.once else 0.2, momentum=momentum)
     run = paceline.attach(model, optimizer, rule)
     shared = run.share(DataLoader(make_data(48), BATCH))
+    if before:
+        kind.change(model)
     for number in range(PASSES):
         for x, y in shared:
             optimizer.zero_grad()
@@ -140,18 +148,18 @@ def program(rule: str, kind: Kind) -> bool:
             optimizer.step()
             if not kind.once:
                 kind.change(model)
-        if kind.once and number == 0:
+        if kind.once and number == 0 and not before:
             kind.change(model)
     run.close()
     return kind.holds(run.model_for_export())
 
 
-def outcome(rule: str, kind: str, caplog: pytest.LogCaptureFixture) -> str:
+def outcome(rule: str, kind: str, caplog: pytest.LogCaptureFixture, before: bool = False) -> str:
     torch.manual_seed(5)
     caplog.clear()
     try:
         with caplog.at_level(logging.WARNING, "paceline"):
-            held = paceline.simulate(lambda: program(rule, KINDS[kind]), WORKERS)
+            held = paceline.simulate(lambda: program(rule, KINDS[kind], before), WORKERS)
     except UnsupportedError as error:
         assert "0.weight" in str(error) or "2.weight" in str(error)
         return "refused"
@@ -174,3 +182,41 @@ def test_no_change_of_weights_is_lost_in_silence(rule: str, caplog: pytest.LogCa
     found = {kind: outcome(rule, kind, caplog) for kind in KINDS}
     expected = "holds" if rule in LOCKSTEP else "refused" if rule in GRADIENTS else "named"
     assert found == dict.fromkeys(KINDS, expected)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [("sync", "holds"), ("bmuf(period=2)", "named"), ("asgd", "refused"), ("asgd(period=2)", "named")],
+)
+def test_weights_that_are_loaded_after_attach_are_not_lost_either(
+    rule: str, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert outcome(rule, "load a part", caplog, before=True) == expected
+
+
+def test_what_the_program_puts_back_before_the_step_is_no_change(caplog: pytest.LogCaptureFixture) -> None:
+    """Binary weights in the forward pass, and an average that is swapped in for an evaluation."""
+
+    def swapping(rule: str) -> None:
+        model = nn.Sequential(nn.Linear(FEATURES, CLASSES))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with paceline.attach(model, optimizer, rule) as run:
+            shared = run.share(DataLoader(make_data(48), BATCH))
+            for _ in range(2):
+                for x, y in shared:
+                    kept = weight(model).clone()
+                    weight(model).sign_()
+                    nn.functional.cross_entropy(model(x), y).backward()
+                    weight(model).copy_(kept)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                kept_state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+                model.load_state_dict({name: tensor * 0.5 for name, tensor in kept_state.items()})
+                model.load_state_dict(kept_state)
+                with run.global_model():
+                    pass
+
+    for rule in ("bmuf(period=2)", "asgd", "asgd(period=2)", "averaging(period=2, overlap=1)"):
+        with caplog.at_level(logging.WARNING, "paceline"):
+            paceline.simulate(lambda rule=rule: swapping(rule), WORKERS)
+    assert not [text for text in caplog.messages if "besides its optimizer" in text]

@@ -200,6 +200,7 @@ def start(parts: RunParts, run: Any) -> None:
     receipts.begin(context, parts.engine)
     if parts.elastic is not None:
         take_over_state(context, parts.elastic, parts.state, parts.checkpointer)
+    parts.hooks.begin()
     elements = sum(p.numel() for _, named in context.owned for _, p in named)
     context.monitor.attached(context.rule.text(), elements, _buffer_elements(context.model))
     context.tuner.tell_rate()
@@ -211,6 +212,7 @@ def finish(parts: RunParts) -> None:
         parts.context.loaders.turns.settle()
     if parts.checkpointer is not None:
         parts.checkpointer.leave(parts.context.loaders.leads)
+    parts.hooks.finish()
     if parts.engine is not None:
         parts.engine.shutdown()
     if parts.context.receipts is not None:

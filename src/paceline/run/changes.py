@@ -6,7 +6,7 @@ Between two steps nobody else writes, so sums of the parameters are compared ove
 
 - after an exchange has written them: the program changes what the exchange left, so the merged model does not keep what
   the program wants. A change that the mean keeps (a box, a common mask without block momentum) is not seen, rightly.
-- after a pass over the data, where layers are begun anew and parts are loaded.
+- after a pass over the data, and before the first one, where layers are begun anew and parts are loaded.
 
 Where all workers step with the same gradients, each makes the same change; those rules are not watched.
 """
@@ -41,6 +41,7 @@ class ProgramChanges:
         self._context, self._engine = context, engine
         self._everything = fragments("parameters", [pair for _, named in context.owned for pair in named])
         self._held: list[tuple[Fragment, Tensor]] = []
+        self._found: list[tuple[list[str], Tensor]] = []
         self._at = (-1, -1)
         self._named: set[str] = set()
 
@@ -51,11 +52,13 @@ class ProgramChanges:
     def stepped(self) -> None:
         """A step is over, with its exchange if there was one."""
         written = self._engine.take_written()
+        if written:
+            self.tell()
         if written and is_sampled(self._engine.exchanged):
             self._hold(written)
 
     def passed(self) -> None:
-        """A pass over the data is over."""
+        """A pass over the data is over, or the first one is to come."""
         if not self._engine.gradients_due:
             self._hold(self._everything)
 
@@ -63,14 +66,16 @@ class ProgramChanges:
         self._held, self._at = [(part, sums(part)) for part in parts], self._now
 
     def look(self) -> None:
-        """An optimizer is about to step."""
-        if not self._held:
-            return
+        """An optimizer is about to step; what is found stays on the device, for which nothing waits within a block."""
         held, self._held = self._held, []
-        if self._at != self._now:  # a merge or a restored state came between
-            return
-        found = [name for part, before in held for name in names_changed(part, before)]
-        new = [name for name in found if name not in self._named]
+        if self._at == self._now:  # else a merge or a restored state came between
+            self._found += [(part.names, changed(part, before)) for part, before in held]
+
+    def tell(self) -> None:
+        """Name what was found and not named yet."""
+        found, self._found = self._found, []
+        names = [name for part, apart in found for name, one in zip(part, apart.tolist(), strict=True) if one]
+        new = [name for name in dict.fromkeys(names) if name not in self._named]
         self._named.update(new)
         world = self._context.transport.world
         if new and world.rank == 0:
@@ -96,7 +101,6 @@ def sums(part: Fragment) -> Tensor:
     return torch.stack(rows)
 
 
-def names_changed(part: Fragment, before: Tensor) -> list[str]:
-    """The tensors whose sums are others than before."""
-    apart = (sums(part) - before).abs() > ROUNDING * before[:, 1:]
-    return [name for name, changed in zip(part.names, apart.any(1).tolist(), strict=True) if changed]
+def changed(part: Fragment, before: Tensor) -> Tensor:
+    """Which tensors have other sums than before, shape (n,), on their device."""
+    return ((sums(part) - before).abs() > ROUNDING * before[:, 1:]).any(1)

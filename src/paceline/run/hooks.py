@@ -55,9 +55,20 @@ class StepHooks:
                 self._handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._handles.append(optimizer.register_step_post_hook(self._after_step))
 
+    def begin(self) -> None:
+        """The run has its state, with which the program is to begin."""
+        if self._changes is not None:
+            self._changes.passed()
+
+    def finish(self) -> None:
+        """The run ends in order."""
+        if self._changes is not None:
+            self._changes.tell()
+
     def made_elsewhere(self, optimizer: Optimizer) -> None:
         """The program made a step of `optimizer` itself: what `optimizer.step()` would call, without torch's wrapper
-        around it, which records for a profiler and takes as long as all else."""
+        around it, which records for a profiler and takes as long as all else. It cannot be told from other changes."""
+        self._changes = None
         self._before_step(optimizer, (), {})
         self._after_step(optimizer, (), {})
 
