@@ -44,7 +44,7 @@ class Local:
 
 LOCAL = {
     "sgd": Local(0.5, 0.5, 0.0),
-    "momentum": Local(0.025, 0.05, 0.9),
+    "momentum": Local(0.025, 0.025, 0.9),
     "adam": Local(0.002, 0.002),
 }
 

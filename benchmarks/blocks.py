@@ -20,7 +20,7 @@ Each takes `--minibatches`, `--optimizer sgd|momentum|adam`, `--period`, `--seed
     bmuf_paper                     block momentum 1 - 1/N, Nesterov; also classical, and each with eta ramped
     diloco_paper                   outer momentum .9 and rate .7 whatever N is
     bmuf                           ours: the gain follows N, nothing is tuned
-    bmuf_compensated               with momentum only: ours with it averaged and compensated, not reset at each block
+    bmuf_compensated               with momentum only: ours with it averaged and compensated, not left with each worker
     bmuf_adam                      with Adam only: ours with moments compensated, beta1 lowered to .5, or kept at .9
 
 On a quiet core a minibatch takes about half a millisecond. `rate` comes first: the heights in `_block_methods.py` are

@@ -47,8 +47,9 @@ HOLD_S = 0.005  # between two looks for a file
 
 
 class Counted(nn.Module):
-    """The model, and the buffer that tells who took part: shape (3, LAPS, PLACES)."""
+    """The model, and the buffer that tells who took part, averaged as running statistics are: (3, LAPS, PLACES)."""
 
+    averages_buffers = True
     tags: Tensor
 
     def __init__(self, hidden: int) -> None:

@@ -22,7 +22,7 @@ batches = [(x[k : k + 20], digit[k : k + 20]) for k in range(0, 1400, 20)]
 net = Net(64, LAYERS, seed=1)
 solver = SGDSolver(net, **SOLVER)
 weights, history = ([blob.data for blob in blobs] for blobs in (solver.params, solver.history))
-run = paceline.attach_arrays(weights, "bmuf", period=4, momentum=history, decay=solver.momentum)
+run = paceline.attach_arrays(weights, "bmuf", period=4, local_state="reset", momentum=history, decay=solver.momentum)
 solver.stepsize //= run.world.size
 for _ in range(20):
     for images, labels in run.share(batches):

@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from paceline.core.flat import (
+    RUNNING,
     Fragment,
     averaged_buffers,
     flat_view,
     fragments,
     module_list,
+    other_buffers,
     outer_dtype,
     trainable,
 )
@@ -74,8 +76,8 @@ def test_every_dtype_goes_there_and_back(dtype: torch.dtype, want: torch.dtype) 
 
 
 def test_a_dtype_without_an_average_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="bool"):
-        outer_dtype(torch.bool)
+    with pytest.raises(UnsupportedError, match="float8_e5m2"):
+        outer_dtype(torch.float8_e5m2)
 
 
 def test_one_fragment_for_each_dtype() -> None:
@@ -138,14 +140,16 @@ def test_several_modules_have_prefixes() -> None:
     assert [n for n, _ in trainable({"enc": pair[0], "dec": pair[1]})][::2] == ["enc.weight", "dec.weight"]
 
 
-def test_only_buffers_that_can_be_averaged() -> None:
-    model = nn.Module()
-    model.register_buffer("mean", torch.zeros(3))
+def test_only_running_statistics_are_averaged() -> None:
+    model = nn.BatchNorm1d(3)
     model.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
     model.register_buffer("flags", torch.tensor([True]))
     model.register_buffer("empty", torch.zeros(0))
     model.register_buffer("count", torch.tensor(3))
-    assert [name for name, _ in averaged_buffers(model)] == ["mean", "count"]
+    model.register_buffer("gaps", torch.ones(3, 1).expand(3, 2))
+    model.register_buffer("rows", torch.eye(2).to_sparse())
+    assert [name for name, _ in averaged_buffers(model)] == list(RUNNING)
+    assert [name for name, _ in other_buffers(model)] == ["mask", "flags", "count"]
 
 
 def test_scalars_and_empty_parameters() -> None:

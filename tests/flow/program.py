@@ -90,8 +90,9 @@ class Phase:
 
 
 class Model(nn.Module):
-    """A small network, and the buffers that count."""
+    """A small network, and the buffers that count, which are averaged as running statistics are."""
 
+    averages_buffers = True
     entered: Tensor
     slots: Tensor
 

@@ -75,7 +75,9 @@ class Phase:
 
 
 class Count(nn.Module):
-    """Parameters that count."""
+    """Parameters that count, and a buffer that is averaged as running statistics are."""
+
+    averages_buffers = True
 
     def __init__(self, numbers: int, entered: int) -> None:
         super().__init__()

@@ -69,7 +69,7 @@ def test_with_one_period_it_is_the_rule_that_suits_the_optimizer(other: str, opt
         (lambda p: torch.optim.Adam(p), "compensate"),
         (lambda p: torch.optim.AdamW(p), "compensate"),
         (lambda p: torch.optim.AdamW(p, amsgrad=True), "keep"),
-        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "reset"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "keep"),
         (lambda p: torch.optim.SGD(p, lr=0.1), "keep"),
         (lambda p: torch.optim.RMSprop(p), "keep"),
     ],

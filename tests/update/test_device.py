@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import paceline
 from paceline.communication.virtual import VirtualTransport
 from paceline.core.flat import all_finite, fragments
+from paceline.core.world import World
 from paceline.rules.codec.select import largest
 from paceline.update.engine.blocks.buffers import buffer_states
 from tests.device import NAME, WAITS, Device, DeviceTensor
@@ -148,7 +149,7 @@ def test_numbers_that_are_not_finite_still_give_k_places() -> None:
 def test_buffers_are_reset_without_a_look_at_them() -> None:
     with Device():
         model = nn.BatchNorm1d(4).to(NAME)
-        states = buffer_states(model, None)
+        states = buffer_states(model, None, World)
         with torch.no_grad():
             model.running_mean.copy_(torch.tensor([1.0, math.nan, 2.0, 3.0]))
             model.num_batches_tracked.fill_(7)

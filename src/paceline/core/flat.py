@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from paceline.errors import UnsupportedError
 
@@ -27,7 +29,14 @@ BLOCK_ELEMENTS_CPU = 262_144
 BLOCK_ELEMENTS_DEVICE = 1 << 24
 """The same on an accelerator, where kernel launches cost most."""
 
+RUNNING = ("running_mean", "running_var", "num_batches_tracked")
+"""The running statistics of torch's normalisation layers."""
+
+AVERAGED = "averages_buffers"
+"""An attribute of a module all of whose buffers are averaged: the user said so of arrays of other libraries."""
+
 _WIRE_DTYPES = {
+    torch.bool: torch.uint8,
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
     torch.float32: torch.float32,
@@ -105,12 +114,17 @@ class Fragment:
         named: (name, tensor) pairs of one dtype and device.
         find: names -> the present tensors of these names, for tensors that may be replaced (reassigned buffers, a
             loaded optimizer state); None for tensors that stay.
+        from_rank_0: whether workers that exchange take rank 0's, in place of the mean.
     """
 
     def __init__(
-        self, key: str, named: list[tuple[str, Tensor]], find: Callable[[list[str]], list[Tensor]] | None = None
+        self,
+        key: str,
+        named: list[tuple[str, Tensor]],
+        find: Callable[[list[str]], list[Tensor]] | None = None,
+        from_rank_0: bool = False,
     ) -> None:
-        self.key = key
+        self.key, self.from_rank_0 = key, from_rank_0
         self._find = find
         self.names = [name for name, _ in named]
         self.tensors = [tensor for _, tensor in named]
@@ -229,6 +243,17 @@ class Fragment:
         """Whether every element is finite."""
         return all_finite([self])
 
+    def reset_nonfinite(self, before: Tensor) -> None:
+        """Take the values `before`, shape (numel,), if any is inf or nan now; only those that have become so where all
+        take rank 0's, which may be infinite by intent."""
+        if not self.finite():
+            self.write(0, self.numel, self.without_nonfinite(self.whole(before.device), before).to(self.device))
+
+    def without_nonfinite(self, now: Tensor, before: Tensor) -> Tensor:
+        """What `reset_nonfinite` takes, which asks nothing of the host."""
+        finite = now.isfinite()
+        return torch.where(finite | ~before.isfinite() if self.from_rank_0 else finite.all(), now, before)
+
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
         """Name -> a copy of its part of `flat`, with the tensor's own shape, strides and dtype, sharded as it is."""
         result = {}
@@ -273,7 +298,10 @@ def all_finite(parts: Iterable[Fragment]) -> bool:
 
 
 def fragments(
-    kind: str, named: Iterable[tuple[str, Tensor]], find: Callable[[list[str]], list[Tensor]] | None = None
+    kind: str,
+    named: Iterable[tuple[str, Tensor]],
+    find: Callable[[list[str]], list[Tensor]] | None = None,
+    from_rank_0: bool = False,
 ) -> list[Fragment]:
     """Group (name, tensor) pairs into fragments, one for each dtype and device, in the order of first appearance.
 
@@ -285,7 +313,7 @@ def fragments(
             continue
         dtype = str(tensor.dtype).removeprefix("torch.")
         groups.setdefault(f"{kind}/{dtype}/{tensor.device}", []).append((name, tensor))
-    return [Fragment(key, group, find) for key, group in groups.items()]
+    return [Fragment(key, group, find, from_rank_0) for key, group in groups.items()]
 
 
 Modules = nn.Module | list[nn.Module] | tuple[nn.Module, ...] | dict[str, nn.Module]
@@ -335,14 +363,40 @@ def find_buffers(model: Modules) -> Callable[[list[str]], list[Tensor]]:
 
 
 def averaged_buffers(model: Modules) -> list[tuple[str, Tensor]]:
-    """Buffers that can be averaged: real numbers, finite at attach (an infinite buffer is a constant mask)."""
-    found = []
-    for prefix, module in module_list(model):
-        for name, buffer in module.named_buffers():
-            plain = buffer.layout == torch.strided and not buffer.is_complex() and buffer.dtype != torch.bool
-            if not plain or buffer.numel() == 0:
-                continue
-            if buffer.is_floating_point() and not bool(torch.isfinite(buffer).all()):
-                continue
-            found.append((prefix + _plain(name), buffer))
-    return found
+    """The running statistics of torch's normalisation layers (BatchNorm, SyncBatchNorm, InstanceNorm, subclasses).
+
+    Of other buffers nobody knows whether their mean means anything.
+    """
+    return [(name, buffer) for name, buffer, averaged in _exchanged_buffers(model) if averaged]
+
+
+def other_buffers(model: Modules) -> list[tuple[str, Tensor]]:
+    """All other buffers, of which every worker takes rank 0's: masks, queues, pointers, averages of the user's own."""
+    return [(name, buffer) for name, buffer, averaged in _exchanged_buffers(model) if not averaged]
+
+
+def _exchanged_buffers(model: Modules) -> Iterator[tuple[str, Tensor, bool]]:
+    """Name, buffer and whether it is averaged; each once."""
+    seen: set[int] = set()
+    for prefix, top in module_list(model):
+        for path, module in top.named_modules():
+            for key, buffer in module._buffers.items():
+                if buffer is None or id(buffer) in seen or not _is_flat(buffer):
+                    continue
+                seen.add(id(buffer))
+                known = key in RUNNING if isinstance(module, _NormBase) else hasattr(module, AVERAGED)
+                averaged = known and bool(torch.isfinite(buffer).all())
+                yield prefix + _plain(f"{path}.{key}" if path else key), buffer, averaged
+
+
+def _is_flat(buffer: Tensor) -> bool:
+    """Whether it has elements, and lies in memory as one row."""
+    strided = buffer.layout == torch.strided and not is_traceable_wrapper_subclass(buffer)
+    return strided and buffer.numel() > 0 and bool(torch.ops.aten.is_non_overlapping_and_dense(local(buffer)))
+
+
+def buffer_fragments(model: Modules) -> list[Fragment]:
+    """Fragments of the buffers that are averaged, and then of the others."""
+    find = find_buffers(model)
+    averaged = fragments("buffers", averaged_buffers(model), find)
+    return averaged + fragments("buffers", other_buffers(model), find, from_rank_0=True)

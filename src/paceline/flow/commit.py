@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from paceline.errors import DesyncError, GivenUpError, MismatchError, PeerLostError
@@ -126,19 +125,19 @@ class CommittedExchange:
         self._sent_before = self._exchanger.transport.bytes_sent
         self._pending_header = self._exchanger.open(self._header)
         if self._header.brings or not self._pending_header.summary().empty:
+            counts = self._counts
             self._running = [
-                self._exchanger.begin_with(chunk, self._part(given), self._number)
+                self._exchanger.begin_with(chunk, given, self._number, counts)
                 for chunk, given in zip(self._chunks, self._given, strict=True)
             ]
 
-    def _part(self, given: Tensor) -> Tensor:
-        """The tensor to send, which the sum overwrites: a copy of the contribution, or zeros if the exchange drops an
-        outlier or a suspect."""
+    @property
+    def _counts(self) -> bool:
+        """Whether the contribution goes into the mean: the exchange may drop an outlier or a suspect."""
         assert self._pending_header is not None
         if self._header.usual and not self._header.suspect:
-            return given.clone()
-        own = self._pending_header.summary().headers[self._membership.transport.world.rank]
-        return given.clone() if own.factor else torch.zeros_like(given)
+            return True
+        return self._pending_header.summary().headers[self._membership.transport.world.rank].factor > 0
 
     @property
     def headers(self) -> tuple[ExchangeHeader, ...]:

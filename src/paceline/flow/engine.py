@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from paceline.checkpoint import ExchangePosition
 from paceline.checkpoint.reshard import OldCheckpoint
+from paceline.core.flat import Fragment
 from paceline.core.world import World
 from paceline.errors import CheckpointError
 from paceline.flow.commit import CommittingExchanger
@@ -46,7 +47,7 @@ class ElasticEngine:
         wanted: how many members the run wants.
     """
 
-    hooks_gradients = gradients_due = False
+    gradients_due = False
 
     def __init__(
         self,
@@ -149,6 +150,9 @@ class ElasticEngine:
         self.blocks.schedule.stepped()
         if self.blocks.due() or self.membership.called:
             self._end_block(leaving=False)
+
+    def take_written(self) -> list[Fragment]:
+        return self.blocks.take_written()
 
     def _join_exchange(self) -> None:
         """This worker has no data: join the exchange at which other members wait for it, if any."""

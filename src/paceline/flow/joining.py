@@ -75,6 +75,7 @@ class Joining:
                 if membership.new and membership.generation.donor is not None:
                     limit = (1 << 26) + 256 * sum(p.numel() for _, named in self._owned for _, p in named)
                     limit += sum(t.numel() * t.element_size() for _, t in self._rest)
+                    limit += 32 * sum(part.numel for part in self._parts)
                     donor = membership.rank_of(membership.generation.donor)
                     told = tell_held(membership.transport, donor, self._keys)
                     self.given = receive_state(membership.transport, donor, limit)

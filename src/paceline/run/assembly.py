@@ -15,7 +15,7 @@ from typing import Any
 from paceline import checkpoint, flow
 from paceline.checkpoint import AutoCheckpointer, new_run
 from paceline.communication import SoloTransport, Transport
-from paceline.core.flat import Modules, averaged_buffers
+from paceline.core.flat import Modules, averaged_buffers, other_buffers
 from paceline.core.optimizer_state import Owned
 from paceline.core.shards import reshard
 from paceline.data.sharing.loader_registry import LoaderRegistry
@@ -230,6 +230,7 @@ def start(parts: RunParts, run: Any) -> None:
         take_over_state(context, parts.elastic, parts.state, parts.checkpointer)
     if parts.checkpointer is not None:
         parts.state.watch_frozen()
+    parts.hooks.begin()
     elements = sum(p.numel() for _, named in context.owned for _, p in named)
     context.monitor.attached(context.rule.text(), elements, _buffer_elements(context.model))
     context.tuner.tell_rate()
@@ -242,6 +243,7 @@ def finish(parts: RunParts) -> None:
     parts.context.loaders.leave()
     if parts.checkpointer is not None:
         parts.checkpointer.leave(parts.context.loaders.leads)
+    parts.hooks.finish()
     if parts.engine is not None:
         parts.engine.shutdown()
     if parts.context.receipts is not None:
@@ -313,4 +315,4 @@ def _checkpointer(
 
 
 def _buffer_elements(model: Modules) -> int:
-    return sum(buffer.numel() for _, buffer in averaged_buffers(model))
+    return sum(buffer.numel() for _, buffer in averaged_buffers(model) + other_buffers(model))

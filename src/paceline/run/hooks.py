@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from paceline.checkpoint import AutoCheckpointer
 from paceline.errors import UnsupportedError
+from paceline.run.changes import ProgramChanges
 from paceline.run.mistakes import Mistakes
 from paceline.run.validation import MARK
 from paceline.update.engine import agreement
@@ -43,18 +44,32 @@ class StepHooks:
         self._last = self._optimizers[-1]
         self._handles: list[Any] = []
         self._removed = False
+        self._changes = ProgramChanges(context, engine) if engine is not None else None
+        if self._changes is not None:
+            self._loaders.passed = self._changes.passed
 
     def install(self, run: Any) -> None:
         """Hook the steps of the optimizers, and mark them as attached to `run`."""
         for optimizer in self._optimizers:
             setattr(optimizer, MARK, run)
-            if self._engine is not None and self._engine.hooks_gradients:
+            if self._engine is not None:
                 self._handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._handles.append(optimizer.register_step_post_hook(self._after_step))
 
+    def begin(self) -> None:
+        """The run has its state, with which the program is to begin."""
+        if self._changes is not None:
+            self._changes.passed()
+
+    def finish(self) -> None:
+        """The run ends in order."""
+        if self._changes is not None:
+            self._changes.tell()
+
     def made_elsewhere(self, optimizer: Optimizer) -> None:
         """The program made a step of `optimizer` itself: what `optimizer.step()` would call, without torch's wrapper
-        around it, which records for a profiler and takes as long as all else."""
+        around it, which records for a profiler and takes as long as all else. It cannot be told from other changes."""
+        self._changes = None
         self._before_step(optimizer, (), {})
         self._after_step(optimizer, (), {})
 
@@ -67,6 +82,8 @@ class StepHooks:
             setattr(optimizer, MARK, None)
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._changes is not None:
+            self._changes.look()
         if self._engine is None or not self._engine.gradients_due:
             return
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
@@ -98,6 +115,8 @@ class StepHooks:
         self._monitor.stepped(progress.steps, self._loaders.samples, new_samples)
         if engine is not None:
             engine.on_step(warm)
+        if self._changes is not None:
+            self._changes.stepped()
         self._loaders.entered(engine.steps_committed if engine is not None else progress.steps)
         self._tuner.look()
         if self._checkpointer is not None:

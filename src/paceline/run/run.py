@@ -219,7 +219,7 @@ class Run:
         return self._state.global_state()
 
     def model_for_export(self) -> Any:
-        """A copy of the model (or models) with the global parameters and the averaged buffers.
+        """A copy of the model (or models) with the global parameters and buffers.
 
         Under block momentum this is theta, not the look-ahead start from which the workers train on; with a rule's
         `ema=` the average of theta. Needs no communication; between exchanges it is that of the last one.

@@ -17,7 +17,7 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from paceline.communication import Transport
-from paceline.core.optimizer_state import Owned, keeps_state
+from paceline.core.optimizer_state import Owned, is_with_momentum, keeps_state
 from paceline.rules import choice as choices
 from paceline.rules.choice import Choice, ProbeTimes
 from paceline.rules.codec import Layout, codec_from_text
@@ -327,5 +327,7 @@ def rule_chooser_for(
 
     can_probe = probes and (cluster is None or cluster.timed)
     # an optimizer whose state blocks leave on its worker has none that is common, which synchronous steps need
-    stays = any(rule.delta.resolve(one) == "keep" and keeps_state(one) for one, _ in owned)
+    stays = any(
+        rule.delta.resolve(one) == "keep" and keeps_state(one) and not is_with_momentum(one) for one, _ in owned
+    )
     return RuleChooser(rule, timer, model, can_probe, watch_timer)

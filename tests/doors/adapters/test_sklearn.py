@@ -87,17 +87,18 @@ def test_averaging_is_the_mean_of_what_the_workers_learned() -> None:
     assert all(torch.allclose(ends[0][name], mean[name], rtol=1e-12, atol=1e-14) for name in mean)
 
 
-def test_momentum_of_a_network_restarts_with_each_block() -> None:
+@pytest.mark.parametrize(("rule", "ends"), [("bmuf(period=2)", False), ("bmuf(period=2, local_state='reset')", True)])
+def test_momentum_of_a_network_stays_or_restarts_with_each_block(rule: str, ends: bool) -> None:
     def made() -> list[bool]:
         model, still = begun("mlp sgd"), []
-        with adapter.attach(model, "bmuf(period=2)") as run:
+        with adapter.attach(model, rule) as run:
             for x, y in run.share(BATCHES):
                 fit(model, x, y)
                 run.step()
                 still.append(all(not v.any() for v in model._optimizer.velocities))
         return still
 
-    assert simulate(made, 2)[0] == [False, True] * 3
+    assert simulate(made, 2)[0] == [False, ends] * 3
 
 
 def test_resume_goes_on_with_the_same_bits(tmp_path: Path) -> None:

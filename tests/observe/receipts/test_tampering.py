@@ -182,7 +182,9 @@ def test_what_is_done_to_the_files_is_found(run: Path, tamper: Tamper, says: str
     assert f"wrong: {says}" in said.output
 
 
-@pytest.mark.parametrize("name", ["rank-0000.jsonl", "rank-0.jsonl", "rank-\u0660.jsonl", "Rank-000.jsonl", "rank-000.txt"])
+@pytest.mark.parametrize(
+    "name", ["rank-0000.jsonl", "rank-0.jsonl", "rank-\u0660.jsonl", "Rank-000.jsonl", "rank-000.txt"]
+)
 def test_a_chain_has_one_name(run: Path, name: str) -> None:
     """The genuine chain under another name, and a forged one at its place: another reader would take the forged one."""
     folder = run / "receipts"

@@ -28,8 +28,9 @@ def data() -> TensorDataset:
 
 
 class Net(torch.nn.Module):
-    """A model with a buffer that follows its inputs."""
+    """A model with a buffer that follows its inputs, averaged as running statistics are."""
 
+    averages_buffers = True
     mean: torch.Tensor
 
     def __init__(self) -> None:

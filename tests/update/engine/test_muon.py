@@ -54,7 +54,7 @@ def buffers(run: paceline.Run, optimizers: list[Any]) -> list[torch.Tensor]:
     ("state", "alike"), [("auto", False), ("keep", False), ("average", True), ("compensate", True), ("reset", True)]
 )
 def test_what_a_block_begins_with(state: str, alike: bool) -> None:
-    """9 steps are three blocks; "auto" keeps Muon's buffers, as it does those of Adam."""
+    """9 steps are three blocks; "auto" keeps the buffers."""
     rule = f"bmuf(period=3, local_state={state!r})"
     one, other = (seen for _, seen in simulate(Training(rule, steps=9, look=buffers), 2))
     assert len(one) == 2

@@ -58,7 +58,10 @@ def test_who_has_taken_over_can_be_stopped_again(rule: str, tmp_path: Path) -> N
 
 
 class Big(nn.Module):
-    """Two spans (of two groups) of several shards, one of them with a parameter without dimensions, and buffers."""
+    """Two spans (of two groups) of several shards, one of them with a parameter without dimensions, and buffers
+    that are averaged as running statistics are."""
+
+    averages_buffers = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -38,7 +38,8 @@ def drop(groups: list[tuple[Any, list[Any]]]) -> None:
 
 def _sweep() -> int:
     """Destroy the groups whose operations have ended, in this thread; how many others are kept."""
-    over, kept = [], []
+    over: list[tuple[Any, list[Any]]] = []
+    kept: list[tuple[Any, list[Any]]] = []
     with _lock:
         for one in _kept:
             (over if all(handle.is_completed() for handle in one[1]) else kept).append(one)

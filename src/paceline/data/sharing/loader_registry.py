@@ -94,6 +94,8 @@ class LoaderRegistry:
         """Whether the program trains now, rather than evaluates."""
         self.pass_over: Callable[[], None] = lambda: None
         """Called once a pass is over in which the program trained, before anything else is done."""
+        self.passed: Callable[[], None] = lambda: None
+        """Called after a pass in which the optimizer stepped."""
         self._batches = 0  # handed out so far
         self._under_way: dict[Position, ActivePass] = {}  # the outermost first
         self._leader: Position | None = None  # position of the pass in which the optimizer steps
@@ -158,6 +160,8 @@ class LoaderRegistry:
             whole = complete or (one.length is not None and batches >= one.length)
             self._last_place, self._last_pass = pack(self._number(position), batches, ENDED if whole else LEFT), one
             self._unmet = True
+        if position is self._leader:
+            self.passed()
 
     def leave(self, position: Position | None = None) -> None:
         """The program has left its passes (over the data of `position`), of which it may still hold iterators."""
@@ -173,6 +177,7 @@ class LoaderRegistry:
             self._unmet = False
             if self.turns is None or not self.turns.workers.active:  # else all have met there
                 self.pass_over()
+                self.passed()
 
     @property
     def _training(self) -> Position | None:

@@ -33,6 +33,8 @@ UNCHANGED_STEPS = 10
 class ArrayModule(nn.Module):
     """Tensors as a module's parameters and buffers, in the same memory."""
 
+    averages_buffers = True
+
     def __init__(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
         super().__init__()  # an array may be called "type" or "train", which `register_parameter` refuses
         self._parameters |= {name: nn.Parameter(tensor) for name, tensor in parameters.items()}

@@ -139,8 +139,8 @@ def attach_arrays(
             exchange reads and assigns. (For JAX see :mod:`paceline.doors.adapters.jax`.)
         rule: as for `attach`. Where it exchanges gradients, call `gradients = run.mean(gradients)` before your step.
         buffers: arrays that block rules average and do not train, such as running means.
-        momentum: your program's momentum, an array for each of `arrays`. Block rules then treat it as torch's SGD
-            momentum: it restarts with each block, or is averaged, by `local_state`. Else it is kept.
+        momentum: your program's momentum, an array for each of `arrays`, for a rule that resets, averages or
+            compensates it (`local_state`). Else each worker keeps it.
         decay: factor by which your program multiplies the momentum at each step.
         settings: other settings of `attach`, and the rule's.
 

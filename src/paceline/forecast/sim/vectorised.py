@@ -115,7 +115,8 @@ class StackedWorkers:
         self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         # where the number grows one worker ends its blocks as several do
         blocks = rule.schedule.exchanges_blocks and (measures or rule.exchanges_among(number))
-        make = partial(StackedBlocks, rule, optimizer, self._optimizer, self._model.buffers, number, measures)
+        buffers = self._model.buffers, self._model.of_worker_0
+        make = partial(StackedBlocks, rule, optimizer, self._optimizer, *buffers, number, measures)
         self._blocks = make() if blocks else None
         self._together, self._factor = number > 1, rule.rate_factor(number)
 
@@ -131,8 +132,8 @@ class StackedWorkers:
         self._model.settle()
         if self._together and (self._blocks is None or self._blocks.lockstep):
             self._share_gradients(losses)
-            for buffer in self._model.buffers.values():
-                share(buffer)
+            for name, buffer in self._model.buffers.items():
+                share(buffer, name in self._model.of_worker_0)
         if largest is not None:  # after the exchange, as in the production code
             self._clip(largest)
         self._optimizer.step()

@@ -3,13 +3,15 @@
 
     d = mean_i theta_i - theta^init,     (theta, start) = outer(theta, d),     theta_i = start for all i
 
-With local_state "average" and "compensate" the optimizer's moments likewise (:mod:`paceline.rules.outer.moments`), and
-running statistics take the mean. With overlap an exchange is applied some minibatches later, to what the workers have
-made of the tensors meanwhile (:mod:`paceline.update.engine.blocks.outer_state`, which has the equations).
+With local_state "average" and "compensate" the optimizer's moments likewise (:mod:`paceline.rules.outer.moments`).
+Running statistics take the mean, and other buffers worker 0's. With overlap an exchange is applied some minibatches
+later, to what the workers have made of the tensors meanwhile (:mod:`paceline.update.engine.blocks.outer_state` has the
+equations).
 """
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -60,9 +62,9 @@ def check_rule(rule: Rule, overlaps: bool = True) -> None:
 
 
 @torch.no_grad()
-def share(stacked: Tensor) -> None:
-    """Give every worker the mean."""
-    stacked.copy_(_mean(stacked).expand_as(stacked))
+def share(stacked: Tensor, of_worker_0: bool = False) -> None:
+    """Give every worker the mean, or what worker 0 has."""
+    stacked.copy_((stacked[0].clone() if of_worker_0 else _mean(stacked)).expand_as(stacked))
 
 
 def _mean(stacked: Tensor) -> Tensor:
@@ -114,6 +116,7 @@ class StackedBlocks:
         optimizer: the user's, which resolves the rule's `local_state`.
         stacked: the optimizer of the stacked parameters.
         buffers: name -> stacked buffer.
+        of_worker_0: names of those of which all workers take worker 0's.
         workers: N.
         measures: whether to measure how many workers all are worth.
 
@@ -127,6 +130,7 @@ class StackedBlocks:
         optimizer: Optimizer,
         stacked: Optimizer,
         buffers: dict[str, Tensor],
+        of_worker_0: AbstractSet[str],
         workers: int,
         measures: bool = False,
     ) -> None:
@@ -138,6 +142,7 @@ class StackedBlocks:
         self._look()
         self._parts = {p: _Part(p, p.detach()[0].clone(), {}) for p in self._everything}
         self._buffers = list(buffers.values())
+        self._of_worker_0 = [name in of_worker_0 for name in buffers]
         self._means: dict[Tensor, Tensor] = {}
         self._steps = self.made = self._block = 0
         self._rho = self._ahead = self._count = 0.0
@@ -240,7 +245,8 @@ class StackedBlocks:
             self._measure(c)
         merged = {p: self._displacement(part, c) for p, part in self._parts.items()}
         means = {(p, m.key): self._state(p, m).mean(0) for p in self._everything for m in self._moments}
-        buffers = [_mean(buffer) for buffer in self._buffers]
+        pairs = zip(self._buffers, self._of_worker_0, strict=True)
+        buffers = [buffer[0].clone() if copied else _mean(buffer) for buffer, copied in pairs]
         for buffer, mean in zip(self._buffers, buffers, strict=True):
             if not bool(torch.isfinite(mean).all()):
                 self._refuse(buffer, "buffers")
@@ -257,8 +263,11 @@ class StackedBlocks:
             for moment in self._moments:
                 for p in parameters:
                     self._merge_moment(self._parts[p], moment, moment.decay(group), sent)
-        for buffer, mean in zip(self._buffers, sent.buffers, strict=True):
+        for buffer, mean, copied in zip(self._buffers, sent.buffers, self._of_worker_0, strict=True):
             self._means[buffer] = mean
+            if copied:
+                buffer[1:].copy_(mean)
+                continue
             now = mean.expand_as(buffer)
             buffer.copy_(torch.lerp(now, buffer, 0.5) if sent.snapshots else now)
         if self._choice == "reset" and not sent.snapshots:

@@ -23,7 +23,7 @@ from torch._C._functorch import is_batchedtensor
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
-from paceline.core.flat import averaged_buffers
+from paceline.core.flat import averaged_buffers, other_buffers
 from paceline.errors import UnsupportedError
 
 Place = tuple[dict[str, Any], str, int]
@@ -65,26 +65,29 @@ class StackedModel:
     Attributes:
         parameters: name -> every worker's, shape (N, ...).
         buffers: name -> every worker's floating-point buffer, likewise.
+        of_worker_0: names of those that are not averaged: all take worker 0's.
         counts: name -> an integer buffer.
     """
 
     def __init__(self, model: nn.Module, loss_fn: Callable[..., Tensor], number: int) -> None:
         self._model, self._loss_fn, self.number = model, loss_fn, number
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        averaged = dict(averaged_buffers(model))
-        floating = {name: b for name, b in averaged.items() if b.is_floating_point()}
-        counts = {name: b for name, b in averaged.items() if not b.is_floating_point()}
+        others = {name: b for name, b in other_buffers(model) if _is_number(b)}
+        numbers = dict(averaged_buffers(model)) | others
+        floating = {name: b for name, b in numbers.items() if b.is_floating_point()}
+        counts = {name: b for name, b in numbers.items() if not b.is_floating_point()}
         self.parameters = {name: _rows(p, number).requires_grad_(True) for name, p in trained.items()}
         self.buffers = {name: _rows(b, number) for name, b in floating.items()}
+        self.of_worker_0 = others.keys() & floating.keys()
         self.counts = {name: b.detach().clone() for name, b in counts.items()}
-        numbers = {id(t): k for k, t in enumerate([*trained.values(), *floating.values(), *counts.values()])}
+        places = {id(t): k for k, t in enumerate([*trained.values(), *floating.values(), *counts.values()])}
         self._places: list[Place] = []
         self._others: list[tuple[str, dict[str, Any], str, int]] = []
         for prefix, module in model.named_modules():
             for key, tensor in [*module._parameters.items(), *module._buffers.items()]:
                 store = module._parameters if key in module._parameters else module._buffers
-                if tensor is not None and id(tensor) in numbers:
-                    self._places.append((store, key, numbers[id(tensor)]))
+                if tensor is not None and id(tensor) in places:
+                    self._places.append((store, key, places[id(tensor)]))
                 elif tensor is not None:
                     self._others.append((f"{prefix}.{key}".lstrip("."), store, key, tensor._version))
         self._first_buffer, self._first_count = len(trained), len(trained) + len(floating)
@@ -209,6 +212,11 @@ class _EachRow(TorchFunctionMode):
             return found
         padded = given["input"] == padding % given["weight"].shape[0]
         return torch.where(padded.unsqueeze(-1), found.detach(), found)
+
+
+def _is_number(buffer: Tensor) -> bool:
+    """Whether its elements are finite real numbers."""
+    return not buffer.is_complex() and buffer.dtype != torch.bool and bool(torch.isfinite(buffer).all())
 
 
 def _rows(tensor: Tensor, number: int) -> Tensor:

@@ -130,7 +130,10 @@ _OPTIONS = {
         "    (:mod:`paceline.rules.outer.moving_average`).",
     ),
     "local_state": _Option(
-        "str", "auto", "what a block starts from in the local optimizer: auto, keep, reset, average, compensate."
+        "str",
+        "auto",
+        "what a block starts from in the local optimizer: keep (auto does), reset, average, compensate\n"
+        "    (:mod:`paceline.rules.payload`).",
     ),
     "fragments": _Option("int", 1, "parts of the model that are exchanged one after another over the block."),
     "overlap": _Option("int", 0, "minibatches that are made while an exchange is under way; 0 waits for it."),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The common start: every worker takes rank 0's model at attach, trained or not.
 
-What is exchanged later (trained parameters, numeric buffers) is broadcast as a whole. The rest (frozen parameters,
-those outside of the optimizers, masks, complex and infinite buffers) never travels again, so that workers that were
-seeded differently would train round different layers to the end. It may be most of a large model that all have loaded
+What is exchanged later (trained parameters, buffers) is broadcast as a whole. The rest (frozen parameters, those
+outside of the optimizers, sparse buffers) never travels again, so that workers that were seeded differently would train
+round different layers to the end. It may be most of a large model that all have loaded
 from the same file: checksums are compared first, and what differs anywhere is broadcast.
 
 Parameters that another attached run trains are left alone: that run broadcasts them itself.
@@ -21,7 +21,16 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from paceline.communication import Transport
 from paceline.communication.base import same_json
 from paceline.core.bits import as_bytes, checksum, is_plain
-from paceline.core.flat import Fragment, Modules, averaged_buffers, find_buffers, fragments, local, module_list
+from paceline.core.flat import (
+    Fragment,
+    Modules,
+    averaged_buffers,
+    buffer_fragments,
+    fragments,
+    local,
+    module_list,
+    other_buffers,
+)
 from paceline.core.optimizer_state import Owned
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
@@ -35,16 +44,14 @@ LEAST_FROZEN_BYTES = 1 << 20
 
 
 def exchanged_parts(model: Modules, owned: Owned) -> list[Fragment]:
-    """The tensors that workers exchange: trained parameters and numeric buffers."""
-    parameters = [pair for _, named in owned for pair in named]
-    buffers = fragments("buffers", averaged_buffers(model), find_buffers(model))
-    return fragments("parameters", parameters) + buffers
+    """The tensors that workers exchange: trained parameters and buffers."""
+    return fragments("parameters", [pair for _, named in owned for pair in named]) + buffer_fragments(model)
 
 
 def untrained(model: Modules, owned: Owned) -> list[tuple[str, Tensor]]:
     """(name, tensor) pairs that workers never exchange and no other run trains; each tensor once."""
     seen = {id(parameter) for _, named in owned for _, parameter in named}
-    seen |= {id(buffer) for _, buffer in averaged_buffers(model)} | set(exit_handling.trained)
+    seen |= {id(buffer) for _, buffer in averaged_buffers(model) + other_buffers(model)} | set(exit_handling.trained)
     found = []
     for prefix, module in module_list(model):
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:

@@ -53,10 +53,6 @@ class EngineProtocol(Protocol):
     local: bool
 
     @property
-    def hooks_gradients(self) -> bool:
-        """Whether the optimizers need a pre-step hook."""
-
-    @property
     def gradients_due(self) -> bool:
         """Whether gradients are exchanged before the next step."""
 
@@ -92,6 +88,9 @@ class EngineProtocol(Protocol):
 
     def on_step(self, warm: bool) -> None:
         """A minibatch was counted; `warm` if it ended the warm-up."""
+
+    def take_written(self) -> list[Fragment]:
+        """The parameters that exchanges of blocks have written since the last call."""
 
     def retune(self) -> None:
         """Where workers exchange together: agree on the requested changes of settings, and apply them at once; all

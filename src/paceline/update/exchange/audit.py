@@ -138,8 +138,8 @@ class Audit:
         if not less.weight:
             return []
         own = less.headers[exchanger.transport.world.rank]
-        out = [x.clone() if own.brings and own.factor else torch.zeros_like(x) for x in given]
-        running = [exchanger.begin_with(chunk, x, number) for chunk, x in zip(chunks, out, strict=True)]
+        counts = own.brings and own.factor > 0
+        running = [exchanger.begin_with(chunk, x, number, counts) for chunk, x in zip(chunks, given, strict=True)]
         return [one.finish() for one in running]
 
     def _vote(self, summary: ExchangeSummary, judged: int, losses: Losses, drawn: bool) -> list[int]:
@@ -200,9 +200,7 @@ class AuditedExchange:
         self._pending_header: PendingHeader = exchanger.open(header)
         factor = header.factor if header.brings else 0.0
         self._given = [chunk.fill(factor) for chunk in chunks]
-        self._running = [
-            exchanger.begin_with(chunk, x.clone(), number) for chunk, x in zip(chunks, self._given, strict=True)
-        ]
+        self._running = [exchanger.begin_with(chunk, x, number) for chunk, x in zip(chunks, self._given, strict=True)]
         self._arrived: tuple[ExchangeSummary, Sequence[Total]] | None = None
         self._spent_s, self._vote_s = exchanger.transport.now() - began, exchanger.take_vote_s()
 

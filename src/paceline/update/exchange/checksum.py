@@ -8,7 +8,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from paceline.core.flat import Fragment, flat_view
+
 _PRIME = 1_000_003
+
+
+def is_sampled(exchange: int) -> bool:
+    """Whether parameters are compared after an exchange where that takes time: the first 8, and each eighth."""
+    return exchange <= 8 or exchange % 8 == 0
 
 
 def combine(sums: Iterable[Tensor]) -> int:
@@ -18,6 +25,15 @@ def combine(sums: Iterable[Tensor]) -> int:
         parts = torch.stack(parts).tolist()  # an accelerator is waited for once
     for part in parts:
         total = (total * 31 + int(part)) & (2**62 - 1)
+    return total
+
+
+def of_tensors(fragment: Fragment) -> Tensor:
+    """The checksum of a fragment's tensors as they are, int64, shape ()."""
+    fragment.refresh()
+    total = torch.zeros((), dtype=torch.int64, device=fragment.device)
+    for name, tensor in zip(fragment.names, fragment.tensors, strict=True):
+        fold(total, flat_view(name, tensor))
     return total
 
 

@@ -23,6 +23,10 @@ class Chunk(Protocol):
         """Whether it must be sent dense, whatever the rule's codec."""
 
     @property
+    def from_rank_0(self) -> bool:
+        """Whether its sum has rank 0's part only."""
+
+    @property
     def state(self) -> State:
         """The codec's state."""
 

@@ -168,7 +168,12 @@ class Exchanger:
 
     def begin(self, chunk: Chunk, factor: float, number: int, block: bool = False) -> Running:
         """Start the exchange of a chunk; `number` counts the exchanges of its payload; `block`: not of gradients."""
-        return self._pipeline.start(self._steps(chunk, chunk.fill(factor), number), eager=block and self._overlapped)
+        x = self._part(chunk, chunk.fill(factor))
+        return self._pipeline.start(self._steps(chunk, x, number), eager=block and self._overlapped)
+
+    def _part(self, chunk: Chunk, x: Tensor) -> Tensor:
+        """What this worker adds to the sum of a chunk."""
+        return x.zero_() if chunk.from_rank_0 and self.transport.world.rank else x
 
     def begin_early(self, chunks: Sequence[Chunk], chunk: Chunk, factor: float, number: int) -> None:
         """Start the exchange of one of the first chunks, in their order, before that of the header."""
@@ -176,15 +181,16 @@ class Exchanger:
         if self._sends_early and not self.keeps and place < IN_FLIGHT and chunk is chunks[place]:
             self.early.append((chunk, self.begin(chunk, factor, number, block=True)))
 
-    def begin_with(self, chunk: Chunk, x: Tensor, number: int) -> Running:
-        """The same with a contribution that is filled already; `x` becomes the sum."""
-        return self._pipeline.start(self._steps(chunk, x, number))
+    def begin_with(self, chunk: Chunk, given: Tensor, number: int, counts: bool = True) -> Running:
+        """The same with a contribution that is filled already and stays; `counts`: whether it goes into the mean."""
+        x = given.clone() if counts or chunk.from_rank_0 else torch.zeros_like(given)
+        return self._pipeline.start(self._steps(chunk, self._part(chunk, x), number))
 
     def begin_overlapped(self, chunk: Chunk, factor: float, number: int, pending_header: PendingHeader) -> Running:
         """The same with overlap: the pipeline does all work on the chunk."""
 
         def steps() -> Steps[tuple[Tensor, State]]:
-            total, state = yield from self._steps(chunk, chunk.fill(factor), number)
+            total, state = yield from self._steps(chunk, self._part(chunk, chunk.fill(factor)), number)
             if not self.transport.background:
                 yield LastWait(pending_header.summary, pending_header.completed)
             summary = pending_header.summary()

@@ -99,8 +99,7 @@ class Client(ABC):
         for span, pool in zip(self.buffers, self._buffer_pools, strict=True):
             flat = pool.take()
             taken.append((pool, flat))
-            if not span.fragment.finite():  # a batch with nan went through a BatchNorm, which would stay nan
-                span.write(span.pulled)
+            span.fragment.reset_nonfinite(span.pulled)  # else a BatchNorm would stay nan after one bad batch
             span.note_version()
             requests += span.requests(span.read(flat), answered)
         self.clock += 1

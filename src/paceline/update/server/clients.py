@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch.optim import Optimizer
 
+from paceline.core.flat import Fragment
 from paceline.rules.schedule.bounded import Bounded
 from paceline.tuning.tuner import Tuner
 from paceline.update.server.client import Client
@@ -51,6 +52,10 @@ class Clients:
         for client in self.clients:
             assert isinstance(client, DeltaClient)
             client.on_step()
+
+    def take_written(self) -> list[Fragment]:
+        """The parameters that answers have changed since the last call, under rules that push deltas."""
+        return [part for one in self.clients if isinstance(one, DeltaClient) for part in one.take_written()]
 
     def flush(self) -> None:
         """Push the rest, with the learning rates of the steps."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from paceline.core.flat import Fragment
 from paceline.core.optimizer_state import reset_state
 from paceline.rules.outer.arrival import CenterPull
 from paceline.rules.schedule.bounded import Bounded
@@ -41,6 +42,12 @@ class DeltaClient(Client):
         self._then = [host(span.fragment) for span in self.spans]
         self._now = [host(span.fragment) for span in self.spans]
         self.since = 0
+        self._written = False
+
+    def take_written(self) -> list[Fragment]:
+        """The parameters, if an answer has changed them since the last call."""
+        written, self._written = self._written, False
+        return [span.fragment for span in self.spans] if written else []
 
     def on_step(self) -> None:
         """Exchange what is due after a step of the optimizer."""
@@ -82,6 +89,7 @@ class DeltaClient(Client):
 
     @torch.no_grad()
     def _apply(self) -> None:
+        self._written = True
         for span, base, then, now in zip(self.spans, self._base, self._then, self._now, strict=True):
             span.read(now)
             if self._elastic is not None:

@@ -12,10 +12,13 @@ from typing import Any
 from torch.optim import Optimizer
 
 from paceline.checkpoint.reshard import OldCheckpoint
+from paceline.core.flat import Fragment
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.ledger.leases import Leases
+from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.update.engine import agreement, exit_handling
+from paceline.update.engine.blocks.buffers import names_apart, say_apart
 from paceline.update.engine.common_start import begin_together
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import refuse_hidden_scaler, skipped, stepping_scaler
@@ -29,6 +32,7 @@ from paceline.update.server.optimizer_support import check_optimizer
 from paceline.update.server.owned_shards import OwnedShards
 from paceline.update.server.protocol import Service
 from paceline.update.server.scaler_watch import watch_skipped_steps
+from paceline.update.server.sharding import host
 from paceline.update.server.simulated_service import SimulatedService
 from paceline.update.server.socket_service import SocketService
 from paceline.update.server.tally import ExchangeTally
@@ -98,11 +102,6 @@ class Asynchronous:
     # -- steps ------------------------------------------------------------------------------------
 
     @property
-    def hooks_gradients(self) -> bool:
-        """Whether this engine needs `before_step`."""
-        return self._gradient
-
-    @property
     def gradients_due(self) -> bool:
         """Whether gradients are pushed before the next step."""
         return self._gradient and not self.closed
@@ -118,8 +117,25 @@ class Asynchronous:
         waits = self._schedule.staleness is not None and self._context.settings.scaler is None
         if waits and (scaler := stepping_scaler()) is not None:
             refuse_hidden_scaler(self.rule, scaler, False)  # other workers wait for the clocks of skipped steps
-        self._clients.of_gradients(optimizer).before_step()
+        client = self._clients.of_gradients(optimizer)
+        self._refuse_changes(client)
+        client.before_step()
         self._report(began)
+
+    def _refuse_changes(self, client: GradientClient) -> None:
+        """Refuse what the program has changed since the last pull: the next one overwrites it."""
+        if names := client.changed():
+            raise UnsupportedError(
+                self._context.transport.world.sign(
+                    f"{', '.join(names)}: the program has changed these parameters since the last step, besides its "
+                    f"optimizer (a clamp, a mask, a layer begun anew, a part that is loaded). Under {self.rule.text()} "
+                    "the owners of the slices make the steps, so the change would be lost; use sync"
+                )
+            )
+
+    def take_written(self) -> list[Fragment]:
+        """Gradients leave nothing that a program may change (`before_step`)."""
+        return [] if self._gradient else self._clients.take_written()
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Give the gradients back after the optimizer's step."""
@@ -203,8 +219,17 @@ class Asynchronous:
         while not final:
             for client in self._clients:
                 client.pull(peeks=False)
+                self._look_at_buffers(client)
                 client.write_pulled()
             final = self._service.confirm_final_model()
+
+    def _look_at_buffers(self, client: Client) -> None:
+        """Say which buffers are one worker's, before they are taken."""
+        world = self._context.transport.world
+        if world.rank == 1:
+            others = [span for span in client.buffers if span.fragment.from_rank_0]
+            apart = [names_apart(one.fragment, 0, one.read(host(one.fragment)), one.pulled) for one in others]
+            say_apart(world, [name for names in apart for name in names])
 
     def retune(self) -> None:
         """Does nothing: each worker applies changes by itself."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.rules.schedule.bounded import Bounded
+from paceline.update.exchange.checksum import is_sampled
 from paceline.update.server.client import Client, ClientContext
 from paceline.update.server.prefetch import PullTiming
 from paceline.update.server.protocol import PendingExchange
@@ -51,6 +52,11 @@ class GradientClient(Client):
         self._gather()
         self._exchange()
         self._hide()
+
+    def changed(self) -> list[str]:
+        """The parameters that do not hold what was pulled last; on an accelerator looked for now and then."""
+        spans = [one for one in self.spans if one.fragment.device.type == "cpu" or is_sampled(self.clock)]
+        return [name for span in spans for name in span.changed()]
 
     def _gather(self) -> None:
         if self._waiting and not all(accumulator.incoming_finite() for accumulator in self._accumulators):

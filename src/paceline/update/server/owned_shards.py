@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.core.flat import averaged_buffers, find_buffers, fragments
+from paceline.core.flat import buffer_fragments
 from paceline.data.ledger.ledger import Ledger
 from paceline.rules.rule import Rule
 from paceline.update.engine.context import RunContext
@@ -16,7 +16,14 @@ from paceline.update.server.optimizer_support import optimizer_state
 from paceline.update.server.owner import ShardServer
 from paceline.update.server.reshard import from_one_worker
 from paceline.update.server.shard import LEDGER_SHARD, ParameterShard
-from paceline.update.server.shard_updates import AddDelta, BlendBuffer, ElasticPull, OptimizerSteps, UpdateRule
+from paceline.update.server.shard_updates import (
+    AddDelta,
+    BlendBuffer,
+    ElasticPull,
+    OptimizerSteps,
+    TakeBuffer,
+    UpdateRule,
+)
 from paceline.update.server.sharding import ShardLayout, Span
 from paceline.update.server.staleness import WorkerClocks
 
@@ -42,8 +49,7 @@ class OwnedShards:
         self.ledger = Ledger()
         self.layout = ShardLayout(rule.sharded, world.size)
         self.parameters = [self.layout.add_optimizer(optimizer, named) for optimizer, named in owned]
-        found = fragments("buffers", averaged_buffers(context.model), find_buffers(context.model))
-        self.buffers = [self.layout.add(fragment, None) for fragment in found]
+        self.buffers = [self.layout.add(fragment, None) for fragment in buffer_fragments(context.model)]
         self._optimizer_of = {span.number: owned[k][0] for k, own in enumerate(self.parameters) for span in own}
         for span in self.layout.spans:
             span.read(span.pulled)
@@ -63,7 +69,7 @@ class OwnedShards:
         clocks = WorkerClocks(self._schedule, range(self._workers))
         optimizer = self._stepping(span)
         keeps_origins = optimizer is not None and self._rule.arrival.needs_origin
-        shard = ParameterShard(number, anchor, lambda a: self._update_rule(span, a), clocks, keeps_origins)
+        shard = ParameterShard(number, anchor, lambda a: self._update_rule(span, a, clocks), clocks, keeps_origins)
         shard.version = one.version
         shard.ledger = self.ledger if number == LEDGER_SHARD else None
         if optimizer is not None and optimizer.state:
@@ -75,11 +81,11 @@ class OwnedShards:
         """The optimizer that steps at the owners of this span's shards."""
         return self._optimizer_of.get(span.number) if self._gradient else None
 
-    def _update_rule(self, span: Span, anchor: Tensor) -> UpdateRule:
+    def _update_rule(self, span: Span, anchor: Tensor, clocks: WorkerClocks) -> UpdateRule:
         optimizer = self._optimizer_of.get(span.number)
         rule = self._rule
         if optimizer is None:
-            return BlendBuffer()
+            return TakeBuffer(clocks) if span.fragment.from_rank_0 else BlendBuffer()
         if self._gradient:
             return OptimizerSteps(rule.arrival, type(optimizer), anchor, span.settings())
         if rule.center_pull is not None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.checkpoint.reshard import OldCheckpoint
-from paceline.core.flat import Modules, averaged_buffers, fragments
+from paceline.core.flat import Modules, buffer_fragments
 from paceline.core.optimizer_state import Owned
 from paceline.errors import CheckpointError
 from paceline.rules.topology.sharded import Cut, Sharded
@@ -137,7 +137,7 @@ def whole_optimizers(old: OldCheckpoint, model: Modules, owned: Owned, topology:
     layout = ShardLayout(topology, 1)
     spans = [layout.add_optimizer(optimizer, named) for optimizer, named in owned]
     numels = [span.numel for span in layout.spans]
-    numels += [part.numel for part in fragments("buffers", averaged_buffers(model))]
+    numels += [part.numel for part in buffer_fragments(model)]
     shards = OldShards(old, numels, topology)
     for (optimizer, _), own, one in zip(owned, spans, found, strict=True):
         every = [p for group in optimizer.param_groups for p in group["params"]]

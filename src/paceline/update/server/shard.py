@@ -78,7 +78,7 @@ class ParameterShard:
             self.clocks.tick(incoming.sender, incoming.clock)
             if not self.numbered.is_new(incoming.sender, incoming.clock, incoming.marks):
                 return self.version - incoming.version
-            if not math.isfinite(values.sum().item()) and not bool(torch.isfinite(values).all()):
+            if not self._update_rule.takes_nonfinite and not all_finite(values):
                 return REFUSED
             delay = self.version - incoming.version
             push = Push(
@@ -199,3 +199,8 @@ class ParameterShard:
         self.origins.clear()
         if self._first is not None:
             self._first.copy_(anchor)
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether no element is inf or nan; its sum may overflow."""
+    return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.rules.outer.arrival import Arrival, CenterPull, Push
+from paceline.update.server.staleness import WorkerClocks
 
 LOCAL_SETTINGS = ("params", "foreach", "fused", "capturable", "differentiable")
 """Settings of an optimizer's group that concern its own tensors and not the method."""
@@ -44,6 +45,9 @@ class IncomingPush:
 
 class UpdateRule(ABC):
     """How a push is applied."""
+
+    takes_nonfinite = False
+    """Whether a push with inf or nan is applied."""
 
     @abstractmethod
     def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, incoming: IncomingPush, push: Push) -> None:
@@ -187,8 +191,26 @@ class ElasticPull(UpdateRule):
         self._elastic.elastic_step(anchor, values, self._workers)
 
 
+class TakeBuffer(UpdateRule):
+    """Other buffers: those of rank 0, or of the first worker that still takes part.
+
+    Args:
+        clocks: of the workers.
+    """
+
+    takes_nonfinite = True
+
+    def __init__(self, clocks: WorkerClocks) -> None:
+        self._clocks = clocks
+
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, incoming: IncomingPush, push: Push) -> None:
+        """b = b_i of one worker i."""
+        if incoming.sender == self._clocks.first:
+            anchor.copy_(values)
+
+
 class BlendBuffer(UpdateRule):
-    """Buffers: a moving mean over the workers, so that exported buffers stay between valid values."""
+    """Running statistics: a moving mean over the workers, so that exported buffers stay between valid values."""
 
     def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, incoming: IncomingPush, push: Push) -> None:
         """b += (b_i - b) / N; counters take the largest."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.core.flat import Fragment, fragments, local
+from paceline.core.flat import Fragment, flat_view, fragments, local
 from paceline.core.optimizer_state import Named
 from paceline.errors import UnsupportedError
 from paceline.rules.topology.sharded import Cut, Sharded
@@ -69,6 +69,16 @@ class Span:
         """Write values, shape (numel,), to the tensors."""
         self.fragment.refresh()
         self.fragment.write(0, self.numel, values.to(self.fragment.device, non_blocking=True))
+
+    @torch.no_grad()
+    def changed(self) -> list[str]:
+        """The tensors that do not hold the values that were pulled last."""
+        part, found = self.fragment, []
+        for slot, tensor in zip(part.slots, part.tensors, strict=True):
+            now = flat_view(slot.name, tensor)
+            if not torch.equal(now, self.pulled[slot.offset : slot.end].to(now.device, now.dtype)):
+                found.append(slot.name)
+        return found
 
     def settings(self) -> GroupSettings:
         """The optimizer group's settings at present, as JSON types."""

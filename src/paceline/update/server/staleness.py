@@ -46,6 +46,11 @@ class WorkerClocks:
         """The least clock; None when all workers have left."""
         return min(self._clocks.values(), default=None)
 
+    @property
+    def first(self) -> int | None:
+        """The lowest rank that takes part; None when all workers have left."""
+        return min([*self._clocks, *self._idle], default=None)
+
     def tick(self, rank: int, clock: int) -> None:
         """Note that worker `rank` has reached `clock`; clocks never go back."""
         if rank in self._idle:

@@ -36,6 +36,7 @@ class OuterStateChunk:
     def __init__(self, outer: OuterState, begin: int, end: int, wire: Tensor, numbers: Contribution) -> None:
         self.outer, self.begin, self.end = outer, begin, end
         self.layout, self.lossless = outer.layout.cut(begin, end), outer.lossless
+        self.from_rank_0 = outer.fragment.from_rank_0
         self.state: State = {}
         self.packed = False
         self.on_packed: Callable[[OuterStateChunk], None] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.update.engine import global_model
+from paceline.update.engine import agreement, global_model
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 from paceline.update.engine.blocks.retuning import Retuning
 from paceline.update.engine.collective_calls import MergePoint
@@ -150,5 +150,10 @@ class BlockExchanges:
             if summary.all_stand and not summary.all_leaving:
                 self.blocks.uncount(at)
             quiet = quiet + 1 if summary.all_leaving else 0
-        global_model.settle(self._run.model, self.blocks.global_parts)
+        parts = self.blocks.global_parts
+        others = [part for part in parts if part.fragment.from_rank_0]  # written since the last exchange, too
+        agreement.broadcast_start(self._run.transport, [part.fragment for part in others])
+        for part in others:
+            part.capture()
+        global_model.settle(self._run.model, parts)
         return True

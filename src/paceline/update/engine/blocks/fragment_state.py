@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.flat import Modules, all_finite, fragments
+from paceline.core.world import World
 from paceline.rules.rule import Rule
 from paceline.update.engine.blocks.buffers import buffer_states
 from paceline.update.engine.blocks.local_optimizers import LocalOptimizers
@@ -29,6 +30,7 @@ class FragmentState:
         numbers: of its blocks.
         device: of the outer state; None for the tensors' own device.
         mixes_at_once: whether the rule's mixing also applies to exchanges without overlap.
+        world: gives this worker among those that exchange.
 
     Attributes:
         all: of parameters, buffers and moments, in this order.
@@ -46,6 +48,7 @@ class FragmentState:
         numbers: BlockNumbers,
         device: torch.device | None,
         mixes_at_once: bool,
+        world: Callable[[], World],
     ) -> None:
         self._optimizers, self._device = optimizers, device
         everything = [pair for _, named in optimizers.owned for pair in named]
@@ -53,7 +56,7 @@ class FragmentState:
             ParameterState(fragment, rule.merging, numbers, device, rule.payload.mixing, mixes_at_once)
             for fragment in fragments("parameters", everything)
         ]
-        self.buffers = buffer_states(model, device) if model is not None else []
+        self.buffers = buffer_states(model, device, world) if model is not None else []
         self.drop_moments()
         if optimizers.have_state:  # from before attach
             self.make_moments()
@@ -111,7 +114,7 @@ class FragmentState:
 
     def measure(self, packings: Callable[[OuterState], Sequence[Packing]]) -> tuple[float, bool]:
         """The norm of the contribution, and whether all of it is finite; packs what it can on the way."""
-        return measure(self.all, packings)
+        return measure(self._judged, packings)
 
     def take_mean_norms(self) -> None:
         """From now on take the norm of each mean displacement that is applied."""
@@ -132,7 +135,11 @@ class FragmentState:
 
     def finite(self) -> bool:
         """Whether all tensors are finite."""
-        return all_finite(state.fragment for state in self.all)
+        return all_finite(state.fragment for state in self._judged)
+
+    @property
+    def _judged(self) -> list[OuterState]:
+        return [state for state in self.all if not state.fragment.from_rank_0]
 
     def checksum(self) -> int:
         """Checksum of the last exchange's result, which is then reset."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from paceline.core.flat import Modules
+from paceline.core.flat import Fragment, Modules
 from paceline.core.optimizer_state import Owned
 from paceline.core.shards import Shards, reshard
 from paceline.rules.rule import Rule
@@ -60,6 +60,7 @@ class FragmentedModel:
             update.shards = self._shards
         self.schedule = FragmentSchedule([0] * len(self.updates))
         self.entered = [0] * len(self.updates)
+        self._landed: set[int] = set()
 
     # -- schedule ---------------------------------------------------------------------------------
 
@@ -184,9 +185,15 @@ class FragmentedModel:
         summary = self.updates[fragment].land(self.schedule.made.pop(fragment, None))
         if self._shards:
             reshard(self._model)
+        self._landed.add(fragment)
         if summary.asked:
             self.schedule.add_request(fragment, self._rule_schedule.overlap)
         return summary
+
+    def take_written(self) -> list[Fragment]:
+        """The parameters that exchanges have written since the last call."""
+        landed, self._landed = self._landed, set()
+        return [state.fragment for k in landed for state in self.updates[k].state.parameters]
 
     def align(self, begun: int) -> None:
         """Set the number of exchanges begun; the next one is due after the same number of steps on every worker."""

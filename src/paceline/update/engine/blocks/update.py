@@ -72,7 +72,13 @@ class BlockUpdate:
         self.optimizers.count()
         self.numbers = BlockNumbers(rule, workers)
         self.state = FragmentState(
-            rule, model, self.optimizers, self.numbers, settings.outer_state_device, self._mixes_at_once
+            rule,
+            model,
+            self.optimizers,
+            self.numbers,
+            settings.outer_state_device,
+            self._mixes_at_once,
+            lambda: exchanger.transport.world,
         )
         self.chunks: list[OuterStateChunk] = []
         self.in_flight: StartedExchange | None = None

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from paceline.checkpoint import ExchangePosition
 from paceline.checkpoint.reshard import OldCheckpoint
+from paceline.core.flat import Fragment
 from paceline.data.ledger.leases import Leases
 from paceline.rules.rule import Rule
 from paceline.update.engine import exit_handling
@@ -75,10 +76,6 @@ class Engine:
     @local.setter
     def local(self, now: bool) -> None:
         self._parts.gradients.context.local = now
-
-    @property
-    def hooks_gradients(self) -> bool:
-        return bool(self.gradients)
 
     @property
     def gradients_due(self) -> bool:
@@ -151,6 +148,9 @@ class Engine:
             parts.blocks.advance(idle=False)
         parts.retuning.apply(0)
         parts.follow_choice()
+
+    def take_written(self) -> list[Fragment]:
+        return self.blocks.take_written() if self.blocks is not None else []
 
     def retune(self) -> None:
         """Agree on the requested changes and apply them, between two exchanges."""

@@ -13,14 +13,16 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from paceline.communication import Transport
 from paceline.core.flat import Fragment
 from paceline.core.world import World
 from paceline.data.sharing.place import Place
 from paceline.errors import MismatchError
-from paceline.update.engine import agreement
-from paceline.update.engine.collective.parts import Parts
+from paceline.update.engine.collective.parts import Parts, even_out
 from paceline.update.engine.gradients.footer import SKIPPED
+from paceline.update.exchange.checksum import combine, of_tensors
 from paceline.update.exchange.exchanger import Exchanger
 from paceline.update.exchange.header import ExchangeSummary
 from paceline.update.exchange.kind import NO_PAYLOAD, WARMUP_END, ExchangeKind
@@ -31,13 +33,11 @@ logger = logging.getLogger("paceline")
 def shut_down(parts: Parts) -> None:
     """End the run together: wait for workers that have more data, and merge the rest of the last block."""
     Joining(parts, leaving=True).join_all()
-    blocks = parts.blocks
-    if blocks is not None and not parts.run.progress.lockstep:
-        checksum = blocks.blocks.checksum()
-    else:
-        checksum = parts.gradients.updates[-1].buckets.checksum()
+    sums = [of_tensors(part) for part in parts.fragments]
+    if parts.blocks is not None and not parts.run.progress.lockstep:
+        sums.append(torch.tensor(parts.blocks.blocks.checksum()))
     # no exchange follows: this one compares the final bits of all workers
-    summary = parts.exchanger.meet(parts.bare_header(NO_PAYLOAD, leaving=True, checksum=checksum))
+    summary = parts.exchanger.meet(parts.bare_header(NO_PAYLOAD, leaving=True, checksum=combine(sums)))
     parts.exchanger.departures.check_ends(summary, parts.exchanger.transport.world)
 
 
@@ -155,6 +155,7 @@ class Joining:
     def _even_out(self, transport: Transport, summary: ExchangeSummary, fragments: Sequence[Fragment]) -> None:
         """Workers that made fewer steps take over from one that made the most."""
         if not _steps_differ(summary):
+            even_out(transport, summary, fragments)
             return
         totals, world = [h.total for h in summary.headers], transport.world
         most = max(totals)
@@ -162,7 +163,7 @@ class Joining:
         if stayed:
             raise MismatchError(world.sign(f"{world.names(stayed)} {SKIPPED}"))
         source = totals.index(most)
-        agreement.broadcast_start(transport, fragments, source)
+        even_out(transport, summary, fragments)
         if not summary.all_leaving:
             self._parts.handover.give(source, totals[world.rank] < most, transport)
             self._parts.run.progress.follow(most)

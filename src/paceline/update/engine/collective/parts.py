@@ -124,6 +124,8 @@ class Parts:
         """
         if self.blocks is not None:
             self.blocks.flush(leaving)
+            for update in self.blocks.blocks.updates:
+                update.optimizers.reset_kept()
             self.begin_with(self.blocks.blocks)
         self.adopt(self.run.tuner.probe_again())
 
@@ -204,10 +206,11 @@ class Parts:
 
 
 def even_out(transport: Transport, summary: ExchangeSummary, fragments: Sequence[Fragment]) -> None:
-    """Workers that made fewer steps take the values of one that made the most."""
+    """Workers that made fewer steps take the values of one that made the most; of buffers that are not averaged, which
+    a program may write after its backward pass, all take that one's."""
     totals = [h.total for h in summary.headers]
-    if len(set(totals)) > 1:
-        agreement.broadcast_start(transport, fragments, totals.index(max(totals)))
+    taken = fragments if len(set(totals)) > 1 else [part for part in fragments if part.from_rank_0]
+    agreement.broadcast_start(transport, taken, totals.index(max(totals)))
 
 
 def assemble(run: RunContext) -> Parts:

@@ -14,7 +14,6 @@ from paceline.rules.codec import Layout, State
 from paceline.update.engine.blocks.chunks import shares_memory
 from paceline.update.engine.blocks.outer_state import LARGEST
 from paceline.update.engine.gradients.payloads import GradientReader, PayloadReader
-from paceline.update.exchange.checksum import fold
 from paceline.update.exchange.header import ExchangeSummary
 
 
@@ -184,13 +183,6 @@ class GradientBucket:
             if has:
                 self.reader.target(parameter).fill_(math.inf)
 
-    def checksum(self) -> Tensor:
-        """Checksum of the parameters' bits, int64, shape ()."""
-        total = torch.zeros((), dtype=torch.int64, device=self.fragment.device)
-        for tensor in self.fragment.tensors:
-            fold(total, local(tensor).contiguous().view(-1))
-        return total
-
 
 def _mark(gradient: Tensor | None) -> tuple[int, int] | None:
     """A mark that changes with the gradient."""
@@ -209,7 +201,7 @@ class GradientChunk:
 
     def __init__(self, bucket: GradientBucket, begin: int, end: int) -> None:
         self.bucket, self.begin, self.end = bucket, begin, end
-        self.lossless = bucket.lossless
+        self.lossless, self.from_rank_0 = bucket.lossless, False
         self.layout = bucket.layout.cut(begin, end)
         self.state: State = {}
         slots = bucket.fragment.slots

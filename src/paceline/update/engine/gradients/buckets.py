@@ -18,7 +18,7 @@ from paceline.update.engine.blocks.chunks import OuterStateChunk, cut
 from paceline.update.engine.blocks.numbers import PlainMean
 from paceline.update.engine.gradients.bucket import GradientBucket, GradientChunk
 from paceline.update.engine.gradients.payloads import PayloadReader
-from paceline.update.exchange.checksum import combine
+from paceline.update.exchange.checksum import combine, of_tensors
 from paceline.update.exchange.header import ExchangeSummary
 
 
@@ -108,7 +108,7 @@ class GradientBuckets:
 
     def checksum(self) -> int:
         """Checksum of the parameters, which are equal on all workers."""
-        return combine(bucket.checksum() for bucket in self.buckets)
+        return combine(of_tensors(bucket.fragment) for bucket in self.buckets)
 
     def start(self, reader: PayloadReader | None = None) -> None:
         """Begin an exchange; `reader` replaces the payload reader, if given."""

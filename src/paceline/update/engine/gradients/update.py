@@ -11,8 +11,7 @@ any worker, all resend, without the gradients that are not finite. Under a GradS
 for all: all gradients become infinite, so that all scalers skip the step and lower the scale, as one worker with the
 whole batch would.
 
-Buffers (running statistics) are averaged in the same exchange; a buffer that holds inf or nan is first reset to the
-last mean.
+Buffers go with the same exchange (:mod:`paceline.update.engine.blocks.buffers`).
 
 When backward returns, gradients are the workers' mean, so clipping or norms before the step act on the mean. If a
 program makes several passes before a step, the last one exchanges; the footers tell all workers its number. An
@@ -53,7 +52,7 @@ CHECK_EVERY = 64
 class GradientUpdate:
     """The gradient exchanges of one optimizer.
 
-    The model's buffers are averaged along with the gradients of the last optimizer.
+    The model's buffers are exchanged along with the gradients of the last optimizer.
 
     Args:
         context: what the updates of a run share.
@@ -80,7 +79,7 @@ class GradientUpdate:
         self._moments = FirstMomentReader(optimizer) if self._moments_after is not None else None
         self.scaling = Scaling(context.run.settings.scaler)
         last = number == len(context.run.owned) - 1
-        self._buffers = buffer_states(context.run.model, None) if last else []
+        self._buffers = buffer_states(context.run.model, None, lambda: exchanger.transport.world) if last else []
         self.norms = gradient_norms(context.run.settings.guard, [local(p) for _, p in self.named])
         self.buckets = GradientBuckets(
             self.named, self._buffers, self.codec, rule.common.chunks, exchanger.transport, self.norms is not None
