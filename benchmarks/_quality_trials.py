@@ -73,7 +73,8 @@ class _Workers(StackedWorkers):
     def by_tensors(self, model: nn.Module, rule: Rule, optimizer: Optimizer) -> None:
         """Give each tensor its own diversity."""
         inside = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
-        blocks = _EachTensor(rule, optimizer, self._optimizer, self._model.buffers, self.number, measures=True)
+        buffers = self._model.buffers, self._model.of_worker_0
+        blocks = _EachTensor(rule, optimizer, self._optimizer, *buffers, self.number, measures=True)
         blocks.plain = frozenset(place for place, p in enumerate(model.parameters()) if id(p) in inside)
         self._blocks = blocks
 

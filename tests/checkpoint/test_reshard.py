@@ -407,10 +407,11 @@ def test_a_first_block_that_is_undone_leaves_no_moments(tmp_path: Path) -> None:
 
 
 def test_momentum_that_restarts_with_each_block_restarts(tmp_path: Path) -> None:
-    simulate(Quadratic("bmuf(period=3)", save=tmp_path / "c"), 4)
-    for one in simulate(Quadratic("bmuf(period=3)", steps=0, resume=tmp_path / "c", look=optimizer_state), 3):
+    rule = "bmuf(period=3, local_state='reset')"
+    simulate(Quadratic(rule, save=tmp_path / "c"), 4)
+    for one in simulate(Quadratic(rule, steps=0, resume=tmp_path / "c", look=optimizer_state), 3):
         assert float(one.extra["momentum_buffer"].abs().max()) == 0
-    for one in simulate(Quadratic("bmuf(period=3)", steps=0, resume=tmp_path / "c", look=optimizer_state), 1):
+    for one in simulate(Quadratic(rule, steps=0, resume=tmp_path / "c", look=optimizer_state), 1):
         assert float(one.extra["momentum_buffer"].abs().max()) > 0
 
 

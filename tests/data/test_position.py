@@ -135,7 +135,7 @@ def test_what_is_left_is_split_among_others(name: str, before: int, after: int, 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1)])
 def test_batches_since_the_last_block_do_not_count(name: str, before: int, after: int) -> None:
     job = Job(LOADERS[name], "averaging(period=4)")
-    for at in (3, 4, 6, 9):
+    for at in (3, 4, 5):  # inside of the pass on all workers
         states, entered = job.run(before, at=at)
         check(entered + job.run(after, states)[1])
 
@@ -180,10 +180,10 @@ def test_a_draw_with_replacement_is_kept_as_it_was() -> None:
     assert Counter(i for epoch, batch in seen if epoch == 0 for i in batch) == whole
 
 
-def test_a_stream_that_one_worker_has_ended_and_another_has_not() -> None:
-    """Three batches of one sample on two workers: the second has nothing in the last round, and is an epoch ahead."""
+def test_a_stream_whose_last_round_is_not_full() -> None:
+    """Three batches of one sample on two workers: the second has nothing in the last round, and waits for the first."""
     job = Job(lambda: [torch.tensor([k]) for k in range(3)], "sync", epochs=2)
-    states, entered = job.run(2, at=2)
+    states, entered = job.run(2, at=1)
     check(entered + job.run(3, states)[1], epochs=2, n=3)
 
 

@@ -64,7 +64,7 @@ class AutoCheckpointer:
         self._world = self._writer.transport.world
         self._snapshot = Snapshot()
         self._marks = self._base = 0  # steps that have fallen due; exchanges before the first counted one
-        self._count_anew = self._place_seen = self._warned = self._has_steps = False
+        self._count_anew = self._place_seen = self._warned = self._has_steps = self._postponed = False
         self._ended = False  # the program has, and nothing else keeps steps from being written
         self._due: ExchangePosition | None = None
         self._refusal = self._open_store()
@@ -131,10 +131,15 @@ class AutoCheckpointer:
         position = self._source.exchange_position()
         marks = self._fallen_due(position)
         if marks > self._marks:
-            if self._due is not None:
+            if self._due is not None and not self._postponed:
                 self._missed(self._due)
-            self._due = position
+            self._due, self._postponed = position, False
         self._marks = marks
+
+    def passed(self) -> None:
+        """A pass is over: this worker has joined the others' exchanges, and all come to the next place together."""
+        self._postponed = True
+        self.stepped()
 
     def follow(self) -> None:
         """The optimizer made a step, and another worker takes the run's steps."""
@@ -184,6 +189,8 @@ class AutoCheckpointer:
         if self._due is None or self._writer.stopped:
             return None
         position = self._source.exchange_position()
+        if position.awaited:
+            self._postponed = True
         if position.awaited or (position.better_later and not last):
             return None
         began = runtime.monotonic()

@@ -196,7 +196,7 @@ def _joined(context: RunContext, engine: EngineProtocol, checkpointer: AutoCheck
     """This worker has joined an exchange while it stood."""
     context.loaders.entered(engine.steps_committed)
     if checkpointer is not None:
-        checkpointer.stepped()
+        checkpointer.passed()
 
 
 def _meet_after_passes(context: RunContext, engine: Engine, state: RunState, joined: Callable[[], None]) -> None:

@@ -13,6 +13,7 @@ Where all workers step with the same gradients, each makes the same change; thos
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.flat import Fragment, flat_view, fragments
+from paceline.errors import UnsupportedError
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.protocol import EngineProtocol
 from paceline.update.exchange.checksum import is_sampled
@@ -52,7 +54,7 @@ class ProgramChanges:
     def stepped(self) -> None:
         """A step is over, with its exchange if there was one."""
         written = self._engine.take_written()
-        if written:
+        if written and not self._context.rule.schedule.overlap:  # else this is within a block
             self.tell()
         if written and is_sampled(self._engine.exchanged):
             self._hold(written)
@@ -69,7 +71,8 @@ class ProgramChanges:
         """An optimizer is about to step; what is found stays on the device, for which nothing waits within a block."""
         held, self._held = self._held, []
         if self._at == self._now:  # else a merge or a restored state came between
-            self._found += [(part.names, changed(part, before)) for part, before in held]
+            with contextlib.suppress(UnsupportedError):  # the exchange refuses a model that has changed its shape
+                self._found += [(part.names, changed(part, before)) for part, before in held]
 
     def tell(self) -> None:
         """Name what was found and not named yet."""

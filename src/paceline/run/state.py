@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,9 @@ class RunState:
     def exchange_position(self) -> ExchangePosition:
         """Position in the exchanges; a single worker counts those that it would have made."""
         position = self.engine.exchange_position if self.engine is not None else None
-        return position if position is not None else ExchangePosition(self._context.progress.exchanges)
+        if position is None:
+            return ExchangePosition(self._context.progress.exchanges)
+        return replace(position, awaited=position.awaited or self._context.loaders.others_wait)
 
     def about(self) -> dict[str, Any]:
         """The manifest's fields besides checksums."""

@@ -201,7 +201,7 @@ def test_what_print_shows_for_another_host_can_be_typed() -> None:
     assert host == "a" and folder == f"cd {shlex.quote(str(Path.cwd()))}"
     assert shlex.split(far)[-3:] == [PROGRAM, "--name", "it's (one) word"]
     said = call("--print", "--hosts", "a,b", PROGRAM).stdout
-    assert "--log LOGS --overwrite" in said and "--master ADDRESS:PORT --job JOB_FILE" in said
+    assert "--master ADDRESS:PORT --log LOGS --job JOB_FILE" in said
 
 
 def test_an_elastic_run_has_one_launcher_that_is_joined() -> None:

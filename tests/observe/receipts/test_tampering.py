@@ -44,7 +44,7 @@ def test_an_honest_run_is_shown_to_be_right(run: Path) -> None:
         said = verify(place)
         assert said.exit_code == 0, said.output
         assert "3 chains, sealed by the authority" in said.output
-        assert "4 merges (exchanges 1 to 4); all workers held one model after each" in said.output
+        assert "4 merges (exchanges 1 to 6); all workers held one model after each" in said.output
         assert said.output.count("40 places of 40 places, each exactly once") == 2
 
 
@@ -56,7 +56,7 @@ def test_a_run_that_did_not_end_is_no_whole_run(run: Path) -> None:
     (folder / "seal-0.json").unlink()
     said = verify(run)
     assert (
-        said.exit_code == 2 and "the chain of worker 0, 1, 2 has no end, so this holds up to exchange 4" in said.output
+        said.exit_code == 2 and "the chain of worker 0, 1, 2 has no end, so this holds up to exchange 6" in said.output
     )
 
 
@@ -319,7 +319,7 @@ def test_a_worker_with_another_model_is_found(run: Path, original: tuple[Path, A
 
     said = change_and_seal(run, original[1], 1, other)
     assert said.exit_code == 1, said.output
-    assert "after exchange 3 worker 1 had another model than the others" in said.output
+    assert "after exchange 4 worker 1 had another model than the others" in said.output
 
 
 def test_workers_that_began_differently_are_found(run: Path, original: tuple[Path, Authority]) -> None:
@@ -353,9 +353,15 @@ def test_what_is_missing_leaves_it_open(run: Path, missing: str, says: str) -> N
         (["RUN", "--checkpoint", "steps"], "--checkpoint is for a block that is made again"),
         (["RUN", "--from-start"], "--from-start is for a block that is made again"),
         (["RUN", "--block", "2", "--from-start", "--checkpoint", "steps", "train.py"], "give one of them"),
-        (["RUN", "--block", "9", "train.py"], "--block 9: the receipts have exchanges 1 to 4"),
-        (["RUN", "--block=0", "train.py"], "--block 0: the receipts have exchanges 1 to 4"),
-        (["--block", "2", "RUN", "nowhere.py"], "the program nowhere.py does not exist"),
+        (
+            ["RUN", "--block", "9", "train.py"],
+            "--block 9: the receipts have merges from exchange 1 to 6; the nearest are 6, 4",
+        ),
+        (
+            ["RUN", "--block=0", "train.py"],
+            "--block 0: the receipts have merges from exchange 1 to 6; the nearest are 1, 3",
+        ),
+        (["--block", "4", "RUN", "nowhere.py"], "the program nowhere.py does not exist"),
         (["RUN", "--authority", "nowhere.pem"], "nowhere.pem is no certificate of a run's authority"),
         (["RUN", "--authority", "RUN/receipts/seal-0.json"], "is no certificate of a run's authority"),
         (["RUN", "train.py", "--block", "2"], "--block stands after the program train.py"),

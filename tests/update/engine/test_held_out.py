@@ -58,7 +58,8 @@ def test_a_member_that_climbs_is_left_out_and_named_and_norms_do_not_notice_it(
 def test_a_member_that_begins_to_climb_later_is_found_and_one_that_stops_is_taken_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    training = climbing("averaging(period=4)", ascends=2, since=100, until=300, guard={"audit_every": 2})
+    rule = "averaging(period=4, local_state='reset')"
+    training = climbing(rule, ascends=2, since=100, until=300, guard={"audit_every": 2})
     training.settings["log"] = tmp_path
     outs = watched(caplog, training)
     assert all(same_bits(out["model"], outs[0]["model"]) for out in outs)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from paceline.communication.base import SoloTransport
 from paceline.core.flat import BLOCK_ELEMENTS_CPU
 from paceline.core.optimizer_state import Owned
+from paceline.core.world import World
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.topology.flat import Flat
 from paceline.update.engine.blocks.chunks import OuterStateChunk, cut_states, packings
@@ -33,7 +34,7 @@ def moved(dtype: torch.dtype) -> tuple[FragmentState, list[OuterStateChunk]]:
     owned: Owned = [(torch.optim.SGD(model.parameters(), lr=0.1), list(model.named_parameters()))]
     numbers = BlockNumbers(rule, 4)
     numbers.ahead = 0.5
-    state = FragmentState(rule, model, LocalOptimizers(rule.delta, owned), numbers, None, False)
+    state = FragmentState(rule, model, LocalOptimizers(rule.delta, owned), numbers, None, False, World)
     exchanger = Exchanger(SoloTransport(), rule.codec, Flat())
     with torch.no_grad():
         for one in state.parameters:

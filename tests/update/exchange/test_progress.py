@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import paceline
 from paceline.communication.base import CompletedOperation, Pending, SoloTransport
 from paceline.core.optimizer_state import Owned
+from paceline.core.world import World
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.topology.flat import Flat
 from paceline.update.engine.blocks.chunks import OuterStateChunk, cut_states
@@ -220,7 +221,7 @@ def moved(rule: str) -> tuple[FragmentState, list[OuterStateChunk], Exchanger, C
     owned: Owned = [(torch.optim.SGD(model.parameters(), lr=0.1), list(model.named_parameters()))]
     numbers, communicator = BlockNumbers(made, 2), Communicator()
     numbers.minibatches = 2
-    state = FragmentState(made, model, LocalOptimizers(made.delta, owned), numbers, None, False)
+    state = FragmentState(made, model, LocalOptimizers(made.delta, owned), numbers, None, False, World)
     exchanger = Exchanger(communicator, made.codec, Flat(), overlapped=True)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -112,7 +112,8 @@ def _fingerprint(given: Path | None, folder: Path) -> str | None:
 def _check_block(block: int, found: list[Chain]) -> None:
     numbers = sorted(set().union(*(one.merges for one in found)))
     if block not in numbers:
-        there = f"exchanges {numbers[0]} to {numbers[-1]}" if numbers else "no exchange"
+        near_by = ", ".join(str(one) for one in sorted(numbers, key=lambda one: abs(one - block))[:2])
+        there = f"merges from exchange {numbers[0]} to {numbers[-1]}; the nearest are {near_by}" if numbers else "none"
         refuse(f"--block {block}: the receipts have {there}")
 
 

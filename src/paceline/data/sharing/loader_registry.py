@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -35,12 +35,14 @@ class ActivePass:
 
     Attributes:
         length: batches of this worker in it, if known.
+        fewest: gives those of the worker that has the fewest.
         batches_then: batches of all passes that were handed out when it began.
         steps_then: steps of the optimizer likewise.
         reader: the thread that asked for its last batch; 0 before.
     """
 
     length: int | None
+    fewest: Callable[[], int]
     batches_then: int
     steps_then: int
     reader: int = 0
@@ -142,9 +144,9 @@ class LoaderRegistry:
 
     # -- where an iteration of the program's loop is over -----------------------------------------
 
-    def begins(self, position: Position, length: int | None) -> ActivePass:
+    def begins(self, position: Position, length: int | None, fewest: Callable[[], int]) -> ActivePass:
         """A pass over the data of `position` begins, of `length` batches if that is known; returns it for `ends`."""
-        one = self._under_way[position] = ActivePass(length, self._batches, self._made)
+        one = self._under_way[position] = ActivePass(length, cache(fewest), self._batches, self._made)
         return one
 
     def ends(self, position: Position, one: ActivePass, complete: bool) -> None:
@@ -215,6 +217,15 @@ class LoaderRegistry:
         if position is not self._leader or self.idle:  # else in the middle of accumulating gradients
             self.may_leave()
         return self.safe() if position is self._leader else None
+
+    @property
+    def others_wait(self) -> bool:
+        """Whether workers with fewer batches may be at the end of the active pass already."""
+        position = self._leader
+        if position not in self._under_way or position.leased or position.now.turns:
+            return False
+        one, batches = self._under_way[position], position.now.batches
+        return batches + 1 == one.length and one.fewest() <= batches
 
     def grow(self, workers: TrainingWorkers) -> Turns:
         """The number of workers that train grows."""

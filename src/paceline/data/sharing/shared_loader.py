@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
@@ -140,29 +141,33 @@ class SharedLoader:
             )
         return self.batches_of_worker()
 
-    def batches_of_worker(self) -> int:
+    def batches_of_worker(self, rank: int | None = None) -> int:
         """The same, for code that is not the program's.
+
+        Args:
+            rank: of another worker.
 
         Raises:
             TypeError: the loader has no length.
         """
         iteration, epoch = self._iteration, self._position.epoch
-        size, rank = self._world.size, self._world.rank
+        world = self._world if rank is None else replace(self._world, rank=rank)
+        size, rank = world.size, world.rank
         plan: SamplingPlan | ListPlan | None = None if iteration.as_it_is else iteration.plan or iteration.listed
         if plan is None:
-            return self._batches_of_iterable(len(self.loader))  # type: ignore[arg-type]
+            return self._batches_of_iterable(len(self.loader), rank)  # type: ignore[arg-type]
         rest = self._position.rest[epoch] if self._position.others else iteration.rest(plan.places(epoch))
         if rest.total >= ENDLESS // 2:
             raise TypeError(f"a loader whose {type(self.loader).__name__} has no end has no length")
         split = split_of(plan.cut(rest.total, size))
         last = rest.total // size * size
         if plan.tail != "pieces" or last == rest.total:
-            return split.batches(plan.stripe_of(self._world, epoch))
+            return split.batches(plan.stripe_of(world, epoch))
         if plan.streamed(epoch) is not None:  # too long to look at its end
             return len(split)
         return len(split) - 1 + plan.has_piece(Portion(epoch, rest.cut(last, rest.total), (rank, size)))
 
-    def _batches_of_iterable(self, length: int) -> int:
+    def _batches_of_iterable(self, length: int, rank: int) -> int:
         full, rest = divmod(length, self._world.size)
         if not rest or are_whole(self.loader):
             return full
@@ -170,7 +175,7 @@ class SharedLoader:
         samples = [batch or self._world.size] * rest
         if batch and isinstance(self.loader, DataLoader):
             samples[-1] = len(self.loader.dataset) - (length - 1) * batch  # type: ignore[arg-type]
-        return full + has_piece(samples, self._world.size, self._world.rank)
+        return full + has_piece(samples, self._world.size, rank)
 
     # -- the pass ---------------------------------------------------------------------------------
 
@@ -192,7 +197,7 @@ class SharedLoader:
         if self._leases is not None:
             self._position.iteration = batches
         self._before = self._registry.since
-        token = self._registry.begins(self._position, length)
+        token = self._registry.begins(self._position, length, self._fewest)
         complete = over = False
         try:
             while turns is None or turns.ready(self._position):
@@ -257,6 +262,13 @@ class SharedLoader:
             return self.batches_of_worker()
         except TypeError:
             return None  # an iterable without a length
+
+    def _fewest(self) -> int:
+        """Batches of the worker that has the fewest in this pass; without a length nobody knows."""
+        try:
+            return min(map(self.batches_of_worker, range(self._world.size)))
+        except TypeError:
+            return ENDLESS
 
     def _check_alone(self, batches: Generator[Any, None, None]) -> None:
         if self._leases is not None and self._position.iteration is not batches:

@@ -91,6 +91,8 @@ class Departures:
 
 def _beyond(one: Place, other: Place) -> bool:
     """Whether a worker at `one` has gone beyond where another ended."""
+    if other.state == ENDED and not other.batches:
+        return False  # it has no samples, and cannot tell a pass over none from an evaluation
     if one.number != other.number:
         return one.number > other.number
     return other.state != ENDED and one.batches > other.batches

@@ -18,7 +18,7 @@ import torch
 from paceline.communication import Transport
 from paceline.core.flat import Fragment
 from paceline.core.world import World
-from paceline.data.sharing.place import Place
+from paceline.data.sharing.place import INSIDE, LEFT, Place, pack
 from paceline.errors import MismatchError
 from paceline.update.engine.collective.parts import Parts, even_out
 from paceline.update.engine.gradients.footer import SKIPPED
@@ -74,6 +74,8 @@ class Joining:
     def __init__(self, parts: Parts, leaving: bool) -> None:
         self._parts, self._leaving = parts, leaving
         self._joined = set[int]()  # the steps whose gradients were exchanged without this worker
+        self._after_blocks = False  # the first exchange of gradients says how many steps the others made in blocks
+        self._in_blocks = 0
 
     def join_all(self) -> None:
         """Join until all workers are there."""
@@ -91,6 +93,7 @@ class Joining:
             if not progress.lockstep:
                 over = parts.blocks is None or self._join_blocks()
             if not over and parts.run.tuner.measured.again:
+                self._after_blocks = True
                 parts.probe_again(self._leaving)
 
     def _join_lockstep(self) -> bool:
@@ -130,9 +133,12 @@ class Joining:
     def _join_gradients(self, exchanger: Exchanger) -> ExchangeSummary:
         """Join an exchange of gradients with an empty contribution."""
         parts = self._parts
-        header = parts.bare_header(NO_PAYLOAD, self._leaving, minibatches=len(self._joined))
+        header = parts.bare_header(NO_PAYLOAD, self._leaving, minibatches=self._in_blocks + len(self._joined))
         summary = parts.gradients.join(exchanger.open(header))
-        self._joined |= {h.total for h in summary.headers if h.brings}
+        made = {h.total for h in summary.headers if h.brings}
+        if self._after_blocks and made:
+            self._in_blocks, self._after_blocks = max(made) - header.total, False
+        self._joined |= made
         return summary
 
     def _join_blocks(self) -> bool:
@@ -172,9 +178,10 @@ class Joining:
 
     def _tell_skips(self, summary: ExchangeSummary, most: int, world: World) -> None:
         """Say once that workers have skipped minibatches: what the program counts by itself lacks them."""
-        batches = [Place.unpack(h.place).batches if h.place else 0 for h in summary.headers]
-        furthest = batches[[h.total for h in summary.headers].index(most)]
-        skips = [rank for rank, h in enumerate(summary.headers) if most - h.total > max(0, furthest - batches[rank])]
+        places = [Place.unpack(h.place or pack(0, 0, INSIDE)) for h in summary.headers]
+        furthest = places[[h.total for h in summary.headers].index(most)].batches
+        missed = [max(0, furthest - place.batches) + (place.state == LEFT) for place in places]  # left before its step
+        skips = [rank for rank, h in enumerate(summary.headers) if most - h.total > missed[rank]]
         if skips and not self._parts.told and world.rank == 0:
             logger.warning(
                 "%s",
