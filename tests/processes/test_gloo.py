@@ -188,5 +188,9 @@ def test_no_thread_outlives_a_program(rule: str, kept: str, end: str, tmp_path: 
     codes = {"close": [0, 0], "end": [0, 0], "exit": [3, 3]}.get(end, [1, 1])
     if rule == "asgd" and end == "one error":  # the other one goes on
         codes = [0, 1]
-    assert [one.code for one in ended.values()] == codes, launch.said()
+    found = [one.code for one in ended.values()]
+    if rule == "asgd" and end == "exit":  # the second one may learn first that the first is gone
+        assert 3 in found and set(found) <= {1, 3}, launch.said()
+    else:
+        assert found == codes, launch.said()
     assert {(tmp_path / f"threads.{rank}").read_text() for rank in range(2)} == {"MainThread"}

@@ -22,7 +22,9 @@ def told(directory: Path, rank: int) -> list[tuple[int, str, int]]:
     return [(e["rank_left_out"], e["why"], e["exchange"]) for e in lines if e["kind"] == "left_out"]
 
 
-@pytest.mark.parametrize("rule", ["bmuf(period=4, reproducible=True)", "bmuf_adam(period=4, reproducible=True)"])
+@pytest.mark.parametrize(
+    "rule", ["bmuf(period=4, local_state='reset', reproducible=True)", "bmuf_adam(period=4, reproducible=True)"]
+)
 def test_processes_have_the_bits_of_virtual_workers(rule: str, tmp_path: Path) -> None:
     here, there = tmp_path / "virtual", tmp_path / "gloo"
     there.mkdir()
