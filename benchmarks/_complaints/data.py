@@ -136,9 +136,9 @@ def iterator_by_hand() -> None:
     note(steps=steps, saved=[v.flatten().tolist() for v in model.state_dict().values()])
 
 
-@case("huggingface/transformers#8859", alike("w", "saved"), rules=BOTH)
+@case("huggingface/transformers#8859", alike("saved"), rules=BOTH)
 def max_steps() -> None:
-    """a number of steps that ends in the middle of an epoch: islice, then the weights are read"""
+    """a number of steps that ends in the middle of an epoch: islice, then the state dictionary is read"""
     model, loader = net(), batches(shuffle=True)
     opt = SGD(model.parameters(), lr=0.05)
     for count in (3, 3, 4):

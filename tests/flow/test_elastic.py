@@ -91,7 +91,9 @@ def test_a_contribution_that_is_left_out_is_done_again(tmp_path: Path, wrong: di
 def test_a_member_that_climbs_is_left_out_and_its_samples_go_back(tmp_path: Path) -> None:
     """Also after members have changed. Samples that are given back twice are skipped, as those of other outliers."""
     judged: dict[str, Any] = {"judged": 1, "climbs": {"1": 1}, "kills": {"2": [120, "before"]}}
-    with Cluster(tmp_path, terms(4), samples=8000, batch=16, rule="averaging(period=4, local_state='reset')", **judged) as cluster:
+    with Cluster(
+        tmp_path, terms(4), samples=8000, batch=16, rule="averaging(period=4, local_state='reset')", **judged
+    ) as cluster:
         cluster.start(4)
         cluster.until(lambda: len(cluster.saw("lost")) == 1, "nobody is lost")
         cluster.start(1)

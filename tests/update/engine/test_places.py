@@ -363,6 +363,34 @@ def test_all_leave_the_pass_at_the_same_batch(rule: str, caplog: pytest.LogCaptu
     assert not [one for one in caplog.records if "left pass" in one.getMessage()]
 
 
+@pytest.mark.parametrize("two", [False, True])
+@pytest.mark.parametrize("samples", [6, 7, 8])
+@pytest.mark.parametrize("rule", ["sync", "bmuf(period=4)", "asgd"])
+def test_a_program_that_trains_for_a_number_of_steps(rule: str, samples: int, two: bool) -> None:
+    """Parts of different lengths, gone through again and again, perhaps beside another loader."""
+
+    def program() -> tuple[int, list[float]]:
+        model = make_net()
+        optimizer = sgd(model.parameters())
+        with paceline.attach(model, optimizer, rule) as run:
+            shares = [run.share(DataLoader(make_data(count), 1, shuffle=True)) for count in (samples, 10)]
+            iterators = [iter(one) for one in shares]
+            for _ in range(30):
+                drawn = []
+                for k in range(1 + two):
+                    if (batch := next(iterators[k], None)) is None:
+                        iterators[k] = iter(shares[k])
+                        batch = next(iterators[k])
+                    drawn.append(batch)
+                optimizer.zero_grad()
+                sum(nn.functional.cross_entropy(model(x), y) for x, y in drawn).backward()
+                optimizer.step()
+        return 30, [p.sum().item() for p in model.parameters()]
+
+    outs = simulate(program, 3)
+    assert all(out == outs[0] for out in outs)
+
+
 @pytest.mark.parametrize("rule", ["sync", "bmuf(period=2)"])
 def test_one_worker_leaves_the_pass_by_a_condition_of_its_own(rule: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "paceline"):
@@ -376,7 +404,7 @@ def test_one_worker_leaves_the_pass_by_a_condition_of_its_own(rule: str, caplog:
 
 @pytest.mark.parametrize("rule", ["sync", "bmuf(period=2)", "streaming_diloco(period=4, overlap=2, fragments=3)"])
 def test_one_worker_ends_by_a_condition_of_its_own(rule: str) -> None:
-    with pytest.raises(MismatchError, match=r"rank 1 \S+ \S+ has ended pass 2 .* and its program ended there"):
+    with pytest.raises(MismatchError, match=r"rank 1 \S+ \S+ ended pass 2 .* and its program ended there"):
         simulate(Program(rule, epochs=lambda rank: 2 if rank == 1 else 4), WORKERS)
 
 
@@ -388,7 +416,7 @@ def test_one_worker_exits_in_the_middle_of_a_pass(rule: str, batch: int) -> None
             raise SystemExit(0)
         return False
 
-    with pytest.raises(MismatchError, match=rf"rank 1 \S+ \S+ left pass 2 over its data after {batch + 1} batches"):
+    with pytest.raises(MismatchError, match=rf"rank 1 \S+ \S+ left pass 2 over its data after {BATCHES + batch} steps"):
         simulate(Program(rule, leaves=leaves, epochs=lambda rank: 2), WORKERS)
 
 

@@ -18,7 +18,7 @@ from paceline.data.ledger.leases import Leases
 from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling.position import Position
 from paceline.data.sharing.numbering import NumberedData
-from paceline.data.sharing.place import ENDED, INSIDE, LEFT, pack
+from paceline.data.sharing.place import ENDED, INSIDE, LEFT, Place, pack
 from paceline.data.sharing.place_log import PlaceLog
 from paceline.data.sharing.shared_loader import SharedLoader
 from paceline.data.sharing.turns import TrainingWorkers, Turns
@@ -183,8 +183,11 @@ class LoaderRegistry:
 
     @property
     def _training(self) -> Position | None:
-        """Position of the active pass in which the optimizer steps, or will."""
-        return self._leader if self._leader in self._under_way else next(iter(self._under_way), None)
+        """Position of the active pass in which the optimizer steps, or will; not of a loader that is read beside it."""
+        if self._leader in self._under_way:
+            return self._leader
+        fresh = (position for position, one in self._under_way.items() if one.steps_then == self._made)
+        return next(fresh if self._leader is not None else iter(self._under_way), None)
 
     def _number(self, position: Position) -> int:
         """Number of the present pass over the data of `position` among all in which the optimizer stepped."""
@@ -196,8 +199,19 @@ class LoaderRegistry:
         return self._earlier if leader in (None, position) else self._earlier + leader.epoch + (not leader.fresh)
 
     @property
-    def place(self) -> int:
-        """Where this worker is in the data that it trains on, packed (:mod:`.place`)."""
+    def made(self) -> int:
+        """Steps that the program has made."""
+        return self._made
+
+    def place(self, leaving: bool) -> int:
+        """Where this worker is in the data that it trains on, packed (:mod:`.place`).
+
+        Args:
+            leaving: whether its program is over; then with its steps in place of the batches.
+        """
+        if leaving and self._last_place and not self._under_way:
+            last = Place.unpack(self._last_place)
+            return pack(last.number, self._made, last.state)
         position = self._training
         if position is None:
             return self._last_place

@@ -21,7 +21,7 @@ class Place:
 
     Attributes:
         number: of the pass, from 0.
-        batches: that it was given of the pass.
+        batches: that it was given of the pass; of a worker whose program is over, the steps that it made.
         state: INSIDE, ENDED or LEFT.
     """
 
@@ -42,6 +42,12 @@ class Place:
             return f"has ended pass {self.number + 1} over its data"
         doing = "left" if self.state == LEFT else "is in"
         return f"{doing} pass {self.number + 1} over its data after {self.batches} batches"
+
+    @property
+    def end(self) -> str:
+        """The same of a worker whose program is over."""
+        how = "ended" if self.state == ENDED else "left" if self.state == LEFT else "ended within"
+        return f"{how} pass {self.number + 1} over its data after {self.batches} steps"
 
 
 def pack(number: int, batches: int, state: int) -> int:

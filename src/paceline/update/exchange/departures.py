@@ -3,7 +3,8 @@
 
 All workers leave a pass at the same batch, or nearly so where they look at the clock. A worker that leaves by a
 condition of its own (its own loss, `sys.exit` in one process) takes along what is left of its samples: no other worker
-trains on them. The headers of every exchange tell where each worker is, so all workers find that alike.
+trains on them. The headers of every exchange tell where each worker is. Programs that train for a number of steps go
+through their parts again and again, and end after equally many steps in whatever pass: nothing is wrong with them.
 """
 
 from __future__ import annotations
@@ -32,9 +33,15 @@ class Departures:
     def __init__(self) -> None:
         self._seen: dict[int, set[Place]] = {}  # rank that has left -> where others were beyond it
         self._warned = False
+        self._raised = ""  # the program may have caught it, or its thread ended by it
 
-    def look(self, summary: ExchangeSummary, world: World) -> None:
+    def look(self, summary: ExchangeSummary, world: World, made: int) -> None:
         """Look at an exchange, whose headers fit together.
+
+        Args:
+            summary: of the headers.
+            world: of this worker.
+            made: steps that its program has made.
 
         Raises:
             ElsewhereError: a worker has ended before it had all of its samples, and others train on.
@@ -51,6 +58,10 @@ class Departures:
             place = Place.unpack(header.place)
             if not _beyond(furthest, place):
                 continue
+            if header.leaving:
+                if (made - place.batches) * NEAR > place.batches:
+                    self._tell(rank, place, furthest, True, world)
+                continue
             seen = self._seen.setdefault(rank, set())
             seen.add(furthest)
             ahead = furthest.batches - place.batches if furthest.number == place.number else place.batches
@@ -58,11 +69,12 @@ class Departures:
                 self._tell(rank, place, furthest, header.leaving, world)
 
     def _tell(self, rank: int, place: Place, furthest: Place, leaving: bool, world: World) -> None:
-        text = f"{world.name(rank)} {place.text}"
         goes_on = f"other workers go on in pass {furthest.number + 1}"
         if leaving:
-            why = f"{text}, and its program ended there, while {goes_on}: {LOST}. {ADVICE}"
-            raise ElsewhereError(world.sign(why))
+            why = f"{world.name(rank)} {place.end}, and its program ended there, while {goes_on}: {LOST}. {ADVICE}"
+            self._raised = world.sign(why)
+            raise ElsewhereError(self._raised)
+        text = f"{world.name(rank)} {place.text}"
         if furthest.number > place.number:
             raise ElsewhereError(world.sign(f"{text}, and {goes_on}: every worker has to go through each pass"))
         if not self._warned and world.rank == 0:
@@ -70,21 +82,24 @@ class Departures:
         self._warned = True
 
     def check_ends(self, summary: ExchangeSummary, world: World) -> None:
-        """All workers end here.
+        """All workers end here, in one pass over their data or after equally many steps.
 
         Raises:
             MismatchError: some of them before they had all of their samples, and others went to the end.
         """
+        if self._raised:
+            raise ElsewhereError(self._raised)
         places = {rank: Place.unpack(h.place) for rank, h in enumerate(summary.headers) if h.place}
         last = max(places.values(), default=None)
         early = [rank for rank, place in places.items() if last is not None and _beyond(last, place)]
-        if last is None or last.state != ENDED or not early:
+        by_count = len({place.batches for place in places.values()}) == 1  # of steps, since all leave
+        if last is None or last.state != ENDED or not early or by_count:
             return
-        said = "; ".join(f"{world.name(rank)} {places[rank].text}" for rank in early)
+        said = "; ".join(f"{world.name(rank)} {places[rank].end}" for rank in early)
         raise MismatchError(
             world.sign(
-                f"{said}, and ended there, while other workers went to the end of pass {last.number + 1}: {LOST}. "
-                f"{ADVICE}"
+                f"{said}, and its program ended there, while other workers went to the end of pass {last.number + 1}: "
+                f"{LOST}. {ADVICE}"
             )
         )
 

@@ -119,8 +119,10 @@ class Exchanger:
         self.sequence = 0
         self.asks: Callable[[], bool] = lambda: False
         """Whether this worker has a request for all workers, to be read once the next exchange is over."""
-        self.place: Callable[[], int] = lambda: 0
-        """Where this worker is in its data, packed (:mod:`paceline.data.sharing.place`)."""
+        self.place: Callable[[bool], int] = lambda leaving: 0
+        """Where this worker is in its data, packed (:mod:`paceline.data.sharing.place`); given whether it leaves."""
+        self.made: Callable[[], int] = lambda: 0
+        """Steps that its program has made."""
         self.departures = Departures()
         self.timing = Timing()
         self.left: int | None = None
@@ -139,7 +141,7 @@ class Exchanger:
             pending_header, self.voted = self.voted, None
             return pending_header
         self.sequence += 1
-        early, place = bool(self.early), self.place()
+        early, place = bool(self.early), self.place(header.leaving)
         return PendingHeader(self, replace(header, sequence=self.sequence, asks=self.asks(), early=early, place=place))
 
     def hold(self, pending_header: PendingHeader) -> None:
@@ -277,7 +279,7 @@ class PendingHeader:
                 self._exchanger.timing.wait_s += self._exchanger.transport.now() - began
                 agree(summary, self._exchanger.transport.world)
                 self._exchanger.awaited = not summary.alike and summary.awaited
-                self._exchanger.departures.look(summary, self._exchanger.transport.world)
+                self._exchanger.departures.look(summary, self._exchanger.transport.world, self._exchanger.made())
                 if self._exchanger.left is None and summary.somebody_left:
                     self._exchanger.left = self.header.sequence
                 self._summary = summary

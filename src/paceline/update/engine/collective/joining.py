@@ -181,7 +181,7 @@ class Joining:
         places = [Place.unpack(h.place or pack(0, 0, INSIDE)) for h in summary.headers]
         furthest = places[[h.total for h in summary.headers].index(most)].batches
         missed = [max(0, furthest - place.batches) + (place.state == LEFT) for place in places]  # left before its step
-        skips = [rank for rank, h in enumerate(summary.headers) if most - h.total > missed[rank]]
+        skips = [rank for rank, h in enumerate(summary.headers) if not h.leaving and most - h.total > missed[rank]]
         if skips and not self._parts.told and world.rank == 0:
             logger.warning(
                 "%s",

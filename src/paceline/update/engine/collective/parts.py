@@ -259,7 +259,11 @@ def _devices(run: RunContext) -> set[torch.device]:
 def _exchanger(run: RunContext, rule: Rule) -> Exchanger:
     """The connection among all workers."""
     exchanger = Exchanger(run.transport, rule.codec, rule.common, rule.schedule.overlap > 0, _devices(run))
-    exchanger.asks, exchanger.place = lambda: run.tuner.asks, lambda: run.loaders.place
+    exchanger.asks, exchanger.place, exchanger.made = (
+        lambda: run.tuner.asks,
+        run.loaders.place,
+        lambda: run.loaders.made,
+    )
     return exchanger
 
 
@@ -271,7 +275,7 @@ def _within_host(run: RunContext) -> Exchanger | None:
         return None
     part = run.transport.part([[rank for rank, host in enumerate(hosts) if host == name] for name in names])
     exchanger = Exchanger(part, Dense(), Flat(run.rule.common.chunks), devices=_devices(run))
-    exchanger.place = lambda: run.loaders.place
+    exchanger.place, exchanger.made = run.loaders.place, lambda: run.loaders.made
     return exchanger
 
 
