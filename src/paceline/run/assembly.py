@@ -211,7 +211,8 @@ def _meet_after_passes(context: RunContext, engine: Engine, state: RunState, joi
         engine.end_pass()
         joined()
 
-    loaders.trains, loaders.pass_over, transport.before_call = lambda: context.trains, pass_over, loaders.settle
+    loaders.trains, loaders.pass_over = lambda: context.trains, pass_over
+    transport.before_call = loaders.settle_before_call
     engine.handover.included = lambda: {
         **state.included,
         **({"": by_samples} if (by_samples := state.schedules) else {}),

@@ -107,6 +107,7 @@ class LoaderRegistry:
         self._last_pass: ActivePass | None = None
         self._trainer: int | None = None  # the thread of the optimizer's steps
         self._unmet = False  # whether `pass_over` is to be called
+        self._came_to_end = False  # whether that pass was gone through; the garbage collector ends one that was left
         self._since = [0, 0, 0]  # samples, batches and nominal samples since the last step
         self._steps: deque[tuple[int, list[list[int]]]] = deque()  # step -> [epoch, batches] of each loader
         self._rows: list[list[int]] = []  # the last of them
@@ -161,7 +162,7 @@ class LoaderRegistry:
         if led and (self._made > one.steps_then or (complete and self.trains())):
             whole = complete or (one.length is not None and batches >= one.length)
             self._last_place, self._last_pass = pack(self._number(position), batches, ENDED if whole else LEFT), one
-            self._unmet = True
+            self._unmet, self._came_to_end = True, complete
         if position is self._leader:
             self.passed()
 
@@ -170,6 +171,11 @@ class LoaderRegistry:
         for active, one in list(self._under_way.items()):
             if position in (None, active):
                 self.ends(active, one, complete=False)
+
+    def settle_before_call(self) -> None:
+        """The workers are about to meet: all have gone through their passes; one that was left may not be over yet."""
+        if self.turns is not None or self._came_to_end:
+            self.settle()
 
     def settle(self) -> None:
         """The program goes on after a pass in which it trained, and which it may have left early: call `pass_over`."""
