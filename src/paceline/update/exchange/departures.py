@@ -60,20 +60,19 @@ class Departures:
                 continue
             if header.leaving:
                 if (made - place.batches) * NEAR > place.batches:
-                    self._tell(rank, place, furthest, True, world)
+                    goes_on = f"other workers go on in pass {furthest.number + 1}"
+                    why = f"{world.name(rank)} {place.end}, and its program ended there, while {goes_on}"
+                    self._raised = world.sign(f"{why}: {LOST}. {ADVICE}")
+                    raise ElsewhereError(self._raised)
                 continue
             seen = self._seen.setdefault(rank, set())
             seen.add(furthest)
             ahead = furthest.batches - place.batches if furthest.number == place.number else place.batches
             if len(seen) > 1 and ahead * NEAR >= place.batches:  # else all may leave by the same clock, or budget
-                self._tell(rank, place, furthest, header.leaving, world)
+                self._tell(rank, place, furthest, world)
 
-    def _tell(self, rank: int, place: Place, furthest: Place, leaving: bool, world: World) -> None:
+    def _tell(self, rank: int, place: Place, furthest: Place, world: World) -> None:
         goes_on = f"other workers go on in pass {furthest.number + 1}"
-        if leaving:
-            why = f"{world.name(rank)} {place.end}, and its program ended there, while {goes_on}: {LOST}. {ADVICE}"
-            self._raised = world.sign(why)
-            raise ElsewhereError(self._raised)
         text = f"{world.name(rank)} {place.text}"
         if furthest.number > place.number:
             raise ElsewhereError(world.sign(f"{text}, and {goes_on}: every worker has to go through each pass"))
