@@ -664,3 +664,38 @@ class Broken(Numbers):
         if index == 13:
             raise OSError("sample 13 cannot be read")
         return super().__getitem__(index)
+
+
+# -- streams that every worker reads as a whole ---------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["sync", "bmuf(period=3)"])
+@pytest.mark.parametrize("seeded", [False, True])
+def test_a_stream_whose_order_differs_by_worker_is_named(
+    rule: str, seeded: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def worker() -> None:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with paceline.attach(model, optimizer, rule) as run:
+            seed = 5 if seeded else run.world.rank
+            order = torch.randperm(24, generator=torch.Generator().manual_seed(seed))
+            for _ in range(2):
+                for batch in run.share(DataLoader(Fixed(order), 2)):
+                    optimizer.zero_grad()
+                    model(batch[:, None].float()).square().mean().backward()
+                    optimizer.step()
+
+    paceline.simulate(worker, 2)
+    said = [one.getMessage() for one in caplog.records if "samples come twice or never" in one.getMessage()]
+    assert len(said) == (0 if seeded else 1), said
+
+
+class Fixed(torch.utils.data.IterableDataset[int]):
+    """Samples in a given order."""
+
+    def __init__(self, order: torch.Tensor) -> None:
+        self.order = order
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.order.tolist())

@@ -210,9 +210,9 @@ def _meet_after_passes(context: RunContext, engine: Engine, state: RunState, joi
     def pass_over() -> None:
         engine.end_pass()
         joined()
+        loaders.compare_wholes(transport.gather_json)
 
-    loaders.trains, loaders.pass_over = lambda: context.trains, pass_over
-    transport.before_call = loaders.settle_before_call
+    loaders.trains, loaders.pass_over, transport.before_call = lambda: context.trains, pass_over, loaders.settle
     engine.handover.included = lambda: {
         **state.included,
         **({"": by_samples} if (by_samples := state.schedules) else {}),

@@ -213,6 +213,33 @@ def test_a_schedule_that_was_made_for_the_steps_of_one_worker(
     assert "was made for" not in said(tmp_path, monkeypatch, capsys, before=by_epoch, behind="rates.step()")
 
 
+def test_a_schedule_whose_total_no_one_can_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It falls to nothing after the steps of one worker; of a worker's own steps, and without an end, nothing is said."""
+
+    def text(fall: str) -> str:
+        made = f"steps = 48\nrates = torch.optim.lr_scheduler.LambdaLR(optimizer, {fall})"
+        return said(tmp_path, monkeypatch, capsys, before=made, step="rates.step()")
+
+    cosine = "lambda k: 0.5 + 0.5 * float(torch.tensor(3.14159265 * min(k, steps) / steps).cos())"
+    for fall in ("lambda k: max(0.0, 1 - k / steps)", cosine):
+        told = text(fall)
+        assert told.count("LambdaLR was made for 48 steps, and has made 12") == 1
+    for fall in ("lambda k: max(0.0, 1 - k / 12)", "lambda k: 0.97 ** k", "lambda k: (k + 1) ** -0.5", "lambda k: 1"):
+        assert "was made for" not in text(fall)
+
+
+def test_a_rate_by_a_worker_s_own_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plateau = "rates = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)"
+    told = said(tmp_path, monkeypatch, capsys, "asgd", before=plateau, step="rates.step(1.0)")
+    assert told.count("ReduceLROnPlateau goes by this worker's own loss") == 1
+    after = said(tmp_path, monkeypatch, capsys, "asgd", before=plateau, behind="rates.step(1.0)")
+    assert "own loss" not in after
+
+
 def test_block_momentum_over_adam(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -273,3 +273,45 @@ def test_one_worker_reads_and_writes_what_the_plain_program_does(
     (path,) = run(tmp_path, monkeypatch, ONE, workers=1)
     found = torch.load(path)
     assert len(found) == len(plain) > 10 and all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+
+
+# -- moving averages of the program's own ---------------------------------------------------------
+
+AVERAGES = {
+    "in place": ("a.lerp_(p, 0.1)", 1),
+    "behind .data": ("a.data.mul_(0.9).add_(p.data, alpha=0.1)", 2),
+}
+"""What updates an average, and after how many passes the message can be there."""
+NAMED = "moving average that the program makes of the model"
+
+
+@pytest.mark.parametrize("seen", ["evaluated", "saved"])
+@pytest.mark.parametrize("how", list(AVERAGES))
+def test_a_moving_average_of_a_worker_s_own_parameters_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: str, seen: str
+) -> None:
+    update, passes = AVERAGES[how]
+    look = "average.eval()(x)" if seen == "evaluated" else "torch.save(average.state_dict(), 'average.pt')"
+
+    def said(rule: str, inside: str = "update", behind: str = "None") -> int:
+        source = f"""
+    optimizer = sgd()
+    average = copy.deepcopy(model).requires_grad_(False)
+    pairs = list(zip(average.parameters(), model.parameters()))
+    @torch.no_grad()
+    def update():
+        for a, p in pairs:
+            {update}
+    for _ in range({passes}):
+        train(optimizer, {inside})
+        {behind}
+        with torch.no_grad():
+            {look}
+    torch.save(model.state_dict(), "saved.pt")
+"""
+        run(tmp_path, monkeypatch, source, rule)
+        return capsys.readouterr().err.count(NAMED)
+
+    assert [said(rule) for rule in ("bmuf(period=4)", "asgd", "sync")] == [1, 1, 0]
+    assert said("bmuf(period=4)", inside="lambda: None") == 0  # a frozen reference
+    assert said("bmuf(period=4)", inside="lambda: None", behind="update()") == 0  # of global models

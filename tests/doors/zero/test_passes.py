@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 import textwrap
 from collections.abc import Callable
@@ -669,3 +670,33 @@ def test_loops_of_a_module_are_told_apart_and_named(
     said = capsys.readouterr().err
     assert re.search(r"train.py:\d+ \(pl_loops.py:5 from pl_loops.py:14\): 16 samples, for training", said)
     assert re.search(r"train.py:\d+ \(pl_loops.py:5 from pl_loops.py:15\): 6 samples, for evaluation", said)
+
+
+@pytest.mark.parametrize("rule", ["bmuf(period=3)", "sync"])
+@pytest.mark.parametrize("evaluates", [False, True])
+@pytest.mark.parametrize("keeps", ["one == 0", "one == 1", "epoch % 2 == one", "True"])
+def test_passes_that_are_left_end_alike_whoever_keeps_their_iterators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: str, evaluates: bool, rule: str
+) -> None:
+    """A worker may hold the iterators of its passes longer than others do."""
+    monkeypatch.setattr(builtins, "began", [], raising=False)  # which both workers see
+    source = f"""
+    import builtins
+    builtins.began.append(None)
+    one, kept = len(builtins.began) - 1, []
+    loader, held_out = DataLoader(Numbers(48), batch_size=2, shuffle=True), DataLoader(Numbers(6), batch_size=2)
+    def some():
+        batches = iter(loader)
+        for _ in range(7):
+            train(*next(batches))
+        if {keeps}:
+            kept.append(batches)
+    for epoch in range(4):
+        seen.append([])
+        some()
+        {EVALUATION.strip().replace(chr(10), chr(10) + "    ") if evaluates else ""}
+        model.train()
+    """
+    one, other = run_program(tmp_path, monkeypatch, source, rule=rule)
+    assert one["model"].weight.tolist() == other["model"].weight.tolist()
+    assert [len(batches) for batches in one["seen"]] == ([7, 3] if evaluates else [7]) * 4

@@ -28,7 +28,7 @@ from paceline.data.sampling.assignment import (
     StreamedAssignment,
     portion_of_rest,
 )
-from paceline.data.sampling.batches import are_whole, piece_of_rest, samples_in
+from paceline.data.sampling.batches import are_whole, piece_of_rest, samples_in, sum_of
 from paceline.data.sampling.buckets import BucketBatches
 from paceline.data.sampling.position import Cut, Position, set_states
 from paceline.data.sampling.sampler import SamplingPlan, generators_of
@@ -382,6 +382,8 @@ class Iteration:
             round_.append(batch)
             places.append(place)
             if len(round_) == size:
+                if not done:
+                    self._registry.read_as_a_whole(self._number, sum_of(round_))
                 mine, at, round_, places = round_[rank], places[rank], [], []
                 done += 1
                 nominal = nominal or samples_in(mine)

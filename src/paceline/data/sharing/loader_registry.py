@@ -107,10 +107,10 @@ class LoaderRegistry:
         self._last_pass: ActivePass | None = None
         self._trainer: int | None = None  # the thread of the optimizer's steps
         self._unmet = False  # whether `pass_over` is to be called
-        self._came_to_end = False  # whether that pass was gone through; the garbage collector ends one that was left
         self._since = [0, 0, 0]  # samples, batches and nominal samples since the last step
         self._steps: deque[tuple[int, list[list[int]]]] = deque()  # step -> [epoch, batches] of each loader
         self._rows: list[list[int]] = []  # the last of them
+        self._wholes: dict[int, int] = {}  # number of data that each worker reads as a whole -> sum of its first batches
         self._in_hand: list[Mark] = []  # handed out, but not yet in a push
         self._coming: list[Mark] = []  # of the batch that is handed out now
 
@@ -162,7 +162,7 @@ class LoaderRegistry:
         if led and (self._made > one.steps_then or (complete and self.trains())):
             whole = complete or (one.length is not None and batches >= one.length)
             self._last_place, self._last_pass = pack(self._number(position), batches, ENDED if whole else LEFT), one
-            self._unmet, self._came_to_end = True, complete
+            self._unmet = True
         if position is self._leader:
             self.passed()
 
@@ -171,11 +171,6 @@ class LoaderRegistry:
         for active, one in list(self._under_way.items()):
             if position in (None, active):
                 self.ends(active, one, complete=False)
-
-    def settle_before_call(self) -> None:
-        """The workers are about to meet: all have gone through their passes; one that was left may not be over yet."""
-        if self.turns is not None or self._came_to_end:
-            self.settle()
 
     def settle(self) -> None:
         """The program goes on after a pass in which it trained, and which it may have left early: call `pass_over`."""
@@ -282,6 +277,25 @@ class LoaderRegistry:
     def idle(self) -> bool:
         """Whether no batch was handed out since the last step."""
         return not self._since[1]
+
+    def read_as_a_whole(self, number: int, checksum: int) -> None:
+        """Each worker reads these data as a whole; its first batches of a pass have this checksum."""
+        self._wholes[number] = checksum
+
+    def compare_wholes(self, gather: Callable[[Any], list[Any]]) -> None:
+        """At the end of a training pass, on all workers: warn where what each reads as a whole differs by worker."""
+        if not any(share.goes_by(self._leader) and share.read_as_a_whole for share in self._recent):
+            return
+        mine, self._wholes = list(self._wholes.items()), {}
+        everybody = [dict(pairs) for pairs in gather(mine)]
+        for number, checksum in mine:
+            if any(one.get(number, checksum) != checksum for one in everybody):
+                self.warn(
+                    "whole",
+                    "every worker reads a stream as a whole and takes its own batches of it, and the first batches "
+                    "differ by worker: if it shuffles, samples come twice or never; shuffle by a seed that all workers "
+                    "share",
+                )
 
     # -- over time --------------------------------------------------------------------------------
 

@@ -124,7 +124,7 @@ class SharedLoader:
         """Whether its batches are leased, so that a fast worker gets more of them."""
         return self._leases is not None
 
-    def goes_by(self, position: Position) -> bool:
+    def goes_by(self, position: Position | None) -> bool:
         """Whether `position` is this loader's."""
         return self._position is position
 
@@ -224,6 +224,10 @@ class SharedLoader:
         if complete:
             self._position.end()
         self._registry.settle()
+
+    def leave(self) -> None:
+        """The program has left its pass, of which it may still hold the iterator."""
+        self._registry.leave(self._position)
 
     @property
     def read_as_a_whole(self) -> bool:

@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from paceline.doors.zero import module_discovery, refusals, schedules
 from paceline.doors.zero.agreement import Agreement
+from paceline.doors.zero.averages import Averages
 from paceline.doors.zero.callers import here
 from paceline.doors.zero.hidden_cluster import HiddenCluster
 from paceline.doors.zero.loaders import Loaders
@@ -63,7 +64,8 @@ class Zero:
         self._fresh = False  # an optimizer was made since the last attachment
         self._copies: set[tuple[object, ...]] = set()  # lines where optimizers train copies of the model, and shapes
         self._steppers: list[str] = []  # of this run, in the order in which they were made
-        self._states = StateDicts()
+        self._averages = Averages(reporter, self._here)
+        self._states = StateDicts(self._averages.used)
         self._refused: PacelineError | None = None
         kept = self._kept_for_the_end
         self._streams = streams
@@ -211,6 +213,8 @@ class Zero:
             if not torch.is_grad_enabled() and not self._view.trains:
                 self._loaders.judge()
             self._view.before_forward(module)
+        elif self._view is not None and not torch.is_grad_enabled() and not module.training:
+            self._averages.used(self._view, module)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._own or optimizer not in self._optimizers:
@@ -256,6 +260,7 @@ class Zero:
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._view is not None and getattr(optimizer, MARK, None) is self._view.run:
             self._view.stepped()
+            self._averages.stepped()
 
     # -- the end ----------------------------------------------------------------------------------
 

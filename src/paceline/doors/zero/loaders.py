@@ -62,7 +62,7 @@ class Loaders:
         self._passes, self._history = Passes(), PassHistory()
         self._view: GlobalView | None = None
         self._streams: Streams | None = None
-        self._schedules = Schedules(worker.size, reporter, where)
+        self._schedules = Schedules(worker.size, reporter, where, lambda: self.passes > 0)
         self._lengths = Lengths(worker, reporter, where, self._passes, self._history, lambda: self._view)
         self.split = False
         """Whether steps were made from a split pass in this run."""
@@ -198,6 +198,7 @@ class Loaders:
         if view is None:
             yield from original(loader)
             return
+        self._leave(loader, view)
         self.settle()
         one = self._begin(where, loader, view, self._trains(where, loader, view))
         complete = False
@@ -273,8 +274,17 @@ class Loaders:
         """Whether the completed pass equals the pass of a single worker, up to the order of a random sampler."""
         return share.completes and (at_random(one.loader) or (one.full and one.batches == 1))
 
+    def _leave(self, loader: DataLoader[Any], view: GlobalView) -> None:
+        """The program has left its passes over the loader's data, of which it may still hold the iterators."""
+        for one in list(self._passes.open):
+            if one.split and one.loader.dataset is loader.dataset:
+                self._close(one, complete=False)
+                view.run.share(one.loader).leave()
+
     def _close(self, one: LoaderPass, complete: bool) -> None:
         """A pass is over; must not raise, since the program may have left it."""
+        if one.over:
+            return
         self._passes.close(one, complete)
         if one.steps or (not one.split and (complete or one.evaluates)):
             self._history.add(one, one.steps > 0)
@@ -295,6 +305,7 @@ class Loaders:
             raise refusals.pass_without_step(one.where, _samples(one.loader), _batches(one))
 
     def _merge(self, view: GlobalView) -> None:
+        """Merge, once all workers are at the end of their pass."""
         self._passes.unmerged = False
         view.merge()
 

@@ -230,14 +230,14 @@ class WriteDetector:
         if self._view.run._state.global_model is None or not self._view.run.rule.schedule.remembers_start:
             return
         with torch.inference_mode(False):
-            self._held = [_first(tensor) for tensor in self._looked_at]
+            self._held = [first_values(tensor) for tensor in self._looked_at]
         self._blocks = self._view.run.blocks
 
     def is_changed(self) -> bool:
         """Whether the program has written into most of them since; False if an exchange may have."""
         if not self._held or self._blocks != self._view.run.blocks:
             return False
-        same = [torch.equal(held, _first(tensor)) for held, tensor in zip(self._held, self._looked_at, strict=True)]
+        same = [torch.equal(held, first_values(tensor)) for held, tensor in zip(self._held, self._looked_at, strict=True)]
         return 2 * sum(same) < len(same)
 
 
@@ -259,7 +259,8 @@ def _numbers(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _first(tensor: Tensor) -> Tensor:
+def first_values(tensor: Tensor) -> Tensor:
+    """A copy of the first few."""
     return local(tensor).reshape(-1)[:FIRST].clone()
 
 
@@ -272,10 +273,14 @@ class StateDicts:
 
     A state dictionary refers to the model's memory, as always; it holds the global parameters until the program trains
     again. Loaded weights stay until the next step.
+
+    Args:
+        saved: called where the program asks for the state of another module.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, saved: Callable[[GlobalView, nn.Module], None]) -> None:
         self.view: GlobalView | None = None
+        self._saved = saved
         self._depth = 0
 
     def state_dict(self, original: Any) -> Any:
@@ -285,6 +290,8 @@ class StateDicts:
             if self._concerns(module) and not asked_by_paceline():
                 assert self.view is not None
                 self.view.look()
+            elif self.view is not None and not self._depth and not asked_by_paceline():
+                self._saved(self.view, module)
             return original(module, *args, **kwargs)
 
         return state_dict

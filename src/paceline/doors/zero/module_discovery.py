@@ -54,6 +54,11 @@ def has_twin(module: nn.Module, roots: list[nn.Module]) -> bool:
     return sum(_kind(root) == _kind(module) for root in roots) > 1 and any(root is module for root in roots)
 
 
+def is_copy(module: nn.Module, roots: list[nn.Module]) -> bool:
+    """Whether it has the shape of one of the roots, and is none of them."""
+    return any(_kind(root) == _kind(module) and root is not module for root in roots) and module not in roots
+
+
 def _kind(module: nn.Module) -> tuple[object, ...]:
     return type(module), *(parameter.shape for parameter in module.parameters())
 

@@ -163,7 +163,7 @@ class Passes:
         self._since, self._last = [], []
 
     def close(self, one: LoaderPass, complete: bool) -> None:
-        """A pass is over."""
+        """A pass is over, or the program has begun another over the same data."""
         one.over, one.complete = True, complete
         self.open.remove(one)
         self.unmerged = self.unmerged or (one.split and one.steps > 0)
