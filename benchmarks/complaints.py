@@ -7,7 +7,8 @@ Each program of `_complaints/` is run unchanged by `paceline run` on real proces
 and as `python FILE` in one process that does the whole job: with `sync` on the batches of all workers at once. It
 prints what it saw, drew and ended with; that is compared, never what paceline itself counted. A cell is `right`;
 `refused`, where the run ends with another exit code than 0 and paceline's own message; `warned`, where paceline names
-what differs; or in capitals SILENT, CRASH or STUCK. `--quick` takes four programs. The last line is a JSON object:
+what differs; `documented`, where no run can see it and the page of limits says it; or in capitals SILENT, CRASH or
+STUCK. `--quick` takes four programs. The last line is a JSON object:
 `programs` (name -> `complaint`, `kind`, `about`, `cells`) and `verdicts` (verdict -> how many cells).
 """
 
@@ -36,6 +37,7 @@ from _complaints.cases import CASES, Case, Seen
 BATCH = 4
 QUICK = ["gradient_penalty", "unseeded_split", "one_cycle_uneven", "exit_code_of_its_own"]
 OURS = re.compile(r"paceline\.[\w.]+: |^(?:\[\d+\] )?paceline: ", re.MULTILINE)
+LIMITS = Path(__file__).resolve().parent.parent / "docs" / "limits.md"
 USUAL = re.compile(r"split among|for evaluation: all|workers under")
 
 
@@ -106,7 +108,9 @@ def verdict_of(case: Case, seen: Seen, code: int | None, told: list[str], err: s
         return ("refused", f"exit code {code}") if told else ("CRASH", f"exit code {code}: {err.strip()[-200:]}")
     for check in case.checks:
         if wrong := check(seen):
-            return "warned" if case.said and re.search(case.said, err) else "SILENT", wrong
+            if case.said and re.search(case.said, err):
+                return "warned", wrong
+            return "documented" if case.page and case.page in LIMITS.read_text("utf-8") else "SILENT", wrong
     return "right", ""
 
 

@@ -67,7 +67,7 @@ def stream_sharded_by_torch() -> None:
     note(trained=train(model, SGD(model.parameters(), lr=0.05), DataLoader(pipe, B, num_workers=1), 2))
 
 
-@case("huggingface/datasets#7163", once("trained"), rules=("sync",))
+@case("huggingface/datasets#7163", once("trained"), rules=BOTH, said="come twice or never")
 def stream_shuffled_under_two_lines() -> None:
     """the same without a seed, with paceline's two lines"""
     import paceline

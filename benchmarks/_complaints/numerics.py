@@ -98,7 +98,7 @@ def ragged_last_batch() -> None:
     fit(net(), 0.1, loader=batches(46))
 
 
-@case("huggingface/transformers#34242", as_alone("w"), alike("w"))
+@case("huggingface/transformers#34242", as_alone("w"), alike("w"), page="Losses that are no mean over samples")
 def mean_over_tokens() -> None:
     """a loss averaged over the tokens of a batch, of which each worker has another number"""
     model = net()

@@ -105,7 +105,7 @@ def unfrozen() -> None:
 
 @case("fastai/fastai#2485", alike("w", "found"), rules=BOTH)
 def rate_finder() -> None:
-    """a rate finder: steps with growing rates, stopped where the loss explodes, then everything restored"""
+    """a rate finder: steps with growing rates, stopped where the loss explodes, then trained at the rate that it found"""
     model, best, found = net(), 1e9, 0.0
     opt = SGD(model.parameters(), lr=0.01)
     saved = copy.deepcopy(model.state_dict()), copy.deepcopy(opt.state_dict())
@@ -121,6 +121,7 @@ def rate_finder() -> None:
             best, found = loss.item(), opt.param_groups[0]["lr"]
     model.load_state_dict(saved[0])
     opt.load_state_dict(saved[1])
+    opt.param_groups[0]["lr"] = found / 10
     train(model, opt, batches(), 2)
     note(w=flat(model), found=found)
 

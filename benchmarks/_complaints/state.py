@@ -84,7 +84,11 @@ def moving_average_of_weights() -> None:
     ema = copy.deepcopy(model).requires_grad_(False)
     pairs = list(zip(ema.parameters(), model.parameters(), strict=True))
     update = torch.no_grad()(lambda: [mine.lerp_(new, 0.1) for mine, new in pairs])
-    train(model, SGD(model.parameters(), lr=0.05), batches(), after=update)
+    opt = SGD(model.parameters(), lr=0.05)
+    for _ in range(3):
+        train(model, opt, batches(), 1, after=update)
+        held(ema)
+        torch.save(ema.state_dict(), "ema.pt")
     note(ema=flat(ema))
 
 
