@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that some workers leave in the middle of a pass: `python -m tests.processes.exit_programs DOOR DIRECTORY
-RULE WAY WHO`, where DOOR is `two` (lines) or `zero`, WAY is one of `WAYS`, and WHO leaves: a rank or `all`. With the
-way `reads_ahead` none leaves, and a thread reads the batches."""
+RULE WAY WHO`, where DOOR is `two` (lines) or `zero`, WAY is one of `WAYS`, and WHO leaves: a rank or `all`. Behind
+`kept_` the program ends while a cycle of references holds the iterator of its pass, the model and a graph. With the way
+`reads_ahead` none leaves, and a thread reads the batches."""
 
 from __future__ import annotations
 
@@ -62,6 +63,9 @@ def train(attach: Callable[[nn.Module, Any, Any], Any], way: str, leaves: bool) 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     loader = attach(model, optimizer, DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 4, shuffle=True))
     batches = read_ahead if way == "reads_ahead" else iter
+    if way.startswith("kept_"):
+        way = way.removeprefix("kept_")
+        batches = Cycle(model, optimizer).begin
     try:
         for epoch in range(2):
             for batch, (a, b) in enumerate(given(batches(loader), leaves and way == "generator" and not epoch)):
@@ -72,6 +76,19 @@ def train(attach: Callable[[nn.Module, Any, Any], Any], way: str, leaves: bool) 
                     return
     except (LeaveError, KeyboardInterrupt):
         print("left", flush=True)
+
+
+class Cycle:
+    """Holds what only the garbage collector can drop, as the interpreter ends."""
+
+    def __init__(self, model: nn.Module, optimizer: Any) -> None:
+        self.itself, self.model, self.optimizer = self, model, optimizer
+
+    def begin(self, loader: Iterable[Any]) -> Iterator[Any]:
+        self.iterator = iter(loader)
+        for batch in self.iterator:
+            self.graph = self.model(batch[0]).sum()
+            yield batch
 
 
 def read_ahead(loader: Iterable[Any]) -> Iterator[Any]:

@@ -68,3 +68,15 @@ def test_batches_that_a_thread_reads_ahead_are_refused(tmp_path: Path, door: str
     for one in leave(tmp_path, door, rule, "reads_ahead", "none").values():
         assert one.code == 1
         assert "UnsupportedError: the thread reader reads the training data ahead" in one.err, one.err
+
+
+@pytest.mark.parametrize("rule", ["bmuf(period=3)", "asgd"])
+@pytest.mark.parametrize("way", ["kept_error", "kept_exit3"])
+@pytest.mark.parametrize("door", DOORS)
+def test_nothing_runs_in_what_the_garbage_collector_drops_at_the_end(
+    tmp_path: Path, door: str, way: str, rule: str
+) -> None:
+    """torch aborts a process that works with tensors within a collection which drops them."""
+    for one in leave(tmp_path, door, rule, way, "all").values():
+        assert one.code == CODES[way.removeprefix("kept_")], one.err
+        assert "ASSERT" not in one.err

@@ -261,7 +261,7 @@ def take_apart(parts: RunParts) -> None:
     """Unhook the optimizers and close the connection, without notifying other workers."""
     context, checkpointer = parts.context, parts.checkpointer
     parts.hooks.remove()
-    context.loaders.pass_over = lambda: None
+    context.loaders.close()
     if parts.left and parts.elastic is not None:
         parts.elastic.leaving.finish()
     if context.loaders.turns is not None:

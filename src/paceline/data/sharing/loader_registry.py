@@ -110,6 +110,7 @@ class LoaderRegistry:
         self._since = [0, 0, 0]  # samples, batches and nominal samples since the last step
         self._steps: deque[tuple[int, list[list[int]]]] = deque()  # step -> [epoch, batches] of each loader
         self._rows: list[list[int]] = []  # the last of them
+        self._closed = False
         self._wholes: dict[int, int] = {}  # number of data that each worker reads as a whole -> sum of its first batches
         self._in_hand: list[Mark] = []  # handed out, but not yet in a push
         self._coming: list[Mark] = []  # of the batch that is handed out now
@@ -152,8 +153,8 @@ class LoaderRegistry:
 
     def ends(self, position: Position, one: ActivePass, complete: bool) -> None:
         """The pass is over (`complete`), or the program has left it."""
-        if self._under_way.get(position) is not one:
-            return  # a later pass over the same data is active
+        if self._closed or self._under_way.get(position) is not one:
+            return  # the run is over, and this may be the interpreter's end; or a later pass over the data is active
         led = self._training is position and not position.leased
         del self._under_way[position]
         batches = position.now.batches
@@ -166,6 +167,11 @@ class LoaderRegistry:
         if position is self._leader:
             self.passed()
 
+    def close(self) -> None:
+        """The run is over: what is left of its passes does nothing, whenever the garbage collector ends them."""
+        self._closed = True
+        self._under_way.clear()
+
     def leave(self, position: Position | None = None) -> None:
         """The program has left its passes (over the data of `position`), of which it may still hold iterators."""
         for active, one in list(self._under_way.items()):
@@ -176,7 +182,7 @@ class LoaderRegistry:
         """The program goes on after a pass in which it trained, and which it may have left early: call `pass_over`."""
         if self.turns is not None:
             self.turns.settle()
-        if self._unmet and self.world.size > 1 and self._trains_here():
+        if self._unmet and not self._closed and self.world.size > 1 and self._trains_here():
             self._unmet = False
             if self.turns is None or not self.turns.workers.active:  # else all have met there
                 self.pass_over()
