@@ -105,7 +105,7 @@ def unfrozen() -> None:
 
 @case("fastai/fastai#2485", alike("w", "found"), rules=BOTH)
 def rate_finder() -> None:
-    """a rate finder: steps with growing rates, stopped where the loss explodes, then trained at the rate that it found"""
+    """a rate finder: steps with growing rates, stopped where the loss explodes, then trained at the best one"""
     model, best, found = net(), 1e9, 0.0
     opt = SGD(model.parameters(), lr=0.01)
     saved = copy.deepcopy(model.state_dict()), copy.deepcopy(opt.state_dict())

@@ -216,7 +216,7 @@ def test_a_schedule_that_was_made_for_the_steps_of_one_worker(
 def test_a_schedule_whose_total_no_one_can_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It falls to nothing after the steps of one worker; of a worker's own steps, and without an end, nothing is said."""
+    """It falls to nothing after the steps of one worker. Others end with a worker's own steps, or never."""
 
     def text(fall: str) -> str:
         made = f"steps = 48\nrates = torch.optim.lr_scheduler.LambdaLR(optimizer, {fall})"

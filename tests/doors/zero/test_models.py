@@ -282,7 +282,7 @@ AVERAGES = {
     "behind .data": ("a.data.mul_(0.9).add_(p.data, alpha=0.1)", 2),
 }
 """What updates an average, and after how many passes the message can be there."""
-NAMED = "moving average that the program makes of the model"
+NAMED = "moving average of the model that the program makes"
 
 
 @pytest.mark.parametrize("seen", ["evaluated", "saved"])

@@ -21,7 +21,7 @@ from paceline.doors.zero.reporter import Reporter
 
 @dataclass(eq=False)
 class _Copy:
-    """A module of the model's shape: its first values after the last step, and in how many of the steps they changed."""
+    """A module of the model's shape: its first values after the last step, and how often they changed."""
 
     values: Tensor
     steps: int = 0
@@ -66,7 +66,7 @@ class Averages:
             return
         self._reporter.once(
             "average",
-            f"{self._where()}: {module_discovery.name(module)} is a moving average that the program makes of the model after "
-            f"each step: under {run.rule.name} it is one of this worker's own parameters, not of the global model; "
+            f"{self._where()}: {module_discovery.name(module)} is a moving average of the model that the program makes "
+            f"after each step: under {run.rule.name} it is one of this worker's own parameters, not of the global model; "
             "take the average that a rule makes (ema=0.99 in its call), or --rule sync",
         )

@@ -237,7 +237,9 @@ class WriteDetector:
         """Whether the program has written into most of them since; False if an exchange may have."""
         if not self._held or self._blocks != self._view.run.blocks:
             return False
-        same = [torch.equal(held, first_values(tensor)) for held, tensor in zip(self._held, self._looked_at, strict=True)]
+        same = [
+            torch.equal(held, first_values(tensor)) for held, tensor in zip(self._held, self._looked_at, strict=True)
+        ]
         return 2 * sum(same) < len(same)
 
 

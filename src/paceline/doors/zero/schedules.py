@@ -59,8 +59,8 @@ class Schedules:
             if self._trains():
                 self._reporter.once(
                     "plateau",
-                    f"{self._where()}: within a pass ReduceLROnPlateau goes by this worker's own loss, and the workers' "
-                    "rates part; give it a value that they share, such as the held-out loss after the pass",
+                    f"{self._where()}: within a pass ReduceLROnPlateau goes by this worker's own loss, and the "
+                    "workers' rates part; give it a value that they share, such as the held-out loss after the pass",
                 )
             original(scheduler, *args, **kwargs)
 
