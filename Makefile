@@ -26,10 +26,11 @@ test-all: $(READY)      ## all tests and the quick form of every claim; `pytest 
 claims: $(READY)        ## the quick form of every benchmark and of every record's command
 	$(BIN)/python benchmarks/claims.py
 
-check: $(READY)         ## linter and type checker
+check: $(READY)         ## linter, type checker and the budgets of the source tree
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python benchmarks/house/house.py --check
 
 dist: $(READY)          ## wheels and source distributions of paceline and its wings in dist/, built and checked
 	rm -rf dist

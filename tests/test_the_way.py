@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way of one exchange through the source may only become shorter: `python benchmarks/house/way.py` prints it."""
+
+from __future__ import annotations
+
+import pytest
+
+GOALS = {
+    "exchange_files": 25,
+    "exchange_calls": 220,
+    "exchange_changes": 100,
+    "exchange_frames": 14,
+    "quiet_step_files": 8,
+    "attach_files": 50,
+    "attach_changes": 120,
+    "share_files": 10,
+    "share_changes": 35,
+    "push_files": 20,
+    "push_changes": 50,
+}
+TODAY = {
+    "exchange_files": 50,
+    "exchange_calls": 324,
+    "exchange_changes": 214,
+    "exchange_frames": 21,
+    "quiet_step_files": 21,
+    "attach_files": 86,
+    "attach_changes": 222,
+    "share_files": 21,
+    "share_changes": 102,
+    "push_files": 31,
+    "push_changes": 107,
+}
+"""Where a figure is still above its goal, what it is; a change that shortens a way lowers its figure here."""
+
+
+def test_no_way_becomes_longer() -> None:
+    way = pytest.importorskip("benchmarks.house.way", reason="the benchmarks are not beside the package")
+    figures = {key: value for name, one in way.measure().items() for key, value in one.figures(name).items()}
+    longer = {name: figures[name] for name in GOALS if figures[name] > TODAY[name]}
+    assert not longer, f"longer than { ({name: TODAY[name] for name in longer}) }"
