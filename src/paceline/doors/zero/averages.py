@@ -67,6 +67,6 @@ class Averages:
         self._reporter.once(
             "average",
             f"{self._where()}: {module_discovery.name(module)} is a moving average of the model that the program makes "
-            f"after each step: under {run.rule.name} it is one of this worker's own parameters, not of the global model; "
-            "take the average that a rule makes (ema=0.99 in its call), or --rule sync",
+            f"after each step: under {run.rule.name} it is one of this worker's own parameters, not of the global "
+            "model; take the average that a rule makes (ema=0.99 in its call), or --rule sync",
         )
