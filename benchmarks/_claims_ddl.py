@@ -8,9 +8,9 @@ from _article_claims import (
     at_least,
 )
 
-from paceline.forecast.planner import LogNormal, Workload, forecast, network_from_text
 from paceline.rules.codec import Layout
 from paceline.rules.recipes import rule_from_text
+from paceline_plugins.forecast.planner import LogNormal, Workload, forecast, network_from_text
 
 DDL_NETWORK = "link(mbit=93000, ms=0.005, per_host=4, within_mbit=300000, within_ms=0.005)"
 """64 hosts with 100 Gbit/s InfiniBand and four P100 on NVLink each."""

@@ -14,14 +14,14 @@ from _lines_training import held_out
 from _quality_tasks import Task, line_error, start
 from torch import nn
 
-from paceline.forecast.planner.observed import observed
-from paceline.forecast.planner.quality import ObservedRun, Quality, forecast_quality
-from paceline.forecast.sim.vectorised import StackedWorkers
 from paceline.observe.reports.events import ExchangeEvent, Value
 from paceline.observe.reports.log import RunLog, WorkerLog
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.rule import Rule
 from paceline.rules.schedule.growth import rate_factor
+from paceline_plugins.forecast.planner.observed import observed
+from paceline_plugins.forecast.planner.quality import ObservedRun, Quality, forecast_quality
+from paceline_plugins.forecast.vectorised.vectorised import StackedWorkers
 
 Row = dict[str, Any]
 

@@ -17,9 +17,9 @@ from itertools import pairwise
 from _quality_methods import Method, Stages
 from _quality_tasks import Task
 
-from paceline.forecast.planner import LogNormal, Network, NetworkLink, Workload, forecast
-from paceline.forecast.planner.network import ETHERNET, GIGABIT, PRESETS
 from paceline.rules.codec import Layout
+from paceline_plugins.forecast.planner import LogNormal, Network, NetworkLink, Workload, forecast
+from paceline_plugins.forecast.planner.network import ETHERNET, GIGABIT, PRESETS
 
 LATENCY_S = PRESETS["1gbe"].across.latency_s
 

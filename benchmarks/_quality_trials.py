@@ -21,13 +21,13 @@ from _quality_tasks import Batch, Task
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.forecast.sim.grown import stack
-from paceline.forecast.sim.vectorised import StackedWorkers
-from paceline.forecast.sim.vectorised_blocks import StackedBlocks
 from paceline.rules.outer.base import Coefficients
 from paceline.rules.outer.diversity import ratio, smoothed
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Growth
+from paceline_plugins.forecast.vectorised.grown import stack
+from paceline_plugins.forecast.vectorised.vectorised import StackedWorkers
+from paceline_plugins.forecast.vectorised.vectorised_blocks import StackedBlocks
 
 LAWS = {1: (2, 4, 8), 2: (8, 4, 2)}
 """Periods by the share, from the least; 1 is "shorter" while workers say the same, 2 "longer"."""

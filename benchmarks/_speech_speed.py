@@ -3,7 +3,7 @@
 
 It takes one worker's measured time of a minibatch for the mean of all workers', each of which has a processor of its
 own; times that vary by VARIATION of their mean, independently; the model's parameters as 32-bit numbers; and a network
-of :data:`paceline.forecast.planner.PRESETS` with one worker a host. The time that a worker itself takes for an exchange
+of :data:`paceline_plugins.forecast.planner.PRESETS` with one worker a host. The time that a worker itself takes for an exchange
 is left out. The model is that of the table, small for what it computes.
 """
 
@@ -12,9 +12,9 @@ from __future__ import annotations
 from _speech_reader import Listener
 from _speech_training import METHODS, Size
 
-from paceline.forecast.planner import PRESETS, LogNormal, Workload, forecast
 from paceline.rules.codec import Layout
 from paceline.rules.recipes import rule_from_text
+from paceline_plugins.forecast.planner import PRESETS, LogNormal, Workload, forecast
 
 NETWORKS = ("1gbe", "10gbe")
 VARIATION = 0.1

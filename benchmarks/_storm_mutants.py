@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from devtools.world.process import _ProcessDisk
 
 from paceline.checkpoint.store import DirectoryStore
 from paceline.flow.commit import CommittedExchange
@@ -22,7 +23,6 @@ from paceline.flow.control.state_machine import StateMachine
 from paceline.flow.joining import Joining
 from paceline.flow.ledger_client import ControlLedgerClient
 from paceline.flow.membership import ElasticMembership
-from paceline.testing.world.process import _ProcessDisk
 
 Plant = Callable[[], contextlib.AbstractContextManager[None]]
 

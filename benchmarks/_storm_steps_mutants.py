@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from _storm_mutants import Plant, _instead, _nothing
+from devtools.world.process import _ProcessDisk
 
 from paceline.checkpoint import files, find, loading, saving, store
 from paceline.checkpoint.claim import DirectoryClaim
 from paceline.checkpoint.store import DirectoryStore
 from paceline.core import runtime
 from paceline.errors import CheckpointError
-from paceline.testing.world.process import _ProcessDisk
 
 
 def _own_newest() -> Any:

@@ -37,11 +37,11 @@ from typing import Any
 import _quick
 from _c_tools import compile_example, frames
 
-from paceline.forecast.planner import PRESETS, LogNormal, Workload, forecast
 from paceline.observe import read_run
 from paceline.rules.codec import Layout
 from paceline.rules.recipes import rule_from_text
 from paceline_c.build import Place
+from paceline_plugins.forecast.planner import PRESETS, LogNormal, Workload, forecast
 
 PERIOD, BATCH, HELD_OUT = 8, 32, 10_000
 SHAPES = [(100, 64), (64,), (64, 64), (64,), (64, 24), (24,)]

@@ -3,7 +3,7 @@
 
     python benchmarks/counting.py [--mode elastic|restarts|asgd|dc_asgd] [--kills 30] [--seed 0] [--quick] [--out DIR]
 
-A model whose weights name the samples that entered it, in which epoch and how often (`paceline.testing.storm`), is
+A model whose weights name the samples that entered it, in which epoch and how often (`devtools.storm`), is
 trained through `paceline run`; processes are killed at places of the program, not at times
 (`_faults/counting_points.py`): one worker, all workers, or the launcher with the control plane. Under asynchronous
 rules the model counts in every piece of the parameters (`_faults/counting_pushes.py`), and two owners are killed in

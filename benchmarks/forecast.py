@@ -36,11 +36,11 @@ import network as emulated
 import torch
 from _network import EmulatedNetwork
 
-from paceline.forecast.planner import Conditions, LogNormal, Network, NetworkLink, Workload, forecast
-from paceline.forecast.planner.timing import AFTER_WARMUP, RecordingWire
 from paceline.rules.codec import Layout
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.rule import Rule
+from paceline_plugins.forecast.planner import Conditions, LogNormal, Network, NetworkLink, Workload, forecast
+from paceline_plugins.forecast.planner.timing import AFTER_WARMUP, RecordingWire
 
 RULES = "sync;one_bit(warmup=2);bmuf(period=16);streaming_diloco(period=16)"
 PAYLOAD = 1448 / 1514

@@ -39,12 +39,12 @@ from collections.abc import Iterator
 
 import _quick
 
-from paceline.forecast.planner.forecast import forecast
-from paceline.forecast.planner.network import ETHERNET, Network, NetworkLink
-from paceline.forecast.planner.stragglers import LogNormal
-from paceline.forecast.planner.workload import Workload
 from paceline.rules.codec import Layout
 from paceline.rules.recipes import rule_from_text
+from paceline_plugins.forecast.planner.forecast import forecast
+from paceline_plugins.forecast.planner.network import ETHERNET, Network, NetworkLink
+from paceline_plugins.forecast.planner.stragglers import LogNormal
+from paceline_plugins.forecast.planner.workload import Workload
 
 PARAMETERS, WORKERS = 30_846_720, 4
 RATES = (50, 200, 1000, 5000)

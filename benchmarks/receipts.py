@@ -38,9 +38,9 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.observe.receipts.audit import audit, find
-from paceline.observe.receipts.chain import Chain
-from paceline.observe.receipts.compare import first_difference
+from paceline_plugins.receipts.audit import audit, find
+from paceline_plugins.receipts.chain import Chain
+from paceline_plugins.receipts.compare import first_difference
 
 RULES = ("sync()", "bmuf(period=4)", "bmuf(period=16)", "bmuf(period=64)")
 MEDIANS = ("ratio", "least", "most", "processor")

@@ -27,9 +27,8 @@ import torch
 from _storm_mutants import MUTANTS, RUN_MUTANTS
 from _storm_server_mutants import SERVER_MUTANTS
 from _storm_steps_mutants import STEPS_MUTANTS
-
-from paceline.testing.storm.elastic import Outcome, StormSettings
-from paceline.testing.storm.seeds import WORKERS, Tally, storm, storms
+from devtools.storm.elastic import Outcome, StormSettings
+from devtools.storm.seeds import WORKERS, Tally, storm, storms
 
 WORDS = {"lost": " lost", "repeated": " repeated", "diverged": "differ", "stuck": "stuck"}
 SHARES = {"control": 0.62, "run": 0.16, "server": 0.13, "steps": 0.09}

@@ -6,7 +6,7 @@ that measured times would want blocks of `--target` minibatches: there exchanges
 
     mild            blocks of 4, the setting with which a bound begins
     curve           `auto(within=..)` as a run decides it, by the curve of the held-out loss
-    branches        the same, decided by branches from one state (`paceline.forecast.sim.within`)
+    branches        the same, decided by branches from one state (`paceline_plugins.forecast.vectorised.within`)
     unbounded       blocks of `--target` from the beginning
     mild-grow       two workers, blocks of 4
     curve-grow      `auto(within=.., grow="auto")` up to all workers, blocks of 4, decided by the curve

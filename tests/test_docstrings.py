@@ -41,7 +41,7 @@ FACE: dict[str, Any] = {
 }
 
 
-NEEDS = {"paceline.data.packed.parquet": "pyarrow"}
+NEEDS = {"paceline_plugins.data.packed.parquet": "pyarrow"}
 """Modules whose examples need an extra."""
 
 

@@ -28,8 +28,8 @@ from typing import Any
 
 from _idle import wait_until_idle
 
-from paceline.data.cache import Cache
-from paceline.data.cache.checksums import hasher
+from paceline_plugins.data.cache import Cache
+from paceline_plugins.data.cache.checksums import hasher
 
 OBJECT_BYTES = 16 << 20
 SECRETS = {"region": "us-east-1", "access_key_id": "a", "secret_access_key": "b"}

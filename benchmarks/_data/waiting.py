@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from _data.slow_source import SlowSource
-from paceline.data.cache import Cache
+from paceline_plugins.data.cache import Cache
 
 DELAY_S, BITS_PER_S = 0.05, 200e6
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from devtools.storm.counting import Count, times
 from safetensors.torch import load_file
 
 from _faults.counting_job import Job, Kill
 from _faults.counting_points import living
-from paceline.testing.storm.counting import Count, times
 
 HERE = Path(__file__).resolve().parent
 PROGRAM, LAUNCHER = HERE / "counting_program.py", HERE / "counting_launcher.py"

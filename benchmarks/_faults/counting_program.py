@@ -17,10 +17,11 @@ from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from devtools.storm.counting import Counting
+
 import paceline
 from _faults.counting_job import Job, read
 from _faults.counting_points import Points, in_worker, living
-from paceline.testing.storm.counting import Counting
 
 HOLD_S = 60.0
 LOOK_S, SLOW_S = 0.01, 0.2

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
-from paceline.doors.adapters.jax import attach
+from paceline_plugins.frameworks.jax import attach
 
 x, digit = load_digits(return_X_y=True)
 x = (x / 16).astype(np.float32)

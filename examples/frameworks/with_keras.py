@@ -14,7 +14,7 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 import keras
 from sklearn.datasets import load_digits
 
-from paceline.doors.adapters.keras import Paceline
+from paceline_plugins.frameworks.keras import Paceline
 
 keras.utils.set_random_seed(0)
 x, digit = load_digits(return_X_y=True)

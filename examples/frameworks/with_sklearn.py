@@ -10,7 +10,7 @@ from __future__ import annotations
 from sklearn.datasets import load_digits
 from sklearn.neural_network import MLPClassifier
 
-from paceline.doors.adapters.sklearn import attach
+from paceline_plugins.frameworks.sklearn import attach
 
 x, digit = load_digits(return_X_y=True)
 x = x / 16

@@ -95,7 +95,7 @@ def test_other_rates_are_seen(judge: ModuleType, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "wanted"),
     [
-        ("paceline.doors.zero.refusals.Refusal: train.py:3: no loader", "refused before training"),
+        ("paceline_plugins.zero.refusals.Refusal: train.py:3: no loader", "refused before training"),
         ("MemoryError", "WRONG: crash before training"),
     ],
 )

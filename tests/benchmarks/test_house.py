@@ -135,7 +135,7 @@ def test_late_and_relative_imports_are_counted_and_faces_are_not(house: ModuleTy
         "src/paceline/__init__.py": "",
         "src/paceline/data/__init__.py": "from .cache import store\nfrom paceline.data.split import cut\n",
         "src/paceline/data/split.py": "def cut():\n    from ..tree import walk\n",
-        "src/paceline/data/cache/__init__.py": "",
+        "src/paceline_plugins/data/cache/__init__.py": "",
         "src/paceline/data/cache/store.py": "from ..split import cut\n",
         "src/paceline/tree.py": "",
     }

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.forecast.sim.vectorised_model import StackedModel
+from paceline_plugins.forecast.vectorised.vectorised_model import StackedModel
 from tests.benchmarks.modules import FOLDER, imported
 
 NAMES = ("_quality_blstm", "_quality_chat", "_quality_pictures")

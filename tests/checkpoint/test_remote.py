@@ -10,9 +10,9 @@ from typing import Any
 import fsspec
 import pytest
 
-from paceline.checkpoint.remote import ObjectStoreTree, RemoteStore, local_path
 from paceline.checkpoint.store import DirectoryStore, store_for
 from paceline.errors import CheckpointError
+from paceline_plugins.data.checkpoint_store import ObjectStoreTree, RemoteStore, local_path
 from tests.checkpoint.test_exact import kept
 from tests.helpers import Program, adam, same_bits, simulate, train
 

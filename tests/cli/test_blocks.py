@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 
 import paceline
 from paceline.cli import app
-from paceline.doors.files.plan import Plan
-from paceline.doors.files.worker import train
+from paceline_plugins.files.plan import Plan
+from paceline_plugins.files.worker import train
 from tests.doors.files.plans import MOMENTUM, TOOL
 
 DEADLINE_S = 150.0

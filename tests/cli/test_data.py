@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
-from paceline.data.packed import PackedDataset
+from paceline_plugins.data.packed import PackedDataset
 from tests.data.packed.made import back, by_key, folder, index_of, packed
 from tests.paths import python_path
 

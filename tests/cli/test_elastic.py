@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from devtools.storm.tape import Played, read
+from devtools.storm.what_if import replay
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
 from paceline.cli.launch import saved_plan, supervisor
-from paceline.testing.storm.tape import Played, read
-from paceline.testing.storm.what_if import replay
 from tests.cli.test_run import Script, _here, assert_gone, run, script, started  # noqa: F401
 from tests.ports import free_port
 

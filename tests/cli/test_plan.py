@@ -14,11 +14,11 @@ from typer.testing import CliRunner, Result
 
 import paceline
 from paceline.cli import app
-from paceline.cli.plan import inputs
-from paceline.cli.plan.sentence import HOW
 from paceline.errors import UnsupportedError
-from paceline.forecast.planner import busy
-from paceline.forecast.planner.stopwatch import Timed
+from paceline_plugins.forecast.plan_command import inputs
+from paceline_plugins.forecast.plan_command.sentence import HOW
+from paceline_plugins.forecast.planner import busy
+from paceline_plugins.forecast.planner.stopwatch import Timed
 from tests.update.engine.test_blocks import Scalars, rank
 from tests.update.engine.test_diversity import SPEEDS
 

@@ -15,11 +15,11 @@ from typer.testing import CliRunner, Result
 from paceline.cli.launch import saved_plan
 from paceline.cli.launch.saved_plan import SavedPlan
 from paceline.cli.main import app
-from paceline.cli.run import revocations
 from paceline.communication.sockets.certificates import Authority
 from paceline.communication.sockets.tls import TLS
 from paceline.errors import RefusedError
 from paceline.flow.control import About, ControlClient
+from paceline_plugins.sites import revocations
 from tests.cli.test_elastic import DEADLINE_S, MEMBER, events, until
 from tests.cli.test_run import Script, _here, script, started  # noqa: F401
 

@@ -21,9 +21,9 @@ from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.launch import Outcome
 from paceline.cli.launch.spawn import Command, WorkerProcess
 from paceline.cli.main import app
-from paceline.cli.tune import search_rounds
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.tuning.search_round import Round, RoundOver
+from paceline_plugins.search import command_search_rounds as search_rounds
+from paceline_plugins.search.search_round import Round, RoundOver
 
 pytest.importorskip("optuna")
 QUADRATIC = Path(__file__).with_name("quadratic.py")

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from paceline.cli import app, relay
-from paceline.cli.run import sites
-from paceline.communication.relay.invitation import JOIN, LEAD, Invitation
+from paceline.cli import app
 from paceline.communication.sockets.certificates import Authority
+from paceline_plugins.sites import relay_command as relay
+from paceline_plugins.sites import sites
+from paceline_plugins.sites.relay.invitation import JOIN, LEAD, Invitation
 from tests.cli.test_elastic import DEADLINE_S, events, until
 from tests.cli.test_run import Script, _here, begun, script  # noqa: F401
 from tests.ports import free_port

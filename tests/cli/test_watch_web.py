@@ -22,7 +22,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import app
-from paceline.cli.watch_web import addresses
+from paceline_plugins.report.watch_web_command import addresses
 
 from .test_watch import write
 

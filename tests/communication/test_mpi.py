@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 import paceline
 from paceline.cli import app
 from paceline.communication import connect, schedulers, virtual
-from paceline.communication.mpi import library, meeting
 from paceline.core.extras import MissingExtraError
 from paceline.errors import UnsupportedError
+from paceline_plugins.mpi import library, meeting
 
 SOON = 10.0
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_FD": "7", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import pytest
 
 from paceline.communication.schedulers import Worker
-from paceline.communication.torch import pmi
 from paceline.core.world import host_name
 from paceline.errors import PeerLostError, UnsupportedError
+from paceline_plugins.mpi import pmi
 
 PATIENCE_S = 30.0
 

@@ -14,9 +14,9 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset, Subset
 
 import paceline
-from paceline.data.cache import Cache, CacheError, Files
-from paceline.data.packed import PackedDataset, ParquetDataset
-from paceline.data.sharing.cache_log import CacheLog, caches_of
+from paceline_plugins.data.cache import Cache, CacheError, Files
+from paceline_plugins.data.cache_log import CacheLog, caches_of
+from paceline_plugins.data.packed import PackedDataset, ParquetDataset
 from tests.data.cache.server import Server
 from tests.data.cache.test_files import first_byte
 from tests.data.packed.made import packed

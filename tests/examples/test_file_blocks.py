@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.doors.files.plan import Plan
-from paceline.doors.files.worker import train
 from paceline.errors import DataError
+from paceline_plugins.files.plan import Plan
+from paceline_plugins.files.worker import train
 from tests.doors.files.plans import plan
 
 EXAMPLE = Path(paceline.__file__).parents[2] / "examples" / "file_blocks"

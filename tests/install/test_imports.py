@@ -22,16 +22,16 @@ ONE_RUN_OF_MANY = {
     "paceline.update.server.engine",
     "paceline.cli",
     "paceline.flow.control.client",
-    "paceline.data.cache.cache",
-    "paceline.data.packed",
+    "paceline_plugins.data.cache.cache",
+    "paceline_plugins.data.packed",
     "paceline.flow.engine",
     "paceline.observe.reports",
-    "paceline.forecast.planner",
+    "paceline_plugins.forecast.planner",
     "paceline.forecast.sim",
     "paceline.communication.sockets.certificates",
     "paceline.communication.ring",
     "paceline.tuning.newbob",
-    "paceline.doors.zero",
+    "paceline_plugins.zero",
 }
 """Subsystems that a run loads when it has a use for them."""
 
@@ -133,7 +133,7 @@ def test_what_loads_later_is_what_type_checkers_see(package: str) -> None:
 @pytest.mark.processes
 def test_modules_are_found_without_an_import_of_their_own() -> None:
     modules = loaded("import paceline", "paceline.data.Files; paceline.forecast.sim.link")
-    assert {"paceline.data.cache.files", "paceline.forecast.sim.clock"} <= modules
+    assert {"paceline_plugins.data.cache.files", "paceline.forecast.sim.clock"} <= modules
 
 
 @pytest.mark.parametrize("module", [paceline, paceline.data])

@@ -14,8 +14,8 @@ import pytest
 
 from paceline.observe import write_report
 from paceline.observe.http_server import BoundedServer
-from paceline.observe.reports import live_page
-from paceline.observe.reports.live_page import LivePage, Status
+from paceline_plugins.report import live_page
+from paceline_plugins.report.live_page import LivePage, Status
 from tests.browser import CHROMIUM, Browser, browser
 
 from .conftest import Event, lines, pushing, waiting

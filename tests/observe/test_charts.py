@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from paceline.observe import read_run
-from paceline.observe.reports.chart_page import ASSETS
-from paceline.observe.reports.charts import POINTS_OF_A_CHART, Chart, charts
+from paceline_plugins.report.chart_page import ASSETS
+from paceline_plugins.report.charts import POINTS_OF_A_CHART, Chart, charts
 
 from .conftest import BATCH, COMPUTE_S, PERIOD, Event, pushing, waiting
 
@@ -180,7 +180,7 @@ SIGHT = {
 
 def schemes() -> dict[str, dict[str, str]]:
     """The variables of the light and of the dark page."""
-    from paceline.observe.reports.page import CSS
+    from paceline_plugins.report.page import CSS
 
     found: dict[str, dict[str, str]] = {"light": {}, "dark": {}}
     for sheet in (CSS, (ASSETS / "page.css").read_text(encoding="utf-8")):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.observe import read_run
-from paceline.observe.reports.curves import (
+from paceline_plugins.report.curves import (
     Curve,
     by_samples,
     by_time,

@@ -12,11 +12,11 @@ import torch
 import paceline
 from paceline.cli.run.status import describe
 from paceline.observe import read_run
-from paceline.observe.reports.charts import effective_over_time
-from paceline.observe.reports.curves import effective_by_time
 from paceline.observe.reports.live import Live, LiveSnapshot
 from paceline.observe.reports.summary import summarize
-from paceline.observe.reports.tables import facts
+from paceline_plugins.report.charts import effective_over_time
+from paceline_plugins.report.curves import effective_by_time
+from paceline_plugins.report.tables import facts
 from tests.update.engine.test_blocks import Scalars, rank
 from tests.update.engine.test_diversity import SPEEDS
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from paceline.observe import read_run, write_report
-from paceline.observe.reports.clocks import align_clocks
-from paceline.observe.reports.curves import by_samples, by_time, bytes_by_time
 from paceline.observe.reports.log import RunLog
 from paceline.observe.reports.summary import summarize, warnings
-from paceline.observe.reports.tables import comparison, event_rows, worker_rows
+from paceline_plugins.report.clocks import align_clocks
+from paceline_plugins.report.curves import by_samples, by_time, bytes_by_time
+from paceline_plugins.report.tables import comparison, event_rows, worker_rows
 
 Event = dict[str, Any]
 PERIOD, BATCH, BYTES = 4, 10, 100

@@ -15,9 +15,9 @@ from paceline.cli.run.status import describe
 from paceline.observe.reports.elastic_events import QUIET, ControlEvent, ElasticStatus, event_text, read_events
 from paceline.observe.reports.live import Live, LiveSnapshot
 from paceline.observe.reports.read import read_run
-from paceline.observe.reports.report import write_report
 from paceline.observe.reports.summary import warnings
-from paceline.observe.reports.tables import event_rows
+from paceline_plugins.report.report import write_report
+from paceline_plugins.report.tables import event_rows
 
 MEMBERS = [[0, "a", "10.0.0.1", 1], [2, "b", "10.0.0.2", 1]]
 STORY: list[dict[str, Any]] = [

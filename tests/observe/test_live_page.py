@@ -22,9 +22,9 @@ from paceline.observe import write_report
 from paceline.observe.http_server import MAX_CONNECTIONS, Answer, BoundedServer
 from paceline.observe.reports import folding, follow
 from paceline.observe.reports.follow import RunFollower
-from paceline.observe.reports.live_page import LivePage, Status
 from paceline.observe.reports.read import read_run
 from paceline.observe.reports.summary import summarize
+from paceline_plugins.report.live_page import LivePage, Status
 
 from .conftest import Event, lines, pushing, waiting, worker_events
 

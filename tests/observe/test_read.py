@@ -25,7 +25,7 @@ from paceline.observe.reports.summary import (
     waits_long_for_data,
     warnings,
 )
-from paceline.observe.reports.tables import worker_rows
+from paceline_plugins.report.tables import worker_rows
 
 from .conftest import pushing, waiting
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from paceline.observe import ExtraTable, read_run, write_report
-from paceline.observe.reports.chart_page import inline_json
-from paceline.observe.reports.charts import Chart, charts
 from paceline.observe.reports.summary import bytes_text, seconds_text, value_text
-from paceline.observe.reports.tables import comparison, event_rows
+from paceline_plugins.report.chart_page import inline_json
+from paceline_plugins.report.charts import Chart, charts
+from paceline_plugins.report.tables import comparison, event_rows
 
 from .conftest import pushing, waiting
 

@@ -16,10 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import app
-from paceline.observe.reports.clocks import align_clocks
 from paceline.observe.reports.read import read_runs
-from paceline.observe.reports.trace import write_trace
 from paceline.update.monitor import LogLine
+from paceline_plugins.report.clocks import align_clocks
+from paceline_plugins.report.trace import write_trace
 
 from .conftest import BLOCKS, Event, pushing, waiting
 

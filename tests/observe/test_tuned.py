@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from paceline.observe.reports.read import read_run
-from paceline.observe.reports.tables import tuned_rows
+from paceline_plugins.report.tables import tuned_rows
 from tests.helpers import Place, train
 
 

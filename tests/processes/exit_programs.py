@@ -129,7 +129,7 @@ def main(door: str, directory: str, rule: str, way: str, who: str) -> None:
     os.environ.update(PACELINE_RULE=rule, PACELINE_TIMEOUT_S="20", PACELINE_LOG=f"{directory}/log")
     os.environ["TEST_RANK"] = os.environ["RANK"]
     if door == "zero":
-        from paceline.doors.zero import program
+        from paceline_plugins.zero import program
 
         program.main([__file__, "unchanged", way, who])
         return

@@ -21,11 +21,6 @@ from pathlib import Path
 
 import torch
 
-from paceline.communication.relay.enrolment import Registrar
-from paceline.communication.relay.invitation import Invitation
-from paceline.communication.relay.member import RelayMember
-from paceline.communication.relay.protocol import ENROL, MEMBER, STREAM, member_name, prelude
-from paceline.communication.relay.server import RelayServer
 from paceline.communication.ring import RingListener, RingTransport
 from paceline.communication.ring.wire import HELLO as ring_hello
 from paceline.communication.sockets.certificates import Authority
@@ -37,6 +32,11 @@ from paceline.errors import PacelineError
 from paceline.flow.control import About, ControlClient, ControlServer, Terms, wire
 from paceline.update.server.frames import FrameKind
 from paceline.update.server.rendezvous import _Acceptor
+from paceline_plugins.sites.relay.enrolment import Registrar
+from paceline_plugins.sites.relay.invitation import Invitation
+from paceline_plugins.sites.relay.member import RelayMember
+from paceline_plugins.sites.relay.protocol import ENROL, MEMBER, STREAM, member_name, prelude
+from paceline_plugins.sites.relay.server import RelayServer
 from tests.communication.connections import HERE, SOON
 
 LIMIT = 1 << 20

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from devtools.storm.liar import LIES, Liar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,6 @@ from paceline.flow.control import About, ControlClient, Generation, Terms, wire
 from paceline.flow.control.dispatch import dispatch
 from paceline.flow.control.messages import WorkerAddress
 from paceline.flow.control.state_machine import StateMachine
-from paceline.testing.storm.liar import LIES, Liar
 from tests.flow.control.cluster import HERE, SOON, control, member, together, work
 
 PLACES = 12

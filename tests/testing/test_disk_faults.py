@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from devtools.world import Process, SimMachine, World
 
 from paceline.checkpoint.agreement import without_beats
 from paceline.checkpoint.claim import DirectoryClaim
@@ -17,7 +18,6 @@ from paceline.checkpoint.store import DirectoryStore
 from paceline.communication import SoloTransport
 from paceline.core import runtime
 from paceline.errors import CheckpointError
-from paceline.testing.world import Process, SimMachine, World
 
 PLACE = Path("/runs/steps")
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from devtools.storm.elastic import StormSettings
+from devtools.storm.seeds import WORKERS, storm
+from devtools.storm.server import countable
 
 from paceline.errors import RuleError
-from paceline.testing.storm.elastic import StormSettings
-from paceline.testing.storm.seeds import WORKERS, storm
-from paceline.testing.storm.server import countable
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from _storm_server_mutants import SERVER_MUTANTS

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from devtools.storm.elastic import StormSettings
+from devtools.storm.seeds import FAULTS, storm
+from devtools.storm.steps import in_lockstep
 
 from paceline.errors import RuleError
-from paceline.testing.storm.elastic import StormSettings
-from paceline.testing.storm.seeds import FAULTS, storm
-from paceline.testing.storm.steps import in_lockstep
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from _storm_steps_mutants import STEPS_MUTANTS

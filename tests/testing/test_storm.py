@@ -8,11 +8,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from devtools.storm.elastic import StormSettings
+from devtools.storm.faults import KINDS
+from devtools.storm.seeds import shrunk, storm, storms
 
 from paceline.flow.engine import ElasticEngine
-from paceline.testing.storm.elastic import StormSettings
-from paceline.testing.storm.faults import KINDS
-from paceline.testing.storm.seeds import shrunk, storm, storms
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from _storm_mutants import MUTANTS, RUN_MUTANTS

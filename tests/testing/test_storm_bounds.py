@@ -7,11 +7,11 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 import pytest
+from devtools.storm.control import ControlStorm
+from devtools.storm.elastic import RECORD, StormSettings
+from devtools.world.process import Process
 
 from paceline.flow.control import membership
-from paceline.testing.storm.control import ControlStorm
-from paceline.testing.storm.elastic import RECORD, StormSettings
-from paceline.testing.world.process import Process
 
 EVERY_S = 5.0
 """Seconds from one death to the next: longer than a replacement needs to become a member."""

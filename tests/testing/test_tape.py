@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from devtools.storm.control import ControlStorm
+from devtools.storm.elastic import StormSettings
+from devtools.storm.seeds import storm
+from devtools.storm.tape import Played, read
+from devtools.storm.what_if import Changes, changed, replay, rows
 
 from paceline.errors import MismatchError, PacelineError
-from paceline.testing.storm.control import ControlStorm
-from paceline.testing.storm.elastic import StormSettings
-from paceline.testing.storm.seeds import storm
-from paceline.testing.storm.tape import Played, read
-from paceline.testing.storm.what_if import Changes, changed, replay, rows
 
 TERMS = {"min_workers": 1, "max_workers": 4, "timeout_s": 30.0, "grace_s": None, "start_s": 1.0, "expected": 2}
 TERMS["quorum_s"] = 86400.0

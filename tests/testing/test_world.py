@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from devtools.world import Broken, Process, SimMachine, World
 
 from paceline.communication.sockets.channel import Closed, Late, connect, listen
 from paceline.core import runtime
-from paceline.testing.world import Broken, Process, SimMachine, World
 
 PORT = 5000
 
@@ -227,7 +227,7 @@ def test_power_takes_what_was_not_synced(synced: bool) -> None:
 
 
 def test_a_world_that_does_not_end_says_so(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
-    monkeypatch.setattr("paceline.testing.world.scheduler.MOST_TURNS", 1000)
+    monkeypatch.setattr("devtools.world.scheduler.MOST_TURNS", 1000)
 
     def program() -> None:
         while True:

@@ -10,9 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import RuleError
-from paceline.tuning.population import PopulationMember, changes, copies, first_round, next_round, ranking, scores
-from paceline.tuning.proposals import Proposals
-from paceline.tuning.space import space
+from paceline_plugins.search.population import (
+    PopulationMember,
+    changes,
+    copies,
+    first_round,
+    next_round,
+    ranking,
+    scores,
+)
+from paceline_plugins.search.proposals import Proposals
+from paceline_plugins.search.space import space
 
 SPACE = space(
     [

@@ -17,8 +17,8 @@ from torch import nn
 import paceline
 from paceline.forecast.sim import Clock
 from paceline.observe.reports.read import read_run
-from paceline.observe.reports.report import write_report
 from paceline.tuning.probe_timers import WallProbeTimer
+from paceline_plugins.report.report import write_report
 from tests.helpers import Outcome, Place, Program, adam, momentum_sgd, same_bits, train
 
 STEPS, PROBE = 40, 10

@@ -9,13 +9,13 @@ from types import TracebackType
 from paceline.checkpoint.agreement import all_well
 from paceline.checkpoint.files import MANIFEST, renamed
 from paceline.checkpoint.loading import FoundCheckpoint, everywhere, load, look, newest, step_of
-from paceline.checkpoint.remote import local_path, parent_and_number
 from paceline.checkpoint.steps import is_step
 from paceline.checkpoint.store import StepStore, store_for
 from paceline.communication import Transport
 from paceline.core import runtime
-from paceline.data.cache.urls import shown
 from paceline.errors import CheckpointError
+from paceline_plugins.data.cache.urls import shown
+from paceline_plugins.data.checkpoint_store import local_path, parent_and_number
 
 
 class CheckpointFinder:

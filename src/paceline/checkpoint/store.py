@@ -172,7 +172,7 @@ def store_for(place: str | Path) -> StepStore:
     Raises:
         UnsupportedError: no installed library opens the URL.
     """
-    from paceline.checkpoint.remote import RemoteStore, local_path
+    from paceline_plugins.data.checkpoint_store import RemoteStore, local_path
 
     path = local_path(place)
     return DirectoryStore(path) if path is not None else RemoteStore(str(place))

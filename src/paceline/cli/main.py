@@ -8,19 +8,27 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from devtools.storm import command as storm
 
 from paceline import __version__
-from paceline.cli import data, doctor, explain, join, relay, report, revoke, settings, sim, storm, trace, watch
-from paceline.cli.blocks.command import blocks
+from paceline.cli import explain, settings, sim, watch
 from paceline.cli.console import refuse, refusing, settings_file
 from paceline.cli.console.program_options import CONTEXT, ProgramCommand
 from paceline.cli.installed import Commands
-from paceline.cli.plan.command import plan
 from paceline.cli.run.command import EPILOG, run
-from paceline.cli.tune import search
 from paceline.cli.tune.command import tune
-from paceline.cli.verify.command import EPILOG as VERIFY_EPILOG
-from paceline.cli.verify.command import VerifyCommand, verify
+from paceline_plugins.data import command as data
+from paceline_plugins.files.blocks_command.command import blocks
+from paceline_plugins.forecast import doctor_command as doctor
+from paceline_plugins.forecast.plan_command.command import plan
+from paceline_plugins.receipts.verify_command.command import EPILOG as VERIFY_EPILOG
+from paceline_plugins.receipts.verify_command.command import VerifyCommand, verify
+from paceline_plugins.report import report_command as report
+from paceline_plugins.report import trace_command as trace
+from paceline_plugins.search import command_search as search
+from paceline_plugins.sites import join_command as join
+from paceline_plugins.sites import relay_command as relay
+from paceline_plugins.sites import revoke_command as revoke
 
 app = typer.Typer(
     name="paceline",

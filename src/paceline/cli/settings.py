@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.console import near, out, refuse, refusing, settings_file, without_secrets
-from paceline.cli.ssh import hosts
+from paceline_plugins.ssh import hosts
 
 BEGINNING = """\
 # Options of `paceline run`, by their names without the dashes; `paceline settings` checks this file and shows them.

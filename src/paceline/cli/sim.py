@@ -22,10 +22,11 @@ from paceline.cli.console.program_options import (
     RuleText,
 )
 from paceline.cli.launch.cluster import LaunchCluster
-from paceline.cli.run import checks, failure, start, zero_lines
+from paceline.cli.run import checks, failure, start
 from paceline.cli.run.conclusion import point_at_logs, stopped
 from paceline.cli.run.program import python_program
 from paceline.observe.reports.summary import seconds_text
+from paceline_plugins.zero import run_option as zero_lines
 
 if TYPE_CHECKING:
     from paceline.cli.launch.launch import Outcome

@@ -19,12 +19,12 @@ from rich.text import Text
 from paceline.cli.console import err, near, out, refuse
 from paceline.cli.run.checks import LOGS
 from paceline.cli.run.status import POLL_EVERY_S, describe
-from paceline.cli.watch_web import Host, Port, Web, serve
 from paceline.cli.worker_state import state
 from paceline.observe.reports.elastic_events import CONTROL_LOG
 from paceline.observe.reports.live import Follower, Live, LiveSnapshot
 from paceline.observe.reports.read import LOG_NAME
 from paceline.observe.reports.summary import count_text, rate_text, seconds_text, value_text
+from paceline_plugins.report.watch_web_command import Host, Port, Web, serve
 
 OUTPUT = "output"
 """Exists before the first worker has attached."""

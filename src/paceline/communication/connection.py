@@ -33,7 +33,7 @@ def connect(timeout_s: float, group: Any = None, kind: str = "auto", tls: TLS | 
     if kind == "auto":
         kind = os.environ.get(VARIABLE, kind)
     if kind == "mpi":
-        from paceline.communication.mpi import meeting
+        from paceline_plugins.mpi import meeting
 
         return meeting.meet(timeout_s, group)
     if kind == "channel" and (group is not None or launched()):

@@ -2,7 +2,7 @@
 """Threads, locks, clock, connections and files of this process, or of a simulated machine.
 
 Code that decides (membership, commits, rings) takes them from here instead of from `threading`, `time`, `os` and
-`socket`. In a process they are Python's own. In a thread of `paceline.testing.world` they belong to the simulated
+`socket`. In a process they are Python's own. In a thread of `devtools.world` they belong to the simulated
 machine that runs the thread, so that one seed decides what happens when.
 """
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from paceline.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from paceline.data.cache import Cache, Files
-    from paceline.data.packed import PackedDataset, ParquetDataset
     from paceline.data.sampling.buckets import BucketBatches
     from paceline.data.sharing.loader_registry import LoaderRegistry
     from paceline.data.sharing.shared_loader import SharedLoader
     from paceline.data.streams.dataset import Shards, ShardStream
     from paceline.data.streams.formats import json_lines, parquet_rows, text_lines
     from paceline.data.streams.libraries import by_index, hugging_face, web_dataset
+    from paceline_plugins.data.cache import Cache, Files
+    from paceline_plugins.data.packed import PackedDataset, ParquetDataset
 else:
     __getattr__, __dir__ = lazily(
         __name__,

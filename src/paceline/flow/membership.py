@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.communication.base import SoloTransport, Transport
-from paceline.communication.relay.places import RelayedPlace
 from paceline.communication.ring import RingListener, RingTransport
 from paceline.communication.ring.wire import Address
 from paceline.communication.torch.store import own_address
@@ -20,6 +19,7 @@ from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import GivenUpError, PeerLostError, UnsupportedError
 from paceline.flow.control import About, ControlClient, Generation
 from paceline.update.engine.settings import Settings
+from paceline_plugins.sites.relay.places import RelayedPlace
 
 
 def _of_inner(name: str) -> Any:

@@ -21,9 +21,9 @@ from paceline.core.lazy import lazily
 if TYPE_CHECKING:
     from paceline.observe.reports.log import RunLog, WorkerLog
     from paceline.observe.reports.read import LogError, read_run, read_runs
-    from paceline.observe.reports.report import write_report
-    from paceline.observe.reports.sections import ExtraTable
-    from paceline.observe.reports.trace import Trace, write_trace
+    from paceline_plugins.report.report import write_report
+    from paceline_plugins.report.sections import ExtraTable
+    from paceline_plugins.report.trace import Trace, write_trace
 else:
     __getattr__, __dir__ = lazily(
         __name__,

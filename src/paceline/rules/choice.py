@@ -50,7 +50,7 @@ MARGIN = 1.25
 WORTH = 2 / 3
 """A codec's bytes over those of the row before, at most."""
 BACKWARD = 2 / 3
-"""Share of a step in which gradients can be sent (:mod:`paceline.forecast.planner.workload`)."""
+"""Share of a step in which gradients can be sent (:mod:`paceline_plugins.forecast.planner.workload`)."""
 HOPELESS = 2.0
 """Where exchanging gradients takes so many times as long as computing, no overlap hides it."""
 OF_SYNC = ("dimensions", "reproducible", "chunks")

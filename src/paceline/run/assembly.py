@@ -24,12 +24,11 @@ from paceline.observe.event_log import EventLog
 from paceline.observe.sinks.dispatcher import Dispatcher
 from paceline.rules.choice import chooses_codec
 from paceline.rules.rule import Rule
-from paceline.run import probing, receipts, validation
+from paceline.run import probing, validation
 from paceline.run.elastic_join import connect_all, take_over_state
 from paceline.run.hooks import StepHooks
 from paceline.run.mistakes import Mistakes
 from paceline.run.schedules import SampledSchedules
-from paceline.run.search_rounds import SearchRound
 from paceline.run.state import RunState
 from paceline.tuning.period_controllers import period_controller_for
 from paceline.tuning.request_files import RequestFiles
@@ -46,6 +45,8 @@ from paceline.update.engine.progress import TrainingProgress
 from paceline.update.engine.protocol import EngineProtocol
 from paceline.update.engine.settings import Settings
 from paceline.update.monitor import Monitor
+from paceline_plugins.receipts import run as receipts
+from paceline_plugins.search.search_rounds import SearchRound
 
 ENGINES: dict[str, Callable[[RunContext], EngineProtocol]] = {
     "collective": Engine,

@@ -21,13 +21,13 @@ from paceline.observe.standard_streams import tolerate_full_disk
 from paceline.rules.recipes import make_rule
 from paceline.rules.rule import Rule
 from paceline.run import attach_marker
-from paceline.run.receipts import with_receipts
 from paceline.run.run import Run
 from paceline.run.tracking import track
-from paceline.tuning.search_round import round_from_text
 from paceline.update.engine import exit_handling
 from paceline.update.engine.settings import Settings
 from paceline.update.exchange.outliers import Guard, make_guard
+from paceline_plugins.receipts.run import with_receipts
+from paceline_plugins.search.search_round import round_from_text
 
 UNCHANGED = (
     "seed",

@@ -13,11 +13,11 @@ from paceline.checkpoint import reshard
 from paceline.checkpoint.frozen import complete
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.core import rng
-from paceline.run import receipts
 from paceline.run.state import RunState
 from paceline.update import server
 from paceline.update.engine import global_model
 from paceline.update.engine.context import RunContext
+from paceline_plugins.receipts import run as receipts
 
 
 def load_resharded(path: str | Path, old: OldCheckpoint, state: RunState, context: RunContext) -> None:

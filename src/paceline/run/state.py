@@ -19,13 +19,13 @@ from paceline.core import rng
 from paceline.core.bits import key
 from paceline.core.flat import module_list
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.run import receipts
 from paceline.run.schedules import SampledSchedules
 from paceline.update.engine import global_model
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 from paceline.update.engine.common_start import frozen
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.protocol import EngineProtocol, GlobalModel
+from paceline_plugins.receipts import run as receipts
 
 
 class RunState:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What rules and runs must obey, for tests: :mod:`~paceline.testing.laws` has the laws of every rule, and
-:mod:`~paceline.testing.world` simulated machines, networks and disks, on which one seed decides what happens when.
+:mod:`~devtools.world` simulated machines, networks and disks, on which one seed decides what happens when.
 
 >>> from paceline.testing import check_rule
 >>> check_rule("bmuf(period=3)")

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline.communication import Transport
-from paceline.data.sharing.cache_log import CacheLog
 from paceline.observe import processes
 from paceline.observe.event_log import EventLog
 from paceline.update.exchange.header import ExchangeSummary, Timing
 from paceline.update.exchange.rejections import Rejections
 from paceline.version import __version__
+from paceline_plugins.data.cache_log import CacheLog
 
 logger = logging.getLogger("paceline")
 

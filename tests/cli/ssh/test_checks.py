@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from paceline.cli import app
 from paceline.cli.run import checks
-from paceline.cli.ssh import check, client
+from paceline_plugins.ssh import check, client
 from tests.cli.ssh import fake_ssh
 from tests.paths import python_path
 
@@ -133,7 +133,7 @@ def test_a_program_that_differs_is_not_run_without_bringing(cluster: Cluster) ->
 def test_a_folder_that_is_too_large_is_not_brought(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     (cluster.folder / "a" / "proj").mkdir()
     cluster.settings("[hosts.a]\ndirectory = '~/proj'")
-    monkeypatch.setattr("paceline.cli.ssh.program_files.MOST_BYTES", 10)
+    monkeypatch.setattr("paceline_plugins.ssh.program_files.MOST_BYTES", 10)
     refused(cluster.call("--hosts", "a,b", PROGRAM), "a: it has no train.py in ~/proj, and", "a folder of its own")
 
 

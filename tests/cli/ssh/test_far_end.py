@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from paceline.cli.run import ended_file, program
-from paceline.cli.ssh import client, far_end, program_files
-from paceline.cli.ssh.far_end import FarEnd, Mirror, Near
-from paceline.cli.ssh.follow import Mirror as Written
-from paceline.cli.ssh.hosts import Host
+from paceline_plugins.ssh import client, far_end, program_files
+from paceline_plugins.ssh.far_end import FarEnd, Mirror, Near
+from paceline_plugins.ssh.follow import Mirror as Written
+from paceline_plugins.ssh.hosts import Host
 
 
 def sum_of(data: bytes) -> str:

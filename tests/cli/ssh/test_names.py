@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
-from paceline.cli.ssh import client, hosts, program_files
-from paceline.cli.ssh.hosts import Host, read
 from paceline.errors import UnsupportedError
+from paceline_plugins.ssh import client, hosts, program_files
+from paceline_plugins.ssh.hosts import Host, read
 
 PROGRAM = "train.py"
 

@@ -19,14 +19,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.communication.relay import enrolment, invitation
-from paceline.communication.relay.enrolment import MOST_KEYS, Registrar, enrol
-from paceline.communication.relay.invitation import LEAD, Invitation, fingerprint
-from paceline.communication.relay.protocol import ENROL, prelude
-from paceline.communication.relay.server import RelayServer
 from paceline.communication.sockets.certificates import Authority, write_folder
 from paceline.communication.sockets.channel import Listener, connect
 from paceline.errors import PeerLostError, UnsupportedError
+from paceline_plugins.sites.relay import enrolment, invitation
+from paceline_plugins.sites.relay.enrolment import MOST_KEYS, Registrar, enrol
+from paceline_plugins.sites.relay.invitation import LEAD, Invitation, fingerprint
+from paceline_plugins.sites.relay.protocol import ENROL, prelude
+from paceline_plugins.sites.relay.server import RelayServer
 from tests.communication.connections import HERE, SOON, both
 
 KEY = ec.generate_private_key(ec.SECP256R1())

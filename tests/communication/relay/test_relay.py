@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.communication.relay import member, protocol, server
-from paceline.communication.relay.member import RelayMember
-from paceline.communication.relay.places import RelayedPlace
-from paceline.communication.relay.protocol import MEMBER, STREAM, line, member_name, prelude
-from paceline.communication.relay.server import RelayServer
 from paceline.communication.ring import RingListener, RingTransport
 from paceline.communication.ring.wire import Address
 from paceline.communication.sockets.certificates import Authority
 from paceline.communication.sockets.channel import TLS, Channel, Late, Listener, connect
 from paceline.core.world import World
 from paceline.errors import MismatchError, PeerLostError, UnsupportedError
+from paceline_plugins.sites.relay import member, protocol, server
+from paceline_plugins.sites.relay.member import RelayMember
+from paceline_plugins.sites.relay.places import RelayedPlace
+from paceline_plugins.sites.relay.protocol import MEMBER, STREAM, line, member_name, prelude
+from paceline_plugins.sites.relay.server import RelayServer
 from tests.communication.connections import HERE, SOON, both
 
 SHORT = 0.2

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.data.cache import download
+from paceline_plugins.data.cache import download
 from tests.data.cache.server import Server
 
 SHA = hashlib.sha256(b"x").hexdigest()

@@ -91,7 +91,7 @@ def prefetch(cache: Any, urls: list[str]) -> Any:
 
 
 def main() -> None:
-    from paceline.data.cache import Cache
+    from paceline_plugins.data.cache import Cache
 
     work, directory, cap, *arguments = json.loads(sys.argv[1])
     with Cache(directory, cap) as cache:

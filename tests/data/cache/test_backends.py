@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from paceline.data.cache import Cache, CorruptFileError, NotServedError, checksums
-from paceline.data.cache.backend_choice import backend_for
-from paceline.data.cache.checksums import Checksum, best, from_base64, from_hex, hasher, md5_of_etag
-from paceline.data.cache.http_backend import checksum_of
-from paceline.data.cache.urls import local_path, source_of
+from paceline_plugins.data.cache import Cache, CorruptFileError, NotServedError, checksums
+from paceline_plugins.data.cache.backend_choice import backend_for
+from paceline_plugins.data.cache.checksums import Checksum, best, from_base64, from_hex, hasher, md5_of_etag
+from paceline_plugins.data.cache.http_backend import checksum_of
+from paceline_plugins.data.cache.urls import local_path, source_of
 from tests.data.cache.conftest import SECRETS, SHA
 
 MD5 = hashlib.md5(b"x").hexdigest()
@@ -176,7 +176,7 @@ def test_a_crc32c_in_the_metadata_replaces_the_etag(s3: dict[str, str], tmp_path
 
 def test_an_object_store_that_is_down(tmp_path: Path) -> None:
     pytest.importorskip("obstore")
-    from paceline.data.cache import CacheError
+    from paceline_plugins.data.cache import CacheError
 
     with Cache(tmp_path, options={"endpoint": "http://127.0.0.1:9", **SECRETS}, retries=1, timeout_s=5) as cache:
         with pytest.raises(CacheError, match="s3://bucket did not answer 2 times"):

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from paceline.data.cache import Cache, CacheError, NotServedError, download, http_backend
-from paceline.data.cache.names import extension, file_name
 from paceline.errors import ClosedError
+from paceline_plugins.data.cache import Cache, CacheError, NotServedError, download, http_backend
+from paceline_plugins.data.cache.names import extension, file_name
 from tests.data.cache.server import Server
 
 KB = 1000

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data.cache import Cache, CacheError
+from paceline_plugins.data.cache import Cache, CacheError
 from tests.data.cache.server import Server
 
 BODY = bytes(range(256)) * 16
@@ -133,7 +133,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_write(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same without a mount: the third file meets a full disk until one of the first two is evicted."""
-    from paceline.data.cache import download
+    from paceline_plugins.data.cache import download
 
     original = download.write_all
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data.cache import Cache, CacheError, CorruptFileError, NotServedError
-from paceline.data.cache.checksums import digest_of
+from paceline_plugins.data.cache import Cache, CacheError, CorruptFileError, NotServedError
+from paceline_plugins.data.cache.checksums import digest_of
 from tests.data.cache.server import Server, until
 
 BODY = bytes(range(256)) * 16
@@ -138,7 +138,7 @@ def test_an_invalid_url_is_refused_at_once(server: Server, tmp_path: Path) -> No
 
 
 def test_pauses_grow_and_differ(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.data.cache import download
+    from paceline_plugins.data.cache import download
 
     monkeypatch.setattr(download, "FIRST_PAUSE_S", 8.0)
     url = server.put("a", BODY)
@@ -189,6 +189,6 @@ def test_secrets_in_urls_stay_out_of_messages(server: Server, tmp_path: Path) ->
             cache.read(server.url("none") + "?signature=secret")
         assert "secret" not in str(caught.value)
         server.fail("none", *[503] * 9)
-        from paceline.data.cache.urls import shown, source_of
+        from paceline_plugins.data.cache.urls import shown, source_of
 
         assert source_of(url) == server.address and shown(url) == server.url("none")

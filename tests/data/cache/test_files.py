@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader
 
-from paceline.data.cache import Cache, Files
+from paceline_plugins.data.cache import Cache, Files
 from tests.data.cache.server import Server, until
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from paceline.data.cache import Cache, Files, NotServedError, obstore_backend
-from paceline.data.cache.obstore_backend import ObstoreBackend
-from paceline.data.packed import PackedDataset
+from paceline_plugins.data.cache import Cache, Files, NotServedError, obstore_backend
+from paceline_plugins.data.cache.obstore_backend import ObstoreBackend
+from paceline_plugins.data.packed import PackedDataset
 from tests.data.packed.made import packed
 
 CURES = ("multiprocessing_context='spawn'", "num_workers=0", "options={'backend': 'fsspec'}")

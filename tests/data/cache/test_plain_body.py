@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from paceline.data.cache import Cache, NotServedError, plain_body
-from paceline.data.cache.backend import RemoteFile, Unavailable
-from paceline.data.cache.backend_choice import backend_for
-from paceline.data.cache.http_backend import HttpBackend
-from paceline.data.cache.obstore_backend import ObstoreBackend
-from paceline.data.cache.plain_body import PIECE_BYTES, has_plain_body
+from paceline_plugins.data.cache import Cache, NotServedError, plain_body
+from paceline_plugins.data.cache.backend import RemoteFile, Unavailable
+from paceline_plugins.data.cache.backend_choice import backend_for
+from paceline_plugins.data.cache.http_backend import HttpBackend
+from paceline_plugins.data.cache.obstore_backend import ObstoreBackend
+from paceline_plugins.data.cache.plain_body import PIECE_BYTES, has_plain_body
 from tests.data.cache.server import Server
 
 LARGE = random.Random(0).randbytes(2 * PIECE_BYTES + 3)

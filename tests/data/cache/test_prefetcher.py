@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data.cache import Cache, NotServedError, get
-from paceline.data.cache.names import key_of
-from paceline.data.cache.prefetch_hints import PrefetchHints
-from paceline.data.cache.prefetcher import Prefetcher
-from paceline.data.cache.stall_timeout import StallTimeout
+from paceline_plugins.data.cache import Cache, NotServedError, get
+from paceline_plugins.data.cache.names import key_of
+from paceline_plugins.data.cache.prefetch_hints import PrefetchHints
+from paceline_plugins.data.cache.prefetcher import Prefetcher
+from paceline_plugins.data.cache.stall_timeout import StallTimeout
 from tests.data.cache.server import Server, until
 
 KB = 1000

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data.cache import Cache
-from paceline.data.cache.names import key_of
+from paceline_plugins.data.cache import Cache
+from paceline_plugins.data.cache.names import key_of
 from tests.data.cache.programs import Worker
 from tests.data.cache.server import Server, until
 from tests.data.cache.test_cache import bytes_in

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader
 
-from paceline.data.cache import Cache, Files, Stats
-from paceline.data.cache.stats_files import StatsFile
+from paceline_plugins.data.cache import Cache, Files, Stats
+from paceline_plugins.data.cache.stats_files import StatsFile
 from tests.data.cache.server import Server, until
 from tests.data.cache.test_files import first_byte
 

@@ -10,8 +10,8 @@ import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from paceline.data.packed import PackedDataset, open_source, pack
-from paceline.data.packed.index import Index
+from paceline_plugins.data.packed import PackedDataset, open_source, pack
+from paceline_plugins.data.packed.index import Index
 
 
 def folder(root: Path, samples: int = 20, seed: int = 0) -> dict[str, dict[str, bytes]]:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader
 
-from paceline.data.cache import Cache
-from paceline.data.packed import DataError, PackedDataset
-from paceline.data.packed.dataset import OPEN_SHARDS, split_sample
-from paceline.data.packed.tar import make_header, padding
+from paceline_plugins.data.cache import Cache
+from paceline_plugins.data.packed import DataError, PackedDataset
+from paceline_plugins.data.packed.dataset import OPEN_SHARDS, split_sample
+from paceline_plugins.data.packed.tar import make_header, padding
 from tests.data.cache.server import Server
 
 from .made import FakeCache, by_key, folder, index_of, packed

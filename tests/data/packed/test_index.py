@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.data.packed.index import Index, PackedShard, offsets_from_bytes, offsets_to_bytes
 from paceline.errors import DataError
+from paceline_plugins.data.packed.index import Index, PackedShard, offsets_from_bytes, offsets_to_bytes
 
 SHARD = PackedShard("shard-00000.tar", 4 * 1024 + 1024, "a" * 64, 4, "b" * 64)
 OFFSETS = np.arange(5, dtype=np.int64) * 1024

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data.packed import DataError, measure
-from paceline.data.packed.measure import first_byte_s, inspect, read_speed
-from paceline.data.packed.storage import Storage
+from paceline_plugins.data.packed import DataError, measure
+from paceline_plugins.data.packed.measure import first_byte_s, inspect, read_speed
+from paceline_plugins.data.packed.storage import Storage
 
 from .made import folder, index_of, packed
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from paceline.data.packed import DataError, ParquetDataset
+from paceline_plugins.data.packed import DataError, ParquetDataset
 
 from .made import FakeCache
 

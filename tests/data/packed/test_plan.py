@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from paceline.data.packed.measure import Holding, Speed
-from paceline.data.packed.plan import Need, StoragePlan, judge, to_json
+from paceline_plugins.data.packed.measure import Holding, Speed
+from paceline_plugins.data.packed.plan import Need, StoragePlan, judge, to_json
 
 MB = 10**6
 

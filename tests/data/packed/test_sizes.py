@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.data.packed.sizes import bytes_text, parse_bytes, parse_rate
 from paceline.errors import DataError
+from paceline_plugins.data.packed.sizes import bytes_text, parse_bytes, parse_rate
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from paceline.data.packed.tar import BLOCK, END, TarStream, make_header, padding, parse_header, split_name
 from paceline.errors import DataError
+from paceline_plugins.data.packed.tar import BLOCK, END, TarStream, make_header, padding, parse_header, split_name
 
 LARGEST = 10_000
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.data.packed import DataError, verify
-from paceline.data.packed.index import PackedShard, offsets_to_bytes
-from paceline.data.packed.storage import Storage
-from paceline.data.packed.verify import Report
+from paceline_plugins.data.packed import DataError, verify
+from paceline_plugins.data.packed.index import PackedShard, offsets_to_bytes
+from paceline_plugins.data.packed.storage import Storage
+from paceline_plugins.data.packed.verify import Report
 
 from .made import index_of, packed
 

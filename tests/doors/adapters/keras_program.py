@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 import paceline
-from paceline.doors.adapters.keras import Paceline
+from paceline_plugins.frameworks.keras import Paceline
 from tests.helpers import simulate
 
 DRAWN = np.random.RandomState(0)

@@ -19,7 +19,7 @@ jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")
 jnp = jax.numpy
 
-from paceline.doors.adapters import jax as adapter  # noqa: E402
+from paceline_plugins.frameworks import jax as adapter
 
 
 def params() -> Any:

@@ -16,7 +16,7 @@ from sklearn.linear_model import Perceptron, SGDClassifier, SGDOneClassSVM, SGDR
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 import paceline
-from paceline.doors.adapters import sklearn as adapter
+from paceline_plugins.frameworks import sklearn as adapter
 from tests.helpers import same_bits, simulate
 
 X, DIGIT = load_digits(return_X_y=True)

@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from paceline.doors.files.plan import Plan
-from paceline.doors.files.worker import train
+from paceline_plugins.files.plan import Plan
+from paceline_plugins.files.worker import train
 from tests.doors.files.plans import MOMENTUM, plan, rows
 
 POINTS = ("os.rename", "os.remove", "shutil.rmtree", "subprocess.Popen", "os.rmdir")

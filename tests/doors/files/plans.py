@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.doors.files.plan import Plan, checksum
+from paceline_plugins.files.plan import Plan, checksum
 
 TOOL = Path(__file__).with_name("tool.py")
 COMMAND = [sys.executable, "-I", "-S", str(TOOL), "{model}", "{model_out}", "{part}", "{lr}"]

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from paceline.doors.files.formats import NAMES, ModelFile, check_same, named, recognise
 from paceline.errors import DataError
+from paceline_plugins.files.formats import NAMES, ModelFile, check_same, named, recognise
 
 W = np.arange(12, dtype=np.float32).reshape(3, 4) / 7
 B = np.array([0.5, -1.5, 3.0], dtype=np.float32)

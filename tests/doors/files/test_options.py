@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.doors.files import parts, placeholders, rates
-from paceline.doors.files.invocation import environment_of
-from paceline.doors.files.plan import Plan, check_continues, checked_rule
 from paceline.errors import DataError, RuleError, UnsupportedError
+from paceline_plugins.files import parts, placeholders, rates
+from paceline_plugins.files.invocation import environment_of
+from paceline_plugins.files.plan import Plan, check_continues, checked_rule
 from tests.doors.files.plans import plan
 
 

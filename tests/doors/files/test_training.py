@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.doors.files.plan import Plan
-from paceline.doors.files.worker import main, train
 from paceline.errors import DataError, MismatchError, UnsupportedError
+from paceline_plugins.files.plan import Plan
+from paceline_plugins.files.worker import main, train
 from tests.doors.files.plans import AVERAGING, MOMENTUM, numbers, plan, rows
 
 pytestmark = pytest.mark.processes  # the tools

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.core import rng
-from paceline.doors.zero.virtual import VirtualZeroLines
 from paceline.forecast.sim.simulate import run_script
+from paceline_plugins.zero.virtual import VirtualZeroLines
 
 
 @contextlib.contextmanager

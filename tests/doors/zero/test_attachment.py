@@ -14,13 +14,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from paceline.doors.zero.attachment import Zero
-from paceline.doors.zero.patches import Patches
-from paceline.doors.zero.rank_discovery import ZeroWorker, from_environment, own_device
-from paceline.doors.zero.refusals import Refusal
-from paceline.doors.zero.reporter import Reporter
 from paceline.errors import UnsupportedError
 from paceline.run.attach import attach
+from paceline_plugins.zero.attachment import Zero
+from paceline_plugins.zero.patches import Patches
+from paceline_plugins.zero.rank_discovery import ZeroWorker, from_environment, own_device
+from paceline_plugins.zero.refusals import Refusal
+from paceline_plugins.zero.reporter import Reporter
 from tests.doors.zero.programs import each, virtual
 from tests.helpers import make_data, make_net, same_bits, sgd, state_of
 
@@ -287,7 +287,7 @@ def test_a_program_that_evaluates_first_is_attached_outside_of_inference(monkeyp
         modes.append(torch.is_inference_mode_enabled())
         return attach(*about, **settings)
 
-    monkeypatch.setattr("paceline.doors.zero.attachment.attach", noting)
+    monkeypatch.setattr("paceline_plugins.zero.attachment.attach", noting)
     with zero_lines() as zero:
         model = make_net()
         optimizer = sgd(model.parameters())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.doors.zero.cluster_detection import imported, other_cluster, unaware
+from paceline_plugins.zero.cluster_detection import imported, other_cluster, unaware
 
 
 @pytest.mark.parametrize(

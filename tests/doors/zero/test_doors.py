@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from paceline.cli import app
-from paceline.doors.zero.refusals import Refusal
+from paceline_plugins.zero.refusals import Refusal
 from tests.doors.zero.programs import each, virtual
 from tests.doors.zero.test_run import paceline_run
 
@@ -44,10 +44,14 @@ def refused(folder: Path, source: str, *options: str, command: str = "run") -> s
         ("from trl import SFTTrainer", "uses trl", "PacelineCallback"),
         ("from accelerate import Accelerator", "uses accelerate", "PacelineAccelerator"),
         ("import torch, deepspeed", "uses deepspeed", "take the cluster out"),
-        ("import keras", "trains with keras", "paceline.doors.adapters.keras"),
-        ("import torch, keras", "trains with keras", "paceline.doors.adapters.keras"),
-        ("from sklearn.linear_model import SGDClassifier", "trains with sklearn", "paceline.doors.adapters.sklearn"),
-        ("import jax", "trains with jax", "paceline.doors.adapters.jax"),
+        ("import keras", "trains with keras", "paceline_plugins.frameworks.keras"),
+        ("import torch, keras", "trains with keras", "paceline_plugins.frameworks.keras"),
+        (
+            "from sklearn.linear_model import SGDClassifier",
+            "trains with sklearn",
+            "paceline_plugins.frameworks.sklearn",
+        ),
+        ("import jax", "trains with jax", "paceline_plugins.frameworks.jax"),
         ("import tensorflow as tf", "trains with tensorflow", "attach_arrays(variables)"),
         ("import chainer", "trains with chainer", "attach_arrays(arrays)"),
         ("import xgboost", "trains with xgboost", "no door for it"),
@@ -81,7 +85,7 @@ def test_options_that_exclude_each_other(tmp_path: Path, monkeypatch: pytest.Mon
 )
 def test_programs_for_torch_go_on_as_before(source: str, tmp_path: Path) -> None:
     from paceline.cli.run.program import find
-    from paceline.cli.run.zero_lines import ZeroLineOptions, serves
+    from paceline_plugins.zero.run_option import ZeroLineOptions, serves
 
     script = tmp_path / "train.py"
     script.write_text(source)

@@ -26,9 +26,9 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from paceline.doors.zero.file_redirection import redirect_files
-from paceline.doors.zero.journal import Journal, born, process_began
-from paceline.doors.zero.patches import Patches
+from paceline_plugins.zero.file_redirection import redirect_files
+from paceline_plugins.zero.journal import Journal, born, process_began
+from paceline_plugins.zero.patches import Patches
 
 SCAN, LINK, MAKE_FOLDER = os.scandir, os.link, os.mkdir  # the system's own
 LATER_S = 3600.0
@@ -405,7 +405,7 @@ def test_when_a_process_began_and_a_file_was_born(tmp_path: Path) -> None:
 
 
 def test_directories_are_listed_in_order_on_rank_0(tmp_path: Path) -> None:
-    from paceline.doors.zero.listing import in_order
+    from paceline_plugins.zero.listing import in_order
 
     names = [f"{n * 7919 % 101:03d}" for n in range(40)]
     for name in names:

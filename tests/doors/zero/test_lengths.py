@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import paceline
-from paceline.doors.zero.refusals import Refusal
+from paceline_plugins.zero.refusals import Refusal
 from tests.doors.zero.worlds import passes, run_program, samples
 from tests.tables import each_value_fast, rest_is_full
 
@@ -361,7 +361,7 @@ def test_frames_are_known_where_torch_and_paceline_are_imported_through_a_link(t
     """An environment may be a link: files of frames are called as they were imported."""
     for package in (paceline, torch):
         (tmp_path / package.__name__).symlink_to(Path(package.__file__).resolve().parent)
-    told = "import torch, paceline.doors.zero.callers as w; from paceline.cli.run import tracebacks\n"
+    told = "import torch, paceline_plugins.zero.callers as w; from paceline.cli.run import tracebacks\n"
     told += "print([f.__code__.co_filename.startswith(p) for f, p in "
     told += "((torch.nn.Linear.forward, w.TORCH), (w.here, w.PACKAGE), (tracebacks.folded, tracebacks.PACKAGE))])"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.doors.zero.refusals import Refusal
+from paceline_plugins.zero.refusals import Refusal
 from tests.doors.zero.programs import each, virtual
 from tests.helpers import same_bits
 from tests.tables import each_value_fast

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.doors.zero import module_discovery
-from paceline.doors.zero.refusals import Refusal
+from paceline_plugins.zero import module_discovery
+from paceline_plugins.zero.refusals import Refusal
 
 
 def test_the_outermost_module_that_owns_the_parameters() -> None:

@@ -15,9 +15,9 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from paceline.doors.zero.refusals import Refusal
 from paceline.errors import UnsupportedError
 from paceline.run import mistakes
+from paceline_plugins.zero.refusals import Refusal
 from tests.doors.zero.worlds import EVALUATION, passes, run_program, samples
 
 Found = list[dict[str, Any]]

@@ -209,6 +209,6 @@ def test_wishes_that_cannot_be(
 
 def test_a_program_that_is_not_there() -> None:
     with pytest.raises(SystemExit, match=r"give a program that is there, got 'nowhere.py'"):
-        from paceline.doors.zero.program import main
+        from paceline_plugins.zero.program import main
 
         main(["nowhere.py"])

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
-from paceline.doors.zero import hashing, seeds
-from paceline.doors.zero.agreement import fingerprint
-from paceline.doors.zero.patches import Patches
-from paceline.doors.zero.rank_discovery import ZeroWorker
-from paceline.doors.zero.refusals import Refusal
-from paceline.doors.zero.seeds import Streams
+from paceline_plugins.zero import hashing, seeds
+from paceline_plugins.zero.agreement import fingerprint
+from paceline_plugins.zero.patches import Patches
+from paceline_plugins.zero.rank_discovery import ZeroWorker
+from paceline_plugins.zero.refusals import Refusal
+from paceline_plugins.zero.seeds import Streams
 from tests.doors.zero.programs import each, forgotten, virtual
 from tests.doors.zero.test_run import paceline_run
 

@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import HashStore
 
 from paceline.communication.torch import attempt
-from paceline.doors.zero.rank_discovery import ZeroWorker, start
+from paceline_plugins.zero.rank_discovery import ZeroWorker, start
 from tests.doors.zero.programs import each, virtual
 from tests.doors.zero.test_run import paceline_run
 from tests.ports import free_port

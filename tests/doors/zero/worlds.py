@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from paceline.doors.zero import virtual
 from paceline.forecast.sim.simulate import run_script
+from paceline_plugins.zero import virtual
 
 HEAD = """
 import torch

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from devtools.world.process import World
 
 from paceline.errors import CheckpointError
 from paceline.flow.control import log_file
-from paceline.testing.world.process import World
 
 STATE = {"exchange": 12, "gone": [[3, "it was silent for 0.8 s"]], "waited": 0.125, "books": {"saved": {"a": [1, 2]}}}
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.forecast.doctor import Finding, Measurements, fit, judge
-from paceline.forecast.doctor.finding import latency_text, rate_text
-from paceline.forecast.doctor.judge import exchange_s, slowest_bytes_s
+from paceline_plugins.forecast.doctor import Finding, Measurements, fit, judge
+from paceline_plugins.forecast.doctor.finding import latency_text, rate_text
+from paceline_plugins.forecast.doctor.judge import exchange_s, slowest_bytes_s
 
 from .examples import GBIT, VERSIONS, broken, cluster, with_links, with_machine
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.forecast.doctor import Measurements, judge
-from paceline.forecast.doctor.measured import Machine, MeasuredLink, from_json
-from paceline.forecast.doctor.show import as_json, print_all, write_report
+from paceline_plugins.forecast.doctor import Measurements, judge
+from paceline_plugins.forecast.doctor.measured import Machine, MeasuredLink, from_json
+from paceline_plugins.forecast.doctor.show import as_json, print_all, write_report
 
 from .examples import GBIT, broken, cluster, with_links
 

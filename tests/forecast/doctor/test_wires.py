@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from paceline.forecast.doctor import Measurements
-from paceline.forecast.doctor.finding import Finding
-from paceline.forecast.doctor.judge_wires import used_interface, wires
-from paceline.forecast.doctor.machine import mtus, wires_mbit
+from paceline_plugins.forecast.doctor import Measurements
+from paceline_plugins.forecast.doctor.finding import Finding
+from paceline_plugins.forecast.doctor.judge_wires import used_interface, wires
+from paceline_plugins.forecast.doctor.machine import mtus, wires_mbit
 from tests.forecast.doctor.examples import GBIT, cluster, with_links, with_machine
 
 

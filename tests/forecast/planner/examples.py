@@ -6,10 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline.forecast.planner import LogNormal, Network, NetworkLink, Workload
 from paceline.observe.reports.events import ExchangeEvent, Value
 from paceline.observe.reports.log import RunLog, WorkerLog
 from paceline.rules.codec import Layout
+from paceline_plugins.forecast.planner import LogNormal, Network, NetworkLink, Workload
 
 NUMEL = 1 << 20
 MIB = 4 * NUMEL

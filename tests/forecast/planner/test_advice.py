@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import RuleError
-from paceline.forecast.planner import Advice, recommend
-from paceline.forecast.planner.advice import SHARE, exchange_share
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.schedule.paced import least_period
+from paceline_plugins.forecast.planner import Advice, recommend
+from paceline_plugins.forecast.planner.advice import SHARE, exchange_share
 
 from .examples import NOTHING, wire, work
 

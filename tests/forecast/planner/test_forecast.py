@@ -8,9 +8,9 @@ import math
 import pytest
 
 from paceline.errors import RuleError
-from paceline.forecast.planner import Conditions, Forecast, forecast, forecasts
 from paceline.rules.recipes import RECIPES, rule_from_text
 from paceline.rules.traffic import bytes_per_block, overhead_bytes
+from paceline_plugins.forecast.planner import Conditions, Forecast, forecast, forecasts
 
 from .examples import MIB, NOTHING, wire, work
 

@@ -8,12 +8,12 @@ from collections import defaultdict
 import pytest
 
 from paceline.errors import RuleError
-from paceline.forecast.planner import Network, NetworkLink, network_from_text, recommend
-from paceline.forecast.planner.loads import ring, scatter
-from paceline.forecast.planner.timing import exchange
 from paceline.rules.codec import Layout
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.topology import Flat, Hierarchical
+from paceline_plugins.forecast.planner import Network, NetworkLink, network_from_text, recommend
+from paceline_plugins.forecast.planner.loads import ring, scatter
+from paceline_plugins.forecast.planner.timing import exchange
 
 from .examples import MIB, NUMEL, wire, work
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.forecast.planner import LogNormal
-from paceline.forecast.planner.lockstep import barrier, overlapped
 from paceline.rules.schedule import EveryBlock
+from paceline_plugins.forecast.planner import LogNormal
+from paceline_plugins.forecast.planner.lockstep import barrier, overlapped
 
 EVEN = LogNormal(0.1)
 

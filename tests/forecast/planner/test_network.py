@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from paceline.errors import RuleError
-from paceline.forecast.doctor.measured import Machine, Measurements
-from paceline.forecast.doctor.measured import MeasuredLink as Seen
-from paceline.forecast.planner import PRESETS, Network, NetworkLink, network_from_text
+from paceline_plugins.forecast.doctor.measured import Machine, Measurements
+from paceline_plugins.forecast.doctor.measured import MeasuredLink as Seen
+from paceline_plugins.forecast.planner import PRESETS, Network, NetworkLink, network_from_text
 
 
 def test_presets_go_by_their_names() -> None:

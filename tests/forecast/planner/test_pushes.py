@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 
 import paceline
-from paceline.forecast.planner import LogNormal
-from paceline.forecast.planner.pushes import block_s
 from paceline.forecast.sim import Clock, simulate
 from paceline.rules.schedule import Bounded
+from paceline_plugins.forecast.planner import LogNormal
+from paceline_plugins.forecast.planner.pushes import block_s
 from tests.helpers import make_net
 
 EVEN = LogNormal(0.1)

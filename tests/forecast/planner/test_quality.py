@@ -11,8 +11,11 @@ import pytest
 import torch
 
 from paceline.errors import RuleError
-from paceline.forecast.planner.observed import observed, step_s
-from paceline.forecast.planner.quality import (
+from paceline.observe.reports.events import GenerationEvent
+from paceline.rules.outer.diversity import effective_workers, ratio
+from paceline.rules.recipes import rule_from_text
+from paceline_plugins.forecast.planner.observed import observed, step_s
+from paceline_plugins.forecast.planner.quality import (
     ObservedRun,
     correlation,
     effective_of,
@@ -21,9 +24,6 @@ from paceline.forecast.planner.quality import (
     gain_share,
     most_that_pay,
 )
-from paceline.observe.reports.events import GenerationEvent
-from paceline.rules.outer.diversity import effective_workers, ratio
-from paceline.rules.recipes import rule_from_text
 
 from .examples import run_log
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.forecast.planner import stopwatch
-from paceline.forecast.planner.stopwatch import StopwatchError, Timed, _Hook, time_script
+from paceline_plugins.forecast.planner import stopwatch
+from paceline_plugins.forecast.planner.stopwatch import StopwatchError, Timed, _Hook, time_script
 
 SCRIPT = """
 import sys

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from paceline.errors import RuleError
-from paceline.forecast.planner.stragglers import LogNormal, Measured, maximum_weights, step_times, times_from_text
+from paceline_plugins.forecast.planner.stragglers import (
+    LogNormal,
+    Measured,
+    maximum_weights,
+    step_times,
+    times_from_text,
+)
 
 
 def test_the_same_time_always_has_no_slowest() -> None:

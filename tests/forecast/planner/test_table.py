@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from paceline.errors import RuleError
-from paceline.forecast.planner import Forecast, forecasts, recommend
-from paceline.forecast.planner.plot import draw, save
-from paceline.forecast.planner.table import as_json, at, details, efficiencies
 from paceline.rules.recipes import rule_from_text
+from paceline_plugins.forecast.planner import Forecast, forecasts, recommend
+from paceline_plugins.forecast.planner.plot import draw, save
+from paceline_plugins.forecast.planner.table import as_json, at, details, efficiencies
 
 from .examples import wire, work
 

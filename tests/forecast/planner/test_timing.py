@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.forecast.planner import Network, NetworkLink
-from paceline.forecast.planner.timing import (
+from paceline.rules.codec import Dense, Layout
+from paceline.rules.recipes import rule_from_text
+from paceline_plugins.forecast.planner import Network, NetworkLink
+from paceline_plugins.forecast.planner.timing import (
     ALL_TO_ALL,
     SUM,
     ExchangeTime,
@@ -17,8 +19,6 @@ from paceline.forecast.planner.timing import (
     operations_of,
     scattered_s,
 )
-from paceline.rules.codec import Dense, Layout
-from paceline.rules.recipes import rule_from_text
 
 from .examples import MIB, NUMEL, wire
 

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import paceline
 from paceline.errors import UnsupportedError
-from paceline.observe.receipts.audit import Findings, audit, find
+from paceline_plugins.receipts.audit import Findings, audit, find
 from tests.observe.receipts.written import BATCH, EXACT, SAMPLES, WORKERS, Net, data, forge, lines_of, train
 
 RULES = [

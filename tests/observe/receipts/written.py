@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 from paceline.communication.sockets.certificates import Authority
-from paceline.observe.receipts import seal
-from paceline.observe.receipts.chain import FIRST, canonical, chain_name, hash_of
+from paceline_plugins.receipts import seal
+from paceline_plugins.receipts.chain import FIRST, canonical, chain_name, hash_of
 
 WORKERS, SAMPLES, BATCH = 3, 40, 2
 EXACT = "bmuf(period=4, reproducible=True)"

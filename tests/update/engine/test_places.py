@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import paceline
 from paceline import MismatchError, UnsupportedError
 from paceline.communication import virtual
-from paceline.observe.receipts import audit
+from paceline_plugins.receipts import audit
 from tests.helpers import State, adam, make_data, make_net, same_bits, sgd, simulate, state_of
 
 SAMPLES, BATCH, EPOCHS, WORKERS = 96, 4, 3, 2

@@ -20,9 +20,9 @@ from typing import IO
 
 from paceline.core import parent_death
 
-ZERO_LINES = (sys.executable, "-u", "-m", "paceline.zero")
+ZERO_LINES = (sys.executable, "-u", "-m", "paceline_plugins.zero.zero")
 """How a worker with zero lines begins, before the program's name."""
-SERVER = "paceline.doors.zero.fork_server"
+SERVER = "paceline_plugins.zero.fork_server"
 END_S = 5.0
 """Seconds for the server, and for a killed worker, to end."""
 START_S = 600.0

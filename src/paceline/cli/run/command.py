@@ -24,24 +24,12 @@ from paceline.cli.console.program_options import (
     Timeout,
 )
 from paceline.cli.launch.forks import fork_server
-from paceline.cli.run import (
-    certificates,
-    checks,
-    debugger,
-    dry_run,
-    ended_file,
-    fixed,
-    sites,
-    start,
-    under_mpi,
-    zero_lines,
-)
+from paceline.cli.run import certificates, checks, debugger, dry_run, ended_file, fixed, start
 from paceline.cli.run.absence.options import AbsenceOptions, NoticeOption, UntilOption, WhileIdleOption
 from paceline.cli.run.conclusion import conclude
 from paceline.cli.run.elastic import ElasticOptions, print_plan, resume_run, start_run
 from paceline.cli.run.hosts import HostOptions, job_log_directory, refuse_several_launchers, resolve_cluster
 from paceline.cli.run.program import find
-from paceline.cli.run.sealing import WriteReceipts, make_seal, refuse_unserved
 from paceline.cli.run.tracking import (
     CheckpointOption,
     MetricsOption,
@@ -49,8 +37,12 @@ from paceline.cli.run.tracking import (
     TrackingOptions,
     WandbOption,
 )
-from paceline.cli.ssh import options as ssh
-from paceline.cli.ssh.hosts import are_names as hosts_by_name
+from paceline_plugins.mpi import under_mpi
+from paceline_plugins.receipts.sealing import WriteReceipts, make_seal, refuse_unserved
+from paceline_plugins.sites import sites
+from paceline_plugins.ssh import options as ssh
+from paceline_plugins.ssh.hosts import are_names as hosts_by_name
+from paceline_plugins.zero import run_option as zero_lines
 
 EPILOG = (
     "Any other supervisor can start a worker of an elastic run as well: the program, without RANK and WORLD_SIZE, "

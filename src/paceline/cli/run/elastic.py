@@ -19,15 +19,15 @@ from paceline.cli.launch.saved_plan import SavedPlan
 from paceline.cli.launch.signals import SignalListener
 from paceline.cli.run import certificates, checks, dry_run, elastic_checks, elastic_messages, output, start
 from paceline.cli.run.absence.options import AbsenceOptions
-from paceline.cli.run.at_relay import at_relay
 from paceline.cli.run.certificates import Security
 from paceline.cli.run.disk_full import DiskWatcher
 from paceline.cli.run.elastic_launcher import Ending, Events, Launcher, control
 from paceline.cli.run.program import Program
-from paceline.cli.run.sites import HERE, Sites, how_to_join, invite
-from paceline.cli.run.zero_lines import ZeroLineOptions, work_not_shared
 from paceline.errors import PacelineError
 from paceline.observe.reports.elastic_events import ControlEvent, ElasticStatus
+from paceline_plugins.sites.at_relay import at_relay
+from paceline_plugins.sites.sites import HERE, Sites, how_to_join, invite
+from paceline_plugins.zero.run_option import ZeroLineOptions, work_not_shared
 
 LOOPBACK = "127.0.0.1"
 

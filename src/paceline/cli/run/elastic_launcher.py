@@ -23,10 +23,11 @@ from paceline.cli.launch.process import OutputFiles
 from paceline.cli.launch.saved_plan import SavedPlan
 from paceline.cli.launch.signals import SignalListener
 from paceline.cli.launch.supervisor import Death, Supervisor, WorkerCommand
-from paceline.cli.run import certificates, failure, revocations
+from paceline.cli.run import certificates, failure
 from paceline.cli.run.absence.departure import Departure
 from paceline.cli.run.output import Tails
 from paceline.observe.event_file import EventFile
+from paceline_plugins.sites import revocations
 
 LOOK_EVERY_S = 0.05
 ASK_EVERY_S = 0.5  # the control plane's status

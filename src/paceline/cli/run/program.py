@@ -21,8 +21,8 @@ from pathlib import Path
 from paceline.cli.console import refuse
 from paceline.cli.console.program_options import own_arguments
 from paceline.cli.launch.forks import ZERO_LINES
-from paceline.doors.zero import module_file
 from paceline.errors import PacelineError
+from paceline_plugins.zero import module_file
 
 ELF, SHEBANG = b"\x7fELF", b"#!"
 HEAD_BYTES = 4096
@@ -65,7 +65,7 @@ class Program:
         return [*self.words, *self.arguments]
 
     def command(self, zero_lines: bool = False) -> list[str]:
-        """The command of a worker, by way of `paceline.zero` where the program has zero lines of ours."""
+        """The command of a worker, by way of `paceline_plugins.zero.zero` where the program has zero lines of ours."""
         if self.is_tool:
             return self.typed
         return [*(ZERO_LINES if zero_lines else ZERO_LINES[:2]), *self.typed]

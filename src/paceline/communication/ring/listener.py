@@ -13,13 +13,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.communication.relay.places import RelayedPlace
 from paceline.communication.ring.link import abandon
 from paceline.communication.ring.wire import HELLO, Address
 from paceline.communication.sockets.channel import TLS, Channel, Closed, Late, connect, listen
 from paceline.communication.sockets.rejected import turned_away
 from paceline.core import runtime
 from paceline.errors import PacelineError
+from paceline_plugins.sites.relay.places import RelayedPlace
 
 LOG = logging.getLogger("paceline")
 SWEEP_S = 0.25

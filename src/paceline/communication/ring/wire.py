@@ -38,7 +38,7 @@ COLLECTIVE, RECEIVING, SENDING = 0, 1, 2
 class Address(NamedTuple):
     """Where a member listens, and what its certificate has to say: a role or an ID, see `sockets.identity`.
 
-    `door` is its place at a relay, see :mod:`paceline.communication.relay.protocol`; empty without one.
+    `door` is its place at a relay, see :mod:`paceline_plugins.sites.relay.protocol`; empty without one.
     """
 
     address: str

@@ -2,7 +2,7 @@
 """MPI's launchers: hydra (`mpiexec` of MPICH and Intel MPI) and Open MPI's `mpirun`. MPI itself is not needed here.
 
 Both give a process its rank, but not rank 0's address. Hydra's processes can exchange it
-(:mod:`paceline.communication.torch.pmi`); those of Open MPI cannot without its libraries: on one host they use the
+(:mod:`paceline_plugins.mpi.pmi`); those of Open MPI cannot without its libraries: on one host they use the
 loopback address, on several hosts MASTER_ADDR and MASTER_PORT must be set.
 """
 

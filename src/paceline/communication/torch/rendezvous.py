@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 from paceline.communication import schedulers
 from paceline.communication.schedulers import Worker
-from paceline.communication.torch import pmi
 from paceline.communication.torch.store import LOOPBACK, open_store, own_address
 from paceline.core.world import host_name
 from paceline.errors import PeerLostError, UnsupportedError
+from paceline_plugins.mpi import pmi
 
 _met: list[tuple[Any, str]] = []  # this process's store, which must stay, and its address
 

@@ -21,7 +21,7 @@ from paceline.update.engine import exit_handling
 from paceline.update.engine.settings import Settings
 
 if TYPE_CHECKING:
-    from paceline.doors.adapters.tensorflow import VariableRun
+    from paceline_plugins.frameworks.tensorflow import VariableRun
 
 
 class WritableRun(ArrayRun):
@@ -136,7 +136,7 @@ def attach_arrays(
     Args:
         arrays: a list or a dictionary of arrays of floating-point numbers: NumPy's, CuPy's, and writable arrays with
             DLPack, the array interface of NumPy or CUDA, or the buffer protocol; or `tf.Variable`s, whose values an
-            exchange reads and assigns. (For JAX see :mod:`paceline.doors.adapters.jax`.)
+            exchange reads and assigns. (For JAX see :mod:`paceline_plugins.frameworks.jax`.)
         rule: as for `attach`. Where it exchanges gradients, call `gradients = run.mean(gradients)` before your step.
         buffers: arrays that block rules average and do not train, such as running means.
         momentum: your program's momentum, an array for each of `arrays`, for a rule that resets, averages or
@@ -154,7 +154,7 @@ def attach_arrays(
 def run_over(arrays: Arrays, *others: Any) -> WritableRun | VariableRun:
     """A run of the kind that serves the arrays; its arguments."""
     if any(library(array) == "tensorflow" for array in named(arrays).values()):
-        from paceline.doors.adapters.tensorflow import VariableRun
+        from paceline_plugins.frameworks.tensorflow import VariableRun
 
         return VariableRun(arrays, *others)
     return WritableRun(arrays, *others)

@@ -17,8 +17,8 @@ from paceline.core.flat import outer_dtype
 from paceline.errors import UnsupportedError
 
 IMMUTABLE = {
-    "jax": "attach it through paceline.doors.adapters.jax",
-    "jaxlib": "attach it through paceline.doors.adapters.jax",
+    "jax": "attach it through paceline_plugins.frameworks.jax",
+    "jaxlib": "attach it through paceline_plugins.frameworks.jax",
     "tensorflow": "attach tf.Variables, and nothing else beside them",
 }
 """Libraries with DLPack whose arrays are immutable, and the alternative."""

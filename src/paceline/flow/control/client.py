@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.communication.relay.member import RelayMember
 from paceline.communication.sockets.channel import TLS, Frame
 from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark, Question
@@ -21,6 +20,7 @@ from paceline.flow.control.client_connection import ControlAddress
 from paceline.flow.control.client_state import ClientState
 from paceline.flow.control.ledger import NOTHING, OVER, WORK
 from paceline.flow.control.messages import About, CommitOutcome, Generation
+from paceline_plugins.sites.relay.member import RelayMember
 
 GOODBYE_S = 30.0
 """Seconds to wait for the answer to a goodbye."""

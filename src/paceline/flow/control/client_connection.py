@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from paceline.communication.relay.member import RelayMember
-from paceline.communication.relay.protocol import CONTROL_NAME
 from paceline.communication.sockets.channel import TLS, Channel, Closed, Frame, connect
 from paceline.communication.sockets.identity import CONTROL, WORKER, refusal
 from paceline.core import runtime
 from paceline.errors import GivenUpError, MismatchError, OverError, PacelineError, PeerLostError, RefusedError
 from paceline.flow.control import validation, wire
+from paceline_plugins.sites.relay.member import RelayMember
+from paceline_plugins.sites.relay.protocol import CONTROL_NAME
 
 ATTEMPT_S = 2.0
 """Deadline of one attempt to reconnect, seconds."""

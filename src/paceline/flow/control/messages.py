@@ -8,9 +8,9 @@ import zlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paceline.communication.relay.protocol import is_door, site
 from paceline.errors import MismatchError
 from paceline.flow.control import validation
+from paceline_plugins.sites.relay.protocol import is_door, site
 
 
 @dataclass(frozen=True)

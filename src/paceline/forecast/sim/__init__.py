@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from paceline.forecast.sim.clock import Clock, exponential, link, uniform
-from paceline.forecast.sim.grown import GrownResult, Stage, simulate_grown
 from paceline.forecast.sim.simulate import simulate
-from paceline.forecast.sim.vectorised import StackedResult, simulate_stacked
-from paceline.forecast.sim.within import WithinResult, simulate_within
+from paceline_plugins.forecast.vectorised.grown import GrownResult, Stage, simulate_grown
+from paceline_plugins.forecast.vectorised.vectorised import StackedResult, simulate_stacked
+from paceline_plugins.forecast.vectorised.within import WithinResult, simulate_within
 
 __all__ = [
     "Clock",

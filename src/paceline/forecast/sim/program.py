@@ -3,7 +3,7 @@
 
     python -m paceline.forecast.sim.program WORKERS HOSTS OUTPUT LINES SCRIPT [ARGUMENTS]
 
-LINES is `as-is`, or `zero` or `random-data` for zero lines around the script (:mod:`paceline.doors.zero.virtual`).
+LINES is `as-is`, or `zero` or `random-data` for zero lines around the script (:mod:`paceline_plugins.zero.virtual`).
 
 The command starts it as it starts a worker, and handles signals, crashes and the terminal. The first worker that fails
 writes its traceback to OUTPUT/rank-R.err and its rank to OUTPUT/failed, where the command reads them. The other workers
@@ -21,11 +21,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.communication import virtual
-from paceline.doors.zero.program import told
-from paceline.doors.zero.virtual import VirtualZeroLines
 from paceline.forecast.sim.output import WorkerStream
 from paceline.forecast.sim.process_isolation import IsolatedProcess
 from paceline.forecast.sim.simulate import WorkerContext, run_script
+from paceline_plugins.zero.program import told
+from paceline_plugins.zero.virtual import VirtualZeroLines
 
 FAILED = "failed"
 """Name of the file with the rank of the worker that failed."""

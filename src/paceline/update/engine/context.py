@@ -14,9 +14,9 @@ from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.rules.rule import Rule
 from paceline.tuning.tuner import Tuner
 from paceline.update.engine.progress import TrainingProgress
-from paceline.update.engine.receipts import Receipts
 from paceline.update.engine.settings import Settings
 from paceline.update.monitor import Monitor
+from paceline_plugins.receipts.observer import Receipts
 
 
 @dataclass(frozen=True)

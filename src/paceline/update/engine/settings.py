@@ -11,8 +11,8 @@ import torch
 
 from paceline.communication.sockets.tls import TLS
 from paceline.errors import UnsupportedError
-from paceline.tuning.search_round import Round
 from paceline.update.exchange.outliers import Guard
+from paceline_plugins.search.search_round import Round
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data.packed import DataError, open_source, pack
-from paceline.data.packed.packing import Members
+from paceline_plugins.data.packed import DataError, open_source, pack
+from paceline_plugins.data.packed.packing import Members
 
 from ..made import back, by_key, index_of, packed
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceline.data.packed import DataError, open_source, pack
-from paceline.data.packed.packing import Members
+from paceline_plugins.data.packed import DataError, open_source, pack
+from paceline_plugins.data.packed.packing import Members
 
 from ..made import back, by_key
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.data.packed import DataError, open_source, pack
-from paceline.data.packed.packing import Members, SourceProgress, Task
-from paceline.data.packed.packing.pack import OTHER, PackProgress
-from paceline.data.packed.packing.partial import partial_directory
+from paceline_plugins.data.packed import DataError, open_source, pack
+from paceline_plugins.data.packed.packing import Members, SourceProgress, Task
+from paceline_plugins.data.packed.packing.pack import OTHER, PackProgress
+from paceline_plugins.data.packed.packing.partial import partial_directory
 
 from ..made import back, by_key, folder, index_of
 

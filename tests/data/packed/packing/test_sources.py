@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data.packed import DataError, open_source, pack
-from paceline.data.packed.packing import Members
-from paceline.data.packed.packing.archive import TarSource
-from paceline.data.packed.packing.folder import FolderSource
-from paceline.data.packed.packing.jsonl import JsonlSource
-from paceline.data.packed.packing.repack import RepackSource
+from paceline_plugins.data.packed import DataError, open_source, pack
+from paceline_plugins.data.packed.packing import Members
+from paceline_plugins.data.packed.packing.archive import TarSource
+from paceline_plugins.data.packed.packing.folder import FolderSource
+from paceline_plugins.data.packed.packing.jsonl import JsonlSource
+from paceline_plugins.data.packed.packing.repack import RepackSource
 
 from ..made import back, by_key, folder, packed
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from paceline.data.packed import DataError, open_source, pack
-from paceline.data.packed.packing.table import sample_of
+from paceline_plugins.data.packed import DataError, open_source, pack
+from paceline_plugins.data.packed.packing.table import sample_of
 
 from ..made import back
 

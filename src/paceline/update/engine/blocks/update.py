@@ -19,7 +19,6 @@ from paceline.update.engine.blocks.fragment_state import FragmentState
 from paceline.update.engine.blocks.held_out import HeldOutLosses
 from paceline.update.engine.blocks.local_optimizers import LocalOptimizers
 from paceline.update.engine.blocks.numbers import BlockNumbers
-from paceline.update.engine.receipts import Receipts
 from paceline.update.engine.settings import Settings
 from paceline.update.exchange.audit import Audit
 from paceline.update.exchange.exchanger import IN_FLIGHT, Exchanger, StartedExchange
@@ -27,6 +26,7 @@ from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
 from paceline.update.exchange.kind import STANDS, ExchangeKind
 from paceline.update.exchange.outliers import Guard, block_norms
 from paceline.update.exchange.work import LocalWork
+from paceline_plugins.receipts.observer import Receipts
 
 
 class BlockUpdate:

@@ -24,8 +24,8 @@ from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import stepping_scaler
 from paceline.update.engine.gradients import saved as saved_gradients
 from paceline.update.engine.gradients.update import GradientUpdate
-from paceline.update.engine.receipts import GRADIENTS, plain_state
 from paceline.update.exchange.kind import WARMUP_END
+from paceline_plugins.receipts.observer import GRADIENTS, plain_state
 
 
 class Engine:

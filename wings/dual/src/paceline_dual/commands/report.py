@@ -9,11 +9,11 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.observe.reports import page
-from paceline.observe.reports.canvas import GRID, INK, colour, legend_above, new_figure, short_counts, style
 from paceline_dual import files
 from paceline_dual.report import SIDES, History, Translation, translations, warnings, words_of
 from paceline_dual.show import number
+from paceline_plugins.report import page
+from paceline_plugins.report.canvas import GRID, INK, colour, legend_above, new_figure, short_counts, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

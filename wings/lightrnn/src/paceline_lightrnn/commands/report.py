@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.observe.reports import page
-from paceline.observe.reports.canvas import colour, legend_above, new_figure, style, whole_numbers
 from paceline_lightrnn import files
 from paceline_lightrnn.model import LightRNN
 from paceline_lightrnn.report import Trained, falls, heat, lines_of, samples
+from paceline_plugins.report import page
+from paceline_plugins.report.canvas import colour, legend_above, new_figure, style, whole_numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline blocks`: a closed tool on N workers, whose model files are merged block by block."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.console import err, near
+from paceline.cli.console.program_options import Arguments, Master, Overwrite, Quiet
+from paceline.cli.run import checks, fixed
+from paceline.cli.run.certificates import Security
+from paceline.cli.run.conclusion import conclude
+from paceline.cli.run.hosts import HostOptions, resolve_cluster
+from paceline.cli.run.program import find
+from paceline_plugins.files.blocks_command import workplace
+from paceline_plugins.files.blocks_command.options import DataOptions, ModelOptions, RateOptions, plan_of
+
+WORKER = "paceline_plugins.files.worker"  # which loads torch
+
+
+def blocks(
+    script: Annotated[Path, typer.Argument(metavar="TOOL", help="The tool.", show_default=False)],
+    arguments: Arguments = None,
+    model: Annotated[
+        Path, typer.Option(help="Model file to start from; it stays as it is.", show_default=False)
+    ] = Path(),
+    out: Annotated[
+        Path | None, typer.Option(help="Where the trained model goes.", show_default="trained.* in the work folder")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of workers; with several hosts, on each host.", show_default="1")
+    ] = None,
+    rule: Annotated[str, typer.Option(help="How models are merged: averaging, bmuf, diloco.")] = "bmuf",
+    parts: Annotated[
+        int | None,
+        typer.Option(help="Parts of an epoch; each block takes one for each worker.", show_default="the workers"),
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 1,
+    data: Annotated[
+        Path | None, typer.Option(help="List of samples, one a line: {list} is a file of this part's lines.")
+    ] = None,
+    shuffle: Annotated[bool, typer.Option(help="Give each epoch an order of its own.")] = True,
+    seed: Annotated[int, typer.Option(help="Seed of the orders, and of {seed}.")] = 0,
+    lr: Annotated[float | None, typer.Option(help="Rate of the first block, for {lr}.")] = None,
+    lr_final: Annotated[float | None, typer.Option(help="Rate to which it falls exponentially.")] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(metavar="REGEX", help="Finds the loss in the tool's output, such as 'loss=([0-9.e+-]+)'."),
+    ] = None,
+    newbob: Annotated[
+        bool, typer.Option("--newbob", help="Halve the rate once the loss stalls at an epoch's end, and stop.")
+    ] = False,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="Of model files: npy, npz, safetensors, kaldi, kaldi-text, caffemodel, flat.",
+            show_default="recognised",
+        ),
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(help="Of raw numbers: f32, or entries such as 'skip:16, w:f32:784x100, b:f32:100'."),
+    ] = None,
+    work: Annotated[
+        Path | None, typer.Option(help="Folder for checkpoints and logs.", show_default="./MODEL.blocks")
+    ] = None,
+    keep: Annotated[int, typer.Option(help="Merged models that are kept, of the newest blocks.")] = 3,
+    overwrite: Overwrite = False,
+    restarts: Annotated[
+        int, typer.Option(help="How often to restart all workers when one fails, from the last block.")
+    ] = 0,
+    tool_timeout: Annotated[
+        float, typer.Option(help="Seconds that a worker waits at most for the tools of the others.")
+    ] = 86400.0,
+    hosts: Annotated[
+        int | None,
+        typer.Option(help="Number of hosts; start this command on each.", show_default="1, or as Slurm says"),
+    ] = None,
+    host_index: Annotated[
+        int | None, typer.Option(help="Which of the hosts this is, from 0.", show_default="0, or as Slurm says")
+    ] = None,
+    master: Master = None,
+    timeout: Annotated[float, typer.Option(help="Seconds that hosts wait for each other at the start.")] = 600.0,
+    quiet: Quiet = False,
+) -> None:
+    """Train with a tool that cannot be changed: a block is one invocation of it on each worker.
+
+    The tool reads the model file {model}, trains on its part of the data, and writes the model file {model_out}; the
+    files of all workers are merged under the rule, and the next block begins from the result. Other placeholders:
+    {part} (from 0), {job} (from 1), {parts}, {list}, {lr}, {epoch}, {block}, {rank}, {local_rank}, {workers}, {seed}.
+
+    The same command continues a run that was stopped or killed. Several hosts need the same model and list, each.
+    """
+    program = find(script, arguments)
+    cluster, _ = resolve_cluster(HostOptions(workers, hosts, host_index, master), timeout)
+    plan = plan_of(
+        program.command(),
+        cluster.size,
+        ModelOptions(model, out, work, form, layout, rule, keep, tool_timeout),
+        DataOptions(data, parts, epochs, shuffle, seed),
+        RateOptions(lr, lr_final, loss, newbob),
+    )
+    checks.free_port(cluster)
+    checks.warn_oversubscription(cluster.workers, quiet)
+    folder = Path(plan.work)
+    with contextlib.closing(workplace.lock(folder, cluster.host_index)):
+        place = workplace.prepare(plan, cluster.host_index, overwrite)
+        directory = checks.log_directory(checks.new_directory(str(folder / "logs")), cluster, False)
+        added = fixed.environment(cluster, None, directory, Security(None, None, True), announces=False)
+        started = time.monotonic()
+        command = [sys.executable, "-u", "-m", WORKER, str(place)]
+        outcome = fixed.launch(cluster, command, added, directory, quiet, restarts)
+        code = conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
+        if code == 0 and not quiet and cluster.host_index == 0:
+            err().print(f"the trained model: {near(Path(plan.out))}", markup=False, soft_wrap=True)
+        elif code and not quiet:
+            err().print(
+                f"what was merged so far is in {near(folder)}; the same command continues after the last block",
+                markup=False,
+                soft_wrap=True,
+            )
+    fixed.leave(code, outcome)

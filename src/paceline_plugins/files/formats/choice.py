@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which format a model file has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.errors import DataError
+from paceline_plugins.files.formats import kaldi, kaldi_text, safetensors_files
+from paceline_plugins.files.formats.caffe import Caffe
+from paceline_plugins.files.formats.flat import Flat
+from paceline_plugins.files.formats.kaldi import Kaldi
+from paceline_plugins.files.formats.kaldi_text import KaldiText
+from paceline_plugins.files.formats.model_file import Format
+from paceline_plugins.files.formats.numpy_files import NPY, ZIP, Npy, Npz
+from paceline_plugins.files.formats.safetensors_files import Safetensors
+
+NAMES = {one.name: one for one in (Npy, Npz, Safetensors, Kaldi, KaldiText, Caffe)}
+"""Formats that need no layout."""
+
+
+def named(name: str, layout: str | None) -> Format:
+    """The format of that name."""
+    if name == Flat.name or layout is not None:
+        if name != Flat.name or layout is None:
+            raise DataError("raw numbers need --format flat and --layout, and no other format takes a layout")
+        return Flat(layout)
+    if name not in NAMES:
+        raise DataError(f"there is no format {name!r}; there are {', '.join([*NAMES, Flat.name])}")
+    return NAMES[name]()
+
+
+def recognise(path: Path, data: bytes) -> Format:
+    """The format of a file, by its first bytes and its name.
+
+    Raises:
+        DataError: none is recognised.
+    """
+    if data.startswith(NPY):
+        return Npy()
+    if data.startswith(ZIP):
+        return Npz()
+    if path.suffix == ".caffemodel":
+        return Caffe()
+    if safetensors_files.looks_like(data):
+        return Safetensors()
+    if kaldi.looks_like(data):
+        return Kaldi()
+    if kaldi_text.looks_like(data):
+        return KaldiText()
+    raise DataError(
+        f"the format of {path} is not recognised ({len(data):,} bytes, the first are {data[:8]!r}); known are "
+        f"{', '.join(NAMES)}: name it with --format, or give --layout for raw numbers (such as --layout f32)"
+    )

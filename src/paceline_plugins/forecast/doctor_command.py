@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline doctor`: is this cluster ready for training?
+
+Under a launcher it is one worker. Without one it is the first worker of this host, and starts the other workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from paceline.cli.console import err, error_panel, out, parse_count, refuse
+from paceline.cli.console.program_options import AsJson, Master
+from paceline.cli.launch.cluster import LaunchCluster
+from paceline.cli.run import checks
+from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from paceline_plugins.forecast.doctor.measured import Measurements
+    from paceline_plugins.forecast.doctor.probe import ProbeCoordinates
+
+UNFIT = 1
+LEAVE_S = 5.0  # for a worker to exit after the verdict
+
+
+def command(
+    workers: Annotated[int, typer.Option(help="Number of workers; with several hosts, on each host.")] = 1,
+    hosts: Annotated[int, typer.Option(help="Number of hosts; start this command on each.")] = 1,
+    host_index: Annotated[int, typer.Option(help="Which of the hosts this is, from 0; ranks follow it.")] = 0,
+    master: Master = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for each worker.")] = 30.0,
+    seconds: Annotated[float, typer.Option(help="Seconds of each measured transfer.")] = 0.5,
+    parameters: Annotated[
+        str | None, typer.Option(help="Size of the model, such as 25.6M, to estimate the time of an exchange.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Directory for a page (doctor.html), its picture and the JSON.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a cluster before it trains: connections, speed, clocks, versions, memory.
+
+    Under torchrun or another launcher, start it as the training program: torchrun ... -m paceline doctor.
+    Exit code 0: ready; 1: a check failed; 2: invalid options.
+    """
+    count = None if parameters is None else parse_count(parameters)
+    if not 0.05 <= seconds <= 60:
+        refuse(f"--seconds must lie in 0.05..60, got {seconds:g}")
+    cluster = checks.cluster(workers, hosts, host_index, master, timeout)
+    from paceline_plugins.forecast.doctor.probe import (  # here, because torch loads for seconds
+        ProbeCoordinates,
+        coordinates_from,
+    )
+
+    try:
+        place = coordinates_from(os.environ)
+    except ValueError as error:
+        refuse(f"{error}; start with torchrun, or without these variables: paceline doctor --workers N")
+    if place is not None and (workers != 1 or hosts != 1):
+        refuse("a launcher has started this as one worker: leave out --workers and --hosts")
+    if place is None:
+        address, port = cluster.master or ("127.0.0.1", _free_port())
+        place = ProbeCoordinates(cluster.host_index * cluster.workers, cluster.workers * cluster.hosts, address, port)
+    with _other_workers(cluster, place, seconds):
+        code = _examine(place, timeout, seconds, count, report, as_json)
+    raise typer.Exit(code)
+
+
+def _examine(
+    place: ProbeCoordinates,
+    timeout_s: float,
+    seconds: float,
+    parameters: int | None,
+    report: Path | None,
+    as_json: bool,
+) -> int:
+    """Run one worker; the exit code."""
+    from paceline_plugins.forecast.doctor.probe import Probe
+
+    probe = Probe(place, timeout_s, seconds)
+    try:
+        found = probe.run()
+        if found is None:
+            return 0 if probe.verdict() else UNFIT
+    except PacelineError as error:
+        err().print(error_panel("the examination failed", Text(str(error), style="default")))
+        return UNFIT
+    fit = _report(found, parameters, report, as_json)
+    with contextlib.suppress(RuntimeError):  # the store of a launcher that has ended
+        probe.conclude(fit)
+    return 0 if fit else UNFIT
+
+
+def _report(found: Measurements, parameters: int | None, report: Path | None, as_json: bool) -> bool:
+    """Print the findings, write the page, and return whether the cluster is ready."""
+    from paceline_plugins.forecast.doctor import fit, judge, show
+
+    findings = judge(found, parameters)
+    if as_json:
+        print(json.dumps(show.as_json(found, findings, parameters)), flush=True)
+    else:
+        show.print_all(out(), found, findings, parameters)
+    if report is not None:
+        try:
+            page = show.write_report(report, found, findings, parameters)
+        except (PacelineError, OSError) as error:
+            err().print(error_panel("no report", Text(f"cannot write to {report}: {error}", style="default")))
+        else:
+            err().print(f"report: {page}", soft_wrap=True, markup=False)
+    return fit(findings)
+
+
+@contextlib.contextmanager
+def _other_workers(cluster: LaunchCluster, place: ProbeCoordinates, seconds: float) -> Iterator[None]:
+    """Run this host's other workers, each as this command."""
+    arguments = ["--timeout", str(cluster.timeout_s), "--seconds", str(seconds)]
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for local in range(1, cluster.workers):
+            environment = {
+                **os.environ,
+                "RANK": str(place.rank + local),
+                "WORLD_SIZE": str(place.size),
+                "MASTER_ADDR": place.address,
+                "MASTER_PORT": str(place.port),
+            }
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "paceline", "doctor", *arguments],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,  # the first worker reports
+                )
+            )
+        yield
+    finally:
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LEAVE_S)
+            process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

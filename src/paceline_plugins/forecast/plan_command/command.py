@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline plan`: how fast would this train on that network, under which rule, and what would it cost?"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from paceline.cli.console import err, out, parse_count, refuse, refusing
+from paceline.cli.console.program_options import Arguments, AsJson
+from paceline.cli.run.program import python_program
+
+if TYPE_CHECKING:
+    from paceline_plugins.forecast.plan_command.quality import QualityForecast
+    from paceline_plugins.forecast.planner.advice import Advice
+    from paceline_plugins.forecast.planner.network import Network
+    from paceline_plugins.forecast.planner.table import Rows
+    from paceline_plugins.forecast.planner.workload import Workload
+
+
+GROWING = "where the number of workers grows, the times are those after all of them have joined"
+"""Said of rules with `grow`."""
+COUNTS = "1,2,4,8,16,32,64,128,256,512,1024,2048,4096"
+MOST_COUNTS = 64
+
+
+def plan(
+    script: Annotated[
+        Path | None, typer.Argument(help="Training program, of which a few steps are timed.", show_default=False)
+    ] = None,
+    arguments: Arguments = None,
+    network: Annotated[
+        str,
+        typer.Option(
+            help='1gbe, 10gbe, infiniband, nvlink, wan; a measurement such as "link(mbit=500, ms=1, per_host=4)", '
+            "which may have racks (per_rack=16, rack_mbit=4000); or a JSON file, such as paceline doctor --json writes."
+        ),
+    ] = "10gbe",
+    step_time: Annotated[float | None, typer.Option(help="Seconds of a minibatch on one worker.")] = None,
+    nbytes: Annotated[
+        str | None, typer.Option("--bytes", help="Size of the model's parameters: 400k, 100M, 1.2G.")
+    ] = None,
+    parameters: Annotated[str | None, typer.Option(help="Number of fp32 parameters, instead of --bytes: 25M.")] = None,
+    workers: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = COUNTS,
+    at: Annotated[int | None, typer.Option(help="The number of workers to recommend for; by default 16.")] = None,
+    rule: Annotated[
+        list[str] | None, typer.Option(help="Rule to forecast; may be repeated. By default every recipe.")
+    ] = None,
+    moments: Annotated[
+        int | None, typer.Option(help="Moments that the local optimizer keeps: 2 for Adam, 1 with momentum.")
+    ] = None,
+    epoch: Annotated[float | None, typer.Option(help="Minibatches in a pass over the data; by default 1000.")] = None,
+    spread: Annotated[
+        float | None, typer.Option(help="Standard deviation of step times over their mean; by default as timed, or 0.")
+    ] = None,
+    step_times: Annotated[
+        Path | None, typer.Option(help="File of measured step times, in seconds, separated by white space.")
+    ] = None,
+    codec_time: Annotated[float, typer.Option(help="Seconds that a codec takes for the whole model.")] = 0.0,
+    pack_time: Annotated[float, typer.Option(help="Seconds of copies and outer step for the whole model.")] = 0.0,
+    failures: Annotated[float, typer.Option(help="Failures of a worker per hour.")] = 0.0,
+    recovery: Annotated[float, typer.Option(help="Seconds until a lost worker is replaced.")] = 120.0,
+    checkpoint: Annotated[float, typer.Option(help="Seconds that a checkpoint delays all workers.")] = 10.0,
+    elastic: Annotated[bool, typer.Option("--elastic", help="The run continues without a lost worker.")] = False,
+    price: Annotated[float, typer.Option(help="Price of a worker per hour.")] = 0.0,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            help="Log directory of a run: forecast what other numbers of workers make of its samples. Without a "
+            "program, the time of a step and the model's size are the run's."
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps of the program to time.")] = 20,
+    timeout: Annotated[float, typer.Option(help="Seconds after which the program is stopped.")] = 300.0,
+    plot: Annotated[Path | None, typer.Option(help="Picture to write, PNG or SVG.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forecast speed, bytes and cost of every rule at 1 to 4096 workers, and recommend one.
+
+    From the time of a step and the model's size, which it takes from a training program or as numbers. Efficiency is
+    speed over N times that of one worker. With --log, the loss is forecast, too, and how many workers pay.
+    """
+    counts = _counts(workers, at)
+    own: list[str] = []
+    if script is not None:
+        own = list(python_program(script, arguments, "plan times Python programs with torch").arguments)
+    if steps < 3:
+        refuse(f"--steps must be at least 3, got {steps}")
+    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
+        refuse(f"--plot must end in .png or .svg, got {plot}")
+    size = None if nbytes is None else max(1, parse_count(nbytes, "--bytes") // 4)
+    if parameters is not None:
+        size = parse_count(parameters)
+    from paceline.observe import read_run
+    from paceline_plugins.forecast.plan_command.inputs import GivenStep, PlanInputs, Program, workload
+    from paceline_plugins.forecast.plan_command.quality import (  # here, because torch loads for seconds
+        of_time,
+        quality_forecast,
+    )
+    from paceline_plugins.forecast.plan_command.sentence import sentence
+
+    with refusing():
+        from paceline.rules.recipes import RECIPES, rule_from_text
+        from paceline_plugins.forecast.planner import Conditions, forecasts, network_from_text, recommend
+
+        run = None if log is None else read_run(log)
+        program = None if script is None else Program(script, own, steps, timeout)
+        step = GivenStep(step_time, spread, step_times)
+        inputs = PlanInputs(program, step, size, moments, epoch, codec_time, pack_time)
+        if run is not None and script is None:
+            inputs = inputs.completed(run)
+
+        net, texts = network_from_text(network), rule or list(RECIPES)
+        rules = [rule_from_text(text) for text in texts]
+        around = Conditions(failures, recovery, checkpoint, elastic, price)
+        work = workload(inputs, err())
+        rows = forecasts(rules, work, net, counts, around)
+        focus = at or (16 if 16 in counts else counts[-1])
+        advice = recommend(work, net, focus, around)
+        quality = None if run is None else quality_forecast(run, counts, partial(of_time, work, net, around))
+        if any(one.schedule.grow is not None for one in rules):
+            err().print(GROWING)
+        pays = sentence(advice.forecast, quality)
+        if as_json:
+            _print_json(rows, advice, work, net, focus, quality, pays)
+        else:
+            _print(rows, advice, work, net, focus, price > 0)
+            if quality is not None:
+                _print_quality(quality)
+            out().print()
+            out().print(Text(pays, style="bold"))
+        if plot is not None:
+            from paceline_plugins.forecast.planner.plot import save
+
+            save(rows, plot)
+            err().print(f"plot: {plot}", soft_wrap=True, markup=False)
+
+
+def _counts(text: str, at: int | None) -> list[int]:
+    """The numbers of workers, sorted and without duplicates."""
+    try:
+        found = {int(word) for word in text.split(",")} | ({at} if at is not None else set())
+    except ValueError:
+        refuse(f"--workers must be whole numbers separated by commas, such as {COUNTS}, got {text!r}")
+    if min(found) < 1 or max(found) > 1 << 16 or len(found) > MOST_COUNTS:
+        refuse(f"--workers and --at must lie in 1..65536, {MOST_COUNTS} numbers at most, got {text!r} and {at}")
+    return sorted(found)
+
+
+def _print(rows: Rows, advice: Advice, work: Workload, net: Network, focus: int, priced: bool) -> None:
+    from paceline.observe.reports.summary import bytes_text, seconds_text, share_text
+    from paceline_plugins.forecast.planner.table import details, efficiencies
+
+    console = out()
+    console.print(Text(f"for {focus} workers: {advice.rule}", style="bold"))
+    console.print(Text(advice.why))
+    console.print()
+    console.print(
+        f"a step takes {seconds_text(work.step_s)} (spread {share_text(work.steps.variation)}), the model has "
+        f"{work.layout.numel:,} parameters ({bytes_text(4 * work.layout.numel)})",
+        markup=False,
+    )
+    console.print(net.describe(), markup=False)
+    console.print()
+    console.print(efficiencies(rows, console.width))
+    console.print()
+    console.print(details(rows, focus, priced))
+
+
+def _print_quality(quality: QualityForecast) -> None:
+    """What other numbers of workers make of a run's samples."""
+    console = out()
+    console.print()
+    console.print(Text(quality.sentence))
+    console.print()
+    console.print(quality.table())
+
+
+def _print_json(
+    rows: Rows, advice: Advice, work: Workload, net: Network, focus: int, quality: QualityForecast | None, pays: str
+) -> None:
+    from paceline_plugins.forecast.planner.table import as_json
+
+    setting = {
+        "network": net.name,
+        "step_s": work.step_s,
+        "spread": work.steps.variation,
+        "parameters": work.layout.numel,
+        "moments": work.moments,
+        "epoch": work.epoch,
+        "workers": focus,
+    }
+    more: dict[str, object] = {"sentence": pays} | ({} if quality is None else {"quality": quality.as_json()})
+    print(json.dumps(as_json(rows, advice, setting) | more), flush=True)

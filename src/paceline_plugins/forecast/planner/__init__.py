@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner: how fast is a rule on a network, and what does it cost?
+
+::
+
+    network      links, hosts, presets, the doctor's measurements
+    stragglers   the slowest of N workers
+    workload     step times, sizes of the model, failures, a price
+    loads        the bytes that each link carries, for every route
+    timing       an exchange over a route
+    lockstep     blocks of workers that exchange together
+    pushes       asynchronous workers, on the simulated clock
+    forecast     all of these, for a rule at N workers
+    advice       a rule and a period, and why
+    quality      what other numbers of workers learn from the samples of a run
+    observed     a run's log, for that
+    stopwatch    times the steps of a user's script
+    busy         how busy the machine is meanwhile
+    table, plot  tables and figures
+"""
+
+from __future__ import annotations
+
+from paceline_plugins.forecast.planner.advice import Advice, recommend
+from paceline_plugins.forecast.planner.forecast import Forecast, forecast, forecasts
+from paceline_plugins.forecast.planner.network import PRESETS, Network, NetworkLink, network_from_text
+from paceline_plugins.forecast.planner.stragglers import LogNormal, Measured, StepTimes
+from paceline_plugins.forecast.planner.workload import Conditions, Workload
+
+__all__ = [
+    "PRESETS",
+    "Advice",
+    "Conditions",
+    "Forecast",
+    "LogNormal",
+    "Measured",
+    "Network",
+    "NetworkLink",
+    "StepTimes",
+    "Workload",
+    "forecast",
+    "forecasts",
+    "network_from_text",
+    "recommend",
+]

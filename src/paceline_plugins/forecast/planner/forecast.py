@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forecast: speed, cost and bytes of a rule on N workers of a network.
+
+    efficiency = c / t * availability         c a minibatch alone, t a minibatch among N, both in seconds of one worker
+    epoch      = M / N * t / availability     M minibatches in a pass over the data
+    cost       = N * epoch * price
+
+t is a block's time over its minibatches: computing, waiting for the slowest worker, and the exposed part of exchanges
+(:mod:`.lockstep`), or for asynchronous rules the result of the simulated clock (:mod:`.pushes`). Warm-up is not
+included. Efficiencies of rules compare speeds; what a model learns from a minibatch is forecast by :mod:`.quality`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from paceline.errors import RuleError
+from paceline.rules.codec import Dense, Layout
+from paceline.rules.rule import Rule
+from paceline.rules.schedule import EveryBlock
+from paceline.rules.traffic import bytes_per_block, overhead_bytes
+from paceline.update.engine.blocks.chunks import cut
+from paceline_plugins.forecast.planner.lockstep import BlockTime, barrier, overlapped
+from paceline_plugins.forecast.planner.network import Network
+from paceline_plugins.forecast.planner.pushes import block_s
+from paceline_plugins.forecast.planner.timing import chunked_s, exchange, operation, scattered_s
+from paceline_plugins.forecast.planner.workload import Conditions, Workload, dense
+
+MOST_WORKERS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The speed and cost of a rule on N workers.
+
+    Attributes:
+        rule: its text.
+        network: its name.
+        workers: N.
+        period: minibatches of a block.
+        step_s: wall time of a minibatch, waiting and exchanging included.
+        compute_s, wait_s, exchange_s: its parts; wait_s is for other workers, exchange_s for the network.
+        step_bytes: mean bytes that one worker sends a minibatch.
+        availability: share of the time in which no work is lost to failures.
+        efficiency: speed over N times that of one worker.
+        epoch_s: a pass over the data.
+        epoch_bytes: bytes that all workers send in an epoch.
+        cost: of an epoch.
+    """
+
+    rule: str
+    network: str
+    workers: int
+    period: int
+    step_s: float
+    compute_s: float
+    wait_s: float
+    exchange_s: float
+    step_bytes: float
+    availability: float
+    efficiency: float
+    epoch_s: float
+    epoch_bytes: float
+    cost: float
+
+    @property
+    def speed_up(self) -> float:
+        """Over one worker."""
+        return self.workers * self.efficiency
+
+
+def forecast_json(forecast: Forecast) -> dict[str, Any]:
+    """A forecast for JSON."""
+    return asdict(forecast) | {"speed_up": forecast.speed_up}
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """A block and what one worker sends in it."""
+
+    block: BlockTime
+    sent_bytes: float
+
+
+def forecast(
+    rule: Rule, workload: Workload, network: Network, workers: int, conditions: Conditions | None = None
+) -> Forecast:
+    """Forecast `rule` on `workers` workers.
+
+    Args:
+        rule: any rule; its formulas give the bytes.
+        workload: one worker's work.
+        network: between the workers.
+        workers: N, at least 1.
+        conditions: failures and prices; none by default.
+
+    Raises:
+        RuleError: a number is invalid, or the rule does not allow that many workers.
+    """
+    if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= MOST_WORKERS:
+        raise RuleError(f"workers must be a whole number from 1 to {MOST_WORKERS}, got {workers!r}")
+    conditions = conditions or Conditions()
+    rule = _with_paced_period(rule, workload, network, workers)
+    period = rule.schedule.period
+    pace = _pace(rule, workload, network, workers)
+    block, step_s = pace.block, pace.block.total_s / period
+    availability = conditions.availability(workers, block.total_s, rule.schedule.survives_loss)
+    epoch_s = workload.epoch / workers * step_s / availability
+    return Forecast(
+        rule=rule.text(),
+        network=network.name,
+        workers=workers,
+        period=period,
+        step_s=step_s,
+        compute_s=block.compute_s / period,
+        wait_s=block.wait_s / period,
+        exchange_s=block.exchange_s / period,
+        step_bytes=pace.sent_bytes / period,
+        availability=availability,
+        efficiency=workload.step_s / step_s * availability,
+        epoch_s=epoch_s,
+        epoch_bytes=workload.epoch * pace.sent_bytes / period,
+        cost=workers * epoch_s / 3600 * conditions.price_per_hour,
+    )
+
+
+def forecasts(
+    rules: Sequence[Rule],
+    workload: Workload,
+    network: Network,
+    counts: Sequence[int],
+    conditions: Conditions | None = None,
+) -> list[list[Forecast]]:
+    """For each rule, in order, the forecast at each number of workers.
+
+    Rules that differ only in arithmetic (`asgd` and `adadelay`) take the same time, which is computed once.
+    """
+    known: dict[tuple[Any, ...], list[Forecast]] = {}
+    found = []
+    for rule in rules:
+        payload = type(rule.payload), rule.payload.rides(workload.moments)
+        key = (rule.schedule, rule.codec, rule.topology, rule.settings.within, payload)
+        if key not in known:
+            known[key] = [forecast(rule, workload, network, n, conditions) for n in counts]
+        found.append([replace(one, rule=rule.text()) for one in known[key]])
+    return found
+
+
+def _with_paced_period(rule: Rule, workload: Workload, network: Network, workers: int) -> Rule:
+    """The rule with the period that it would reach by the forecast times, where its period follows measured times."""
+    if not rule.schedule.follows_times or workers == 1:
+        return rule
+    exchange_s = _pace(rule, workload, network, workers).block.exchange_s
+    return replace(rule, schedule=replace(rule.paced, period=rule.paced.period_for(exchange_s, workload.step_s)))
+
+
+def _pace(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pace:
+    """Block time and bytes under any rule."""
+    if workers == 1:
+        return _Pace(barrier(workload.steps, rule.schedule.period, 0.0, 1), 0.0)
+    if not rule.schedule.workers_meet:
+        return _asynchronous_pace(rule, workload, network, workers)
+    if rule.schedule.exchanges_blocks:
+        return _blocks(rule, workload, network, workers)
+    return _every_step(rule, workload, network, workers)
+
+
+def _every_step(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pace:
+    """Gradients are sent during the backward pass."""
+    found = exchange(rule, workload.layout, workload.buffers, network, workers)
+    exposed_s = found.exposed_s(workload.backward * workload.step_s) + _processing_s(rule, workload)
+    return _Pace(barrier(workload.steps, 1, exposed_s, workers), found.sent_bytes)
+
+
+def _blocks(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pace:
+    """The whole model once a block, in fragments; synchronous steps within hosts where the rule says so."""
+    schedule = rule.blocks
+    parts = schedule.fragments
+    layout = _part(workload.layout, parts)
+    found = exchange(rule, layout, dense(workload, rule.payload.rides(workload.moments)) // parts, network, workers)
+    inner_s, inner_bytes = _within(rule, workload, network, workers)
+    own_s = _processing_s(rule, workload) / parts
+    if schedule.overlap:
+        block = overlapped(schedule, workload.steps, found.total_s + own_s, workers)
+    else:
+        block = _barrier_blocks(workload, schedule, found.total_s + own_s, workers)
+    block = replace(block, exchange_s=block.exchange_s + schedule.period * inner_s)
+    return _Pace(block, parts * found.sent_bytes + schedule.period * inner_bytes)
+
+
+def _barrier_blocks(workload: Workload, schedule: EveryBlock, exposed_s: float, workers: int) -> BlockTime:
+    """A block without overlap, of one or several fragments."""
+    ends = [0, *(schedule.ends(e) for e in range(schedule.fragments))]
+    made = [after - before for before, after in pairwise(ends)]
+    parts = [barrier(workload.steps, steps, exposed_s, workers) for steps in made]
+    return BlockTime(*(sum(getattr(one, name) for one in parts) for name in ("compute_s", "wait_s", "exchange_s")))
+
+
+def _within(rule: Rule, workload: Workload, network: Network, workers: int) -> tuple[float, float]:
+    """(seconds, bytes) of one synchronous step among the workers of a host, where the rule has such steps."""
+    near = network.near(workers)
+    if not rule.settings.within or near == 1:
+        return 0.0, 0.0
+    host = Network("host", network.within, network.within, near)
+    sent = Dense().bytes_sent(workload.layout, near, 0)
+    chunks = len(cut(workload.layout, rule.common.chunks, Dense()))
+    whole_s = chunked_s([operation("sum", sent, host, near)], chunks)
+    return max(whole_s / chunks, whole_s - (1 - 1 / chunks) * workload.backward * workload.step_s), sent
+
+
+def _asynchronous_pace(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pace:
+    """Asynchronous workers, on the simulated clock."""
+    schedule = rule.bounded
+    hosts = network.hosts(workers)
+    sent = bytes_per_block(rule, workers, workload.layout, workload.buffers, workload.moments, hosts=hosts)
+    sent += overhead_bytes(rule, workers, workload.layout)
+    link = network.farthest(workers)
+    one_way_s = link.latency_s + (workers - 1) * link.message_s + scattered_s(sent / 2, network, workers)
+    compute_s = schedule.period * workload.step_s
+    total_s = max(compute_s, block_s(schedule, workload.steps, one_way_s, workers))  # draws may give less
+    round_trip_s = 2 * one_way_s  # a worker waits for it, or for what overlap does not hide, if all are equally fast
+    exposed_s = max(0.0, round_trip_s - compute_s) if schedule.overlap else round_trip_s
+    exposed_s = min(max(0.0, total_s - compute_s), exposed_s)
+    return _Pace(BlockTime(compute_s, total_s - compute_s - exposed_s, exposed_s), sent)
+
+
+def _processing_s(rule: Rule, workload: Workload) -> float:
+    """A worker's processor time for one exchange of the whole model."""
+    return workload.pack_s + (0.0 if rule.codec.exact else workload.codec_s)
+
+
+def _part(layout: Layout, parts: int) -> Layout:
+    """A fragment of the model: of several, one of the mean size."""
+    return layout if parts == 1 else layout.cut(0, -(-layout.numel // parts))

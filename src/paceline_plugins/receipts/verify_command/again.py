@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a block of a run again, with virtual workers, and compares its receipts with those of the run."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.checkpoint import store_for
+from paceline.cli.console import refuse
+from paceline.cli.launch.cluster import LaunchCluster
+from paceline.cli.launch.spawn import Command
+from paceline.cli.run import failure, start
+from paceline.cli.run.program import Program
+from paceline.errors import PacelineError
+from paceline.rules.recipes import rule_from_text
+from paceline_plugins.receipts import compare
+from paceline_plugins.receipts.audit import Findings, find
+from paceline_plugins.receipts.chain import Chain
+from paceline_plugins.receipts.observer import SEEDS, recomputable
+from paceline_plugins.receipts.sealing import FOLDER
+from paceline_plugins.zero import run_option as zero_lines
+
+
+@dataclass(frozen=True)
+class Again:
+    """What is made again.
+
+    Attributes:
+        block: number of the exchange.
+        program: the training program.
+        options: about zero lines.
+        checkpoint: where the steps are; None for where the run says, "" to begin at the beginning.
+    """
+
+    block: int
+    program: Program
+    options: zero_lines.ZeroLineOptions
+    checkpoint: str | None
+
+
+def make_again(asked: Again, recorded: list[Chain], findings: Findings) -> None:
+    """Make the exchanges from the last state before the block again, and add to `findings` what comes of it."""
+    first = recorded[0].start
+    if len(recorded) < first["size"]:
+        return  # said already
+    step = _step_before(asked, recorded[0])
+    with tempfile.TemporaryDirectory(prefix="paceline-verify-") as place:
+        said = _run(asked, recorded, step, Path(place))
+        again = [one for one in find(Path(place) / "log" / FOLDER) if one.lines and not one.problems]
+        if len(again) < len(recorded):
+            findings.open.append(f"the program could not be run again: {said}")
+            return
+        _compare(asked.block, recorded, again, step, said, findings)
+
+
+def _why_not(text: str, workers: int) -> str:
+    try:
+        return recomputable(rule_from_text(text), workers)
+    except PacelineError:
+        return ""  # a rule that the program builds itself
+
+
+def _step_before(asked: Again, root: Chain) -> str | None:
+    """The newest checkpoint step from which the block follows; None to begin at the beginning."""
+    place = asked.checkpoint if asked.checkpoint is not None else root.start["checkpoint"]
+    if not place:
+        return None
+    before = [line["steps"] for n, line in root.merges.items() if n < asked.block]
+    try:
+        store = store_for(place)
+        numbers = [number for number in store.numbers() if number <= max(before, default=0)]
+        store.close()
+    except (PacelineError, OSError) as error:
+        refuse(f"--block: the checkpoints in {place} cannot be read: {error}; --checkpoint PLACE names others")
+    return f"{place.rstrip('/')}/step-{max(numbers):09d}" if numbers else None
+
+
+def _run(asked: Again, recorded: list[Chain], step: str | None, place: Path) -> str:
+    """Run the program up to the block, on as many virtual workers; what went wrong, in words."""
+    start_line = recorded[0].start
+    size, hosts = start_line["size"], len({one.start.get("host") for one in recorded})
+    lines = "zero" if zero_lines.serves(asked.program, asked.options, size) else "as-is"
+    lines = "random-data" if lines == "zero" and asked.options.random_data else lines
+    output, log = place / "output", place / "log"
+    output.mkdir()
+    log.mkdir()
+    one = LaunchCluster(1)
+    rule = start_line["settings"]["rule"]
+    added = start.environment(one, None if rule.startswith("custom(") else rule, log)
+    added |= {
+        "PACELINE_RECEIPTS": str(log / FOLDER),
+        "PACELINE_RECEIPTS_UNTIL": str(asked.block),
+        "PACELINE_RECEIPTS_AUTHORITY": "",
+        "PACELINE_RESUME": step or "",
+        **_environment(start_line),
+    }
+    typed = [str(size), str(hosts if size % hosts == 0 else 1), str(output), lines, *asked.program.typed]
+    command = Command([sys.executable, "-u", "-m", "paceline.forecast.sim.program", *typed], added, output)
+    outcome = start.follow(one, command, lambda rank, line, error: None)
+    if outcome.codes:
+        words, _ = failure.error_lines(output / "rank-000.err", 0)
+        return words or failure.exit_text(outcome.codes[0])
+    return str(outcome.error or "it ended, and wrote no receipts")
+
+
+def _environment(line: dict[str, Any]) -> dict[str, str]:
+    """Variables of the run from its first receipt; a file of unknown origin sets nothing but numbers."""
+    said = line["settings"].get("environment")
+    said = dict(said) if isinstance(said, dict) else {}
+    said["OMP_NUM_THREADS"] = str(line["machine"].get("threads"))
+    return {name: said[name] for name in (*SEEDS, "OMP_NUM_THREADS") if re.fullmatch(r"\d{1,20}", str(said.get(name)))}
+
+
+def _compare(
+    block: int, recorded: list[Chain], again: list[Chain], step: str | None, said: str, findings: Findings
+) -> None:
+    numbers = [n for n in compare.compared(again) if n <= block]
+    begins = again[0].begins_at
+    source = f"checkpoint {Path(step).name}" if step and begins else "the beginning"
+    if again[0].models_begun != {k: recorded[0].models_at(begins).get(k) for k in again[0].models_begun}:
+        _other_start(begins, source, findings)
+        return
+    found = compare.first_difference(recorded, again, block)
+    doubts = compare.other_machine(recorded, again)
+    if why := _why_not(recorded[0].start["settings"]["rule"], len(recorded)):
+        doubts.insert(0, why)
+    if found is None and block not in numbers:
+        last = numbers[-1] if numbers else begins
+        findings.open.append(f"the program ended after exchange {last}, before exchange {block}: {said}")
+    elif found is None:
+        findings.shown.append(f"exchanges {numbers[0]} to {block}, made again from {source}: the same bits")
+    elif doubts:
+        findings.open.append(
+            f"exchange {found[0]} came out otherwise here, which need not mean anything, since sums may be rounded "
+            f"otherwise ({'; '.join(doubts)})"
+        )
+    else:
+        findings.problems.append(f"exchange {found[0]}, made again from {source}: {found[1]}")
+
+
+def _other_start(begins: int, source: str, findings: Findings) -> None:
+    if begins:
+        findings.problems.append(
+            f"{source} does not hold the state after exchange {begins} that the receipts have: it was altered, or is "
+            "of another run"
+        )
+    else:
+        findings.open.append(
+            "the program begins with another model than the run did: it draws its parameters without a fixed seed, or "
+            "is another program or another call. Blocks after a checkpoint can be made again from there: attach(.., "
+            "checkpoint=DIR), with run.resume() before the loop"
+        )

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`paceline join`: take part in an elastic run of another host, wherever it is, with one line from there."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.console import refuse, settings_file
+from paceline.cli.console.program_options import (
+    Arguments,
+    AsIs,
+    Log,
+    Module,
+    Overwrite,
+    ProgramCommand,
+    Quiet,
+    RuleText,
+)
+from paceline.cli.run.absence.options import AbsenceOptions, NoticeOption, UntilOption, WhileIdleOption
+from paceline.cli.run.certificates import Security
+from paceline.cli.run.elastic import ElasticOptions, start_run
+from paceline.cli.run.program import find
+from paceline_plugins.sites import sites
+from paceline_plugins.sites.sites import Sites
+from paceline_plugins.zero import run_option as zero_lines
+
+TIMEOUT_S = 600.0
+MOST_TEXT = 2000
+
+
+class JoinCommand(ProgramCommand):
+    """Options may stand before the invitation, or between it and the program."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the invitation behind the options that follow it."""
+        if args and (args[0] == "-" or not args[0].startswith("-")):
+            invitation, *rest = args
+            place = self._options(ctx, rest)
+            args = [*rest[:place], invitation, *rest[place:]]
+        return super().parse_args(ctx, args)
+
+    def _options(self, ctx: Any, rest: list[str]) -> int:
+        """How many words in front are options of ours and their values."""
+        takes = {name: not getattr(one, "is_flag", False) for one in self.get_params(ctx) for name in one.opts}
+        place = 0
+        while place < len(rest) and rest[place].startswith("-") and rest[place] != "--":
+            name, equals, _ = rest[place].partition("=")
+            place += 2 if takes.get(name, False) and not equals else 1
+        return min(place, len(rest))
+
+
+def command(
+    ctx: typer.Context,
+    invitation: Annotated[
+        str,
+        typer.Argument(
+            metavar="INVITATION",
+            help="A file with the line that `paceline run --invite` or `paceline relay` printed; - asks for it.",
+            show_default=False,
+        ),
+    ],
+    script: Annotated[
+        Path | None, typer.Argument(help="The training program, the same as on the first host.", show_default=False)
+    ] = None,
+    arguments: Arguments = None,
+    workers: Annotated[int, typer.Option(help="Number of workers of this host.")] = 1,
+    rule: RuleText = None,
+    log: Log = None,
+    overwrite: Overwrite = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds after which a worker that does not answer is lost.", show_default="as on the first host"
+        ),
+    ] = None,
+    notice: NoticeOption = None,
+    until: UntilOption = None,
+    while_idle: WhileIdleOption = False,
+    as_is: AsIs = False,
+    module: Module = False,
+    quiet: Quiet = False,
+) -> None:
+    """Join the elastic run of another host.
+
+    This host needs no open port: it dials out to the address in the invitation, gets certificates for its workers
+    there, and reaches workers of other sites through the relay. The same program and data must be here.
+    """
+    if not quiet:
+        settings_file.announce(ctx)
+    absence = AbsenceOptions(notice, until, while_idle)
+    absence.check(True)
+    if script is None:
+        refuse("no program was given: paceline join [OPTIONS] FILE|- PROGRAM [ARGUMENTS]")
+    read = sites.read(invitation, "INVITATION", lead=False)
+    program = find(script, arguments, module)
+    options = zero_lines.ZeroLineOptions(as_is, False, False)
+    zero_lines.refuse_elastic(program, options)
+    if workers < 1:
+        refuse(f"--workers must be at least 1, got {workers}")
+    enrolled = sites.enrol(read, "INVITATION", workers)
+    rule, timeout_s = _of_run(enrolled.told, rule, timeout)
+    asked = ElasticOptions(None, read.where, None, workers, rule, timeout_s, None, Sites(enrolled=enrolled))
+    raise typer.Exit(start_run(asked, program, options, log, overwrite, Security(None, None, False), absence, quiet))
+
+
+def _of_run(told: dict[str, Any], rule: str | None, timeout_s: float | None) -> tuple[str | None, float]:
+    """Rule and timeout: as given here, else as on the first host."""
+    other, seconds = told.get("rule"), told.get("timeout_s")
+    if rule is None and isinstance(other, str) and len(other) <= MOST_TEXT:
+        rule = other
+    if timeout_s is None:
+        timeout_s = TIMEOUT_S
+        if isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds >= 1:
+            timeout_s = float(seconds)
+    return rule, timeout_s

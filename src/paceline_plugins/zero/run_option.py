@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decide whether `paceline run` adds zero lines: to torch programs for one device, without cluster code."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.text import Text
+
+from paceline.cli.console import err, error_panel, refuse
+from paceline.cli.launch.cluster import LaunchCluster
+from paceline.cli.run.program import Program
+from paceline.run import attach_marker
+from paceline_plugins.zero import cluster_detection, framework_doors, hashing
+
+EXECUTABLE = (
+    "attach with paceline's C library, or let paceline blocks merge the model files of an unchanged tool: docs/tools.md"
+)
+SEED = "PACELINE_SEED"  # of paceline_plugins.zero.seeds, which loads torch
+
+
+@dataclass(frozen=True)
+class ZeroLineOptions:
+    """The options about zero lines.
+
+    Attributes:
+        as_is: start the program without them.
+        force: add them to a program that has cluster code.
+        random_data: the program makes random samples itself.
+    """
+
+    as_is: bool = False
+    force: bool = False
+    random_data: bool = False
+
+
+def serves(program: Program, options: ZeroLineOptions, workers: int) -> bool:
+    """Whether to add zero lines to the program; prints why not if a user may expect them.
+
+    Refuses a program that would certainly do the whole job on each of several workers.
+    """
+    if program.source is None:
+        _refuse_for_executable(program, options)
+        return False
+    if options.as_is:
+        if options.random_data:
+            refuse("--random-data is for programs that run with zero lines: leave out --as-is")
+        if options.force:
+            refuse("--as-is and --force-zero-lines exclude each other: give one of them")
+        return False
+    names = cluster_detection.imported(program.source, program.root)
+    own = cluster_detection.attaches(names)
+    if options.force:
+        if own:
+            refuse(f"--force-zero-lines is for programs without paceline, and {program.name} {_why('')}")
+        return True
+    if cluster_detection.bare(names):
+        return True
+    other = cluster_detection.other_cluster(names) if not own else ""
+    if options.random_data:
+        force = f"; {framework_doors.FORCE}" if other else ""
+        refuse(f"--random-data is for unchanged programs on one device, and {program.name} {_why(other)}{force}")
+    framework, advice = framework_doors.of_framework(names) if not own else ("", "")
+    why, advice = (_why(other), framework_doors.of_cluster(other)) if other else (f"trains with {framework}", advice)
+    if workers > 1 and (other or framework):
+        refuse(
+            f"{program.name} {why}, and does not attach paceline: {workers} workers would each do the whole job. To "
+            f"share it, {advice}. --as-is starts {workers} unchanged copies"
+        )
+    if other:
+        err().print(f"{program.name} {_why(other)}: it runs without zero lines")
+    elif workers > 1 and not own:
+        err().print(
+            f"{program.name} does not use torch, as far as its imports show: it runs without zero lines, and each of "
+            f"{workers} workers does the whole job; {framework_doors.IF_TORCH}"
+        )
+    return False
+
+
+def _refuse_for_executable(program: Program, options: ZeroLineOptions) -> None:
+    for option, given in (("--random-data", options.random_data), ("--force-zero-lines", options.force)):
+        if given:
+            refuse(
+                f"{option} is for Python programs, and {program.name} is an executable, which cannot have zero lines: "
+                f"{EXECUTABLE}"
+            )
+
+
+def _why(other: str) -> str:
+    return f"uses {other}, which makes a cluster itself" if other else "attaches paceline itself, or does not use torch"
+
+
+def work_not_shared(
+    directory: Path, options: ZeroLineOptions, program: Program, workers: int, rule: str | None
+) -> bool:
+    """Whether each of several workers did the whole job by mistake; prints that."""
+    intended = (options.as_is and rule is None) or attach_marker.asks_for_help(program.arguments)
+    if workers == 1 or intended or not attach_marker.is_missing(directory):
+        return False
+    under = f" The rule {rule} was never used." if rule is not None else ""
+    what = f"nothing attached paceline: each of the {workers} workers did the whole job by itself.{under}"
+    hint = (
+        "add paceline.attach and run.share to the program, or use the adapter of its framework (docs/frameworks.md); "
+        f"{framework_doors.IF_TORCH}"
+    )
+    if program.is_tool:
+        hint = EXECUTABLE
+    parts = (Text(what, style="bold red"), Text(f"{hint}; --as-is starts independent copies", style="default"))
+    err().print(error_panel("the work was not shared", *parts))
+    return True
+
+
+def environment(cluster: LaunchCluster, bare: bool, random_data: bool) -> dict[str, str]:
+    """Variables of workers with zero lines: a common seed, and whether their samples must differ.
+
+    Several hosts have no common seed here; their workers derive one from the name of the start.
+    """
+    added = {"PACELINE_RANDOM_DATA": "1"} if random_data else {}
+    if not bare or cluster.size == 1:
+        return added
+    if hashing.is_random(os.environ):
+        added[hashing.VARIABLE] = hashing.SEED
+    if cluster.hosts == 1 and not os.environ.get(SEED):
+        added[SEED] = str(secrets.randbits(48))
+    return added
+
+
+def refuse_elastic(program: Program | None, options: ZeroLineOptions) -> None:
+    """Refuse an elastic run of a program that does not attach."""
+    for option, given in (("--random-data", options.random_data), ("--force-zero-lines", options.force)):
+        if given:
+            refuse(f"{option} is not for --elastic: there the program has to attach paceline itself")
+    if program is None or program.source is None or options.as_is:
+        return
+    if cluster_detection.unaware(program.source, program.root):
+        refuse(
+            f"{program.name} does not attach paceline, and with --elastic it has to: add run = paceline.attach(model, "
+            "optimizer) before its loop, and run.share(loader) to its loop"
+        )
