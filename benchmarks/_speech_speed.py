@@ -3,8 +3,8 @@
 
 It takes one worker's measured time of a minibatch for the mean of all workers', each of which has a processor of its
 own; times that vary by VARIATION of their mean, independently; the model's parameters as 32-bit numbers; and a network
-of :data:`paceline_plugins.forecast.planner.PRESETS` with one worker a host. The time that a worker itself takes for an exchange
-is left out. The model is that of the table, small for what it computes.
+of :data:`paceline_plugins.forecast.planner.PRESETS` with one worker a host. The time that a worker itself takes for an
+exchange is left out. The model is that of the table, small for what it computes.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ in turn with the norms of the mean displacement taken and without. The norms of 
 either way: the guard against outliers needs them. The figure is the median difference over the median of those without.
 
 Forecast: from a run with few workers, the held-out loss of many after as many samples
-(`paceline_plugins.forecast.planner.quality`), beside that which they come to. Workers are stacked (`_quality_tasks.py`); their
+(`paceline_plugins.forecast.planner.quality`), beside that which they come to. Workers are stacked
+(`_quality_tasks.py`); their
 rates are one worker's times N^0.29, and nothing else is tuned. `unchanged_error` is that of the forecast that many
 workers end where few do.
 

@@ -70,9 +70,7 @@ def run(*arguments: object) -> Result:
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("debugpy")
-@pytest.mark.parametrize(
-    ("program", "begins"), [(ZERO, "-m paceline_plugins.zero.zero train.py"), (ATTACHED, "train.py")]
-)
+@pytest.mark.parametrize(("program", "begins"), [(ZERO, "-m paceline_plugins.zero train.py"), (ATTACHED, "train.py")])
 def test_one_worker_waits_and_all_train(tmp_path: Path, program: str, begins: str) -> None:
     Path("train.py").write_text(program)
     result = run("--workers", 2, "--rule", "sync", "--debugger", 1, "train.py", "--epochs", 3)

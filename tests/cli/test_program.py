@@ -78,7 +78,7 @@ def test_a_python_program_stays_one(name: str, content: bytes) -> None:
     program = find(made(name, content, 0o644), ["--lr", "1"])
     assert not program.is_tool
     assert program.command() == [sys.executable, "-u", name, "--lr", "1"]
-    assert program.command(zero_lines=True)[2:5] == ["-m", "paceline_plugins.zero.zero", name]
+    assert program.command(zero_lines=True)[2:5] == ["-m", "paceline_plugins.zero", name]
 
 
 def test_a_tool_without_a_slash_may_lie_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,6 +218,6 @@ def test_a_module_runs_as_it_is_and_with_zero_lines() -> None:
     result = run("--workers", 2, "--as-is", "-m", "mine.train", "--lr", 1)
     assert result.exit_code == 0, result.output
     assert {f"[0] {said}", f"[1] {said}"} <= set(result.stdout.splitlines())
-    zero = [sys.executable, "-m", "paceline_plugins.zero.zero", "-m", "mine.train", "--lr", "1"]
+    zero = [sys.executable, "-m", "paceline_plugins.zero", "-m", "mine.train", "--lr", "1"]
     done = subprocess.run(zero, capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": "0"}, check=False)
     assert said in done.stdout, done.stderr

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Zero lines: run a training program that does not import paceline on several workers.
 
-    python -m paceline_plugins.zero.zero train.py [ARGUMENTS]
+    python -m paceline_plugins.zero train.py [ARGUMENTS]
 
 runs one worker. `paceline run` starts this for programs that do not mention paceline. So can any launcher that sets
-torch.distributed's variables: `torchrun --nproc-per-node 4 -m paceline_plugins.zero.zero train.py`.
+torch.distributed's variables: `torchrun --nproc-per-node 4 -m paceline_plugins.zero train.py`.
 
 What zero lines add on each worker:
 

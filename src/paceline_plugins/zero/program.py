@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
     if not arguments or not Path(arguments[0]).is_file():
         given = repr(arguments[0]) if arguments else "none"
         raise SystemExit(
-            f"give a program that is there, got {given}: python -m paceline_plugins.zero.zero train.py [ARGUMENTS]"
+            f"give a program that is there, got {given}: python -m paceline_plugins.zero train.py [ARGUMENTS]"
         )
     script = Path(arguments[0])
     worker = from_environment(os.environ)

@@ -19,7 +19,7 @@ jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")
 jnp = jax.numpy
 
-from paceline_plugins.frameworks import jax as adapter
+from paceline_plugins.frameworks import jax as adapter  # noqa: E402 (it imports jax)
 
 
 def params() -> Any:

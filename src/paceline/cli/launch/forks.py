@@ -20,7 +20,7 @@ from typing import IO
 
 from paceline.core import parent_death
 
-ZERO_LINES = (sys.executable, "-u", "-m", "paceline_plugins.zero.zero")
+ZERO_LINES = (sys.executable, "-u", "-m", "paceline_plugins.zero")
 """How a worker with zero lines begins, before the program's name."""
 SERVER = "paceline_plugins.zero.fork_server"
 END_S = 5.0

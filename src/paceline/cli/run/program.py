@@ -65,7 +65,7 @@ class Program:
         return [*self.words, *self.arguments]
 
     def command(self, zero_lines: bool = False) -> list[str]:
-        """The command of a worker, by way of `paceline_plugins.zero.zero` where the program has zero lines of ours."""
+        """The command of a worker, by way of `paceline_plugins.zero` where the program has zero lines of ours."""
         if self.is_tool:
             return self.typed
         return [*(ZERO_LINES if zero_lines else ZERO_LINES[:2]), *self.typed]

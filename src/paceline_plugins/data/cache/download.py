@@ -30,7 +30,7 @@ class CorruptDownload(Exception):
 
 
 class Downloader:
-    """Downloads files of any source; `options` as for :func:`paceline_plugins.data.cache.backend_choice.backend_for`."""
+    """Downloads files of any source; `options` as for :func:`.backend_choice.backend_for`."""
 
     def __init__(self, options: Mapping[str, Any], retries: int, timeout_s: float, counters: Counters) -> None:
         self._options, self._retries, self._timeout_s, self._counters = options, retries, timeout_s, counters

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m paceline_plugins.zero.zero train.py`: one worker of an unchanged program."""
+"""`python -m paceline_plugins.zero train.py`: one worker of an unchanged program."""
 
 from __future__ import annotations
 
