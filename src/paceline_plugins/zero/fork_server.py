@@ -2,8 +2,8 @@
 """Loads torch once a host, then forks the workers of a program with zero lines: `python -m ...fork_server SOCKET`.
 
 Loading torch takes each worker seconds. A forked worker has it loaded already, shares the memory of its code, and then
-runs the program as `python -m paceline_plugins.zero` does. The launcher sends a request for each worker: its number, its
-command and where in it the program is, its environment, and the two files of its output. It gets
+runs the program as `python -m paceline_plugins.zero` does. The launcher sends a request for each worker: its number,
+its command and where in it the program is, its environment, and the two files of its output. It gets
 `{"worker": n, "pid": p}` and later `{"worker": n, "code": c}`. The server ends with the launcher's end of the socket,
 and its workers with it.
 
