@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.errors import NonFiniteError
-from paceline.forecast.sim import simulate_stacked
+from paceline_plugins.forecast import simulate_stacked
 
 TRAINING_LINES, TUNING_LINES, FINAL_LINES = 65_536, 1_024, 2_048
 SHOWN = 24  # held-out lines whose reading is kept

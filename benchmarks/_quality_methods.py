@@ -36,7 +36,6 @@ from _quality_trials import train_trial
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.forecast.sim import simulate_grown
 from paceline.forecast.sim.clock import Clock, exponential
 from paceline.rules.outer.block_momentum import BlockMomentum
 from paceline.rules.outer.gain import EXPONENT
@@ -44,6 +43,7 @@ from paceline.rules.recipes import rule_from_text
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Growth
 from paceline.rules.schedule.growth import RATE_EXPONENT
+from paceline_plugins.forecast import simulate_grown
 
 AMPLIFY = {"cold": 0.0, "amplified": 0.5, "grown": 0.5}
 OTHERS = {

@@ -15,7 +15,7 @@ from _trainings import rows_of
 from torch import Tensor, nn
 
 from paceline.errors import NonFiniteError
-from paceline.forecast.sim import simulate_stacked
+from paceline_plugins.forecast import simulate_stacked
 
 LARGEST_GRADIENT = 1.0
 WARM, LEVEL, LEAST = 0.05, 0.4, 0.01

@@ -26,8 +26,8 @@ import torch
 from _quality_tasks import TASKS, start
 from _trainings import leave, rows_of
 
-from paceline.forecast.sim import simulate_stacked
 from paceline.rules.schedule.growth import rate_factor
+from paceline_plugins.forecast import simulate_stacked
 
 SETTINGS = ["", "ema=0.5", "ema=0.8", "ema=0.9", "ema=0.95", "restart=8", "restart=16", "restart=32"]
 Row = dict[str, Any]

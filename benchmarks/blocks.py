@@ -2,7 +2,7 @@
 """Methods with blocks on a small language model: against one worker, by number of workers, gain and period.
 
 A perceptron guesses the next character of Python's own library from the last twelve. N workers are simulated stacked
-(:func:`paceline.forecast.sim.simulate_stacked`). All trainings see the same number of minibatches in all, in the same
+(`paceline_plugins.forecast.simulate_stacked`). All trainings see the same number of minibatches in all, in the same
 order, and a learning rate that follows the samples seen in the same way; the loss is the mean cross-entropy on held-out
 files, in nats, once at the end.
 
@@ -56,7 +56,7 @@ from _block_methods import Plan, Training
 from torch import Tensor, nn
 
 from paceline.errors import NonFiniteError
-from paceline.forecast.sim import StackedResult, simulate_stacked
+from paceline_plugins.forecast import StackedResult, simulate_stacked
 
 WORKERS = {"table": [1, 4, 16, 64], "gain": [4, 16, 64], "period": [8], "rate": [1, 16]}
 Batch = tuple[Tensor, Tensor]

@@ -11,7 +11,7 @@ The table is made on other lines, of modules that no training saw.
     python benchmarks/lines.py [--workers 1 8 32 64] [--period 8] [--minibatches 98304] [--seeds 3] [--jobs 2]
         [--out out/lines] [--plot FILE] [--quick] [--exponents P ...]
 
-Workers under block rules are stacked (`paceline.forecast.sim.simulate_stacked`); synchronous ones are one with a
+Workers under block rules are stacked (`paceline_plugins.forecast.simulate_stacked`); synchronous ones are one with a
 minibatch N times larger, whose gradient is the mean of theirs. Each training is a process of its own with one thread,
 kept under `--out`, so the command goes on where it was stopped. `--plot out.png` writes the figure, and lines with
 their reading to out_lines.png. `--check` only compares stacked with virtual workers. The last line is a JSON object:

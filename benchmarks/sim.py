@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from paceline.forecast.sim import StackedResult, simulate_stacked
+from paceline_plugins.forecast import StackedResult, simulate_stacked
 
 FEATURES, CLASSES = 32, 10
 

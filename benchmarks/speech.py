@@ -12,16 +12,15 @@ utterances, in voices, at speeds and pitches that no training heard together.
         [--out out/speech] [--plot FILE] [--quick] [--exponents P ...]
 
 It needs espeak-ng (`apt install espeak-ng`). Workers under block rules are stacked
-(`paceline.forecast.sim.simulate_stacked`), synchronous ones are one with an N times larger minibatch, asynchronous ones
-are virtual (`paceline.simulate`) and equally fast. Each training is a process of its own with one thread, kept under
-`--out`, so the command goes on where it was stopped. `--plot out.png` writes the figure, and utterances with their
-reading to out_features.png. `--check` only compares stacked with virtual workers. The last line is a JSON object:
+(`paceline_plugins.forecast.simulate_stacked`), synchronous ones are one with an N times larger minibatch, asynchronous
+ones are virtual (`paceline.simulate`) and equally fast. Each training is a process of its own with one thread, kept
+under `--out`, so the command goes on where it was stopped. `--plot out.png` writes the figure, and utterances with
+their reading to out_features.png. `--check` only compares stacked with virtual workers. The last line is a JSON object:
 `rate`, `tuning` (error by rate), and `cells`: method, workers, mean `error`, `least`, `most`, `word_error`,
 `over_serial` (error over that of one worker, less 1), `diverged` (of the seeds), `minibatch_ms`, and `speed_up` by
 network, which the planner computes from one worker's `minibatch_ms` and the model's size (`_speech_speed.py` says what
 it assumes). With `--exponents` there is no table, but ours with gains of N^p for each p and N, the best gain of each N,
-and the law (as `blocks.py gain` has it).
-"""
+and the law (as `blocks.py gain` has it)."""
 
 from __future__ import annotations
 

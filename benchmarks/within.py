@@ -44,10 +44,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Optimizer
 
-from paceline.forecast.sim import WithinResult, simulate_grown, simulate_within
 from paceline.rules.recipes import make_rule
 from paceline.rules.schedule import Growth
 from paceline.rules.schedule.growth import rate_factor
+from paceline_plugins.forecast import WithinResult, simulate_grown, simulate_within
 
 METHODS = ("mild", "curve", "branches", "unbounded", "mild-grow", "curve-grow", "unbounded-grow")
 LEAST, SHARE, JUDGED = 4, 0.02, 1 << 14

@@ -15,12 +15,13 @@ import paceline
 import paceline.data
 import paceline.rules.recipes
 import paceline.tuning
+import paceline_plugins.data
 from paceline.observe.sinks import Sink
 
 ROOT = Path(paceline.__file__).parent
 WITH_EXAMPLES = sorted(
-    ".".join(("paceline", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
-    for path in ROOT.rglob("*.py")
+    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+    for path in ROOT.parent.rglob("*.py")
     if ">>> " in path.read_text(encoding="utf-8")
 )
 FACE: dict[str, Any] = {
@@ -31,11 +32,8 @@ FACE: dict[str, Any] = {
         for name in ("share", "log_to", "tune", "save", "global_model", "model_for_export")
     },
     **{name: getattr(paceline.rules.recipes, name) for name in ("bmuf", "sync", "ssp")},
-    **{
-        name: getattr(paceline.data, name)
-        for name in ("Files", "Cache", "ShardStream", "PackedDataset", "ParquetDataset", "BucketBatches")
-    },
-    **{name: getattr(paceline.data, name) for name in ("text_lines", "json_lines")},
+    **{name: getattr(paceline.data, name) for name in ("ShardStream", "BucketBatches", "text_lines", "json_lines")},
+    **{name: getattr(paceline_plugins.data, name) for name in ("Files", "Cache", "PackedDataset", "ParquetDataset")},
     **{name: getattr(paceline.tuning, name) for name in ("WarmUp", "Newbob", "PeriodFromExchange", "BatchGrowth")},
     "Sink": Sink,
 }

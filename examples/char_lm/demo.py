@@ -38,8 +38,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from paceline import RuleError, rule_from_text
-from paceline.observe import ExtraTable, write_report
 from paceline.observe.reports.live import Live, LiveSnapshot
+from paceline_plugins.report import ExtraTable, write_report
 
 HERE = Path(__file__).resolve().parent
 LOOK_EVERY_S = 0.25

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.forecast.sim import simulate_grown
 from paceline.rules.schedule import Growth
+from paceline_plugins.forecast import simulate_grown
 from tests.benchmarks.modules import FOLDER, imported
 
 NAMES = ("_quality_methods", "_quality_speech", "_quality_tasks", "_quality_times", "_quality_trials")

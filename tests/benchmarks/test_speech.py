@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.forecast.sim import simulate_stacked
+from paceline_plugins.forecast import simulate_stacked
 from tests.benchmarks.modules import FOLDER, imported
 
 B, T, F, H = 3, 9, 7, 5

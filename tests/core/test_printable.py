@@ -107,7 +107,7 @@ class Tags(HTMLParser):
 
 
 def test_the_page_runs_nothing(evil_log: Path, tmp_path: Path) -> None:
-    from paceline.observe import write_report
+    from paceline_plugins.report import write_report
 
     page = write_report(evil_log, tmp_path / "page", title=HTML).read_text(encoding="utf-8")
     tags = Tags()

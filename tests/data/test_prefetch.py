@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import paceline
-from paceline.data import Cache, PackedDataset
 from paceline.data.sampling.order import InShards
+from paceline_plugins.data import Cache, PackedDataset
 from tests.data.cache.server import Server
 from tests.data.packed.made import packed
 from tests.helpers import simulate

@@ -132,7 +132,7 @@ def test_what_loads_later_is_what_type_checkers_see(package: str) -> None:
 
 @pytest.mark.processes
 def test_modules_are_found_without_an_import_of_their_own() -> None:
-    modules = loaded("import paceline", "paceline.data.Files; paceline.forecast.sim.link")
+    modules = loaded("import paceline", "paceline_plugins.data.Files; paceline.forecast.sim.link")
     assert {"paceline_plugins.data.cache.files", "paceline.forecast.sim.clock"} <= modules
 
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from paceline.observe import write_report
 from paceline.observe.http_server import BoundedServer
-from paceline_plugins.report import live_page
+from paceline_plugins.report import live_page, write_report
 from paceline_plugins.report.live_page import LivePage, Status
 from tests.browser import CHROMIUM, Browser, browser
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.observe import read_run, write_report
+from paceline.observe import read_run
 from paceline.observe.reports.log import RunLog
 from paceline.observe.reports.summary import summarize, warnings
+from paceline_plugins.report import write_report
 from paceline_plugins.report.clocks import align_clocks
 from paceline_plugins.report.curves import by_samples, by_time, bytes_by_time
 from paceline_plugins.report.tables import comparison, event_rows, worker_rows

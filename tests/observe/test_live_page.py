@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from paceline.observe import write_report
 from paceline.observe.http_server import MAX_CONNECTIONS, Answer, BoundedServer
 from paceline.observe.reports import folding, follow
 from paceline.observe.reports.follow import RunFollower
 from paceline.observe.reports.read import read_run
 from paceline.observe.reports.summary import summarize
+from paceline_plugins.report import write_report
 from paceline_plugins.report.live_page import LivePage, Status
 
 from .conftest import Event, lines, pushing, waiting, worker_events

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from paceline.observe import ExtraTable, read_run, write_report
+from paceline.observe import read_run
 from paceline.observe.reports.summary import bytes_text, seconds_text, value_text
+from paceline_plugins.report import ExtraTable, write_report
 from paceline_plugins.report.chart_page import inline_json
 from paceline_plugins.report.charts import Chart, charts
 from paceline_plugins.report.tables import comparison, event_rows

@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.forecast.sim import Clock, simulate_stacked
+from paceline.forecast.sim import Clock
 from paceline.observe.reports.read import read_run
 from paceline.rules import describe
 from paceline.rules.payload import Delta
 from paceline.tuning import period_controller
+from paceline_plugins.forecast import simulate_stacked
 from paceline_plugins.report.tables import tuned_rows
 from tests.helpers import Outcome, Place, Program, adam, momentum_sgd, same_bits, sgd, train
 

@@ -18,8 +18,9 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, TensorDataset
 
 import paceline
 from paceline.errors import ElsewhereError, UnsupportedError
-from paceline.forecast.sim import Clock, simulate_grown
+from paceline.forecast.sim import Clock
 from paceline.rules.recipes import make_rule
+from paceline_plugins.forecast import simulate_grown
 from tests.forecast.sim.test_vectorised import loss_of
 from tests.helpers import adam, distance, make_net, momentum_sgd, same_bits, sgd, simulate
 from tests.processes.grown_programs import Grown, Seen, training

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Service 4, data distribution: every sample of an epoch enters the global model exactly once.
 
-The ledger and the split are what `run.share` works with. `Cache`, `Files`, `PackedDataset` and `ParquetDataset` bring
-the data: remote files through a cache that the workers of a host share, and packed shards.
+The ledger and the split are what `run.share` works with. Remote files through a cache that the workers of a host share,
+and packed shards, are in `paceline_plugins.data`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,12 @@ if TYPE_CHECKING:
     from paceline.data.streams.dataset import Shards, ShardStream
     from paceline.data.streams.formats import json_lines, parquet_rows, text_lines
     from paceline.data.streams.libraries import by_index, hugging_face, web_dataset
-    from paceline_plugins.data.cache import Cache, Files
-    from paceline_plugins.data.packed import PackedDataset, ParquetDataset
 else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
             "BucketBatches": "sampling.buckets",
-            "Cache": "cache",
             "LoaderRegistry": "sharing.loader_registry",
-            "Files": "cache",
-            "PackedDataset": "packed",
-            "ParquetDataset": "packed",
             "ShardStream": "streams.dataset",
             "Shards": "streams.dataset",
             "SharedLoader": "sharing.shared_loader",
@@ -44,11 +38,7 @@ else:
 
 __all__ = [
     "BucketBatches",
-    "Cache",
-    "Files",
     "LoaderRegistry",
-    "PackedDataset",
-    "ParquetDataset",
     "ShardStream",
     "Shards",
     "SharedLoader",

@@ -9,7 +9,7 @@
     standard_streams  a worker's output goes on when its disk is full
     processes         which process wrote a log, and whether it still runs
     sinks/            where metrics go while a run trains
-    reports/          reads logs; shows them live, as pictures and as a page
+    reports/          reads logs, and follows them live
 """
 
 from __future__ import annotations
@@ -21,33 +21,22 @@ from paceline.core.lazy import lazily
 if TYPE_CHECKING:
     from paceline.observe.reports.log import RunLog, WorkerLog
     from paceline.observe.reports.read import LogError, read_run, read_runs
-    from paceline_plugins.report.report import write_report
-    from paceline_plugins.report.sections import ExtraTable
-    from paceline_plugins.report.trace import Trace, write_trace
 else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
-            "ExtraTable": "reports.sections",
             "LogError": "reports.read",
             "RunLog": "reports.log",
-            "Trace": "reports.trace",
             "WorkerLog": "reports.log",
             "read_run": "reports.read",
             "read_runs": "reports.read",
-            "write_report": "reports.report",
-            "write_trace": "reports.trace",
         },
     )
 
 __all__ = [
-    "ExtraTable",
     "LogError",
     "RunLog",
-    "Trace",
     "WorkerLog",
     "read_run",
     "read_runs",
-    "write_report",
-    "write_trace",
 ]

@@ -1,2 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forecasts: the planner, the doctor, and vectorised simulation."""
+"""Forecasts before you rent: the planner, the doctor, and vectorised simulation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.core.lazy import lazily
+
+if TYPE_CHECKING:
+    from paceline_plugins.forecast.vectorised.grown import GrownResult, Stage, simulate_grown
+    from paceline_plugins.forecast.vectorised.vectorised import StackedResult, simulate_stacked
+    from paceline_plugins.forecast.vectorised.within import WithinResult, simulate_within
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "GrownResult": "vectorised.grown",
+            "StackedResult": "vectorised.vectorised",
+            "Stage": "vectorised.grown",
+            "WithinResult": "vectorised.within",
+            "simulate_grown": "vectorised.grown",
+            "simulate_stacked": "vectorised.vectorised",
+            "simulate_within": "vectorised.within",
+        },
+    )
+
+__all__ = [
+    "GrownResult",
+    "StackedResult",
+    "Stage",
+    "WithinResult",
+    "simulate_grown",
+    "simulate_stacked",
+    "simulate_within",
+]

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from paceline.errors import RuleError, UnsupportedError
-from paceline.forecast.sim import Stage, simulate_grown, simulate_stacked
 from paceline.rules.schedule import Growth
 from paceline.rules.schedule.growth import rate_factor
+from paceline_plugins.forecast import Stage, simulate_grown, simulate_stacked
 from tests.forecast.sim.test_vectorised import batches, loss_of
 from tests.helpers import adam, make_net, momentum_sgd
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.errors import NonFiniteError, UnsupportedError
-from paceline.forecast.sim import simulate_stacked
+from paceline_plugins.forecast import simulate_stacked
 from tests.helpers import CLASSES, FEATURES, adam, make_net, momentum_sgd, sgd
 
 N, STEPS = 3, 23

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 
 import paceline
 from paceline.errors import NonFiniteError, UnsupportedError
-from paceline.forecast.sim import simulate_grown, simulate_stacked
+from paceline_plugins.forecast import simulate_grown, simulate_stacked
 from tests.helpers import adam, momentum_sgd, sgd
 
 N, STEPS, SIZE, CHANNELS, SIDE, CLASSES = 3, 11, 4, 2, 5, 3

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UnsupportedError
-from paceline.forecast.sim import WithinResult, simulate_stacked, simulate_within
 from paceline.tuning import loss_bound
+from paceline_plugins.forecast import WithinResult, simulate_stacked, simulate_within
 from paceline_plugins.forecast.vectorised import within as of_branches
 
 WORKERS, STEPS = 2, 320

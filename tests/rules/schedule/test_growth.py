@@ -8,10 +8,10 @@ import torch
 
 import paceline
 from paceline.errors import RuleError, UnsupportedError
-from paceline.forecast.sim import simulate_grown, simulate_stacked
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.schedule import EveryBlock, GivenGrowth, Growth, Paced
 from paceline.rules.schedule.growth import make_growth, rate_factor
+from paceline_plugins.forecast import simulate_grown, simulate_stacked
 from tests.forecast.sim.test_vectorised import batches, loss_of
 from tests.helpers import make_net, momentum_sgd
 

@@ -13,10 +13,10 @@ from torch import nn
 
 import paceline
 from paceline.errors import RuleError
-from paceline.forecast.sim import simulate_stacked
 from paceline.observe import read_run
 from paceline.rules import BlockSettings, EveryStep, Gradient, Rule
 from paceline.update import monitor
+from paceline_plugins.forecast import simulate_stacked
 from tests.helpers import CLASSES, FEATURES, Place, adam, make_net, momentum_sgd, same_bits, simulate, state_of, train
 
 STEPS, PERIOD = 14, 4

@@ -14,7 +14,7 @@ from torch import nn
 import paceline
 from paceline.core.optimizer_state import ensure_state, moments, reset_state
 from paceline.errors import UnsupportedError
-from paceline.forecast.sim import simulate_stacked
+from paceline_plugins.forecast import simulate_stacked
 from tests.helpers import same_bits, simulate
 from tests.processes.launch import run as run_processes
 from tests.processes.muon_programs import Training

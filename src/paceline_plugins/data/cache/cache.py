@@ -42,7 +42,7 @@ class Cache:
                     ...
 
     >>> import tempfile
-    >>> from paceline.data import Cache
+    >>> from paceline_plugins.data import Cache
     >>> with Cache(tempfile.mkdtemp(), cap_bytes=1_000_000) as cache:
     ...     cache.stats()  # by source: hits, misses, bytes
     {}

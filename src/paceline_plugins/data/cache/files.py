@@ -21,7 +21,7 @@ class Files(Dataset[Any]):
     >>> import tempfile
     >>> from pathlib import Path
     >>> from torch.utils.data import DataLoader
-    >>> from paceline.data import Files
+    >>> from paceline_plugins.data import Files
     >>> paths = [Path(tempfile.mkdtemp()) / f"{k}.txt" for k in range(4)]
     >>> for k, path in enumerate(paths):
     ...     _ = path.write_text(f"sample {k}")

@@ -67,7 +67,7 @@ class PackedDataset(Dataset[Any]):
 
     >>> import tempfile
     >>> from pathlib import Path
-    >>> from paceline.data import PackedDataset
+    >>> from paceline_plugins.data import PackedDataset
     >>> from paceline_plugins.data.packed.writer import ShardWriter
     >>> folder = Path(tempfile.mkdtemp())
     >>> writer = ShardWriter(folder, shard_bytes=1 << 20)  # `paceline data pack` does this

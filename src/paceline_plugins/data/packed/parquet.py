@@ -61,7 +61,7 @@ class ParquetDataset(Dataset[Any]):
     >>> import tempfile
     >>> import pyarrow
     >>> from pyarrow import parquet
-    >>> from paceline.data import ParquetDataset
+    >>> from paceline_plugins.data import ParquetDataset
     >>> path = tempfile.mkdtemp() + "/rows.parquet"
     >>> parquet.write_table(pyarrow.table({"x": [1, 2, 3], "y": [4, 5, 6]}), path)
     >>> ParquetDataset(path, columns=["x"])[2]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times some steps of a user's unchanged script, and records its parameters and optimizer state.
 
-The script runs in a process of its own (`python -m paceline_plugins.forecast.planner.stopwatch`), as the only
-worker. torch calls a hook after every step of every optimizer. A step time is from one step's end to the next, loading
-of data included; the first few steps, which allocate memory and choose kernels, do not count. With several optimizers, the one
+The script runs in a process of its own (`python -m paceline_plugins.forecast.planner.stopwatch`), as the only worker.
+torch calls a hook after every step of every optimizer. A step time is from one step's end to the next, loading of data
+included; the first few steps, which allocate memory and choose kernels, do not count. With several optimizers, the one
 that makes the first step marks the time, and the parameters of all count. After enough steps the script ends as by
 `sys.exit()`, so that its `finally` blocks run. The result is a JSON file.
 """

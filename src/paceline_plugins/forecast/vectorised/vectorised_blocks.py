@@ -57,7 +57,7 @@ def check_rule(rule: Rule, overlaps: bool = True) -> None:
     if schedule.grow is not None:
         raise UnsupportedError(
             f"{rule.text()}: its number of workers grows, and that of simulate_stacked is fixed; use "
-            "paceline.forecast.sim.simulate_grown, or leave grow out"
+            "paceline_plugins.forecast.simulate_grown, or leave grow out"
         )
 
 
