@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`paceline storm`: simulated elastic runs under faults that a seed decides, or that a real run has recorded."""
+"""`python -m devtools.storm`: simulated elastic runs under faults that a seed decides, or that a real run has recorded."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def command(
                 refuse(f"{name} is asked of a recorded run: give it with --replay-tape RUN")
         with refusing():
             settings = replace(_settings(over, rule, workers, faults), fewer=fewer)
-        command = "paceline storm" + _options(settings)
+        command = "python -m devtools.storm" + _options(settings)
     else:
         for option in ("over", "workers", "faults", "leave_out", "fewer"):
             if (source := ctx.get_parameter_source(option)) is not None and source.name == "COMMANDLINE":
@@ -140,7 +140,7 @@ def _tape(
         settings = StormSettings("tape", played=changed(recorded, changes))
     if seed is not None:
         _compare(recorded, changes, seed)
-    return settings, f"paceline storm --replay-tape {shlex.quote(str(path))}{changes.options}"
+    return settings, f"python -m devtools.storm --replay-tape {shlex.quote(str(path))}{changes.options}"
 
 
 def _compare(tape: Tape, changes: Changes, seed: int) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from devtools.storm.__main__ import app as storm
 from devtools.storm.tape import Played, read
 from devtools.storm.what_if import replay
 from typer.testing import CliRunner, Result
 
-from paceline.cli import app
 from paceline.cli.launch import saved_plan, supervisor
 from tests.cli.test_run import Script, _here, assert_gone, run, script, started  # noqa: F401
 from tests.ports import free_port
@@ -170,8 +170,8 @@ def test_the_tape_of_a_real_run_is_played_with_the_same_members(script: Script, 
     assert all(one.same and one.outcome.problems == [] and one.lost == one.repeated == 0 for one in found)
     assert sum(size for size, _ in tape.wires) > 0 and sum(time for _, time in tape.wires) > 0
     assert (log / "control.jsonl").stat().st_size < 200 * tape.exchanges + 10_000
-    asked = ["storm", "--replay-tape", str(log), "--without-death", str(lost), "--seeds", "2", "--jobs", "1"]
-    said = CliRunner().invoke(app, asked)
+    asked = ["--replay-tape", str(log), "--without-death", str(lost), "--seeds", "2", "--jobs", "1"]
+    said = CliRunner().invoke(storm, asked)
     assert said.exit_code == 0, said.output
     table = {line[:50].strip(): line[50:].split() for line in said.stdout.splitlines()}
     assert table["workers lost"] == ["1", "1", "0"] and table["members as recorded"] == ["yes", "no"]

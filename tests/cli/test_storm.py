@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`paceline storm`: what is refused and why, and a failure that is repeated by the command that it prints."""
+"""`python -m devtools.storm`: what is refused and why, and a failure that is repeated by the command that it prints."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from devtools.storm.__main__ import app
 from typer.testing import CliRunner, Result
 
-from paceline.cli import app
 from tests.testing.test_tape import steady, written
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -19,7 +19,7 @@ from _storm_mutants import MUTANTS
 
 
 def storm(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["storm", *(str(one) for one in arguments)])
+    return CliRunner().invoke(app, [str(one) for one in arguments])
 
 
 def said(result: Result) -> str:
@@ -101,12 +101,12 @@ def test_a_failure_gets_smaller_and_is_repeated_by_the_command_that_it_prints(tm
         assert left_out is not None, first.stdout
         fewer_faults, _, fewer_workers, _ = (int(number) for number in left_out.groups())
         assert fewer_faults > 0 and fewer_workers > 0
-        command = next(line for line in first.stdout.splitlines() if line.startswith("  paceline storm "))
+        command = next(line for line in first.stdout.splitlines() if line.startswith("  python -m devtools.storm "))
         page = tmp_path / "page.html"
-        again = storm(*shlex.split(command)[2:], "--page", page)
+        again = storm(*shlex.split(command)[3:], "--page", page)
         assert again.exit_code == 1 and again.stderr == first.stderr
     assert "Seed 1: failed" in page.read_text() and " fault: " in page.read_text()
-    mended = storm(*shlex.split(command)[2:])
+    mended = storm(*shlex.split(command)[3:])
     assert mended.exit_code == 0 and mended.stderr == "", mended.output
 
 

@@ -15,8 +15,9 @@ import pytest
 import paceline
 from paceline.core.extras import MissingExtraError, needed
 
-ROOT = Path(paceline.__file__).parent
-REPOSITORY = ROOT.parent.parent
+ROOT = Path(paceline.__file__).parent.parent
+REPOSITORY = ROOT.parent
+SOURCES = [path for name in ("paceline", "paceline_plugins") for path in (ROOT / name).rglob("*.py")]
 PYPROJECT = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
 
 CORE = {"torch", "numpy", "safetensors", "typer", "rich", "cryptography", "click", "cloudpickle", "tomli"}
@@ -50,14 +51,14 @@ FOR_DEVELOPERS = {"dev", "dist", "docs", "test"}
 ALONE = {"tensorflow"}
 """Too large to come with all others."""
 DOORS = {
-    "accelerate": ("accelerate", "accelerate"),
-    "fabric": ("lightning", "lightning"),
-    "hugging_face": ("transformers", "transformers"),
-    "jax": ("jax", "jax"),
-    "keras": ("keras", "keras"),
-    "lightning": ("lightning", "lightning"),
-    "sklearn": ("sklearn", "sklearn"),
-    "tensorflow": ("tensorflow", "tensorflow"),
+    "paceline.doors.adapters.accelerate": ("accelerate", "accelerate"),
+    "paceline.doors.adapters.fabric": ("lightning", "lightning"),
+    "paceline.doors.adapters.hugging_face": ("transformers", "transformers"),
+    "paceline.doors.adapters.lightning": ("lightning", "lightning"),
+    "paceline_plugins.frameworks.jax": ("jax", "jax"),
+    "paceline_plugins.frameworks.keras": ("keras", "keras"),
+    "paceline_plugins.frameworks.sklearn": ("sklearn", "sklearn"),
+    "paceline_plugins.frameworks.tensorflow": ("tensorflow", "tensorflow"),
 }
 """Adapter -> the package that it is for, and its extra."""
 
@@ -81,14 +82,14 @@ def extras() -> dict[str, set[str]]:
 
 def imported() -> Iterator[tuple[Path, str]]:
     """Modules of others that the package names in an import, wherever that stands."""
-    for path in ROOT.rglob("*.py"):
+    for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and not node.level:
                 names = [str(node.module)]
             for name in names:
                 top = name.partition(".")[0]
-                if top not in sys.stdlib_module_names and top != "paceline":
+                if top not in sys.stdlib_module_names and top not in ("paceline", "paceline_plugins"):
                     yield path, top
 
 
@@ -115,7 +116,7 @@ def test_all_is_every_extra_of_a_user() -> None:
 
 
 def test_texts_name_extras_that_exist() -> None:
-    texts = [*ROOT.rglob("*.py"), *REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]
+    texts = [*SOURCES, *REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]
     named = {
         (path.name, extra)
         for path in texts
@@ -128,12 +129,14 @@ def test_texts_name_extras_that_exist() -> None:
 
 @pytest.mark.parametrize(("door", "package", "extra"), [(door, *rest) for door, rest in DOORS.items()])
 def test_a_door_says_what_to_install(door: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("paceline.doors.adapters")]:
+    for name in [
+        name for name in sys.modules if name.startswith(("paceline.doors.adapters", "paceline_plugins.frameworks"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     for name in {package, *(name for name in sys.modules if name.startswith(f"{package}."))}:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match=re.escape(f"pip install 'paceline[{extra}]'")):
-        importlib.import_module(f"paceline.doors.adapters.{door}")
+        importlib.import_module(door)
 
 
 def test_a_package_that_is_there_but_broken_speaks_for_itself() -> None:

@@ -53,14 +53,14 @@ def contents(wheel: Path) -> dict[str, bytes]:
 @pytest.mark.processes
 def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     inside = contents(wheel)
-    package = {name for name in inside if name.startswith("paceline/")}
-    files = (path for path in (REPOSITORY / "src" / "paceline").rglob("*") if path.is_file())
+    package = {name for name in inside if name.startswith(("paceline/", "paceline_plugins/"))}
+    files = (path for path in (REPOSITORY / "src").rglob("*") if path.is_file())
     expected = {str(path.relative_to(REPOSITORY / "src")) for path in files if "__pycache__" not in path.parts}
     assert package == expected
     assert "paceline/py.typed" in package
     others = {name.rpartition("/")[2] for name in set(inside) - package}
     assert others == {"METADATA", "WHEEL", "RECORD", "LICENSE", "NOTICE", "uPlot.LICENSE", "entry_points.txt"}
-    chart_library = inside["paceline/observe/reports/assets/uPlot.min.js"]
+    chart_library = inside["paceline_plugins/report/assets/uPlot.min.js"]
     version = re.search(rb"uPlot \(v([\d.]+)\)", chart_library)
     (notice,) = (text for name, text in inside.items() if name.endswith("/NOTICE"))
     assert version is not None and b"uPlot " + version[1] in notice, "NOTICE names another version"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from devtools.storm import command as storm
 
 from paceline import __version__
 from paceline.cli import explain, settings, sim, watch
@@ -52,7 +51,6 @@ app.command("explain")(explain.command)
 app.command("plan", cls=ProgramCommand, context_settings=CONTEXT)(plan)
 app.command("doctor")(doctor.command)
 app.command("revoke")(revoke.command)
-app.command("storm")(storm.command)
 app.command("verify", cls=VerifyCommand, context_settings=CONTEXT, epilog=VERIFY_EPILOG)(verify)
 app.command("settings")(settings.command)
 app.add_typer(data.app, name="data")
