@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m devtools.storm`: simulated elastic runs under faults that a seed decides, or that a real run has recorded."""
+"""`python -m devtools.storm`: simulated elastic runs under drawn faults, or under those of a recorded run."""
 
 from __future__ import annotations
 
