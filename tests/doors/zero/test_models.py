@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from paceline.doors.zero.models import GlobalView
 from paceline.doors.zero.refusals import Refusal
+from paceline.run.run import Run
 from tests.doors.zero.programs import each, virtual
 from tests.helpers import same_bits
 from tests.tables import each_value_fast
@@ -315,3 +318,23 @@ def test_a_moving_average_of_a_worker_s_own_parameters_is_named(
     assert [said(rule) for rule in ("bmuf(period=4)", "asgd", "sync")] == [1, 1, 0]
     assert said("bmuf(period=4)", inside="lambda: None") == 0  # a frozen reference
     assert said("bmuf(period=4)", inside="lambda: None", behind="update()") == 0  # of global models
+
+
+def test_a_thread_that_reads_the_model_swaps_nothing_while_a_pass_is_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would exchange the parameters under the hands of the merge."""
+    merge, beside = Run.merge, []
+
+    def merging(run: Run) -> None:
+        reader = threading.Thread(target=lambda: beside.append([view.beside_training for view in views]))
+        reader.start()
+        reader.join()
+        merge(run)
+
+    views: list[GlobalView] = []
+    initialise = GlobalView.__init__
+    monkeypatch.setattr(Run, "merge", merging)
+    monkeypatch.setattr(GlobalView, "__init__", lambda view, *rest: (views.append(view), initialise(view, *rest))[1])
+    run(tmp_path, monkeypatch, "    train(sgd())\n    torch.save(plain(), 'saved.pt')\n", "asgd")
+    assert len(beside) == 2 and all(all(one) for one in beside)

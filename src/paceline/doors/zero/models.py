@@ -51,7 +51,7 @@ class GlobalView:
         self.catch_up: Callable[[], None] = lambda: None
         """Called before the global parameters are swapped in."""
         self.under_way: Callable[[], bool] = lambda: False
-        """Whether a training pass is open."""
+        """Whether the program trains, or merges what it has trained."""
         self._trainer: threading.Thread | None = None
         self.loaded_at = ""
         """The line where the program loaded weights into the model since the last step."""
@@ -175,7 +175,7 @@ class GlobalView:
         try:
             yield
         finally:
-            if not was:
+            if not was and not self.beside_training:
                 self.leave()
 
     def close(self) -> None:
