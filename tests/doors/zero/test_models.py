@@ -320,21 +320,28 @@ def test_a_moving_average_of_a_worker_s_own_parameters_is_named(
     assert said("bmuf(period=4)", inside="lambda: None", behind="update()") == 0  # of global models
 
 
-def test_a_thread_that_reads_the_model_swaps_nothing_while_a_pass_is_merged(
+def test_a_thread_that_reads_the_model_swaps_nothing_before_a_pass_and_while_it_is_merged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would exchange the parameters under the hands of the merge."""
-    merge, beside = Run.merge, []
+    """It would exchange the parameters under the hands of the thread that trains."""
+    merge, initialise, beside = Run.merge, GlobalView.__init__, []
+    views: list[GlobalView] = []
 
-    def merging(run: Run) -> None:
+    def look() -> None:
         reader = threading.Thread(target=lambda: beside.append([view.beside_training for view in views]))
         reader.start()
         reader.join()
+
+    def merging(run: Run) -> None:
+        look()
         merge(run)
 
-    views: list[GlobalView] = []
-    initialise = GlobalView.__init__
+    def made(view: GlobalView, *rest: Any) -> None:
+        initialise(view, *rest)
+        views.append(view)
+        look()
+
     monkeypatch.setattr(Run, "merge", merging)
-    monkeypatch.setattr(GlobalView, "__init__", lambda view, *rest: (views.append(view), initialise(view, *rest))[1])
+    monkeypatch.setattr(GlobalView, "__init__", made)
     run(tmp_path, monkeypatch, "    train(sgd())\n    torch.save(plain(), 'saved.pt')\n", "asgd")
-    assert len(beside) == 2 and all(all(one) for one in beside)
+    assert len(beside) == 4 and all(all(one) for one in beside)
