@@ -72,7 +72,7 @@ def decided_by_the_held_out_loss() -> None:
     note(w=flat(model), rates=rates)
 
 
-@case("pytorch/pytorch#23480", right("w", "rate"), rules=EVERY)
+@case("pytorch/pytorch#23480", right("w", "rate"), rules=EVERY, said="that of an even split")
 def warm_restarts() -> None:
     """CosineAnnealingWarmRestarts.step(epoch + i / len(loader)), with accumulation"""
     model, loader = net(), batches()

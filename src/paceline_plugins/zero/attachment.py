@@ -176,7 +176,7 @@ class Zero:
             place = self._checkpoint_place()
             run = attach(roots[0] if len(roots) == 1 else roots, chosen, data="split", checkpoint=place)
         self._view = self._states.view = GlobalView(run, roots, self._here, self._reporter)
-        self._view.catch_up, self._view.under_way = self._loaders.settle, lambda: self._loaders.passes > 0
+        self._view.catch_up, self._view.under_way = self._loaders.settle, lambda: self._loaders.under_way
         self._served.update(optimizers)
         self._fresh = False
         numbers = sum(p.numel() for one in optimizers for p in module_discovery.trained(one))

@@ -64,6 +64,7 @@ class Loaders:
         self._streams: Streams | None = None
         self._schedules = Schedules(worker.size, reporter, where, lambda: self.passes > 0)
         self._lengths = Lengths(worker, reporter, where, self._passes, self._history, lambda: self._view)
+        self._merging = False
         self.split = False
         """Whether steps were made from a split pass in this run."""
         self.refused: PacelineError | None = None
@@ -73,6 +74,11 @@ class Loaders:
     def passes(self) -> int:
         """How many training passes are open."""
         return self._passes.in_training
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the program trains, up to the end of the merge after its pass."""
+        return self.passes > 0 or self._passes.unmerged or self._merging
 
     # -- standing in ------------------------------------------------------------------------------
 
@@ -306,8 +312,11 @@ class Loaders:
 
     def _merge(self, view: GlobalView) -> None:
         """Merge, once all workers are at the end of their pass."""
-        self._passes.unmerged = False
-        view.merge()
+        self._merging, self._passes.unmerged = True, False
+        try:
+            view.merge()
+        finally:
+            self._merging = False
 
     def _say(self, one: LoaderPass) -> None:
         """Print once whether the pass is training or evaluation."""

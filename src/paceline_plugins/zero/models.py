@@ -51,8 +51,8 @@ class GlobalView:
         self.catch_up: Callable[[], None] = lambda: None
         """Called before the global parameters are swapped in."""
         self.under_way: Callable[[], bool] = lambda: False
-        """Whether a training pass is open."""
-        self._trainer: threading.Thread | None = None
+        """Whether the program trains, or merges what it has trained."""
+        self._trainer = threading.current_thread()  # which is about to train
         self.loaded_at = ""
         """The line where the program loaded weights into the model since the last step."""
         self._replaced: tuple[list[Tensor], list[Tensor]] = [], []  # digests of the global parameters; the worker's own
@@ -68,9 +68,9 @@ class GlobalView:
 
     @property
     def beside_training(self) -> bool:
-        """Whether another thread than the caller's trains at present."""
-        trainer = self._trainer
-        return trainer not in (None, threading.current_thread()) and trainer.is_alive() and self.under_way()
+        """Whether another thread than the caller's trains at present, or is about to."""
+        trains = self.under_way() or not self._has_stepped
+        return self._trainer is not threading.current_thread() and self._trainer.is_alive() and trains
 
     def before_forward(self, module: nn.Module) -> None:
         """A module of the model is called."""
@@ -175,7 +175,7 @@ class GlobalView:
         try:
             yield
         finally:
-            if not was:
+            if not was and not self.beside_training:
                 self.leave()
 
     def close(self) -> None:

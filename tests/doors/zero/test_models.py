@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from paceline.run.run import Run
+from paceline_plugins.zero.models import GlobalView
 from paceline_plugins.zero.refusals import Refusal
 from tests.doors.zero.programs import each, virtual
 from tests.helpers import same_bits
@@ -315,3 +318,30 @@ def test_a_moving_average_of_a_worker_s_own_parameters_is_named(
     assert [said(rule) for rule in ("bmuf(period=4)", "asgd", "sync")] == [1, 1, 0]
     assert said("bmuf(period=4)", inside="lambda: None") == 0  # a frozen reference
     assert said("bmuf(period=4)", inside="lambda: None", behind="update()") == 0  # of global models
+
+
+def test_a_thread_that_reads_the_model_swaps_nothing_before_a_pass_and_while_it_is_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would exchange the parameters under the hands of the thread that trains."""
+    merge, initialise, beside = Run.merge, GlobalView.__init__, []
+    views: list[GlobalView] = []
+
+    def look() -> None:
+        reader = threading.Thread(target=lambda: beside.append([view.beside_training for view in views]))
+        reader.start()
+        reader.join()
+
+    def merging(run: Run) -> None:
+        look()
+        merge(run)
+
+    def made(view: GlobalView, *rest: Any) -> None:
+        initialise(view, *rest)
+        views.append(view)
+        look()
+
+    monkeypatch.setattr(Run, "merge", merging)
+    monkeypatch.setattr(GlobalView, "__init__", made)
+    run(tmp_path, monkeypatch, "    train(sgd())\n    torch.save(plain(), 'saved.pt')\n", "asgd")
+    assert len(beside) == 4 and all(all(one) for one in beside)
