@@ -175,15 +175,6 @@ def renormalises(module: nn.Module) -> bool:
     return getattr(module, "max_norm", None) is not None and isinstance(module, (nn.Embedding, nn.EmbeddingBag))
 
 
-def check_bound(rule: Rule, zero_lines: bool) -> None:
-    """Refuse a bound on the held-out loss for programs that cannot log one."""
-    if rule.schedule.bound is not None and zero_lines:
-        raise UnsupportedError(
-            f"{rule.text()} needs the held-out loss, which a program with zero lines cannot log: attach paceline with "
-            "two lines and call run.log(held_out=loss) after each evaluation, or leave within= out"
-        )
-
-
 def check_growth(rule: Rule, world: World, model: Modules, zero_lines: bool) -> None:
     """Refuse what a number of workers that grows among N that are there does not serve; one worker alone is told."""
     schedule = rule.schedule
@@ -204,8 +195,6 @@ def check_growth(rule: Rule, world: World, model: Modules, zero_lines: bool) -> 
         "out": bool(rule.settings.within),
         "the processes of a host train one model together (DDP, FSDP), and do not know how many workers train; leave "
         "grow out": trains_together(model),
-        "a bound needs the held-out loss of workers that come and go; start the program with paceline run --elastic, "
-        "or leave within out": schedule.bound is not None,
         "a program that does not know of paceline cannot wait for its turn within a pass; add the two lines (attach "
         "and run.share), or leave grow out": zero_lines,
     }

@@ -28,7 +28,6 @@ from paceline.tuning.measured import MeasuredChoices
 from paceline.tuning.names import Changes, flat
 from paceline.tuning.request import TuneRequest
 from paceline.tuning.request_files import RequestFile, RequestFiles
-from paceline.tuning.telling import tell
 from paceline.tuning.tunables import Tunables
 
 logger = logging.getLogger("paceline")
@@ -102,7 +101,6 @@ class Tuner:
     def look(self, now: bool = False) -> None:
         """After every step: time it, and at most once a second look for request files."""
         self.measured.stepped(self.place)
-        tell(self.measured, self._world, self._note, self.place()[1])
         for request_file in self._request_files.look(now):
             self._take(request_file)
 
