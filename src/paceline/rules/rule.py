@@ -91,8 +91,8 @@ class BlockSettings:
     def __post_init__(self) -> None:
         if self.within not in ("", "host"):
             raise RuleError(
-                f'within must be "" or "host", got {self.within!r}; for a bound on the loss take auto; it chooses by the '
-                "network and the length of the run"
+                f'within must be "" or "host", got {self.within!r}; there is no bound on the loss any more: take auto; '
+                "it chooses by the network and the length of the run"
             )
         check_decay(self.ema)
         check_exponent(self.rate_exponent)

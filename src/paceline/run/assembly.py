@@ -111,7 +111,6 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
     reshard(model)
     owned = validation.own_parameters(model, optimizers)
     validation.check_rule(rule, owned)
-    validation.check_held_out(rule, settings.guard, given, settings.group)
     validation.check_shards(settings, model)
     check_scaler(rule, settings.scaler)
 
@@ -120,8 +119,6 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         on_error.callback((membership or transport).close)
         worker = membership.control.worker if membership is not None else transport.world.rank
         exchanges = rule.exchanges_among(transport.world.size) or membership is not None
-        most = membership.control.most if membership is not None else transport.world.size
-        validation.check_majority(settings.guard, transport.world, most)
         validation.check_together(rule, settings, given, transport.world)
         if membership is None:
             validation.check_growth(rule, transport.world, given, settings.data == "split")
