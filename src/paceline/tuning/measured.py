@@ -69,10 +69,10 @@ class MeasuredChoices:
             return None
         return self.period_controller.agree(measured, self._tunables.rule.paced, blocks)
 
-    def among(self, workers: int) -> None:
-        """The membership changed: so many workers train from now on."""
+    def renew(self) -> None:
+        """The workers have changed."""
         if self.period_controller is not None:
-            self.period_controller.among(workers)
+            self.period_controller.renew()
 
     # -- the rule ---------------------------------------------------------------------------------
 

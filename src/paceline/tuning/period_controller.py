@@ -96,13 +96,9 @@ class PeriodController:
         self._timer.restart()
 
     def renew(self) -> None:
-        """Look again as soon as something is measured."""
+        """The workers have changed: look again as soon as something is measured."""
         self._next = 0
         self._timer.restart()
-
-    def among(self, workers: int) -> None:
-        """The membership changed: so many workers train from now on."""
-        self.renew()
 
     # -- checkpoints ------------------------------------------------------------------------------
 

@@ -175,7 +175,7 @@ class Tuner:
     def count(self, workers: int) -> None:
         """So many workers train from now on."""
         self.tunables.workers = workers
-        self.measured.among(workers)
+        self.measured.renew()
 
     def _problem(self, request: TuneRequest) -> str:
         """Why this worker cannot apply a request; empty if it can."""
@@ -321,7 +321,7 @@ class Tuner:
         if controller is not None and state.get("pace") is not None:
             controller.load(state["pace"])
             if not asked:  # the state is another worker's
-                controller.among(self._world.size)
+                controller.renew()
         self._asked = [
             TuneRequest(dict(changes), bool(revert), self._world.rank, number=next(self._numbers))
             for changes, revert in (state["asked"] if asked else [])
