@@ -48,9 +48,6 @@ class Phase:
         checkpoint: directory of steps; "" for none.
         nans: worker -> minibatch in which its model becomes nan.
         jumps: worker -> minibatch in which its model goes far away.
-        climbs: worker -> minibatch from which it climbs.
-        judged: exchanges from one judgement by held-out loss to the next; 0 for none. The task is a line then, and the
-            rate small: what is learnt in a block is more than its noise.
         stops: worker -> minibatch before which it gets SIGSTOP.
         slow: worker -> seconds that its minibatches take.
         tunes: worker -> [minibatch, settings]: what it asks for then.
@@ -75,8 +72,6 @@ class Phase:
     checkpoint: str = ""
     nans: dict[str, int] = field(default_factory=dict)
     jumps: dict[str, int] = field(default_factory=dict)
-    climbs: dict[str, int] = field(default_factory=dict)
-    judged: int = 0
     stops: dict[str, int] = field(default_factory=dict)
     slow: dict[str, float] = field(default_factory=dict)
     tunes: dict[str, list[Any]] = field(default_factory=dict)
@@ -108,12 +103,10 @@ class Model(nn.Module):
         return found
 
 
-def task(samples: int, line: bool = False) -> tuple[Tensor, Tensor]:
+def task(samples: int) -> tuple[Tensor, Tensor]:
     """Inputs (samples, 8) and what is to be learnt of them (samples, 1)."""
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(samples, 8, generator=generator)
-    if line:
-        return x, x.sum(1, keepdim=True)
     return x, torch.sin(x.sum(1, keepdim=True)) + 0.1 * torch.randn(samples, 1, generator=generator)
 
 
@@ -127,14 +120,12 @@ class Program:
         if phase.frozen:
             values = torch.full((phase.frozen // 4,), float(os.getpid() if phase.apart else 1))
             self.model.frozen = self.model.second_name = nn.Parameter(values, requires_grad=False)
-        rate = 0.01 if phase.judged else 0.8
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=rate / phase.width, momentum=0.9)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.8 / phase.width, momentum=0.9)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (1 + 0.001 * step))
-        guard = paceline.Guard(held_out=self.held_out, audit_every=phase.judged) if phase.judged else "auto"
         if phase.terms_joining:
             terminate_before(joining, "receive_state")
         kept = {"checkpoint": phase.checkpoint, "every_blocks": 1000} if phase.checkpoint else {}
-        self.run = paceline.attach(self.model, self.optimizer, phase.rule, timeout_s=phase.timeout, guard=guard, **kept)
+        self.run = paceline.attach(self.model, self.optimizer, phase.rule, timeout_s=phase.timeout, **kept)
         self.run.include(scheduler=self.scheduler)
         if phase.checkpoint:
             self.run.resume()
@@ -148,11 +139,6 @@ class Program:
         self.book = Path(phase.books) / f"worker-{self.worker:03d}.jsonl"
         self.trained = os.open(Path(phase.books) / "trained", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def held_out(self) -> Tensor:
-        """The loss on data of this worker's own."""
-        x, y = task(512, line=True)
-        return nn.functional.mse_loss(self.model(x), y)
-
     def snapshot(self) -> tuple[Tensor, Tensor]:
         """The counting buffers as they are."""
         return self.model.entered.clone(), self.model.slots.clone()
@@ -160,7 +146,7 @@ class Program:
     def __call__(self) -> dict[str, Any]:
         """Train to the end."""
         phase = self.phase
-        x, y = task(phase.samples, line=bool(phase.judged))
+        x, y = task(phase.samples)
         data = TensorDataset(torch.arange(phase.samples), x, y)
         share = self.run.share(DataLoader(data, phase.batch, shuffle=True))
         try:
@@ -210,9 +196,7 @@ class Program:
         if self.phase.stops.get(str(self.worker)) == self.steps:
             os.kill(os.getpid(), signal.SIGSTOP)
         self.optimizer.zero_grad()
-        climbs = self.steps >= self.phase.climbs.get(str(self.worker), 1 << 30)
-        loss = nn.functional.mse_loss(self.model(x), y)
-        (-loss if climbs else loss).backward()
+        nn.functional.mse_loss(self.model(x), y).backward()
         self.made += 1
         self.counts += torch.bincount(ids, minlength=self.phase.samples)
         with torch.no_grad():

@@ -88,24 +88,6 @@ def test_a_contribution_that_is_left_out_is_done_again(tmp_path: Path, wrong: di
         assert [(one["worker"], one["skipped"]) for one in cluster.saw("returned")] == [(1, 0)]
 
 
-def test_a_member_that_climbs_is_left_out_and_its_samples_go_back(tmp_path: Path) -> None:
-    """Also after members have changed. Samples that are given back twice are skipped, as those of other outliers."""
-    judged: dict[str, Any] = {"judged": 1, "climbs": {"1": 1}, "kills": {"2": [120, "before"]}}
-    with Cluster(
-        tmp_path, terms(4), samples=8000, batch=16, rule="averaging(period=4, local_state='reset')", **judged
-    ) as cluster:
-        cluster.start(4)
-        cluster.until(lambda: len(cluster.saw("lost")) == 1, "nobody is lost")
-        cluster.start(1)
-        ended = cluster.finish()
-        assert sum(one is None for one in ended) == 1, cluster.said()
-        assert len({one["state"] for one in ended if one is not None}) == 1
-        returned = cluster.saw("returned")
-        assert len(returned) > 10 and sum(one["worker"] == 1 for one in returned) > 0.8 * len(returned)
-        counts = counted(cluster.books, cluster.samples).round()
-        assert counts.max() == 2 and (2 - counts).sum() == sum(one["skipped"] for one in returned)
-
-
 def test_a_stopped_worker_is_lost_and_says_so(tmp_path: Path) -> None:
     with Cluster(tmp_path, terms(2, timeout_s=15.0), stops={"1": 6}) as cluster:
         cluster.start(2)

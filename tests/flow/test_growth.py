@@ -126,13 +126,3 @@ def test_under_the_launcher_who_was_never_needed_ends_well(tmp_path: Path) -> No
     assert "3 workers finished" in (tmp_path / "launcher.txt").read_text()
     texts = [path.read_text() for path in (tmp_path / "log" / "output").glob("*.err")]
     assert sum("was not needed" in text for text in texts) == 1, texts
-
-
-def test_under_a_bound_no_more_join_while_no_held_out_loss_says_what_they_cost(tmp_path: Path) -> None:
-    rule = "auto(within='1%', grow='auto(threshold=0.01, blocks=2)')"
-    with Cluster(tmp_path, terms(3, max_workers=3), rule=rule, samples=400, hold=9) as cluster:
-        cluster.start(3)
-        cluster.until(lambda: cluster.control.status()["held"] == 1, "nobody waits")
-        (cluster.books / "go").touch()
-        assert len(check(cluster, epochs=2, gone=1)) == 2
-        assert max(sizes(cluster.saw("generation"))) == 2 and not cluster.saw("grown")

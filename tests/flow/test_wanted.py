@@ -112,13 +112,3 @@ def test_the_rate_follows_the_members_that_train() -> None:
     plain = WantedWorkers(rule_from_text("bmuf"), 64)
     plain.renumber(4, 0)
     assert plain.rate_factor == 1.0 and plain.after(summary(4), blocks(Diversity(smoothed=2.0)), 0) == (0, 4.0)
-
-
-def test_no_more_are_wanted_than_a_bound_allows() -> None:
-    allowed = [False]
-    rule = rule_from_text("auto(within=1%, grow='auto(threshold=0.5, blocks=1)')")
-    one, worth = WantedWorkers(rule, 64, lambda: allowed[0]), blocks(Diversity(smoothed=2.0))
-    one.renumber(4, 4)
-    assert one.after(summary(4), worth, 0) == (4, pytest.approx(4))
-    allowed[0] = True
-    assert one.after(summary(4), worth, 0)[0] == 8

@@ -70,7 +70,12 @@ def test_uncounted_samples_stay_unknown(write_run: Write) -> None:
 def test_unknown_kinds_and_fields_are_passed_over(write_run: Write) -> None:
     directory = write_run()
     log = directory / "rank-000.jsonl"
-    log.write_text('{"kind": "from the future", "at_s": 1, "news": []}\n' + log.read_text())
+    others = (
+        '{"kind": "from the future", "at_s": 1, "news": []}',
+        '{"kind": "within", "at_s": 1, "text": "within 1 %: period 4 -> 8 is kept"}',
+        '{"kind": "left_out", "at_s": 1, "rank_left_out": 1, "finite": true, "judged": true}',
+    )
+    log.write_text("\n".join([*others, log.read_text()]))
     assert summarize(read_run(directory)).minibatches == 320
 
 

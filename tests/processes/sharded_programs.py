@@ -139,7 +139,6 @@ def refusals(workers: Workers, directory: Path) -> dict[str, str]:
         "the group of the shards": attach(workers, group=workers.shard.get_group()),
         "checkpoint": attach(workers, checkpoint=directory / "steps"),
         "receipts": attach(workers, receipts=directory / "receipts"),
-        "held out": attach(workers, guard=Guard(held_out=lambda: 0.0)),
         "tune": attach(workers),
         "ddp, auto": attach(workers, "auto", ddp=True),
         "ddp, receipts": attach(workers, ddp=True, receipts=directory / "receipts"),

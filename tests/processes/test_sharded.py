@@ -18,7 +18,6 @@ REFUSED = {
     "the group of the shards": "has shard=[0, 2] and rank 1",
     "checkpoint": "weight is sharded over several processes (fully_shard): leave checkpoint= out",
     "receipts": "all processes of a worker would write one chain of receipts",
-    "held out": "does not go with bmuf",
     "tune": "several processes train the model of a worker together",
     "ddp, auto": "measured times choose its period",
     "ddp, receipts": "all processes of a worker would write one chain of receipts",

@@ -324,6 +324,12 @@ def test_where_workers_can_be_made_of_processes() -> None:
         BlockSettings("rack")
 
 
+@pytest.mark.parametrize("rule", ["auto(within='1%')", "auto(within=0.01)", "bmuf(within='1%')"])
+def test_a_bound_on_the_loss_is_refused_with_what_to_take(rule: str) -> None:
+    with pytest.raises(RuleError, match=r"got ('1%'|0\.01); .* take auto; it chooses by the network and the length"):
+        rule_from_text(rule)
+
+
 def test_parameters_are_for_elastic_averaging() -> None:
     for schedule in (EveryBlock(4), EveryStep()):
         with pytest.raises(RuleError, match="Parameters is for elastic averaging"):

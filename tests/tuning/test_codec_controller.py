@@ -56,7 +56,7 @@ def test_a_codec_is_left_only_where_it_clearly_does_not_fit() -> None:
         assert controller.codec == "bf16"
     controller._seen = {}
     assert look(controller, 1.3) == {"codec": "int8", "period": 4}
-    controller.among(9)
+    controller.renew()
     assert look(controller, 0.1) == {"codec": "dense", "period": 4}
 
 
@@ -66,7 +66,7 @@ def test_a_codec_that_wins_no_time_is_left_again() -> None:
     assert look(controller, 100.0) == {"codec": "e3m0", "period": 64}
     assert look(controller, 99.0) == {"codec": "dense", "period": 64}
     assert look(controller, 100.0) == {"period": 64} and controller.codec == "dense"
-    controller.among(3)
+    controller.renew()
     assert look(controller, 100.0) == {"codec": "e3m0", "period": 64}
     assert look(controller, 13.0) == {"period": 64} and controller.codec == "e3m0"
 
@@ -86,7 +86,7 @@ def test_it_looks_again_soon_after_the_members_change_and_after_a_resume() -> No
     look(first, 100.0)
     second.load(first.state())
     assert second.state() == first.state() and second.codec == "e3m0" and first.state()["next"] == 8 + FIRST
-    second.among(5)
+    second.renew()
     assert second.state()["next"] == 0 and second.state()["seen"] == {}
 
 

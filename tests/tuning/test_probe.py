@@ -269,7 +269,6 @@ def test_a_loop_whose_gradients_cannot_be_exchanged_has_blocks(steps: Any, why: 
         ("chosen", "auto", "auto: blocks of "),
         ("two", "auto", "auto: blocks of 4 minibatches without a probe: there are several optimizers"),
         ("one", "auto(probe=0)", "auto: blocks of 4 minibatches"),
-        ("one", "auto(within='1%')", "auto: blocks of 4 minibatches"),
         ("one", "bmuf(period=2, rate_exponent=0.29)", "bmuf: blocks of 2 minibatches"),
         ("one", "auto(probe=0, rate_exponent=0)", ""),
         ("one", "bmuf(period=2)", ""),

@@ -375,7 +375,6 @@ def test_the_period_follows_measured_times_while_workers_wait() -> None:
         ("bmuf(period=4, overlap=2, grow='2:8')", "leave overlap out"),
         ("bmuf(period=4, fragments=2, grow='2:8')", "leave fragments out"),
         ("bmuf(period=4, warmup=3, grow='2:8')", "leave warmup out"),
-        ("auto(within='1%', grow='auto')", "leave within out"),
     ],
 )
 def test_what_growth_does_not_serve_is_refused_at_attach(rule: str, why: str) -> None:

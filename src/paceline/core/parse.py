@@ -5,17 +5,13 @@ from __future__ import annotations
 
 import ast
 import difflib
-import re
 from typing import Any
 
 from paceline.errors import RuleError
 
-PERCENT = re.compile(r"=\s*(\d+(?:\.\d*)?\s*%)(?=\s*[,)])")
-"""A setting in percent, which needs no quotes."""
-
 
 def read_call(text: str, what: str, example: str) -> tuple[str, dict[str, Any]]:
-    """The name and the settings of `name`, `name()` or `name(setting=1, other="word", third=2%)`.
+    """The name and the settings of `name`, `name()` or `name(setting=1, other="word")`.
 
     Args:
         text: the text.
@@ -24,7 +20,7 @@ def read_call(text: str, what: str, example: str) -> tuple[str, dict[str, Any]]:
     """
     unreadable = f"cannot read the {what} {text!r}; write it like {example}"
     try:
-        tree = ast.parse(PERCENT.sub(r'="\1"', text.strip()), mode="eval").body
+        tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise RuleError(unreadable) from error
     if isinstance(tree, ast.Name):

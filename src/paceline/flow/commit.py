@@ -42,6 +42,8 @@ class CommittingExchanger(Exchanger):
         wire_s: seconds that it took once all members had come to it.
     """
 
+    keeps = True
+
     def __init__(
         self,
         membership: ElasticMembership,
@@ -67,10 +69,6 @@ class CommittingExchanger(Exchanger):
         if rule.codec != self.codec:
             self._rule = rule
             self.renew()
-
-    @property
-    def keeps(self) -> bool:
-        return True
 
     def pre_vote(self, header: ExchangeHeader) -> ExchangeHeader:
         """The outcome is known after commit; the exchange may be retried."""
@@ -133,9 +131,9 @@ class CommittedExchange:
 
     @property
     def _counts(self) -> bool:
-        """Whether the contribution goes into the mean: the exchange may drop an outlier or a suspect."""
+        """Whether the contribution goes into the mean: the exchange may drop an outlier."""
         assert self._pending_header is not None
-        if self._header.usual and not self._header.suspect:
+        if self._header.usual:
             return True
         return self._pending_header.summary().headers[self._membership.transport.world.rank].factor > 0
 
@@ -158,9 +156,6 @@ class CommittedExchange:
                 totals: Sequence[Total] = [running.finish() for running in self._running]
                 self._exchanger.wire_s = time.perf_counter() - there
                 self._exchanger.sent = self._exchanger.transport.bytes_sent - self._sent_before
-                if self._exchanger.auditor is not None:
-                    judge = self._exchanger.auditor.judge
-                    summary, totals = judge(self._exchanger, summary, self._chunks, self._given, totals, self._number)
                 if summary.asked:
                     self._heard = self._exchanger.tuner.gather(self._membership.transport)
                 self._arrived = summary, totals

@@ -60,7 +60,7 @@ class ElasticEngine:
         self._run, self.rule, self.membership = run, run.rule, membership
         self.local = self._closed = False
         self._uncommitted = UncommittedPlaces()
-        self.wanted = WantedWorkers(self.rule, membership.control.most, lambda: run.tuner.measured.may_grow)
+        self.wanted = WantedWorkers(self.rule, membership.control.most)
         self._fragment = 0  # of the exchange that is under way
         self._quiet = 0  # exchanges in a row in which all members had come to their end
         self._donor = Donor(membership, run.monitor, given, frozen_keys)

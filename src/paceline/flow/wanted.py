@@ -8,7 +8,6 @@ members report the same number with a commit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from statistics import mean
 from typing import Any
 
@@ -23,7 +22,6 @@ class WantedWorkers:
     Args:
         rule: the rule; without `grow` no number is wanted.
         most: the most members that the user allows.
-        allowed: whether the number may grow now; the same on all members.
 
     Attributes:
         number: members that are wanted; 0: as many as there are.
@@ -31,8 +29,8 @@ class WantedWorkers:
         minibatches: of all workers that are in the model.
     """
 
-    def __init__(self, rule: Rule, most: int, allowed: Callable[[], bool] = lambda: True) -> None:
-        self._rule, self._growth, self._most, self._allowed = rule, rule.schedule.grow, most, allowed
+    def __init__(self, rule: Rule, most: int) -> None:
+        self._rule, self._growth, self._most = rule, rule.schedule.grow, most
         self.number = self.workers = self.minibatches = 0
         self._blocks = self._of = 0  # so many blocks were made by so many workers, the last ones
 
@@ -58,8 +56,6 @@ class WantedWorkers:
         effective = mean(one.effective or 1.0 for one in diversities)
         ends = any(header.leaving for header in summary.headers)
         if self._growth is None or ends or self.workers < self.number:  # more are wanted already than there are
-            return self.number, effective
-        if not self._allowed():
             return self.number, effective
         made, minibatches = self._with(summary, fragment)
         next_number = self._growth.next(self.workers, self._most, effective, made, minibatches)

@@ -91,7 +91,8 @@ class BlockSettings:
     def __post_init__(self) -> None:
         if self.within not in ("", "host"):
             raise RuleError(
-                f'within must be "" or "host", got {self.within!r}; a bound such as "1%" is for the rule auto'
+                f'within must be "" or "host", got {self.within!r}; there is no bound on the loss any more: take auto; '
+                "it chooses by the network and the length of the run"
             )
         check_decay(self.ema)
         check_exponent(self.rate_exponent)
@@ -190,14 +191,7 @@ class Rule:
     def merging(self) -> Outer:
         """The outer of a rule whose workers exchange together, and the average of its models if the rule has one."""
         assert not isinstance(self.outer, Arrival)
-        return MovingAverage(self.outer, self._decay) if self.settings.ema else self.outer
-
-    @property
-    def _decay(self) -> float:
-        """b of the average; under a bound an average of as many minibatches, whatever the period is."""
-        if not isinstance(self.schedule, Paced) or self.schedule.bound is None:
-            return self.settings.ema
-        return float(self.settings.ema ** (self.schedule.period / self.schedule.pace.least))
+        return MovingAverage(self.outer, self.settings.ema) if self.settings.ema else self.outer
 
     @cached_property
     def arrival(self) -> Arrival:

@@ -33,7 +33,6 @@ from paceline.run.state import RunState
 from paceline.tuning.period_controllers import period_controller_for
 from paceline.tuning.request_files import RequestFiles
 from paceline.tuning.rule_chooser import rule_chooser_for
-from paceline.tuning.telling import conclude
 from paceline.tuning.tunables import Tunables
 from paceline.tuning.tuner import Tuner
 from paceline.update import server
@@ -112,8 +111,6 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
     reshard(model)
     owned = validation.own_parameters(model, optimizers)
     validation.check_rule(rule, owned)
-    validation.check_bound(rule, settings.data == "split")
-    validation.check_held_out(rule, settings.guard, given, settings.group)
     validation.check_shards(settings, model)
     check_scaler(rule, settings.scaler)
 
@@ -122,8 +119,6 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         on_error.callback((membership or transport).close)
         worker = membership.control.worker if membership is not None else transport.world.rank
         exchanges = rule.exchanges_among(transport.world.size) or membership is not None
-        most = membership.control.most if membership is not None else transport.world.size
-        validation.check_majority(settings.guard, transport.world, most)
         validation.check_together(rule, settings, given, transport.world)
         if membership is None:
             validation.check_growth(rule, transport.world, given, settings.data == "split")
@@ -252,9 +247,6 @@ def finish(parts: RunParts) -> None:
         parts.context.receipts.end()
     if parts.checkpointer is not None:
         parts.checkpointer.finish(complain=True)
-    context = parts.context
-    world, measured = context.transport.world, context.tuner.measured
-    conclude(measured, world, context.monitor.note, context.progress.steps, parts.spent_s)
     parts.mistakes.close()
 
 

@@ -103,8 +103,7 @@ def attach(
             processes that `mpiexec` started. Over the last two tensors travel through host memory, unless MPI says
             that it takes CUDA memory.
         guard: leave contributions far larger than usual out of the mean, like those with inf or nan: "auto" judges
-            blocks, "outliers" gradients as well, a `paceline.Guard` sets the limits, and None accepts all. With
-            `paceline.Guard(held_out=..)` workers also judge blocks by the loss of the model on held-out data.
+            blocks, "outliers" gradients as well, a `paceline.Guard` sets the limits, and None accepts all.
         checkpoint: directory, or URL of an object store, in which the newest steps of the run are kept, so that
             `run.resume()` continues from there with the same bits; see `Run.checkpoint`. None takes the place of
             `paceline run`, if any, and else keeps none.

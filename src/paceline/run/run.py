@@ -104,7 +104,6 @@ class Run:
         numbers, context = self.mistakes.numbers(values, self._closed), self._context
         for name, value in numbers.items():
             context.monitor.value(name, value)
-        context.tuner.measured.logged(numbers)
         self._parts.sinks.log(numbers, context.progress.steps)
 
     def log_to(self, sink: Any, *, every_s: float = 1.0, each: bool = False) -> None:

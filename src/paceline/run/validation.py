@@ -17,8 +17,6 @@ from paceline.core.world import World
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.update.engine.settings import Settings
-from paceline.update.exchange.judging import LEAST_WORKERS
-from paceline.update.exchange.outliers import Guard
 
 logger = logging.getLogger("paceline")
 MARK = "_paceline_run"
@@ -175,15 +173,6 @@ def renormalises(module: nn.Module) -> bool:
     return getattr(module, "max_norm", None) is not None and isinstance(module, (nn.Embedding, nn.EmbeddingBag))
 
 
-def check_bound(rule: Rule, zero_lines: bool) -> None:
-    """Refuse a bound on the held-out loss for programs that cannot log one."""
-    if rule.schedule.bound is not None and zero_lines:
-        raise UnsupportedError(
-            f"{rule.text()} needs the held-out loss, which a program with zero lines cannot log: attach paceline with "
-            "two lines and call run.log(held_out=loss) after each evaluation, or leave within= out"
-        )
-
-
 def check_growth(rule: Rule, world: World, model: Modules, zero_lines: bool) -> None:
     """Refuse what a number of workers that grows among N that are there does not serve; one worker alone is told."""
     schedule = rule.schedule
@@ -204,8 +193,6 @@ def check_growth(rule: Rule, world: World, model: Modules, zero_lines: bool) -> 
         "out": bool(rule.settings.within),
         "the processes of a host train one model together (DDP, FSDP), and do not know how many workers train; leave "
         "grow out": trains_together(model),
-        "a bound needs the held-out loss of workers that come and go; start the program with paceline run --elastic, "
-        "or leave within out": schedule.bound is not None,
         "a program that does not know of paceline cannot wait for its turn within a pass; add the two lines (attach "
         "and run.share), or leave grow out": zero_lines,
     }
@@ -243,53 +230,6 @@ def check_together(rule: Rule, settings: Settings, model: Modules, world: World)
     for why, wrong in refused.items():
         if wrong:
             raise UnsupportedError(world.sign(f"{rule.text()}: {why}"))
-
-
-def check_held_out(rule: Rule, guard: Guard | None, model: Modules, group: Any) -> None:
-    """Refuse to judge contributions by held-out losses where that is not served."""
-    if guard is None or guard.held_out is None:
-        return
-    schedule = rule.schedule
-    refused = {
-        "it may choose synchronous steps, a codec or an overlap; name a block rule, such as bmuf(period=16)": (
-            schedule.probe is not None
-        ),
-        "it exchanges no blocks": not schedule.exchanges_blocks,
-        "with an overlap the next block has begun before a contribution is judged; leave overlap out": (
-            schedule.exchanges_blocks and schedule.overlap > 0
-        ),
-        "with fragments a part of the model would be judged beside parts of other blocks; leave fragments out": (
-            schedule.exchanges_blocks and schedule.fragments > 1
-        ),
-        "what its codec leaves over of a contribution would be sent again, judged or not; take codec='dense'": (
-            not rule.codec.exact
-        ),
-        "mixing keeps a part of each worker's own model, judged or not; leave mixing out": (
-            rule.payload.mixing is not None
-        ),
-        "the processes of a host bring one contribution, and cannot be left out one by one; leave within out": (
-            bool(rule.settings.within)
-        ),
-        "workers that wait for their turn do not evaluate; leave grow out": schedule.grow is not None,
-        "a group votes by itself, and other processes that hold parts of the same model may decide otherwise; leave "
-        "group out": group is not None,
-        "other processes hold parts of the model, or train it together with this one (DDP, FSDP), and could decide "
-        "otherwise": trains_together(model),
-    }
-    for why, wrong in refused.items():
-        if wrong:
-            raise UnsupportedError(f"guard=Guard(held_out=..) does not go with {rule.text()}: {why}")
-
-
-def check_majority(guard: Guard | None, world: World, most: int) -> None:
-    """Refuse to judge by held-out losses among two workers; `most`: workers that there may be."""
-    if guard is not None and guard.held_out is not None and 1 < most < LEAST_WORKERS:
-        raise UnsupportedError(
-            world.sign(
-                f"guard=Guard(held_out=..) needs at least {LEAST_WORKERS} workers: of two, each would judge the other "
-                'alone. Start more, or take guard="auto", which judges norms'
-            )
-        )
 
 
 def trains_together(model: Modules) -> bool:

@@ -68,9 +68,9 @@ class CodecController(PeriodController):
                 kept[codec] = found[codec]
         return kept
 
-    def among(self, workers: int) -> None:
+    def renew(self) -> None:
         self._seen = {}
-        super().among(workers)
+        super().renew()
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "codec": self.codec, "seen": self._seen}

@@ -4,7 +4,7 @@ probe again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,31 +69,10 @@ class MeasuredChoices:
             return None
         return self.period_controller.agree(measured, self._tunables.rule.paced, blocks)
 
-    def among(self, workers: int) -> None:
-        """The membership changed: so many workers train from now on."""
+    def renew(self) -> None:
+        """The workers have changed."""
         if self.period_controller is not None:
-            self.period_controller.among(workers)
-
-    # -- a bound on the held-out loss -------------------------------------------------------------
-
-    def logged(self, values: Mapping[str, float]) -> None:
-        """The program has logged these values."""
-        if self.period_controller is not None:
-            self.period_controller.logged(values, self._tunables.rate)
-
-    @property
-    def may_grow(self) -> bool:
-        """Whether workers may join."""
-        return self.period_controller is None or self.period_controller.may_grow
-
-    def told(self) -> list[tuple[str, dict[str, Any]]]:
-        """Sentences for the log, each with its numbers; each once."""
-        return self.period_controller.told() if self.period_controller is not None else []
-
-    def conclusion(self, exchanging: float) -> str:
-        """What was given up, in a sentence; empty without a bound. `exchanging`: the share of time of exchanges."""
-        schedule, controller = self._tunables.rule.schedule, self.period_controller
-        return controller.conclusion(schedule.period, exchanging) if controller is not None else ""
+            self.period_controller.renew()
 
     # -- the rule ---------------------------------------------------------------------------------
 

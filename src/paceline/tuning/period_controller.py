@@ -13,7 +13,7 @@ in neither: a longer period does not make them faster. Later looks only change a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -96,36 +96,9 @@ class PeriodController:
         self._timer.restart()
 
     def renew(self) -> None:
-        """Look again as soon as something is measured."""
+        """The workers have changed: look again as soon as something is measured."""
         self._next = 0
         self._timer.restart()
-
-    def among(self, workers: int) -> None:
-        """The membership changed: so many workers train from now on."""
-        self.renew()
-
-    # -- under a bound on the held-out loss (:mod:`.bounded_period`) --------------------------------
-
-    @property
-    def may_grow(self) -> bool:
-        """Whether workers may join."""
-        return True
-
-    def logged(self, values: Mapping[str, float], rate: float) -> None:
-        """The program has logged these values, at this learning rate."""
-
-    def told(self) -> list[tuple[str, dict[str, Any]]]:
-        """Sentences for the log, each with its numbers; each once."""
-        return []
-
-    def conclusion(self, period: int, exchanging: float) -> str:
-        """What was given up, in a sentence; empty without a bound.
-
-        Args:
-            period: at the end.
-            exchanging: the share of the time that exchanges took.
-        """
-        return ""
 
     # -- checkpoints ------------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the controller of the period: by which clock, and whether with a bound on the held-out loss, or the codec."""
+"""Makes the controller of the period: by which clock, and whether with the codec."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from paceline.core.world import World
 from paceline.rules.choice import LADDER, chooses_codec, worth_it
 from paceline.rules.codec import codec_from_text
 from paceline.rules.rule import Rule
-from paceline.tuning.bounded_period import BoundedPeriod
 from paceline.tuning.codec_controller import CodecController
 from paceline.tuning.period_controller import PeriodController, block_bytes
 from paceline.tuning.timers import NoTimer, SimulatedTimer, Timer, WallTimer
@@ -36,7 +35,7 @@ def period_controller_for(
         exchanged: as for :class:`paceline.tuning.timers.WallTimer`.
     """
     schedule, world, cluster = rule.schedule, transport.world, transport.cluster
-    if not schedule.follows_times and schedule.bound is None:
+    if not schedule.follows_times:
         return None
     timer: Timer = NoTimer()
     if cluster is None:
@@ -50,8 +49,6 @@ def period_controller_for(
             "simulate(.., clock=Clock(..)) gives them a clock",
             schedule.period,
         )
-    if schedule.bound is not None:
-        return BoundedPeriod(timer, rule.paced, world.size)
     if chooses_codec(rule):
         coded = {codec: replace(rule, codec=codec_from_text(codec)) for codec, _ in LADDER}
         sent = {codec: block_bytes(one, TWO, owned, buffers, 0) for codec, one in coded.items()}

@@ -182,14 +182,6 @@ class Tunables:
         for number in range(len(self.rates.groups())) if factor != over else ():
             self.rates.scale(number, factor * self.rates.factor(number) / over)
 
-    @property
-    def rate(self) -> float:
-        """The learning rate of the first group that has one off the device, without the workers' common factor."""
-        for number, (_, group) in enumerate(self.rates.groups()):
-            if "lr" in group and not _on_device(group["lr"]):
-                return float(self._value("lr", number, group))
-        return 1.0
-
     # -- showing and undoing ----------------------------------------------------------------------
 
     def show(self, names: Changes | list[str]) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from paceline.tuning.measured import MeasuredChoices
 from paceline.tuning.names import Changes, flat
 from paceline.tuning.request import TuneRequest
 from paceline.tuning.request_files import RequestFile, RequestFiles
-from paceline.tuning.telling import tell
 from paceline.tuning.tunables import Tunables
 
 logger = logging.getLogger("paceline")
@@ -102,7 +101,6 @@ class Tuner:
     def look(self, now: bool = False) -> None:
         """After every step: time it, and at most once a second look for request files."""
         self.measured.stepped(self.place)
-        tell(self.measured, self._world, self._note, self.place()[1])
         for request_file in self._request_files.look(now):
             self._take(request_file)
 
@@ -177,7 +175,7 @@ class Tuner:
     def count(self, workers: int) -> None:
         """So many workers train from now on."""
         self.tunables.workers = workers
-        self.measured.among(workers)
+        self.measured.renew()
 
     def _problem(self, request: TuneRequest) -> str:
         """Why this worker cannot apply a request; empty if it can."""
@@ -323,7 +321,7 @@ class Tuner:
         if controller is not None and state.get("pace") is not None:
             controller.load(state["pace"])
             if not asked:  # the state is another worker's
-                controller.among(self._world.size)
+                controller.renew()
         self._asked = [
             TuneRequest(dict(changes), bool(revert), self._world.rank, number=next(self._numbers))
             for changes, revert in (state["asked"] if asked else [])

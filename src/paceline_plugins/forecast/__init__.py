@@ -10,7 +10,6 @@ from paceline.core.lazy import lazily
 if TYPE_CHECKING:
     from paceline_plugins.forecast.vectorised.grown import GrownResult, Stage, simulate_grown
     from paceline_plugins.forecast.vectorised.vectorised import StackedResult, simulate_stacked
-    from paceline_plugins.forecast.vectorised.within import WithinResult, simulate_within
 else:
     __getattr__, __dir__ = lazily(
         __name__,
@@ -18,10 +17,8 @@ else:
             "GrownResult": "vectorised.grown",
             "StackedResult": "vectorised.vectorised",
             "Stage": "vectorised.grown",
-            "WithinResult": "vectorised.within",
             "simulate_grown": "vectorised.grown",
             "simulate_stacked": "vectorised.vectorised",
-            "simulate_within": "vectorised.within",
         },
     )
 
@@ -29,8 +26,6 @@ __all__ = [
     "GrownResult",
     "StackedResult",
     "Stage",
-    "WithinResult",
     "simulate_grown",
     "simulate_stacked",
-    "simulate_within",
 ]

@@ -33,6 +33,13 @@ def test_it_is_what_the_headers_say() -> None:
     assert summary_of(rows(HEADER, other), 2) is summary
 
 
+def test_a_header_in_an_older_checkpoint_says_the_same() -> None:
+    header = replace(HEADER, early=True, place=5)
+    row = header.row.tolist()
+    row[4] |= 1 << 4 | 1 << 5  # a suspect, and watched, by audits that are no more
+    assert ExchangeHeader.unpack(row) == header
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [({"sequence": 4}, MismatchError), ({"checksum": 78}, DesyncError), ({"kind": NO_PAYLOAD, "leaving": True}, None)],

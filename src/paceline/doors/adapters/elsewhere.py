@@ -13,7 +13,6 @@ from paceline.rules.rule import Rule
 from paceline.tuning.names import checked
 from paceline.tuning.rates import Rates
 from paceline.tuning.tunables import ASKED, SCHEDULED
-from paceline.update.exchange.outliers import Guard
 
 OWN = ("lr", "momentum", "weight_decay", "eps")
 """Settings that a program may read."""
@@ -131,15 +130,6 @@ def check_rule(rule: Rule, momentum: bool) -> None:
         raise UnsupportedError(
             f"{rule.text()} changes the state of the optimizer, which is your program's own; use another rule or "
             'local_state="keep", or pass SGD\'s momentum: attach_arrays(..., momentum=arrays, decay=0.9)'
-        )
-
-
-def refuse_held_out(guard: Guard | None) -> None:
-    """Refuse to judge contributions by held-out losses, for models that are not torch's."""
-    if guard is not None and guard.held_out is not None:
-        raise UnsupportedError(
-            "guard=Guard(held_out=..) puts what is judged into the parameters of a torch module, and a model of "
-            "another library would not be evaluated with it; leave held_out out"
         )
 
 

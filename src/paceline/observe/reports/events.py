@@ -104,8 +104,7 @@ class LeftOut:
     at_s: float
     rank: int
     why: str = ""
-    finite: bool = False  # finite, but too large, or harmful
-    judged: bool = False  # the held-out loss gets worse with it
+    finite: bool = False  # finite, but too large
     in_a_row: int = 1  # rejections of that worker since its last accepted contribution
 
 

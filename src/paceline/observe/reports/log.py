@@ -193,7 +193,7 @@ class RunLog:
 
     @property
     def why(self) -> str:
-        """Why measured times chose the rule, or what a bound on the held-out loss led to; empty without either."""
+        """Why measured times chose the rule; empty where they did not."""
         return str(self._attached("why", ""))
 
     @property

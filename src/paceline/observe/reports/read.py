@@ -46,7 +46,6 @@ MOST_DAMAGED = 3
 MOMENTS = {
     "error": "message", "damaged": "why", "save": "path", "resume": "path", "waiting": "workers",
     "generation": "reason", "gave": "workers", "paused": "reason",
-    "within": "text",
 }  # fmt: skip
 """Events that are shown on a timeline -> the field with their text."""
 
@@ -137,8 +136,6 @@ def add_event(log: WorkerLog, event: dict[str, Any]) -> None:
         log.attach = event
     elif kind == "rule":
         log.attach = {**log.attach, "chosen_rule": event["rule"], "why": event.get("why", "")}
-    elif kind == "within":
-        log.attach = {**log.attach, "why": event.get("text", "")}
     elif kind == "epoch":
         log.epochs.append(from_json(EpochEvent, event, at_s=at_s))
     elif kind == "exchange":

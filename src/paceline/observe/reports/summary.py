@@ -223,13 +223,8 @@ def _rejected(run: RunLog) -> list[str]:
     """A sentence on each reason for a rejection, and one on each worker that is probably broken."""
     found = []
     rejected, lines = _fullest_log(run)
-    harmful = Counter(line.rank for line in lines if line.judged)
-    large = Counter(line.rank for line in lines if line.finite and not line.judged)
-    reasons = {
-        "not finite": rejected - large - harmful,
-        "far larger than usual": large,
-        "the held-out loss gets worse with them": harmful,
-    }
+    large = Counter(line.rank for line in lines if line.finite)
+    reasons = {"not finite": rejected - large, "far larger than usual": large}
     for why, counts in reasons.items():
         if counts:
             who = ranks_text(sorted(counts), 8)

@@ -13,15 +13,10 @@ from paceline.rules.recipes.blocks import BMUF
 from paceline.rules.recipes.options import PacedOptions, own_exponent, takes
 from paceline.rules.rule import BlockSettings, Rule
 from paceline.rules.schedule import Pace, Paced, Probe
-from paceline.rules.schedule.bound import read_within
 from paceline.rules.schedule.growth import RATE_EXPONENT, make_growth
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-AVERAGED = 0.97
-"""b with a bound. The noise that the present learning rate leaves in a model hides what longer blocks lose until the
-rate falls; an average of models shows it at once (records/2026-11-23_within)."""
 
 
 @takes(PacedOptions, rate_exponent=RATE_EXPONENT)
@@ -34,8 +29,8 @@ def auto(
     sync_rate: float = 0.5,
     overlap: int | None = None,
     codec: str | None = None,
-    within: str | float = "",
-    ema: float | None = None,
+    within: str = "",
+    ema: float = 0.0,
     **options: Unpack[PacedOptions],
 ) -> Rule:
     """The rule that measured times choose: synchronous steps where the network carries them, else block momentum.
@@ -50,10 +45,6 @@ def auto(
     Where gradients cannot be exchanged (`step(closure)`, several optimizers, a GradScaler, elastic runs, arrays of
     other libraries), and among virtual workers without a clock, it begins with blocks.
 
-    With a bound, `within="1%"`, it begins with the shortest blocks, dense and without a probe. The period grows to what
-    measured times want, and workers join (`grow`), one step at a time, each only if the held-out loss that the program
-    logs is shown to stay within the bound (`paceline.tuning.loss_bound`).
-
     Bytes: in blocks 2 (N-1)/N * 4 P a block from each worker, and as much again for each of Adam's moments; in
     synchronous steps that of P a step.
 
@@ -65,33 +56,25 @@ def auto(
         sync_rate: s, where synchronous steps have N^s times the learning rate of one worker; 0 leaves the rate.
         overlap: minibatches that are made while an exchange is under way; None chooses, and begins with 0.
         codec: how the delta is written; None chooses among dense, bf16, int8 and e3m0, and begins with dense.
-        within: "1%" or 0.01 bounds what growing may cost, as a share of the held-out loss; "host" makes the processes
-            of a host one worker, which makes synchronous steps inside; "" does neither.
-        ema: b of the moving average of the global model that is exported and evaluated; 0 takes the model itself
-            (:mod:`paceline.rules.outer.moving_average`). None for 0, and for 0.97 with a bound: that is for the
-            shortest blocks, and b^2 for blocks twice as long.
         warmup: synchronous steps before the choice, if more than `probe`.
         rate_exponent: s, where each of k workers has k^s times the local learning rate of one in blocks; 0 leaves the
             rate.
     """
     if not isinstance(first, int) or isinstance(first, bool) or first < 1:
         raise RuleError(f"first must be a whole number of minibatches, at least 1, got {first!r}")
-    word, bound = read_within(within)
-    if ema is None:
-        ema = AVERAGED if bound is not None else 0.0
     timed = None
-    if (probe != 0 or probe is False) and bound is None:
+    if probe != 0 or probe is False:
         timed = Probe(probe, codec=codec is None, overlap=overlap is None, rate=sync_rate)
     warmup, fragments = options["warmup"], options["fragments"]
     grow = make_growth(options["grow"], options["rate_exponent"])
     behind = 0 if overlap is None else overlap
-    schedule = Paced(first, warmup, fragments, behind, Pace(share, first, longest, bound), timed, grow=grow)
+    schedule = Paced(first, warmup, fragments, behind, Pace(share, first, longest), timed, grow=grow)
     outer = BlockMomentum(
         gain=options["gain"], ramp=options["ramp"], amplify=options["amplify"], restart=options["restart"]
     )
-    settings = BlockSettings(word, ema, rate_exponent=own_exponent(options))
+    settings = BlockSettings(within, ema, rate_exponent=own_exponent(options))
     wire = between(
-        word,
+        within,
         "dense" if codec is None else codec,
         options["dimensions"],
         options["reproducible"],

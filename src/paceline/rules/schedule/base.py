@@ -69,8 +69,6 @@ class Schedule(ABC):
 
     grow: Growth | GivenGrowth | None = None  # how the number of workers that train grows; None if it does not
 
-    bound: float | None = None  # what growing may cost, as a share of the held-out loss; None for no bound
-
     probe: Probe | None = None  # synchronous steps whose times choose the rule; None if no probe chooses it
 
     # -- what is exchanged when -------------------------------------------------------------------

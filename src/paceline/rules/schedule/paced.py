@@ -47,14 +47,11 @@ class Pace:
         share: of the time that exchanges may keep a worker, above 0 and below 1.
         least: the shortest period, and that of the first blocks.
         longest: the longest period, whatever share is left with it.
-        bound: the period and the number of workers grow only while the held-out loss that the program logs stays
-            within this share of what it would be (:mod:`paceline.tuning.loss_bound`); None for no bound.
     """
 
     share: float = 0.02
     least: int = 4
     longest: int = 64
-    bound: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.share, float) or not 0 < self.share < 1:
@@ -101,11 +98,6 @@ class Paced(EveryBlock):
         return replace(self, warmup=PROBING)
 
     @property
-    def bound(self) -> float | None:  # type: ignore[override]
-        """What growing may cost, as a share of the held-out loss."""
-        return self.pace.bound
-
-    @property
     def follows_times(self) -> bool:
         """Where there are two periods to choose from."""
         return self.pace.least < self.pace.longest
@@ -129,13 +121,11 @@ class Paced(EveryBlock):
         return self.pace.bounded(simple(wanted))
 
     def _shown(self) -> dict[str, object]:
-        of_pace = {name: value for name, value in asdict(self.pace).items() if value is not None}
-        return super()._shown() | of_pace  # without a bound as in rules from before there was one
+        return super()._shown() | asdict(self.pace)
 
     def numbers(self) -> dict[str, float | int | str]:
         found = super().numbers() | ({"warmup": self.probe.steps} if self.probe is not None and self.probing else {})
-        found |= {"share": self.pace.share, "longest": self.pace.longest}
-        return found if self.bound is None else found | {"within": self.bound}
+        return found | {"share": self.pace.share, "longest": self.pace.longest}
 
     def describe(self, workers: int) -> str:
         pace = self.pace
@@ -145,10 +135,7 @@ class Paced(EveryBlock):
                 f"every step, or {pace.least} to {pace.longest}"
             )
             return text if self.grow is None else f"{text}; {self.grow.describe()}"
-        text = (
+        return (
             f"{super().describe(workers)}; from measured times as few as keep exchanges at {100 * pace.share:g} % "
             f"of the time, {pace.least} to {pace.longest}"
         )
-        if self.bound is None:
-            return text
-        return f"{text}; more than at first only while the held-out loss stays within {100 * self.bound:g} %"

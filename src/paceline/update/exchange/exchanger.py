@@ -52,29 +52,6 @@ class StartedExchange(Protocol):
         """Finish the exchange and apply it."""
 
 
-class Auditor(Protocol):
-    """Judges one contribution to some exchanges; see :class:`paceline.update.exchange.audit.Audit`."""
-
-    def drop_waiting(self, summary: ExchangeSummary) -> ExchangeSummary:
-        """The summary with the factor 0 for suspects that are not judged in this exchange."""
-
-    def start(
-        self, exchanger: Exchanger, header: ExchangeHeader, chunks: Sequence[Chunk], number: int
-    ) -> StartedExchange | None:
-        """Start an exchange whose headers were voted on, if it judges a contribution; else None."""
-
-    def judge(
-        self,
-        exchanger: Exchanger,
-        summary: ExchangeSummary,
-        chunks: Sequence[Chunk],
-        given: Sequence[Tensor],
-        totals: Sequence[tuple[Tensor, State]],
-        number: int,
-    ) -> tuple[ExchangeSummary, Sequence[tuple[Tensor, State]]]:
-        """The headers and the sums that are to be applied."""
-
-
 class Exchanger:
     """Starts exchanges over one transport, one after another.
 
@@ -86,14 +63,14 @@ class Exchanger:
         devices: of the model.
 
     Attributes:
-        auditor: judges contributions by held-out losses; None without one.
+        keeps: whether an exchange keeps its contribution, in the memory of the chunks, until it is applied.
         voted: the header that `pre_vote` sent, or `hold` kept, until `open` returns it.
         departures: judges where the workers end.
         vote_s: seconds of waiting for that vote, until the exchange counts them.
         early: chunks of the next exchange that are on the wire already.
     """
 
-    auditor: Auditor | None = None  # it survives a new connection
+    keeps = False
 
     def __init__(
         self,
@@ -129,11 +106,6 @@ class Exchanger:
         """Number of the first exchange in which a worker had no more work."""
         self.awaited = False
         """Whether workers at the end of a pass wait for those that made the last exchange."""
-
-    @property
-    def keeps(self) -> bool:
-        """Whether an exchange keeps its contribution, in the memory of the chunks, until it is applied."""
-        return self.auditor is not None
 
     def open(self, header: ExchangeHeader) -> PendingHeader:
         """Send `header` to all workers, with the number of the exchange and whether this worker has a request."""
@@ -227,10 +199,6 @@ class Exchanger:
 
         `checksum` computes the header's checksum again, where the exchange is repeated.
         """
-        if self.auditor is not None and self.voted is not None:
-            audited = self.auditor.start(self, header, chunks, number)
-            if audited is not None:
-                return audited
         return InFlightExchange.start(self, header, chunks, number, in_flight)
 
     def take_vote_s(self) -> float:
@@ -274,8 +242,6 @@ class PendingHeader:
                 began = self._exchanger.transport.now()
                 self._pending.wait()
                 summary = summary_of(self._rows.cpu().numpy().tobytes(), len(self._rows))
-                if self._exchanger.auditor is not None:
-                    summary = self._exchanger.auditor.drop_waiting(summary)
                 self._exchanger.timing.wait_s += self._exchanger.transport.now() - began
                 agree(summary, self._exchanger.transport.world)
                 self._exchanger.awaited = not summary.alike and summary.awaited

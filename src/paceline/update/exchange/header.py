@@ -33,8 +33,6 @@ class ExchangeHeader:
         asks: whether the worker has a request for all workers, to be read once this exchange is over.
         merges: whether it ends the block early, in `run.merge()`.
         mean_norm: of the mean displacement of its last exchange; 0 where not computed.
-        suspect: whether its last contribution was left out because of held-out losses (:mod:`.judging`).
-        watched: whether these gave evidence against it, and not enough.
         early: whether the first chunks of its contribution were sent before this header.
         place: where the worker is in its data (:mod:`paceline.data.sharing.place`), packed; 0 if it shares none.
     """
@@ -53,8 +51,6 @@ class ExchangeHeader:
     asks: bool = False
     merges: bool = False
     mean_norm: float = 0.0
-    suspect: bool = False
-    watched: bool = False
     early: bool = False
     place: int = 0
 
@@ -67,7 +63,7 @@ class ExchangeHeader:
     def row(self) -> Tensor:
         """The header as it is sent: int64, shape (11,)."""
         condition = self.finite | self.usual << 1 | self.asks << 2 | self.merges << 3
-        condition |= self.suspect << 4 | self.watched << 5 | self.early << 6 | self.place << 7
+        condition |= self.early << 6 | self.place << 7  # bits 4 and 5 had a meaning in older checkpoints
         values = [
             self.sequence,
             self.kind.code,
@@ -83,10 +79,10 @@ class ExchangeHeader:
     @classmethod
     def unpack(cls, row: list[int]) -> ExchangeHeader:
         """The inverse of `row`."""
-        finite, usual, asks, merges, suspect, watched, early = (bool(row[4] >> bit & 1) for bit in range(7))
+        finite, usual, asks, merges, early = (bool(row[4] >> bit & 1) for bit in (0, 1, 2, 3, 6))
         norm, factor, *mean_norm = (from_bits(bits) for bits in (row[6], row[7], *row[10:]))
         mean = mean_norm[0] if mean_norm else 0.0
-        numbers = row[8], row[9], usual, asks, merges, mean, suspect, watched, early, row[4] >> 7
+        numbers = row[8], row[9], usual, asks, merges, mean, early, row[4] >> 7
         return cls(row[0], ExchangeKind(row[1]), bool(row[2]), bool(row[3]), finite, row[5], norm, factor, *numbers)
 
 
@@ -101,47 +97,16 @@ def from_bits(bits: int) -> float:
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What the workers found about one contribution, by held-out losses.
-
-    Attributes:
-        rank: whose contribution was judged.
-        against: votes that the loss gets worse with it.
-        voters: all other workers.
-        losses: with it and without it, the medians of the voters.
-        left_out: whether it was left out.
-        watched: whether there is evidence against it, and it is judged again soon.
-        anew: whether the workers have found so many harmful that their idea of the noise must be wrong: all are
-            accepted, and the judgements begin anew.
-    """
-
-    rank: int
-    against: int
-    voters: int
-    losses: tuple[float, float]
-    left_out: bool
-    watched: bool = False
-    anew: bool = False
-
-    def __str__(self) -> str:
-        with_it, without = self.losses
-        votes = f"so {self.against} of {self.voters} other workers"
-        return f"held-out loss {with_it:.6g} with it and {without:.6g} without it, {votes}"
-
-
-@dataclass(frozen=True)
 class ExchangeSummary:
     """The headers of all workers, in rank order; virtual workers share one, and nobody changes what it gives.
 
     Attributes:
         headers: with the factor 0 where a contribution is rejected.
         between: least and greatest norm accepted before, where norms are checked.
-        judgement: of one contribution, where one was judged by held-out losses.
     """
 
     headers: tuple[ExchangeHeader, ...]
     between: tuple[float, float] | None = None
-    judgement: Judgement | None = None
 
     @cached_property
     def weight(self) -> float:
@@ -161,7 +126,7 @@ class ExchangeSummary:
 
     @cached_property
     def left_out(self) -> list[int]:
-        """Ranks whose contribution was rejected: not finite, far larger than usual, or harmful to the held-out loss."""
+        """Ranks whose contribution was rejected: not finite, or far larger than usual."""
         return [rank for rank, h in enumerate(self.headers) if not h.finite or (not h.usual and not h.factor)]
 
     @cached_property

@@ -28,7 +28,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,25 +48,12 @@ LEAST = 1e-3
 
 @dataclass(frozen=True)
 class Guard:
-    """When a contribution is left out: its norm is too large, or the loss on held-out data gets worse with it.
+    """When a contribution is left out: its norm is too large.
 
     >>> from paceline import Guard
     >>> guard = Guard(window=16, history=4)
     >>> round(guard.limit([1.0, 1.2, 0.9, 1.1]), 1)  # of a norm that is still usual beside these
     10.5
-
-    Norms do not show a contribution of a usual size and a wrong direction. With `held_out` workers judge one member's
-    contribution in some exchanges (:mod:`paceline.update.exchange.judging`): each evaluates the model with it and
-    without it on its own held-out data, and a majority leaves it out. A member that was left out is judged in every
-    exchange, and stays out until it passes.
-
-    While `held_out` is called, the model has the parameters and buffers that are judged. It should give the loss of the
-    same data each time, a few batches, in the mode of evaluation. Gradients are off. What it changes in buffers, modes,
-    gradients and global random generators is put back. It must make no optimizer step and call nothing of the run.
-
-    >>> import torch
-    >>> model, (inputs, wanted) = torch.nn.Linear(4, 1), torch.zeros(2, 32, 4)
-    >>> guard = Guard(held_out=lambda: torch.nn.functional.mse_loss(model(inputs), wanted[:, :1]))
 
     Attributes:
         window: exchanges that are remembered.
@@ -74,8 +61,6 @@ class Guard:
         least: a norm below so many times the median is never unusual.
         history: exchanges before anything is judged.
         gradients: whether the norms of the gradients of single steps are judged as well, where a rule exchanges them.
-        held_out: gives the loss of the model on held-out data, a number; None judges by norms alone.
-        audit_every: exchanges from one judgement by held-out loss to the next.
     """
 
     window: int = 32
@@ -83,11 +68,9 @@ class Guard:
     least: float = 10.0
     history: int = 8
     gradients: bool = True
-    held_out: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
-    audit_every: int = 16
 
     def __post_init__(self) -> None:
-        for name, lowest in (("window", 2), ("history", 2), ("audit_every", 1)):
+        for name, lowest in (("window", 2), ("history", 2)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
                 raise UnsupportedError(f"{name} of a guard must be a whole number, at least {lowest}, got {value!r}")
@@ -99,14 +82,6 @@ class Guard:
             raise UnsupportedError(
                 f"threshold of a guard must be above 0 and least at least 1, got {self.threshold!r} and {self.least!r}"
             )
-        if self.held_out is not None and not callable(self.held_out):
-            raise UnsupportedError(
-                f"held_out of a guard must be a function that returns the held-out loss, got {self.held_out!r}"
-            )
-
-    def __str__(self) -> str:
-        """What all workers must have alike: whether there is a function, and not which."""
-        return repr(self) if self.held_out is None else f"{self!r} with held_out"
 
     def limit(self, norms: Sequence[float]) -> float:
         """The largest norm that is usual beside these, all above 0; infinite where there are too few."""

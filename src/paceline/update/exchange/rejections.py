@@ -41,18 +41,10 @@ class Rejections:
                 self._report_one(rank, header, summary)
             elif header.brings:
                 self._in_a_row[rank] = 0
-        if summary.judgement is not None and summary.judgement.anew:
-            logger.warning(
-                "exchange %d: %s: %s; with it half of the workers would be left out, so nobody is, and the judgements "
-                "by held-out loss begin anew",
-                summary.headers[0].sequence,
-                self._transport.world.name(summary.judgement.rank),
-                summary.judgement,
-            )
 
     def _report_one(self, rank: int, header: ExchangeHeader, summary: ExchangeSummary) -> None:
         name, times = self._transport.world.name(rank), self._in_a_row[rank]
-        why, judged = _why(rank, summary)
+        why = _why(rank, summary)
         logger.warning("%s left out of exchange %d: %s; it goes on from the global model", name, header.sequence, why)
         if times == BROKEN:
             logger.warning(
@@ -69,18 +61,13 @@ class Rejections:
             finite=header.finite,
             norm=header.norm if header.finite else None,
             in_a_row=times,
-            **({"judged": True} if judged else {}),
         )
 
 
-def _why(rank: int, summary: ExchangeSummary) -> tuple[str, bool]:
-    """Why a contribution was rejected, and whether held-out losses did it."""
-    header, judgement, between = summary.headers[rank], summary.judgement, summary.between
+def _why(rank: int, summary: ExchangeSummary) -> str:
+    """Why a contribution was rejected."""
+    header, between = summary.headers[rank], summary.between
     if not header.finite:
-        return "inf or nan in what it brought", False
-    if judgement is not None and judgement.rank == rank:
-        return str(judgement), True
-    if header.suspect:
-        return "held-out losses left it out before, and it was not its turn to be judged again", True
+        return "inf or nan in what it brought"
     usual = f" where {between[0]:.3g} to {between[1]:.3g} is usual" if between is not None else ""
-    return f"norm {header.norm:.3g}{usual}", False
+    return f"norm {header.norm:.3g}{usual}"

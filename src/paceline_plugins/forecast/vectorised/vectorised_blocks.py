@@ -49,7 +49,7 @@ def check_rule(rule: Rule, overlaps: bool = True) -> None:
     elif schedule.fragments > 1:
         reason = f"it has fragments={schedule.fragments}"
     elif schedule.overlap and not overlaps:
-        reason = f"it has overlap={schedule.overlap}, and its number of workers or its period changes"
+        reason = f"it has overlap={schedule.overlap}, and its number of workers changes"
     elif payload.mixing is not None:
         reason = f"it mixes (mixing={payload.mixing})"
     if reason:

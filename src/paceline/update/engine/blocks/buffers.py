@@ -44,9 +44,6 @@ class BufferState(OuterState):
     def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
         self.fragment.write(begin, end, self._next(begin, end, mean))
 
-    def show(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
-        self.fragment.write(begin, end, mean)
-
     def _next(self, begin: int, end: int, mean: Tensor) -> Tensor:
         """Update and return the global values."""
         start = self.anchor[begin:end].copy_(mean)
@@ -89,9 +86,6 @@ class CounterState(BufferState):
 
     def contribute(self, begin: int, end: int, out: Tensor) -> None:
         torch.sub(self.values(begin, end), self.anchor[begin:end], out=out)
-
-    def show(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
-        self.fragment.write(begin, end, self.anchor[begin:end] + mean)
 
     def _next(self, begin: int, end: int, mean: Tensor) -> Tensor:
         start = self.anchor[begin:end].add_(mean)

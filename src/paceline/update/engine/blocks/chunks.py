@@ -92,10 +92,6 @@ class OuterStateChunk:
         """Apply the mean to the outer state; `move` moves the tensors later."""
         self._each(total, summary, self.outer.prepare)
 
-    def show(self, total: Tensor, summary: ExchangeSummary) -> None:
-        """Put what the mean gives into the tensors, for an evaluation; the outer state stays."""
-        self._each(total, summary, self.outer.show)
-
     @torch.no_grad()
     def move(self, made: int) -> None:
         """Move the tensors, `made` minibatches after their snapshot was taken."""

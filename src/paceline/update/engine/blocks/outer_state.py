@@ -162,11 +162,6 @@ class OuterState(ABC):
     def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
         """Apply the mean of [begin, end) to the outer state only; `snapshot` becomes the input of `move`."""
 
-    def show(  # noqa: B027
-        self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd
-    ) -> None:
-        """Put the workers' mean of [begin, end) into the tensors, if the model is evaluated with them."""
-
     def move(self, begin: int, end: int, made: int) -> None:
         """Move the tensors by the result of `prepare`, `made` minibatches after the snapshot."""
         self._put(begin, end, self._add(begin, end, 1))
@@ -283,11 +278,6 @@ class ParameterState(OuterState):
             self._mix(begin, end, start, self._at_once)
         elif start is not out or out is scratch:
             self.fragment.write(begin, end, start)
-
-    def show(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
-        """The mean of the workers' models, whatever the outer step makes of it."""
-        origin = self._origin(begin, end, self.scratch(1, end - begin))
-        self.fragment.write(begin, end, torch.add(origin, mean, out=self.scratch(3, end - begin)))
 
     def _step(self, begin: int, end: int, mean: Tensor, block: BlockEnd, out: Tensor) -> Tensor:
         """The outer step on a range; the start of the next block."""

@@ -112,7 +112,6 @@ def numbers(update: BlockUpdate) -> dict[str, Any]:
         "diversity": list(astuple(update.numbers.diversity)),
         "mean_norm": update.state.mean_norm,
         "norms": update.norms.state() if update.norms is not None else [],
-        **({} if update.audit is None else {"audit": update.audit.state()}),
     }
 
 
@@ -162,8 +161,6 @@ def _load_norms(update: BlockUpdate, saved: dict[str, Any]) -> None:
     update.state.mean_norm = saved.get("mean_norm", 0.0)
     if update.norms is not None:  # absent if the run was saved without a guard
         update.norms.load(saved.get("norms", []))
-    if update.audit is not None and "audit" in saved:
-        update.audit.load(saved["audit"])
 
 
 def _resume_exchange(update: BlockUpdate, saved: dict[str, Any]) -> None:
@@ -231,8 +228,6 @@ def _reshard(
         end = update.numbers.count_in(summary, saved.get("workers", len(headers)))
         update.optimizers.count_in(summary.tau, end.ahead)
     update.numbers.diversity = update.numbers.diversity.among(update.numbers.workers)
-    if update.audit is not None:  # the row is that of another worker
-        update.audit.begin_among_others()
     if ahead is None:
         ahead = update.numbers.coefficients().momentum if update.numbers.block else 0.0
     update.numbers.ahead = ahead

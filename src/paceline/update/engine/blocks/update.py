@@ -16,15 +16,13 @@ from paceline.errors import NonFiniteError
 from paceline.rules.rule import Rule
 from paceline.update.engine.blocks.chunks import OuterStateChunk, cut_states, packings
 from paceline.update.engine.blocks.fragment_state import FragmentState
-from paceline.update.engine.blocks.held_out import HeldOutLosses
 from paceline.update.engine.blocks.local_optimizers import LocalOptimizers
 from paceline.update.engine.blocks.numbers import BlockNumbers
 from paceline.update.engine.settings import Settings
-from paceline.update.exchange.audit import Audit
 from paceline.update.exchange.exchanger import IN_FLIGHT, Exchanger, StartedExchange
 from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
 from paceline.update.exchange.kind import STANDS, ExchangeKind
-from paceline.update.exchange.outliers import Guard, block_norms
+from paceline.update.exchange.outliers import block_norms
 from paceline.update.exchange.work import LocalWork
 from paceline_plugins.receipts.observer import Receipts
 
@@ -47,9 +45,8 @@ class BlockUpdate:
         optimizers: the worker's own.
         chunks: its outer state cut for the wire; empty before the first exchange.
         in_flight: the pending exchange, if any.
-        left_out: whether this worker's part of the last exchange was not finite, an outlier, or harmful.
+        left_out: whether this worker's part of the last exchange was not finite, or an outlier.
         norms: the recently accepted norms; None without an outlier policy.
-        audit: judges contributions by held-out losses; None without them.
         receipts: of what this worker brings and takes, or None.
         shards: the processes that hold this worker's parameters, of all fragments.
     """
@@ -87,16 +84,8 @@ class BlockUpdate:
         self._measures = self.norms is not None or rule.follows_diversity
         if self._measures:
             self.state.take_mean_norms()
-        self.audit = self._audit(settings.guard, model)
         self.receipts: Receipts | None = None
         self.shards = Shards(())
-
-    def _audit(self, guard: Guard | None, model: Modules | None) -> Audit | None:
-        if guard is None or guard.held_out is None or model is None:
-            return None
-        losses = HeldOutLosses(guard.held_out, model, self.state, lambda: self.chunks, self.exchanger)
-        self.exchanger.auditor = audit = Audit(guard, lambda: self.numbers.block, losses)
-        return audit
 
     def retune(self, rule: Rule) -> None:
         """Continue with other numbers of the rule; an in-flight exchange keeps its own. Another codec, which comes
@@ -140,7 +129,7 @@ class BlockUpdate:
         if self.receipts is not None and work.minibatches:
             self.receipts.gave(self._kind.fragment, self.state)
         header = self._header(work)
-        if not header.usual or self.audit is not None:
+        if not header.usual:
             header = self.exchanger.pre_vote(header)
         self.left_out = not header.finite or (header.brings and not header.factor)
         if overlapped:
@@ -171,8 +160,6 @@ class BlockUpdate:
             usual=self.shards.all(not norm or self.norms is None or self.norms.usual(rank, norm)),
             merges=work.merges,
             mean_norm=mean_norm,
-            suspect=self.audit is not None and self.audit.suspect,
-            watched=self.audit is not None and self.audit.watched,
         )
 
     def _begin_next_block(self) -> None:
@@ -212,8 +199,6 @@ class BlockUpdate:
         if self.receipts is not None and not summary.empty:
             sequence = summary.headers[0].sequence
             self.receipts.merged(self._kind.fragment, sequence, self.state.tensors(), summary)
-        if self.audit is not None:
-            self.audit.settle(summary, rank)
         if self.norms is None:
             return summary
         between = self.norms.between
@@ -257,8 +242,6 @@ class BlockUpdate:
         self.numbers.renumber(workers)
         if self.norms is not None:
             self.norms.mix()
-        if self.audit is not None:
-            self.audit.evidence.mix()
         for chunk in self.chunks:
             chunk.state = {}
         self.state.renew_checksums()

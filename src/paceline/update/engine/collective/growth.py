@@ -79,7 +79,7 @@ class GrowingWorkers:
             return
         self._made, self.minibatches = self._made + 1, self.minibatches + sum(summary.minibatches)
         ends = any(header.leaving for header in summary.headers)
-        if self.active and not self.changes and not ends and self._run.tuner.measured.may_grow:
+        if self.active and not self.changes and not ends:
             worth = self.blocks.blocks.updates[0].numbers.diversity.effective or 1.0
             self.coming = self._growth.next(self.workers, self.most, worth, self._made, self.minibatches)
 
