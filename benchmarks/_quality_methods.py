@@ -11,11 +11,10 @@
 
 Settings that differ follow: `grown-threshold=0.5-rate=0.4`. They are `rate` (the exponent of the local rate's factor
 k^rate), `height` (a further factor), `threshold`, `first` and `blocks` of the growth, `amplify`, `period` and `beta1`
-of the rule, and `gain` (the exponent of its gain N^gain). `law` and `tensors` are those of `_quality_trials.py`. For
-sync `momentum` is that of SGD, at 1 - momentum times the rate, or Adam's beta1. With a `ramp` sync has N workers from
-the first step, and its rate rises from one worker's over this share of the samples. `start` is the share on which one
-worker trains before all do; with `newbob=1` the rate follows the held-out loss. For Adam `beta1` is that of all
-workers, so that blocks do not lower it.
+of the rule, and `gain` (the exponent of its gain N^gain). For sync `momentum` is that of SGD, at 1 - momentum times the
+rate, or Adam's beta1. With a `ramp` sync has N workers from the first step, and its rate rises from one worker's over
+this share of the samples. `start` is the share on which one worker trains before all do. For Adam `beta1` is that of
+all workers, so that blocks do not lower it.
 """
 
 from __future__ import annotations
@@ -28,12 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _block_methods import CONSTANT
 from _quality_asgd import StaleWorkers
-from _quality_newbob import Control
 from _quality_tasks import Batch, Task, start
-from _quality_trials import train_trial
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from paceline.forecast.sim.clock import Clock, exponential
@@ -55,9 +51,9 @@ LATE = {"asgd": "asgd(overlap=0)", "dcasgd": "dc_asgd(kind='adaptive', strength=
 EACH_STEP = {"serial": "sync", "sync": "sync", **LATE}
 KINDS = (*EACH_STEP, *AMPLIFY, *OTHERS)
 SETTINGS = {"height", "momentum", "rate", "threshold", "first", "blocks", "amplify", "period", "beta1", "gain"}
-SETTINGS |= {"law", "tensors", "start", "ramp", "newbob"}
+SETTINGS |= {"start", "ramp"}
 Stages = list[list[float]]
-"""Rows of workers, minibatches of all of them, how many workers they were worth, and the period where it changes."""
+"""Rows of workers, minibatches of all of them, and how many workers they were worth."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +101,11 @@ class Method:
         """Whether it takes the stages of "grown"."""
         return self.kind == "sync" and "ramp" not in self.settings
 
-    def rule(self, task: Task, period: float | None = None) -> Rule:
-        """What workers exchange, and how; in blocks of another period if one is given."""
+    def rule(self, task: Task) -> Rule:
+        """What workers exchange, and how."""
         if self.kind in EACH_STEP:
             return rule_from_text(EACH_STEP[self.kind])
-        period = int(period or self.get("period", task.period))
+        period = int(self.get("period", task.period))
         beta1 = f", beta1={self.settings['beta1']}" if "beta1" in self.settings else ""
         if self.kind in OTHERS:
             return rule_from_text(OTHERS[self.kind].format(period=period, beta1=beta1))
@@ -137,8 +133,6 @@ def train(
         if setting in method.settings:
             _give_momentum(optimizer.param_groups[0], method.settings[setting])
     training = _Training(task, method, model, optimizer, task.batches(folder, minibatches, seed), minibatches)
-    if "newbob" in method.settings:
-        training.control = Control(task, model, folder, minibatches)
     if method.kind in ("serial", "sync"):
         made = training.together(stages if method.follows else [[workers, minibatches, float(workers)]])
     elif method.kind in LATE:
@@ -167,7 +161,6 @@ class _Training:
     optimizer: Optimizer
     batches: Iterator[Batch]
     minibatches: int
-    control: Control | None = None
     done: int = 0
 
     def factor(self, done: int, k: int) -> float:
@@ -176,9 +169,7 @@ class _Training:
         ramp, rise = self.method.get("ramp", 0.0), k**self.method.rate
         if share < ramp:
             rise = 1 + (rise - 1) * share / ramp
-        if self.control is None:
-            return float(rise * self.task.factor(share))
-        return float(rise * self.task.factor(min(share, CONSTANT)) * self.control.factor)
+        return float(rise * self.task.factor(share))
 
     def together(self, stages: Stages) -> Stages:
         """Steps on the minibatches of k workers at once, which has the mean of their gradients."""
@@ -190,10 +181,6 @@ class _Training:
                 group["lr"] = rate * self.factor(made, k)
                 self._step(list(islice(self.batches, k)))
                 made += k
-                if self.control is not None and self.control.due(made):
-                    self.control.look(self.model.state_dict())
-                    if self.control.over:
-                        return [[k, made, float(k)]]
         group["lr"] = rate
         return stages
 
@@ -219,26 +206,17 @@ class _Training:
         """Blocks, with one worker's plain training before them where the method starts so."""
         first = int(self.method.get("start", 0.0) * self.minibatches)
         before = self.together([[1, first, 1.0]]) if first else []
-        self.done, method, rule = first, self.method, self.method.rule(self.task)
-        given = (self.task, self.model, self.optimizer, rule, self.batches, workers, method.growth(workers))
-        if self.control is not None or method.settings.keys() & {"law", "tensors"}:
-            law, tensors = int(method.get("law", 0)), bool(method.get("tensors", 0))
-            parameters, made = train_trial(*given, self.factor, law=law, tensors=tensors, control=self.control)
-        else:
-            parameters, made = self._grown(rule, workers)
-        self.model.load_state_dict(parameters, strict=False)
-        return [*before, *made]
-
-    def _grown(self, rule: Rule, workers: int) -> tuple[dict[str, Tensor], Stages]:
+        self.done = first
         found = simulate_grown(
             self.model,
             self.task.loss,
             self.optimizer,
-            rule,
+            self.method.rule(self.task),
             self.batches,
             workers,
             growth=self.method.growth(workers),
             rate=self.factor,
             largest_gradient=self.task.largest_gradient,
         )
-        return found.parameters, [[one.workers, one.minibatches, round(one.effective, 2)] for one in found.stages]
+        self.model.load_state_dict(found.parameters, strict=False)
+        return [*before, *([one.workers, one.minibatches, round(one.effective, 2)] for one in found.stages)]

@@ -48,8 +48,8 @@ class Clock:
         """Of a training."""
         work = Workload(LogNormal(self.step_s), Layout.vector(self.parameters), moments=task.moments)
         return sum(
-            int(count) // int(k) * forecast(Method.of(method).rule(task, *period), work, self._network, int(k)).step_s
-            for k, count, _, *period in stages
+            int(count) // int(k) * forecast(Method.of(method).rule(task), work, self._network, int(k)).step_s
+            for k, count, _ in stages
         )
 
 

@@ -10,22 +10,14 @@ block (`auto` its probe and its first blocks: `--settle` steps), and then whole 
 A rule's figure is the median of the rounds; ratios are of figures from the same rounds. What `auto` takes to begin, in
 seconds beyond its later pace, is told apart, and as part of `--minibatches` of each worker.
 
-With `--changes 1000:100` the rate of all links changes while `auto` trains (`--links` may be empty then): after
-`--settle` steps at the first rate the second one is set, and the run goes on until another choice has held for
-`--settle` steps (at most `--most` in all). Then whole blocks are timed, beside those of the rules chosen by hand at the
-second rate.
-
 A rule is comparable with `auto` if it exchanges at least as often as `auto` does in the end: longer blocks are faster
 and lose quality. Of comparable rules `auto` may be slower than the fastest by the time that exchanges take of it.
 
     python benchmarks/auto.py [--links 100,1000,10000,loopback] [--workers 2] [--rounds 3]
-    python benchmarks/auto.py --links "" --changes 1000:100,100:1000
 
 The last line is a JSON object: `auto_over_best.LINK` (time over that of the fastest comparable rule), `auto_whole.LINK`
 (the same with what it takes to begin), `auto_over_all.LINK` (over the fastest of all), `chose.LINK`, `worst`,
-`step_ms.LINK.RULE` and `start_s.LINK`; a change is a LINK too, and has `settled_s.LINK` and `settled_steps.LINK` (from
-the change to the last choice; None if there was none), `before.LINK` (what was chosen before it) and `probes.LINK` (how
-often it probed again).
+`step_ms.LINK.RULE` and `start_s.LINK`.
 
 Without root for network namespaces it has only the key "skipped", with the reason.
 """
@@ -33,17 +25,14 @@ Without root for network namespaces it has only the key "skipped", with the reas
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import logging
 import os
 import statistics
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any
 
 import _quick
@@ -67,8 +56,6 @@ RULES = (
 )
 AUTO = "auto"
 LOOPBACK = "loopback"
-ASK_S = 0.02
-"""Between two looks for a request to change the links."""
 
 
 # -- a worker ---------------------------------------------------------------------------------------------------------
@@ -89,9 +76,6 @@ def measured(options: argparse.Namespace, meeting: Meeting, rule: str) -> dict[s
     for _ in range(first):
         step()
     settled = perf_counter()
-    change = {}
-    if rule == AUTO and options.change:
-        change = changed(options, meeting, run, step)
     period = run.rule.schedule.period
     steps = -(-options.steps // period) * period
     meeting.together()
@@ -104,43 +88,7 @@ def measured(options: argparse.Namespace, meeting: Meeting, rule: str) -> dict[s
     meeting.together()
     chose = f"{run.rule.text()}, period {run.rule.schedule.period}"
     run.close()
-    return {"step_s": step_s, "start_s": start_s, "period": period, "chose": chose, **change}
-
-
-def changed(options: argparse.Namespace, meeting: Meeting, run: Any, step: Any) -> dict[str, Any]:
-    """Change the links, and train on until another choice has held; what was chosen before, and how long it took."""
-    ask(options, meeting, options.change[1])
-    before = text = run.rule.text()
-    began, settled, probes, held = perf_counter(), None, 0, 0
-    for number in range(options.most):
-        step()
-        held += 1
-        if run.rule.text() != text:
-            text, held = run.rule.text(), 0
-            if text == "auto()":
-                probes += 1
-            else:
-                settled = (number + 1, perf_counter() - began)
-        if settled is not None and text != "auto()" and held >= options.settle:
-            break
-    steps, seconds = settled if settled is not None else (None, None)
-    return {"before": before, "probes": probes, "settled_steps": steps, "settled_s": seconds}
-
-
-def ask(options: argparse.Namespace, meeting: Meeting, rate_mbit: str) -> None:
-    """Let the parent give all links this rate, and wait until they have it."""
-    meeting.together()
-    if meeting.rank == 0:
-        request, done = Path(f"{options.answer}.ask"), Path(f"{options.answer}.done")
-        done.unlink(missing_ok=True)
-        request.with_suffix(".new").write_text(rate_mbit)
-        request.with_suffix(".new").rename(request)
-        deadline = perf_counter() + options.timeout
-        while not done.exists():
-            if perf_counter() > deadline:
-                raise TimeoutError(f"the links have no rate of {rate_mbit} Mbit/s after {options.timeout:g} s")
-            sleep(ASK_S)
-    meeting.together()
+    return {"step_s": step_s, "start_s": start_s, "period": period, "chose": chose}
 
 
 def worker(options: argparse.Namespace) -> None:
@@ -150,7 +98,6 @@ def worker(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     if options.show:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
-    options.change = options.change.split(":") if options.change else []
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     meeting = Meeting(rank, size, os.environ["MASTER_ADDR"], options.timeout)
     dist.init_process_group("gloo")
@@ -158,8 +105,6 @@ def worker(options: argparse.Namespace) -> None:
     for number in range(options.rounds):
         rules = [AUTO, *options.rules] if number % 2 == 0 else [*options.rules, AUTO]  # neither is always first
         for rule in rules:
-            if options.change:
-                ask(options, meeting, options.change[rule != AUTO])
             rows.setdefault(rule, []).append(measured(options, meeting, rule))
             if rank == 0:
                 found = rows[rule][-1]
@@ -192,18 +137,14 @@ class Loopback:
 
 
 def on_link(link: str, options: argparse.Namespace) -> dict[str, list[Any]]:
-    """All rules on one link, or on links that change: rule -> what each round found."""
+    """All rules on one link: rule -> what each round found."""
     from _network import EmulatedNetwork
 
-    first = link.split(":")[0]
-    options.change = link if first != link else ""
-    network = Loopback() if link == LOOPBACK else EmulatedNetwork(options.workers, float(first), options.delay)
-    with network, tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as serving:
+    network = Loopback() if link == LOOPBACK else EmulatedNetwork(options.workers, float(link), options.delay)
+    with network, tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer"
         errors = [Path(folder) / f"err.{k}" for k in range(options.workers)]
         processes = [_started(network, k, options, answer, errors[k]) for k in range(options.workers)]
-        if options.change:
-            serving.enter_context(changing(network, answer))
         try:
             _wait(processes, errors, 60 * options.timeout)
         finally:
@@ -214,33 +155,10 @@ def on_link(link: str, options: argparse.Namespace) -> dict[str, list[Any]]:
         return found
 
 
-@contextlib.contextmanager
-def changing(network: Any, answer: Path) -> Iterator[None]:
-    """Inside, all links get the rates that the workers ask for."""
-    request, done, over = Path(f"{answer}.ask"), Path(f"{answer}.done"), threading.Event()
-
-    def serve() -> None:
-        while not over.wait(ASK_S):
-            if request.exists():
-                rate_mbit = float(request.read_text())
-                request.unlink()
-                for host in range(network.hosts):
-                    network.slow(host, rate_mbit)
-                done.touch()
-
-    server = threading.Thread(target=serve, name="links")
-    server.start()
-    try:
-        yield
-    finally:
-        over.set()
-        server.join()
-
-
 def _started(network: Any, host: int, options: argparse.Namespace, answer: Path, errors: Path) -> Any:
     import subprocess
 
-    names = ("parameters", "compute_ms", "steps", "settle", "rounds", "timeout", "most", "change")
+    names = ("parameters", "compute_ms", "steps", "settle", "rounds", "timeout")
     shown = ["--show"] if options.show and host == 0 else []
     arguments = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
     command = [*network.prefix(host), sys.executable, str(Path(__file__).resolve()), "--worker", *arguments]
@@ -272,10 +190,7 @@ def judged(rows: dict[str, list[Any]], minibatches: int) -> dict[str, Any]:
     comparable = comparable or step_s  # of those that were given
     best = min(comparable, key=lambda rule: comparable[rule])
     whole_s = start_s + minibatches * auto
-    names = ("before", "probes", "settled_steps", "settled_s")
-    change = {name: [one[name] for one in rows[AUTO]] for name in names if name in rows[AUTO][0]}
     return {
-        **change,
         "auto_over_best": round(auto / comparable[best], 4),
         "auto_whole": round(whole_s / (minibatches * comparable[best]), 4),
         "auto_over_all": round(auto / min(step_s.values()), 4),
@@ -288,9 +203,6 @@ def judged(rows: dict[str, list[Any]], minibatches: int) -> dict[str, Any]:
 
 def show(link: str, found: dict[str, Any]) -> None:
     """A table of one link."""
-    if "before" in found:
-        took = ", ".join("none" if s is None else f"{s:.1f} s" for s in found["settled_s"])
-        print(f"\n{link} Mbit/s: before the change {' / '.join(found['before'])}; the last choice after {took}", end="")
     print(f"\n{link if link == LOOPBACK else f'{link} Mbit/s'}: auto chose {' / '.join(found['chose'])}")
     for rule, step_ms in sorted(found["step_ms"].items(), key=lambda row: row[1]):
         print(f"  {rule:42} {step_ms:8.2f} ms{'   best of those comparable' if rule == found['best'] else ''}")
@@ -306,8 +218,6 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--links", default=f"100,1000,10000,{LOOPBACK}", help="Mbit/s of each direction, comma between")
-    add("--changes", default="", help="BEFORE:AFTER in Mbit/s, comma between: of links whose rate changes")
-    add("--most", type=int, default=600, help="steps after a change before auto is timed")
     add("--workers", type=int, default=2)
     add("--delay", type=float, default=0.1, help="from host to host, one way, ms")
     add("--parameters", type=int, default=2_500_000)
@@ -321,12 +231,9 @@ def parse() -> argparse.Namespace:
     add("--show", action="store_true", help="each figure when it is measured")
     add("--worker", action="store_true", help=argparse.SUPPRESS)
     add("--answer", default="", help=argparse.SUPPRESS)
-    add("--change", default="", help=argparse.SUPPRESS)
     options = _quick.parse(
         parser,
         links="1000",
-        changes="1000:20",
-        most=200,
         rules=["sync", "bmuf(period=4)"],
         parameters=200_000,
         compute_ms=4.0,
@@ -347,11 +254,11 @@ def main() -> None:
     from _network import EmulatedNetwork
 
     reason = EmulatedNetwork.possible()
-    if reason and (options.links != LOOPBACK or options.changes):
+    if reason and options.links != LOOPBACK:
         print(json.dumps({"skipped": reason}))
         return
     found: dict[str, Any] = {}
-    for link in filter(None, [*options.links.split(","), *options.changes.split(",")]):
+    for link in options.links.split(","):
         found[link] = judged(on_link(link, options), options.minibatches)
         show(link, found[link])
     keys = dict.fromkeys(key for row in found.values() for key in row)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data service in figures: loaders beside their peers, objects of a store, waiting, resume.
+"""The data service in figures: loaders beside their peers, objects of a store, waiting.
 
     in_process, one_process    samples of 1 KB per second: what `run.share` gives over the bare DataLoader, with no
                                and with one loader process; peers that are installed have rows
     objects                    objects of 16 MB from a double of S3: the cache's rate over obstore's
     waiting                    the part of the time that steps of 100 ms wait behind 50 ms and 200 Mbit/s, and the
                                peak of bytes on disk over the cap; the answers awaited at a time for small files
-    resume                     seconds to the first batch in the middle of 10^9 samples; places of 10^10 per second
 
     python benchmarks/data.py [--only loaders ...] [--rounds 5] [--peers stateful litdata grain webdataset]
 
@@ -22,9 +21,9 @@ from typing import Any
 
 import _quick
 import torch
-from _data import loaders, objects, places, waiting
+from _data import loaders, objects, waiting
 
-PARTS = ("loaders", "objects", "waiting", "resume")
+PARTS = ("loaders", "objects", "waiting")
 
 
 def of_loaders(options: argparse.Namespace) -> dict[str, Any]:
@@ -56,16 +55,6 @@ def of_waiting(options: argparse.Namespace) -> dict[str, Any]:
     return {"waiting": found.pop("waiting"), "source": found, "small_files": small}
 
 
-def of_resume(options: argparse.Namespace) -> dict[str, Any]:
-    """Positions and orders."""
-    found = places.measure(options.rounds)
-    print(f"{'resume at 10^9 samples':26}{1e3 * found['resume_s']:10.1f} ms, {found['state_bytes']} bytes of state")
-    print(f"{'the same on three workers':26}{1e3 * found['resume_on_three_s']:10.1f} ms")
-    rate, peak = found["permutation"]["places_per_s"], found["permutation"]["peak_bytes"]
-    print(f"{'permutation of 10^10':26}{rate / 1e6:10.1f} million places a second, {peak / 1e3:.0f} kB")
-    return {"resume": found}
-
-
 def main() -> None:
     """Run the parts and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -76,7 +65,7 @@ def main() -> None:
     options = _quick.parse(parser, rounds=1, peers=[], idle_s=0.0)
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    parts = {"loaders": of_loaders, "objects": of_objects, "waiting": of_waiting, "resume": of_resume}
+    parts = {"loaders": of_loaders, "objects": of_objects, "waiting": of_waiting}
     found: dict[str, Any] = {}
     for name in options.only:
         found |= parts[name](options)

@@ -4,7 +4,6 @@
     python benchmarks/faults.py [--minutes 10] [--workers 6] [--seed 0] [--launcher]  the storm; as root
     python benchmarks/faults.py --slow              links of 10 Mbit/s, and no faults
     python benchmarks/faults.py --kill              recovery from SIGKILL, on loopback
-    python benchmarks/faults.py --peers PYTHON      torchft's DiLoCo under kill and stop
 
 Each host is a network namespace with a link of 200 Mbit/s and 1 ms, a launcher and a worker; two more hosts come and
 go. A character model of 325,000 parameters learns Python's standard library under `bmuf(period=16)`; a minibatch
@@ -86,10 +85,6 @@ def main() -> None:
         from _faults.kill import kill
 
         found = kill(directory, options.kill, options.seed)
-    elif options.peers:
-        from _faults.peers import peers
-
-        found = peers(directory, options.peers, options.minutes, options.workers, options.seed)
     else:
         found = storm(directory, options)
     print(f"all of it: {directory}")
@@ -109,7 +104,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="directory for what the runs leave; it is emptied first")
     parser.add_argument("--slow", action="store_true")
     parser.add_argument("--kill", type=int, nargs="?", const=20, default=0, metavar="TIMES")
-    parser.add_argument("--peers", metavar="PYTHON", help="of an environment with torchft")
     options = _quick.parse(parser, minutes=0.5, workers=3, kinds="kill", no_calm=False)
     if options.quick and options.kill:
         options.kill = 2

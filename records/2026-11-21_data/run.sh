@@ -5,6 +5,6 @@
 "$python" "$here/exactly_once.py" "$results/exactly_once.jsonl" $quick
 bench data ours --only loaders --rounds 5 --peers
 [ -n "$quick" ] || bench data loaders --only loaders --rounds 1
-bench data rest --only waiting resume
+bench data rest --only waiting
 bench data objects --only objects --rounds 15 --idle-s 20
 "$python" "$here/plot.py" loaders.json objects.json

@@ -9,5 +9,4 @@ if [ -z "$quick" ]; then
     bench lightrnn wide --out $out/512 --dimension 512 --rate 0.004 --seeds 1 --only full lightrnn --bfloat16 full
     "$python" "$here/collect.py" $out
 fi
-bench lightrnn_allocation allocation
 "$python" "$here/plot.py"

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from _quality_methods import Method
 from _quality_tasks import TASKS
 from _quality_times import Clock
-
 from paceline.forecast.planner import LogNormal, Workload, forecast
+
 from paceline.rules.codec import Layout
 from paceline.rules.recipes import rule_from_text
 

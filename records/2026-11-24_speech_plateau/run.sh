@@ -16,7 +16,5 @@ bench time_to_quality four --tasks "${silent[@]}" --workers 4 "${once[@]}" --met
     sync-rate=0.5 sync-rate=0.75 sync-rate=0.75-momentum=0.9 sync-rate=1-momentum=0.9
 bench time_to_quality speedup --tasks "${silent[@]}" small-speech --workers 64 --sizes 1 2 4 --methods grown cold \
     --timed grown cold
-bench time_to_quality trials --tasks "${silent[@]}" small-speech --workers 64 "${once[@]}" \
-    --methods grown grown-law=1 grown-law=2 grown-tensors=1
 bench time_to_quality rates --tasks small-speech --workers 1 "${once[@]}" --methods serial-height=0.5 serial-height=2
 "$python" "$here/plot.py" "$results"
