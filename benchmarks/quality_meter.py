@@ -1,22 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to measure how many workers all are worth, and what the measure forecasts.
+"""How many workers all are worth, as a run measures it: what that measure forecasts of runs with more workers.
 
-Cost: two processes hold a 100 MB fp32 model (25 tensors of 4 MB) and make `bmuf` synchronisations of it over loopback,
-in turn with the norms of the mean displacement taken and without. The norms of the workers' own displacements are taken
-either way: the guard against outliers needs them. The figure is the median difference over the median of those without.
-
-Forecast: from a run with few workers, the held-out loss of many after as many samples
+From a run with few workers, the held-out loss of many after as many samples
 (`paceline_plugins.forecast.planner.quality`), beside that which they come to. Workers are stacked
-(`_quality_tasks.py`); their
-rates are one worker's times N^0.29, and nothing else is tuned. `unchanged_error` is that of the forecast that many
-workers end where few do.
+(`_quality_tasks.py`); their rates are one worker's times N^0.29, and nothing else is tuned. `unchanged_error` is that
+of the forecast that many workers end where few do.
 
-    python benchmarks/quality_meter.py [--parts cost forecast] [--repeats 30] [--tasks chars-sgd chars-adam lines]
+    python benchmarks/quality_meter.py [--tasks chars-sgd chars-adam lines]
         [--first 4] [--workers 16 64] [--minibatches 32768] [--seeds 3] [--out out/quality_meter] [--quick]
 
-Finished trainings are kept in `--out`. The last line is a JSON object: `cost` (in parts of a synchronisation),
-`effective` (what was measured, of 2), `forecast_error` and `unchanged_error` (task -> the largest of all N and seeds,
-relative), `cells` (task, workers, seed, `first_loss`, `forecast`, `measured`, `error`, `effective_forecast`,
+Finished trainings are kept in `--out`. The last line is a JSON object: `forecast_error` and `unchanged_error` (task ->
+the largest of all N and seeds, relative), `cells` (task, workers, seed, `first_loss`, `forecast`, `measured`, `error`, `effective_forecast`,
 `effective_measured`, and the correlation of two workers' displacements in the second quarter of the samples,
 `alike_first` and `alike_measured`) and `tasks_within`, those whose error is 0.03 at most.
 """
@@ -24,7 +18,6 @@ relative), `cells` (task, workers, seed, `first_loss`, `forecast`, `measured`, `
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 from functools import partial
@@ -33,50 +26,14 @@ from typing import Any
 
 import _quick
 import torch
-import torch.distributed as dist
 from _quality_forecast import Row, forecasts, train
 from _quality_tasks import TASKS
 from _trainings import leave, rows_of
-from _workers import answer, is_worker, launch
-from sync_cost import attached, timed
 
-from paceline.update.engine.blocks.outer_state import ParameterState
 from paceline_plugins.forecast.planner.quality import correlation
 
-WARM = 4
-"""Pairs before the first that counts."""
 WISHED = 0.03
 """The largest relative error of a forecast that is called near."""
-
-
-def worker(repeats: int) -> None:
-    """One rank: synchronisations with and without, in turn."""
-    model, optimizer, run = attached()
-    states = [one for one in gc.get_objects() if isinstance(one, ParameterState)]
-    rows: dict[bool, list[float]] = {True: [], False: []}
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    for repeat in range(repeats + WARM):
-        for measured in (True, False) if repeat % 2 else (False, True):
-            with torch.no_grad():
-                for weight in model.weights:
-                    weight.add_(torch.randn(weight.shape, generator=generator), alpha=0.01)
-            for state in states:
-                state.sum_mean_norms()
-                state.mean_norms = {} if measured else None
-            rows[measured].append(timed(optimizer.step))  # no gradients: the step is the synchronisation
-    effective = states[0]._numbers.diversity.effective
-    run.close()
-    pairs = list(zip(rows[True], rows[False], strict=True))[WARM:]
-    more = statistics.median(one - other for one, other in pairs)
-    answer({"more_s": more, "without_s": statistics.median(other for _, other in pairs), "effective": effective})
-
-
-def cost(repeats: int) -> dict[str, Any]:
-    """Measure the cost."""
-    found = launch(__file__, ["--repeats", str(repeats)], 2, 600)
-    print(f"without: {1e3 * found['without_s']:.1f} ms; measuring adds {1e3 * found['more_s']:.2f} ms")
-    effective = found["effective"] and round(found["effective"], 3)
-    return {"cost": round(found["more_s"] / found["without_s"], 4), "effective": effective}
 
 
 def forecast(args: argparse.Namespace) -> dict[str, Any]:
@@ -137,28 +94,20 @@ def make(args: argparse.Namespace, name: str, seed: int) -> None:
 def parse() -> argparse.Namespace:
     """What was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", nargs="+", choices=["cost", "forecast"], default=["cost", "forecast"])
-    parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["chars-sgd", "chars-adam", "lines"])
     parser.add_argument("--first", type=int, default=4, help="workers of the run from which others are forecast")
     parser.add_argument("--workers", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--minibatches", type=int, default=32_768)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("out/quality_meter"))
-    return _quick.parse(parser, repeats=2, tasks=["chars-sgd"], first=4, workers=[8], minibatches=256, seeds=1)
+    return _quick.parse(parser, tasks=["chars-sgd"], first=4, workers=[8], minibatches=256, seeds=1)
 
 
 def main() -> None:
     """Measure, and print the figures."""
     args = parse()
-    if is_worker():
-        worker(args.repeats)
-        return
     torch.set_num_threads(1)
-    figures = cost(args.repeats) if "cost" in args.parts else {}
-    if "forecast" in args.parts:
-        figures |= forecast(args)
-    print(json.dumps(figures))
+    print(json.dumps(forecast(args)))
 
 
 if __name__ == "__main__":
