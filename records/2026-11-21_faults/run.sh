@@ -4,12 +4,12 @@
 # that does nothing else.
 . "$(dirname "$0")/../common.sh"
 storms=out/faults
-bench faults storm --out "$storms"
+bench faults/faults storm --out "$storms"
 cp "$storms/storm/timeline.json" "$storms/storm/faults.jsonl" "$results/"
 if [ -z "$quick" ]; then
-    bench faults launcher --out "$storms" --launcher --minutes 4 --no-calm
-    bench faults slow --out "$storms" --slow --minutes 3
+    bench faults/faults launcher --out "$storms" --launcher --minutes 4 --no-calm
+    bench faults/faults slow --out "$storms" --slow --minutes 3
 fi
-bench faults kill --out "$storms" --kill
-bench resume resume
+bench faults/faults kill --out "$storms" --kill
+bench faults/resume resume
 "$python" "$here/plot.py"

@@ -2,5 +2,5 @@
 # SPDX-License-Identifier: Apache-2.0
 # Times auto and rules chosen by hand on emulated links (as root, for network namespaces; some 25 minutes), then draws.
 . "$(dirname "$0")/../common.sh"
-bench auto result "$@"
+bench speed/auto result "$@"
 "$python" "$here/plot.py" "$results"
