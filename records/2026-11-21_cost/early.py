@@ -19,7 +19,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "benchmarks" / folder) for folder in ("speed", "common")]
+sys.path.extend(str(Path(__file__).resolve().parents[2] / "benchmarks" / folder) for folder in ("speed", "common"))
 
 import torch
 import torch.distributed as dist

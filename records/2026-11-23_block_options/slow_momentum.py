@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.optim import Adam
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "benchmarks" / folder) for folder in ("quality", "common")]
+sys.path.extend(str(Path(__file__).resolve().parents[2] / "benchmarks" / folder) for folder in ("quality", "common"))
 from _quality_tasks import TASKS, start
 from block_options import _together
 

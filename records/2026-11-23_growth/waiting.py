@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "benchmarks" / folder) for folder in ("quality", "common")]
+sys.path.extend(str(Path(__file__).resolve().parents[2] / "benchmarks" / folder) for folder in ("quality", "common"))
 
 from _quality_methods import Method
 from _quality_tasks import TASKS
