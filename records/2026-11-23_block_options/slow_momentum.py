@@ -28,8 +28,8 @@ sys.path.extend(str(Path(__file__).resolve().parents[2] / "benchmarks" / folder)
 from _quality_tasks import TASKS, start
 from block_options import _together
 
-from paceline.forecast.sim import simulate_stacked
 from paceline.rules.schedule.growth import rate_factor
+from paceline_plugins.forecast import simulate_stacked
 from paceline_plugins.forecast.vectorised import vectorised
 
 SETTINGS = ((0.0, 0.0), (0.5, 0.9), (0.5, 0.99), (0.9, 0.99), (0.5, 0.999))
