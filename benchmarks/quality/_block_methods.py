@@ -42,11 +42,7 @@ class Local:
     momentum: float | None = None
 
 
-LOCAL = {
-    "sgd": Local(0.5, 0.5, 0.0),
-    "momentum": Local(0.025, 0.025, 0.9),
-    "adam": Local(0.002, 0.002),
-}
+LOCAL = {"sgd": Local(0.5, 0.5, 0.0), "momentum": Local(0.025, 0.025, 0.9), "adam": Local(0.002, 0.002)}
 
 
 @dataclass(frozen=True)

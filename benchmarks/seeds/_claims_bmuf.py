@@ -5,19 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from _article_claims import (
-    FRAMES,
-    GROWTH,
-    SPEECH,
-    Claim,
-    at_least,
-    at_most,
-    cell,
-    cells,
-    frames,
-    read,
-    speed_up,
-)
+from _article_claims import FRAMES, GROWTH, SPEECH, Claim, at_least, at_most, cell, cells, frames, read, speed_up
 
 SMALL = ("small-sgd", "small-adam", "small-lines")
 AVERAGED, ADAM = "others.json", "adam.json"

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-from _article_claims import (
-    Claim,
-    at_least,
-)
+from _article_claims import Claim, at_least
 
 from paceline.rules.codec import Layout
 from paceline.rules.recipes import rule_from_text

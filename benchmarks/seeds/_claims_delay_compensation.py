@@ -5,16 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from _article_claims import (
-    SERVER,
-    STALE,
-    Claim,
-    at_least,
-    at_most,
-    cells,
-    gap_closed,
-    in_text,
-)
+from _article_claims import SERVER, STALE, Claim, at_least, at_most, cells, gap_closed, in_text
 
 LATE = "2026-11-26_delay_compensation"
 RATE, BEST_ASGD, BEST_COMPENSATED = 0.3, 0.15, 0.2

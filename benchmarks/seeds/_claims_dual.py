@@ -6,13 +6,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from _article_claims import (
-    DUAL,
-    Claim,
-    at_least,
-    dual,
-    read,
-)
+from _article_claims import DUAL, Claim, at_least, dual, read
 
 TABLES = "2026-11-26_dual_tables"
 RARE = (

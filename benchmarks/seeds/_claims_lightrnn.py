@@ -5,15 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from _article_claims import (
-    LIGHT,
-    Claim,
-    at_least,
-    at_most,
-    in_text,
-    perplexity,
-    read,
-)
+from _article_claims import LIGHT, Claim, at_least, at_most, in_text, perplexity, read
 
 EQUAL = "2026-11-26_lightrnn_equal"
 

@@ -126,11 +126,6 @@ CLAIMS = (
         unit="lines",
     ),
     Claim(
-        "middleware",
-        "no sample is used twice",
-        "lost or repeated samples, 98 kills",
-        miscounted,
-        at_most(0),
-        COUNTING,
+        "middleware", "no sample is used twice", "lost or repeated samples, 98 kills", miscounted, at_most(0), COUNTING
     ),
 )

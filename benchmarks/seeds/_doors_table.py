@@ -57,10 +57,7 @@ def figures(rows: Sequence[Mapping[str, Any]], mark: str, alone: Mapping[int, fl
         alone: the plain program's, by repetition.
     """
     values = [float(row[mark]) for row in rows]
-    return {
-        "seconds": spread(values),
-        "ratio": spread(ratios(values, (alone[int(row["repetition"])] for row in rows))),
-    }
+    return {"seconds": spread(values), "ratio": spread(ratios(values, (alone[int(row["repetition"])] for row in rows)))}
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

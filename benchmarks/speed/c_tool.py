@@ -113,15 +113,7 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", default=["bmuf", "averaging"], help="the first one twice")
     parser.add_argument("--workers", type=int, default=4, help="of the training")
     parser.add_argument("--prefix", type=Path, help=argparse.SUPPRESS)
-    quick = {
-        "pairs": 5,
-        "megabytes": 1.0,
-        "exchanges": 5,
-        "frames": 4000,
-        "epochs": 1,
-        "workers": 2,
-        "rules": ["bmuf"],
-    }
+    quick = {"pairs": 5, "megabytes": 1.0, "exchanges": 5, "frames": 4000, "epochs": 1, "workers": 2, "rules": ["bmuf"]}
     options = _quick.parse(parser, **quick)
     if is_worker():
         worker(options.prefix, options.megabytes, options.exchanges)

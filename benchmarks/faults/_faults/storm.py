@@ -60,12 +60,7 @@ class Storm:
     """
 
     def __init__(
-        self,
-        cluster: Cluster,
-        seed: int,
-        workers: int,
-        kinds: tuple[str, ...] = KINDS,
-        launcher_s: float | None = None,
+        self, cluster: Cluster, seed: int, workers: int, kinds: tuple[str, ...] = KINDS, launcher_s: float | None = None
     ) -> None:
         self.cluster, self.random = cluster, random.Random(seed)
         self.kinds, self.launcher_s, self.workers = kinds, launcher_s, workers

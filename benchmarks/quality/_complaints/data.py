@@ -10,23 +10,9 @@ import random
 import numpy as np
 import torch
 from torch.optim import SGD
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    random_split,
-)
+from torch.utils.data import DataLoader, Dataset, IterableDataset, random_split
 
-from _complaints.cases import (
-    BOTH,
-    EVERY,
-    alike,
-    as_alone,
-    case,
-    distinct,
-    once,
-    that,
-)
+from _complaints.cases import BOTH, EVERY, alike, as_alone, case, distinct, once, that
 from _complaints.helpers import B, batches, flat, mse, net, note, points, train
 
 

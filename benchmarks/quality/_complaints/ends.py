@@ -15,16 +15,7 @@ import torch
 from torch.optim import SGD
 
 from _complaints.cases import BOTH, EVERY, alike, case, right, that
-from _complaints.helpers import (
-    ALONE,
-    batches,
-    fit,
-    flat,
-    mse,
-    net,
-    note,
-    train,
-)
+from _complaints.helpers import ALONE, batches, fit, flat, mse, net, note, train
 
 
 @case("ray-project/ray#42893", right("w"), rules=EVERY)

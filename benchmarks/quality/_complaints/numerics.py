@@ -9,18 +9,7 @@ from torch import nn
 from torch.optim import SGD
 
 from _complaints.cases import EVERY, alike, as_alone, case, right
-from _complaints.helpers import (
-    PARTS,
-    batches,
-    fit,
-    flat,
-    held,
-    mse,
-    net,
-    note,
-    points,
-    train,
-)
+from _complaints.helpers import PARTS, batches, fit, flat, held, mse, net, note, points, train
 
 
 @case("pytorch/pytorch#47562", right("w"), rules=EVERY)

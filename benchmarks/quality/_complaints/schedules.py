@@ -7,12 +7,7 @@ from __future__ import annotations
 import copy
 
 from torch.optim import SGD
-from torch.optim.lr_scheduler import (
-    CosineAnnealingWarmRestarts,
-    LambdaLR,
-    OneCycleLR,
-    ReduceLROnPlateau,
-)
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LambdaLR, OneCycleLR, ReduceLROnPlateau
 
 from _complaints.cases import BOTH, EVERY, alike, case, right, that
 from _complaints.helpers import B, batches, flat, held, mse, net, note, points, train

@@ -13,18 +13,7 @@ from torch import nn
 from torch.optim import SGD
 
 from _complaints.cases import BOTH, EVERY, alike, as_alone, case, right, that
-from _complaints.helpers import (
-    batches,
-    fit,
-    flat,
-    held,
-    kept,
-    mse,
-    net,
-    normed,
-    note,
-    train,
-)
+from _complaints.helpers import batches, fit, flat, held, kept, mse, net, normed, note, train
 
 
 @case("huggingface/pytorch-image-models#45", alike("buffers", "saved", "scores"), rules=EVERY)
