@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Can every claim still be made? Runs the quick form of each benchmark and of each record's command.
 
-    python benchmarks/claims.py [records/NAME ..] [benchmarks/NAME.py ..] [--jobs 3] [--show]
+    python benchmarks/claims.py [records/NAME ..] [benchmarks/FOLDER/NAME.py ..] [--jobs 3] [--show]
 
 A record's command is its `run.sh`, which is run with `--quick` in a copy: the record stays as it is. A benchmark that
 no record runs is run by itself. A claim can no longer be made when
@@ -9,7 +9,7 @@ no record runs is run by itself. A claim can no longer be made when
     a command ends with another exit code than 0, or takes longer than its deadline;
     a benchmark does not end with one line of JSON;
     a key that the benchmark's docstring promises for it, that the record's own JSON has at its top, or that a
-    document quotes (`` `benchmarks/NAME.py` `key` ``) is not in it.
+    document quotes (`` `benchmarks/FOLDER/NAME.py` `key` ``) is not in it.
 
 What cannot be made on this machine (no root for network namespaces, no espeak-ng) is named and left out. The last line
 is a JSON object: `ran`, `skipped` (command -> reason), `failed` (command -> what is wrong), `seconds`.
@@ -36,18 +36,23 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS, RECORDS = ROOT / "benchmarks", ROOT / "records"
+FOLDERS = ("quality", "speed", "faults", "seeds")
+"""Of benchmarks, by question."""
 TOOLS = {
-    "speech": "espeak-ng",
-    "c_tool": "c++",
-    "c_tool_workers": "c++",
-    "file_blocks": "c++",
-    "way_in": "/usr/sbin/sshd",
+    "quality/speech": "espeak-ng",
+    "speed/c_tool": "c++",
+    "speed/c_tool_workers": "c++",
+    "speed/file_blocks": "c++",
+    "seeds/way_in": "/usr/sbin/sshd",
 }
-"""What a benchmark needs beside Python, by its name."""
-ROOTED = ("auto", "faults", "forecast", "network", "peers", "sites", "way_in")
+"""What a benchmark needs beside Python, by its folder and name."""
+ROOTED = (
+    *("speed/auto", "speed/forecast", "speed/network"),
+    *("faults/faults", "faults/sites", "seeds/peers", "seeds/way_in"),
+)
 """Benchmarks of network namespaces alone."""
 PROMISE = re.compile(r"JSON object:(.*)", re.DOTALL)
-QUOTED = re.compile(r"`(?:python )?benchmarks/(\w+)\.py(?: [^`]*)?`((?:,? (?:and )?`[\w.]+`)+)")
+QUOTED = re.compile(r"`(?:python )?benchmarks/(\w+/\w+)\.py(?: [^`]*)?`((?:,? (?:and )?`[\w.]+`)+)")
 KEY = re.compile(r"[a-z]\w*(?:\.\w+)*")
 
 
@@ -74,8 +79,14 @@ class Claim:
 
 
 def benchmarks() -> list[str]:
-    """All of them, by name."""
-    return sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem[0] != "_" and path.stem != "claims")
+    """All of them, by folder and name."""
+    paths = sorted(path for folder in FOLDERS for path in (BENCHMARKS / folder).glob("[!_]*.py"))
+    return [f"{path.parent.name}/{path.stem}" for path in paths]
+
+
+def named(command: str) -> str:
+    """The benchmark of `benchmarks/FOLDER/NAME.py`."""
+    return command.removeprefix("benchmarks/").removesuffix(".py")
 
 
 def records() -> list[str]:
@@ -86,8 +97,8 @@ def records() -> list[str]:
 def used_by(record: str) -> dict[str, list[str]]:
     """The benchmarks that a record's command runs, and the results that it keeps of each."""
     text = (RECORDS / record / "run.sh").read_text(encoding="utf-8")
-    found: dict[str, list[str]] = {name: [] for name in re.findall(r"benchmarks/(\w+)\.py", text)}
-    for name, result in re.findall(r"\bbench (\w+) ([\w-]+|\"\$1\")", text):
+    found: dict[str, list[str]] = {name: [] for name in re.findall(r"benchmarks/(\w+/\w+)\.py", text)}
+    for name, result in re.findall(r"\bbench (\w+/\w+) ([\w-]+|\"\$1\")", text):
         found.setdefault(name, []).append(result)
     return found
 
@@ -156,7 +167,7 @@ def run(claim: Claim, place: Path, deadline_s: float, show: bool) -> None:
         for name, path in results_of(place / "records" / record, record):
             claim.figures[name, path.stem] = last_line(path.read_text(encoding="utf-8"))
     else:
-        claim.figures[Path(claim.name).stem, ""] = last_line(told)
+        claim.figures[named(claim.name), ""] = last_line(told)
 
 
 def results_of(folder: Path, record: str) -> Iterator[tuple[str, Path]]:
@@ -242,7 +253,7 @@ def tried(name: str, place: Path, deadline_s: float, show: bool) -> Claim:
     if record and not (RECORDS / record / "run.sh").is_file():
         claim.wrong.append("has no run.sh")
         return claim
-    claim.skipped = missing_here(used_by(record) if record else [Path(name).stem])
+    claim.skipped = missing_here(used_by(record) if record else [named(name)])
     if not claim.skipped:
         run(claim, place, deadline_s, show)
         if not claim.wrong:
@@ -256,7 +267,7 @@ def tried(name: str, place: Path, deadline_s: float, show: bool) -> Claim:
 def main() -> int:
     """Try all claims, and say which can no longer be made."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="records/NAME or benchmarks/NAME.py; all if left out")
+    parser.add_argument("names", nargs="*", help="records/NAME or benchmarks/FOLDER/NAME.py; all if left out")
     parser.add_argument("--jobs", type=int, default=3, help="at a time")
     parser.add_argument("--deadline", type=float, default=600.0, help="seconds for one of them")
     parser.add_argument("--show", action="store_true", help="what they print")

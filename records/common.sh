@@ -16,6 +16,6 @@ if [ "${1:-}" = --quick ]; then
     shift
 fi
 export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH}
-bench() { # name of the benchmark, name of its result, arguments
+bench() { # folder and name of the benchmark, name of its result, arguments
     "$python" "benchmarks/$1.py" "${@:3}" $quick | tee /dev/stderr | tail -n 1 > "$results/$2.json"
 }

@@ -5,4 +5,3 @@
 "$python" "$here/run.py" --seeds 0 $quick
 [ -n "$quick" ] || "$python" "$here/run.py" --seeds 1 2 --main
 "$python" "$here/table.py"
-bench codecs speed

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A synchronisation of 100 MB whose first chunks leave while later ones are packed, beside one in which they wait.
 
-Both, and a bare all-reduce, take turns in one pair of processes; else as `benchmarks/sync_cost.py`.
+Both, and a bare all-reduce, take turns in one pair of processes; else as `benchmarks/speed/sync_cost.py`.
 
     python records/2026-11-21_cost/early.py [--repeats 15]
 
@@ -19,7 +19,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.extend(str(Path(__file__).resolve().parents[2] / "benchmarks" / folder) for folder in ("speed", "common"))
 
 import torch
 import torch.distributed as dist

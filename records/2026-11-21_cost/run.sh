@@ -2,6 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # One more row of each table (as root, for network namespaces; a torchft that is installed has its row).
 . "$(dirname "$0")/../common.sh"
-bench sync_cost sync_cost
-bench step_overhead step_overhead
+bench speed/sync_cost sync_cost
+bench speed/step_overhead step_overhead
 "$python" "$here/early.py" ${quick:+--repeats 1} | tail -n 1 > "$results/early.json"

@@ -1,19 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Runs the storm and what belongs to it, and keeps the last lines; then plots. As root (network namespaces), on a machine
-# that does nothing else. PEERS may name a Python that has torchft 0.2.0.
+# that does nothing else.
 . "$(dirname "$0")/../common.sh"
 storms=out/faults
-bench faults storm --out "$storms"
+bench faults/faults storm --out "$storms"
 cp "$storms/storm/timeline.json" "$storms/storm/faults.jsonl" "$results/"
 if [ -z "$quick" ]; then
-    bench faults launcher --out "$storms" --launcher --minutes 4 --no-calm
-    bench faults slow --out "$storms" --slow --minutes 3
+    bench faults/faults launcher --out "$storms" --launcher --minutes 4 --no-calm
+    bench faults/faults slow --out "$storms" --slow --minutes 3
 fi
-bench faults kill --out "$storms" --kill
-bench resume resume
-if [ -n "${PEERS:-}" ]; then
-    bench faults kill_stop --out "$storms" --kinds kill,stop --minutes 4 --no-calm
-    bench faults peers --out "$storms" --peers "$PEERS" --minutes 4
-fi
+bench faults/faults kill --out "$storms" --kill
+bench faults/resume resume
 "$python" "$here/plot.py"

@@ -2,5 +2,5 @@
 # SPDX-License-Identifier: Apache-2.0
 # One more row of each table; about three minutes.
 . "$(dirname "$0")/../common.sh"
-bench server server
-bench straggler straggler --seconds 8 --repeats 2
+bench speed/server server
+bench speed/straggler straggler --seconds 8 --repeats 2

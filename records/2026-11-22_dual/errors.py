@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where dual learning still errs: by how often the rarest word of a sentence stands in the labelled pairs.
 
-PYTHONPATH=benchmarks python records/2026-11-22_dual/errors.py [out/dual/one]
+PYTHONPATH=benchmarks/seeds python records/2026-11-22_dual/errors.py [out/dual/one]
 """
 
 import sys

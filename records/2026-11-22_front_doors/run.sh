@@ -12,5 +12,5 @@
 . "$(dirname "$0")/../common.sh"
 peer() { [ -z "$2" ] || echo "--peer $1=$2/bin/python"; }
 # shellcheck disable=SC2046
-bench front_doors results $(peer torchft "${TORCHFT:-}") $(peer hivemind "${HIVEMIND:-}") $(peer horovod "${HOROVOD:-}") \
+bench seeds/front_doors results $(peer torchft "${TORCHFT:-}") $(peer hivemind "${HIVEMIND:-}") $(peer horovod "${HOROVOD:-}") \
     --repetitions "${REPETITIONS:-3}" --out out/front_doors --plot "$results/plot.png"

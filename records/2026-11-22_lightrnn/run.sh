@@ -3,11 +3,10 @@
 # Makes trainings.json, limit.json and plot.png anew: some four hours of one core each, two trainings at a time.
 . "$(dirname "$0")/../common.sh"
 out=out/lightrnn
-bench lightrnn one --out $out/128
+bench seeds/lightrnn one --out $out/128
 if [ -z "$quick" ]; then
-    bench lightrnn eight_rounds --out $out/128x8 --rounds 8 --seeds 1 --only lightrnn
-    bench lightrnn wide --out $out/512 --dimension 512 --rate 0.004 --seeds 1 --only full lightrnn --bfloat16 full
+    bench seeds/lightrnn eight_rounds --out $out/128x8 --rounds 8 --seeds 1 --only lightrnn
+    bench seeds/lightrnn wide --out $out/512 --dimension 512 --rate 0.004 --seeds 1 --only full lightrnn --bfloat16 full
     "$python" "$here/collect.py" $out
 fi
-bench lightrnn_allocation allocation
 "$python" "$here/plot.py"

@@ -4,7 +4,7 @@
 # goes on where it was stopped.
 . "$(dirname "$0")/../common.sh"
 lines() { # name, then arguments of the benchmark
-    bench lines "$1" --period 8 --minibatches 32768 "${@:2}"
+    bench quality/lines "$1" --period 8 --minibatches 32768 "${@:2}"
 }
 [ -n "$quick" ] || lines every-method --workers 1 8 32 --seeds 1
 lines table --workers 1 8 32 64 --seeds 3 --block-rate 4e-3 --plot "$results/table.png" \

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.extend(str(Path(__file__).resolve().parents[2] / "benchmarks" / folder) for folder in ("speed", "common"))
 
 import torch
 from sim import Task

@@ -4,7 +4,7 @@
 # out/speech, so that it goes on where it was stopped.
 . "$(dirname "$0")/../common.sh"
 speech() { # name, then arguments of the benchmark
-    bench speech "$1" --workers 4 8 16 --period 8 --minibatches 8192 --rates 2e-3 4e-3 8e-3 "${@:2}"
+    bench quality/speech "$1" --workers 4 8 16 --period 8 --minibatches 8192 --rates 2e-3 4e-3 8e-3 "${@:2}"
 }
 [ -n "$quick" ] || speech every-method --seeds 1
 speech table --seeds 3 --methods serial "sync, rate times N" averaging bmuf "bmuf, beta1 kept" "diloco paper" --plot "$results/table.png"

@@ -28,8 +28,7 @@ def main() -> None:
         axes.set_xscale("log")
         axes.invert_yaxis()
         axes.tick_params(axis="y", labelsize=7)
-        rates = [] if link == "loopback" else [f"{float(one) / 1000:g}" for one in link.split(":")]
-        name = f"{', then '.join(rates)} Gbit/s" if rates else link
+        name = link if link == "loopback" else f"{float(link) / 1000:g} Gbit/s"
         axes.set_title(f"{name}: ms a minibatch; the line is computing alone", fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(folder / "plot.png", dpi=110)

@@ -24,12 +24,13 @@ import torch
 from torch import Tensor
 from torch.optim import Adam
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.extend(str(Path(__file__).resolve().parents[2] / "benchmarks" / folder) for folder in ("quality", "common"))
 from _quality_tasks import TASKS, start
 from block_options import _together
 
-from paceline.forecast.sim import simulate_stacked, vectorised
 from paceline.rules.schedule.growth import rate_factor
+from paceline_plugins.forecast import simulate_stacked
+from paceline_plugins.forecast.vectorised import vectorised
 
 SETTINGS = ((0.0, 0.0), (0.5, 0.9), (0.5, 0.99), (0.9, 0.99), (0.5, 0.999))
 """w and c."""

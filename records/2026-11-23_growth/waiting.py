@@ -19,15 +19,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.extend(str(Path(__file__).resolve().parents[2] / "benchmarks" / folder) for folder in ("quality", "common"))
 
 from _quality_methods import Method
 from _quality_tasks import TASKS
 from _quality_times import Clock
 
-from paceline.forecast.planner import LogNormal, Workload, forecast
 from paceline.rules.codec import Layout
 from paceline.rules.recipes import rule_from_text
+from paceline_plugins.forecast.planner import LogNormal, Workload, forecast
 
 STEP_S, PARAMETERS = 0.25, 1_000_000
 OVERHEADS = (0.0, 0.2)

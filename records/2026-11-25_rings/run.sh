@@ -2,6 +2,5 @@
 # SPDX-License-Identifier: Apache-2.0
 # Measures rings beside gloo and bare sockets (as root, for the network namespaces), and draws the picture; 4 minutes on busy cores.
 . "$(dirname "$0")/../common.sh"
-bench ring after
-bench reform reform  # with torch 2.15 or newer also torch's own way
+bench speed/ring after
 "$python" "$here/plot.py" "$results"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where dual learning still errs, of sentences in which no word is rare: the words that it takes for others.
 
-PYTHONPATH=benchmarks python records/2026-11-26_dual_tables/errors.py [OUT]   the folder of the translators
+PYTHONPATH=benchmarks/seeds python records/2026-11-26_dual_tables/errors.py [OUT]   the folder of the translators
 """
 
 import json

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.extend(str(Path(__file__).resolve().parents[2] / "benchmarks" / folder) for folder in ("seeds", "common"))
 import lightrnn_equal
 
 from paceline_lightrnn import LightRNN, score

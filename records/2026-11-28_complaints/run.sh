@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs the programs of benchmarks/_complaints under each of their rules (half an hour on two cores).
+# Runs the programs of benchmarks/quality/_complaints under each of their rules (half an hour on two cores).
 . "$(dirname "$0")/../common.sh"
-bench complaints results
+bench quality/complaints results

@@ -4,6 +4,6 @@
 # cores). PROGRAMS is the folder that they lie in, PACKAGES one of `pip install --target` with what they need (see README.md).
 . "$(dirname "$0")/../common.sh"
 for of in blocks $([ -n "$quick" ] || echo sync); do
-    bench foreign "$of" --table "$here/programs.toml" --programs "${PROGRAMS:-out/foreign/programs}" \
+    bench quality/foreign "$of" --table "$here/programs.toml" --programs "${PROGRAMS:-out/foreign/programs}" \
         --packages "${PACKAGES:-out/foreign/packages}" --out "${RUNS:-out/foreign/runs}" --rule "${of/blocks/}"
 done

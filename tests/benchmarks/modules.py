@@ -19,10 +19,11 @@ FOLDER = Path(paceline.__file__).parents[2] / "benchmarks"
 
 @contextmanager
 def imported(*names: str) -> Iterator[dict[str, ModuleType]]:
-    """The modules of these names, which go out of sight again."""
+    """The modules of these names, whatever their folder, which go out of sight again."""
     known = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
+        for folder in ("quality", "speed", "faults", "seeds", "common"):
+            patch.syspath_prepend(str(FOLDER / folder))
         yield {name: importlib.import_module(name) for name in names}
     for name in set(sys.modules) - known:
         if name.startswith("_"):

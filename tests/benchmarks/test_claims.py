@@ -44,7 +44,7 @@ def test_every_record_has_a_command_with_a_quick_form(claims: ModuleType) -> Non
 
 def test_every_benchmark_is_run(claims: ModuleType) -> None:
     inside = {name for record in claims.records() for name in claims.used_by(record)}
-    alone = {Path(name).stem for name in claims.wanted([]) if name.startswith("benchmarks/")}
+    alone = {claims.named(name) for name in claims.wanted([]) if name.startswith("benchmarks/")}
     assert inside | alone == set(claims.benchmarks())
 
 
@@ -69,10 +69,10 @@ def test_a_key_is_looked_for_at_any_depth(claims: ModuleType, figures: Any, key:
 
 def test_keys_are_read_off_docstrings_and_documents(claims: ModuleType) -> None:
     keys = {"ratio", "ratio_1gbit", "mpi_ratio", "processor_ratio", "moved_gb", "bus_gb_s", "bound_ratio"}
-    assert claims.promised("sync_cost") == keys
-    assert {"ratio", "ratio_1gbit"} <= claims.quoted()["sync_cost"]
-    assert claims.QUOTED.findall("see `python benchmarks/a.py --b` `c`, `d.e` and `f`.") == [
-        ("a", " `c`, `d.e` and `f`")
+    assert claims.promised("speed/sync_cost") == keys
+    assert {"ratio", "ratio_1gbit"} <= claims.quoted()["speed/sync_cost"]
+    assert claims.QUOTED.findall("see `python benchmarks/a/b.py --b` `c`, `d.e` and `f`.") == [
+        ("a/b", " `c`, `d.e` and `f`")
     ]
 
 
@@ -81,27 +81,29 @@ def test_documents_name_only_benchmarks_that_there_are(claims: ModuleType) -> No
 
 
 def test_a_key_that_is_gone_is_found(claims: ModuleType) -> None:
-    made = dict.fromkeys(claims.promised("sync_cost"), 1.0)
+    made = dict.fromkeys(claims.promised("speed/sync_cost"), 1.0)
     less = {key: value for key, value in made.items() if key != "ratio_1gbit"}
-    claim = claims.Claim("benchmarks/sync_cost.py", figures={("sync_cost", ""): less})
+    claim = claims.Claim("benchmarks/speed/sync_cost.py", figures={("speed/sync_cost", ""): less})
     assert list(claims.gone(claim, {})) == [
-        "benchmarks/sync_cost.py: nothing has `ratio_1gbit`, which its docstring or a document quotes"
+        "benchmarks/speed/sync_cost.py: nothing has `ratio_1gbit`, which its docstring or a document quotes"
     ]
-    quoted = {"sync_cost": {"chunks"}}
-    whole = claims.Claim("benchmarks/sync_cost.py", figures={("sync_cost", ""): made})
+    quoted = {"speed/sync_cost": {"chunks"}}
+    whole = claims.Claim("benchmarks/speed/sync_cost.py", figures={("speed/sync_cost", ""): made})
     assert list(claims.gone(whole, {})) == []
     assert len(list(claims.gone(whole, quoted))) == 1
 
 
 def test_a_key_of_a_record_that_is_gone_is_found(claims: ModuleType) -> None:
     made = {"overhead": 1.4, "speedup": 9.0, "minibatch_ms": 1.0, "start_ms": 1.0}
-    claim = claims.Claim("records/2026-11-22_simulator", figures={("sim", "result"): made})
+    claim = claims.Claim("records/2026-11-22_simulator", figures={("speed/sim", "result"): made})
     assert "which records/2026-11-22_simulator/result.json has, is gone" in next(claims.gone(claim, {}))
 
 
 def test_a_benchmark_without_a_last_line_of_json_is_found(claims: ModuleType) -> None:
-    claim = claims.Claim("benchmarks/sim.py", figures={("sim", ""): claims.last_line("a table\nand no JSON")})
-    assert list(claims.gone(claim, {})) == ["benchmarks/sim.py does not end with a JSON object"]
+    claim = claims.Claim(
+        "benchmarks/speed/sim.py", figures={("speed/sim", ""): claims.last_line("a table\nand no JSON")}
+    )
+    assert list(claims.gone(claim, {})) == ["benchmarks/speed/sim.py does not end with a JSON object"]
 
 
 @pytest.mark.processes

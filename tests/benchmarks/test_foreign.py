@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `benchmarks/foreign.py` says of counts: right, the whole job on every worker, a leak, a late draw, a refusal."""
+"""What `quality/foreign.py` says of counts: right, the whole job on every worker, a leak, a late draw, a refusal."""
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -13,9 +11,7 @@ from typing import Any
 
 import pytest
 
-import paceline
-
-FOLDER = Path(paceline.__file__).parents[2] / "benchmarks"
+from tests.benchmarks.modules import FOLDER, imported
 
 if not FOLDER.is_dir():
     pytest.skip("the benchmarks are not beside the package", allow_module_level=True)
@@ -26,11 +22,8 @@ TRAINED, HELD_OUT = [str(number) for number in range(6)], [str(number) for numbe
 @pytest.fixture(scope="module")
 def judge() -> Iterator[ModuleType]:
     """The module, which goes out of sight again."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        yield importlib.import_module("_foreign.judge")
-    for name in [name for name in sys.modules if name.startswith("_foreign")]:
-        del sys.modules[name]
+    with imported("_foreign.judge") as modules:
+        yield modules["_foreign.judge"]
 
 
 def counted(judge: ModuleType, folder: Path, passes: list[list[str]], steps: int = 0, rate: float = 0.1) -> Any:

@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `benchmarks/front_doors.py` makes of programs and figures: lines that changed, spreads, losses, commands."""
+"""What `seeds/front_doors.py` makes of programs and figures: lines that changed, spreads, losses, commands."""
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-import paceline
-
-FOLDER = Path(paceline.__file__).parents[2] / "benchmarks"
+from tests.benchmarks.modules import FOLDER, imported
 
 if not FOLDER.is_dir():
     pytest.skip("the benchmarks are not beside the package", allow_module_level=True)
@@ -35,13 +30,8 @@ lines"""
 @pytest.fixture(scope="module")
 def modules() -> Iterator[dict[str, ModuleType]]:
     """Modules of the benchmark, which go out of sight again."""
-    known = set(sys.modules)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        yield {name: importlib.import_module(name) for name in ("_doors", "_doors_starts", "_doors_table")}
-    for name in set(sys.modules) - known:
-        if name.startswith("_doors"):
-            del sys.modules[name]
+    with imported("_doors", "_doors_starts", "_doors_table") as found:
+        yield found
 
 
 def test_code_is_what_is_left_without_comments_and_docstrings(modules: dict[str, ModuleType]) -> None:

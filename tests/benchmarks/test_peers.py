@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`benchmarks/peers.py`: its columns on a case solved by hand; processes that meet, count and end on emulated hosts."""
+"""`seeds/peers.py`: its columns on a case solved by hand; processes that meet, count and end on emulated hosts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from benchmarks._network import EmulatedNetwork
+from benchmarks.common._network import EmulatedNetwork
 
 import paceline
 
@@ -72,7 +72,7 @@ def test_medians_are_over_rounds_and_a_row_without_an_exchange_says_so(figures: 
 PROGRAM = """
 import json, os, socket, sys, tempfile, time
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:]
 from _network import EmulatedNetwork
 from _peers.counters import processor_s, processes_in, sent_bytes
 from _peers.fleet import Fleet, RowError
@@ -136,7 +136,7 @@ def test_workers_meet_count_for_themselves_and_are_named_when_they_fail(tmp_path
     program.write_text(textwrap.dedent(PROGRAM))
     source = str(Path(paceline.__file__).parents[1])
     done = subprocess.run(
-        [sys.executable, str(program), str(FOLDER)],
+        [sys.executable, str(program), str(FOLDER / "seeds"), str(FOLDER / "common")],
         capture_output=True,
         text=True,
         timeout=120,

@@ -18,7 +18,7 @@ from paceline.forecast.sim.clock import Clock, exponential
 from paceline.rules.recipes import rule_from_text
 from tests.benchmarks.modules import FOLDER, imported
 
-NAMES = ("_quality_asgd", "_quality_methods", "_quality_newbob", "_quality_tasks")
+NAMES = ("_quality_asgd", "_quality_methods", "_quality_tasks")
 WORKERS, MINIBATCHES, RATE = 3, 24, 0.05
 ASGD = "asgd(overlap=0)"
 
@@ -145,29 +145,6 @@ def test_a_start_of_all_samples_is_one_worker_and_of_none_is_none(modules: dict[
     half = trained(modules, "cold-start=0.5", WORKERS)
     assert [stage[:2] for stage in half["stages"]] == [[1, 12], [WORKERS, 12]]
     assert half["quality"] not in (alone["quality"], trained(modules, "cold", WORKERS)["quality"])
-
-
-@pytest.mark.parametrize("name", ["serial", "cold"])
-def test_a_rate_is_halved_when_the_held_out_loss_falls_no_more_and_the_end_comes_early(
-    modules: dict[str, ModuleType], name: str
-) -> None:
-    falling, still = iter(0.5**look for look in range(20)), iter([1.0] * 20)
-    workers = 1 if name == "serial" else WORKERS
-    same = trained(modules, f"{name}-period=1-newbob=1", workers, judge=lambda of, folder: next(falling))
-    ended = trained(modules, f"{name}-period=1-newbob=1", workers, judge=lambda of, folder: next(still))
-    assert sum(stage[1] for stage in same["stages"]) == MINIBATCHES
-    assert sum(stage[1] for stage in ended["stages"]) < MINIBATCHES / 2
-
-
-def test_the_control_looks_at_equal_distances_and_follows_newbob(modules: dict[str, ModuleType]) -> None:
-    losses = iter([1.0, 0.9, 0.899, 0.85, 0.8499])
-    made = task(modules, judge=lambda of, folder: next(losses))
-    control, seen = modules["_quality_newbob"].Control(made, model(), Path(), 100), []
-    for look in range(1, 6):
-        assert (control.due(10 * look - 1), control.due(10 * look)) == (False, True)
-        control.look({})
-        seen.append((control.factor, control.over))
-    assert seen == [(1, False), (1, False), (0.5, False), (0.25, False), (0.25, True)]
 
 
 def test_a_ramp_rises_from_one_workers_rate_to_that_of_all(modules: dict[str, ModuleType]) -> None:

@@ -19,7 +19,7 @@ def seeds() -> Iterator[ModuleType]:
 
 def test_the_page_is_what_the_records_say(seeds: ModuleType) -> None:
     rows = [seeds.row_of(claim) for claim in seeds.CLAIMS]
-    assert seeds.PAGE.read_text(encoding="utf-8") == seeds.page(rows), "python benchmarks/seeds.py --write"
+    assert seeds.PAGE.read_text(encoding="utf-8") == seeds.page(rows), "python benchmarks/seeds/seeds.py --write"
 
 
 def test_what_is_not_reached_says_why(seeds: ModuleType) -> None:

@@ -20,7 +20,7 @@ RULES = ["sync", "bmuf_adam(period=3)", "bmuf(period=4, overlap=3, fragments=2)"
 @pytest.mark.claim
 @pytest.mark.processes
 def test_killed_and_resumed_to_the_same_bits(tmp_path: Path) -> None:
-    command = [sys.executable, "benchmarks/resume.py", "--points", "1", "--directory", str(tmp_path)]
+    command = [sys.executable, "benchmarks/faults/resume.py", "--points", "1", "--directory", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": python_path(), "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
         [*command, "--recipes", *RULES], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=170

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks._network import EmulatedNetwork
+from benchmarks.common._network import EmulatedNetwork
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app

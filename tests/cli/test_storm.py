@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from tests.testing.test_tape import steady, written
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "faults"))
 from _storm_mutants import MUTANTS
 
 

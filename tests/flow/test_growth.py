@@ -16,7 +16,7 @@ from tests.flow.test_elastic import check, terms
 from tests.flow.test_restored import Counted
 from tests.nursery import ROOT
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(ROOT / "benchmarks" / "faults"))
 
 from _faults.counting_job import Job, Kill
 from _faults.counting_play import Played, judged, play

@@ -13,7 +13,7 @@ from paceline.flow.control import Terms
 from tests.flow.cluster import Cluster
 from tests.nursery import ROOT, nursery, surroundings
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(ROOT / "benchmarks" / "faults"))
 
 from _faults.counting_job import Job, Kill
 from _faults.counting_play import Played, judged
@@ -34,7 +34,7 @@ class Counted(Cluster):
         for _ in range(workers):
             environment = {**surroundings(), "PACELINE_CONTROL": f"127.0.0.1:{self.control.port}"}
             out = self.file(len(self.children))
-            what = "benchmarks._faults.counting_program", [self.path], environment, self.directory
+            what = "benchmarks.faults._faults.counting_program", [self.path], environment, self.directory
             self.children.append(nursery().start(*what, out, out))
 
     def to_the_end(self) -> Played:

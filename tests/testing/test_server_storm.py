@@ -15,7 +15,7 @@ from devtools.storm.server import countable
 
 from paceline.errors import RuleError
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "faults"))
 from _storm_server_mutants import SERVER_MUTANTS
 
 SETTINGS = StormSettings("server", workers=WORKERS["server"])

@@ -13,7 +13,7 @@ from devtools.storm.steps import in_lockstep
 
 from paceline.errors import RuleError
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "faults"))
 from _storm_steps_mutants import STEPS_MUTANTS
 
 STEPS = StormSettings("steps")

@@ -14,7 +14,7 @@ from devtools.storm.seeds import shrunk, storm, storms
 
 from paceline.flow.engine import ElasticEngine
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "faults"))
 from _storm_mutants import MUTANTS, RUN_MUTANTS
 
 FOUND = {

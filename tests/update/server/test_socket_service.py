@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks._network import EmulatedNetwork
+from benchmarks.common._network import EmulatedNetwork
 from safetensors.torch import load_file
 
 from paceline.update.server import membership as members

@@ -29,7 +29,8 @@ def modules() -> Iterator[dict[str, ModuleType]]:
     """Modules of the benchmarks, which go out of sight again."""
     known = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
+        for folder in ("seeds", "common"):
+            patch.syspath_prepend(str(FOLDER / folder))
         yield {name: importlib.import_module(name) for name in NAMES}
     for name in set(sys.modules) - known:
         if name.startswith("_"):

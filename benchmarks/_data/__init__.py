@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The measurements of `benchmarks/data.py`, one file for each part of the data service."""
