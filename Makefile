@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CORE := $(VENV)/.core-ready
 FRAMEWORKS := tests/doors/adapters
-WINGS := wings/lightrnn wings/dual wings/c
+PACKAGES := packages/lightrnn packages/dual packages/c
 PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal -q --durations 25 --durations-min 5
 
 .PHONY: demo test test-all claims check docs dist matrix format clean
@@ -20,7 +20,7 @@ test: $(CORE)           ## the fast tier of the tests: pure functions, virtual w
 
 test-all: $(READY)      ## all tests and the quick form of every claim; `pytest -m slow` runs what is left out here
 	$(MAKE) test
-	$(PYTEST) -m "full and not slow" tests wings
+	$(PYTEST) -m "full and not slow" tests packages
 	$(MAKE) claims
 
 claims: $(READY)        ## the quick form of every benchmark and of every record's command
@@ -32,15 +32,15 @@ check: $(READY)         ## linter, type checker and the budgets of the source tr
 	$(BIN)/mypy
 	$(BIN)/python benchmarks/house/house.py --check
 
-dist: $(READY)          ## wheels and source distributions of paceline and its wings in dist/, built and checked
+dist: $(READY)          ## wheels and source distributions of paceline and its packages in dist/, built and checked
 	rm -rf dist
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt '.[dist]'
 	$(BIN)/python -m build
-	for wing in $(WINGS); do $(BIN)/python -m build --outdir dist $$wing || exit 1; done
+	for package in $(PACKAGES); do $(BIN)/python -m build --outdir dist $$package || exit 1; done
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/paceline-*.whl
-	for wing in $(WINGS); do \
-		$(BIN)/check-wheel-contents --toplevel paceline_$${wing#wings/} --no-config dist/paceline_$${wing#wings/}-*.whl || exit 1; \
+	for package in $(PACKAGES); do \
+		$(BIN)/check-wheel-contents --toplevel paceline_$${package#packages/} --no-config dist/paceline_$${package#packages/}-*.whl || exit 1; \
 	done
 
 matrix: $(READY)        ## the core of the suite on every Python and torch that are served; several gigabytes
@@ -67,8 +67,8 @@ $(CORE): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	touch $(CORE)
 
-# The wings, the frameworks and the tools of developers, too.
-$(READY): pyproject.toml $(WINGS:%=%/pyproject.toml) constraints.txt | $(BIN)/python
+# The packages, the frameworks and the tools of developers, too.
+$(READY): pyproject.toml $(PACKAGES:%=%/pyproject.toml) constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[dev]' $(WINGS:%=--editable %)
+		--editable '.[dev]' $(PACKAGES:%=--editable %)
 	touch $(CORE) $(READY)

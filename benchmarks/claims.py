@@ -140,7 +140,7 @@ def run(claim: Claim, place: Path, deadline_s: float, show: bool) -> None:
     command = ["bash", f"records/{record}/run.sh", "--quick"] if record else [sys.executable, claim.name, "--quick"]
     mine = {"PACELINE_CLAIMS": "1", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     mine["PYTHONPATH"] = os.pathsep.join(
-        map(str, [ROOT / "tests" / "startup", ROOT / "src", *sorted((ROOT / "wings").glob("*/src"))])
+        map(str, [ROOT / "tests" / "startup", ROOT / "src", *sorted((ROOT / "packages").glob("*/src"))])
     )
     process = subprocess.Popen(
         command,
@@ -203,7 +203,7 @@ def quoted() -> dict[str, set[str]]:
     for path in (
         ROOT / "README.md",
         *(ROOT / "docs").glob("*.md"),
-        *(ROOT / "wings").glob("*/docs/*.md"),
+        *(ROOT / "packages").glob("*/docs/*.md"),
         *RECORDS.glob("*/README.md"),
     ):
         for name, keys in QUOTED.findall(path.read_text(encoding="utf-8")):

@@ -224,7 +224,7 @@ def test_equations_do_not_know_each_other() -> None:
                 raise AssertionError(f"the equation {module} imports the equation {other}")
 
 
-WINGS = sorted((REPOSITORY / "wings").glob("*/src/paceline_*"))
+PACKAGES = sorted((REPOSITORY / "packages").glob("*/src/paceline_*"))
 
 
 def imported(path: Path) -> set[str]:
@@ -239,14 +239,14 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.skipif(not WINGS, reason="the wings are not beside the package")
-def test_the_wings_use_the_public_face_only() -> None:
+@pytest.mark.skipif(not PACKAGES, reason="the packages are not beside the package")
+def test_the_packages_use_the_public_face_only() -> None:
     """Neither other modules of paceline nor each other."""
     allowed = {"paceline", *(f"paceline.{name}" for name in paceline.__all__)}
-    for wing in WINGS:
-        for path in wing.rglob("*.py"):
+    for package in PACKAGES:
+        for path in package.rglob("*.py"):
             for name in imported(path):
-                inside = name.startswith(("paceline.", "paceline_")) and name.split(".")[0] != wing.name
+                inside = name.startswith(("paceline.", "paceline_")) and name.split(".")[0] != package.name
                 face = any(f"{name}.".startswith(f"{module}.") for module in FACE)
                 assert not inside or face or name in allowed, f"{path} imports {name}: see docs/your_command.md"
 
@@ -271,12 +271,14 @@ def test_what_plugins_still_import_of_each_other() -> None:
     assert sideways == SIDEWAYS
 
 
-@pytest.mark.skipif(not WINGS, reason="the wings are not beside the package")
-def test_no_circles_in_the_wings() -> None:
-    for wing in WINGS:
-        places = {path: ".".join(path.relative_to(wing.parent).with_suffix("").parts) for path in wing.rglob("*.py")}
+@pytest.mark.skipif(not PACKAGES, reason="the packages are not beside the package")
+def test_no_circles_in_the_packages() -> None:
+    for package in PACKAGES:
+        places = {
+            path: ".".join(path.relative_to(package.parent).with_suffix("").parts) for path in package.rglob("*.py")
+        }
         files = {name.removesuffix(".__init__"): path for path, name in places.items()}
-        files.pop(wing.name)  # shows what the others have
+        files.pop(package.name)  # shows what the others have
         graph = {
             module: {
                 other
@@ -331,7 +333,7 @@ def test_the_session_and_the_rule_know_no_method_by_name() -> None:
 
 
 def test_every_file_names_its_licence_and_purpose() -> None:
-    for folder in ("src", "wings", "tests", "examples", "benchmarks"):
+    for folder in ("src", "packages", "tests", "examples", "benchmarks"):
         for path in sorted((REPOSITORY / folder).rglob("*.py")):
             text = path.read_text(encoding="utf-8")
             assert text.startswith("# SPDX-License-Identifier: Apache-2.0\n"), path

@@ -79,7 +79,7 @@ def read(root: Path) -> Tree:
     """Parse the source of a repository."""
     core = modules(root / "src" / PACKAGE)
     others = modules(root / "src" / PLUGINS)
-    for package in sorted([*(root / "wings").glob("*/src/*"), *(root / "packages").glob("*/src/*")]):
+    for package in sorted((root / "packages").glob("*/src/*")):
         others |= modules(package) if package.is_dir() else {}
     parsed = {path: ast.parse(path.read_text(encoding="utf-8")) for path in {**core, **others}.values()}
     return Tree(root, core, others, parsed)

@@ -67,7 +67,7 @@ class Ends(Protocol):
     def step(self): ...
     def close(self): ...
 """,
-    "wings/dual/src/paceline_dual/pair.py": "class Pair:\n    def step(self): ...\n" + "y = 1\n" * 20,
+    "packages/dual/src/paceline_dual/pair.py": "class Pair:\n    def step(self): ...\n" + "y = 1\n" * 20,
     "benchmarks/speed/a.py": "x = 1\n" * 7,
     "tests/test_a.py": "x = 1\n" * 9,
     "docs/guide/start.md": "three words here\n",

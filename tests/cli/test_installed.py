@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 import paceline
 from paceline.cli import app
-from paceline.cli.installed import WINGS
+from paceline.cli.installed import PACKAGES
 
 REPOSITORY = Path(paceline.__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "your_command.md"
@@ -103,8 +103,8 @@ def test_a_plain_click_command_gets_its_arguments_as_they_are(site: Path) -> Non
     assert result.exit_code == 0 and result.output == "--HELP ME\n--HELP ME\n"
 
 
-@pytest.mark.parametrize(("command", "distribution"), WINGS.items())
-def test_a_wing_that_is_not_installed_says_what_to_install(command: str, distribution: str, site: Path) -> None:
+@pytest.mark.parametrize(("command", "distribution"), PACKAGES.items())
+def test_a_package_that_is_not_installed_says_what_to_install(command: str, distribution: str, site: Path) -> None:
     result = run(command, "train", "--out", "x")
     assert result.exit_code == 2 and f"pip install {distribution}," in said(result)
     assert f" {command} " not in said(run("--help"))

@@ -75,8 +75,8 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
         ("c", "config = paceline_c.command:app"),
     ],
 )
-def test_a_wing_is_a_wheel_of_its_own(name: str, command: str, tmp_path: Path) -> None:
-    source = REPOSITORY / "wings" / name
+def test_a_package_is_a_wheel_of_its_own(name: str, command: str, tmp_path: Path) -> None:
+    source = REPOSITORY / "packages" / name
     inside = contents(build("wheel", source, tmp_path / "wheel"))
     files = (path for path in (source / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     expected = {str(path.relative_to(source / "src")) for path in files}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "paceline.commands"
-WINGS = {"lightrnn": "paceline-lightrnn", "dual": "paceline-dual", "config": "paceline-c"}
+PACKAGES = {"lightrnn": "paceline-lightrnn", "dual": "paceline-dual", "config": "paceline-c"}
 """Command -> distribution, of those that are developed with paceline."""
 
 
@@ -60,7 +60,7 @@ class Commands(TyperGroup):
                 vars(option)["show_envvar"] = False
             return own
         entries = self._offered.get(cmd_name, [])
-        return Installed(cmd_name, entries) if entries or cmd_name in WINGS else None
+        return Installed(cmd_name, entries) if entries or cmd_name in PACKAGES else None
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; an error of the system, such as a name that is too long, ends it with one sentence."""
@@ -114,10 +114,10 @@ class Installed(TyperCommand):
         """The click command; refuses one that is not installed, has two distributions, or cannot be imported."""
         name = str(self.name)
         if not self._entries:
-            wing = WINGS[name]
+            package = PACKAGES[name]
             refuse(
-                f"paceline {name} is a command of {wing}, which is not installed: pip install {wing}, or in a checkout "
-                f"of paceline: pip install ./wings/{wing.removeprefix('paceline-')}"
+                f"paceline {name} is a command of {package}, which is not installed: pip install {package}, or in a checkout "
+                f"of paceline: pip install ./packages/{package.removeprefix('paceline-')}"
             )
         if len(self._entries) > 1:
             refuse(f"paceline {name}: {self._owners()} have a command of this name; uninstall all but one of them")

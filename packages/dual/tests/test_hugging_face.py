@@ -195,7 +195,7 @@ def test_without_transformers_the_error_names_the_extra(monkeypatch: pytest.Monk
         HuggingFaceSeq2Seq.from_pretrained("anything")
 
 
-def test_the_wing_is_imported_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_package_is_imported_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     files = sorted(Path(paceline_dual.__file__).parent.glob("*.py"))
     assert any(path.name == "hugging_face.py" for path in files)

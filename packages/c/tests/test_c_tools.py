@@ -81,7 +81,7 @@ def test_a_python_that_is_not_there_is_a_sentence(prefix: Path, tmp_path: Path) 
     assert "cannot be started" in said and "as expected" not in said
 
 
-def test_a_python_without_the_wing_is_a_sentence(prefix: Path, tmp_path: Path) -> None:
+def test_a_python_without_the_package_is_a_sentence(prefix: Path, tmp_path: Path) -> None:
     tool, bare = compiled(prefix, "life.c", tmp_path, "-pthread"), tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several tests of this wing need: bits to compare, virtual workers from one seed, and real workers."""
+"""What several tests of this package need: bits to compare, virtual workers from one seed, and real workers."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ EPOCHS = "3"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "c_tool"
 
 pytestmark = pytest.mark.skipif(
-    not EXAMPLE.is_dir() or shutil.which("make") is None, reason="the example is not beside the wing, or no make"
+    not EXAMPLE.is_dir() or shutil.which("make") is None, reason="the example is not beside the package, or no make"
 )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the page of this wing says is true: its programs run, its commands and files exist."""
+"""What the page of this package says is true: its programs run, its commands and files exist."""
 
 from __future__ import annotations
 
