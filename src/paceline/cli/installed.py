@@ -116,8 +116,8 @@ class Installed(TyperCommand):
         if not self._entries:
             package = PACKAGES[name]
             refuse(
-                f"paceline {name} is a command of {package}, which is not installed: pip install {package}, or in a checkout "
-                f"of paceline: pip install ./packages/{package.removeprefix('paceline-')}"
+                f"paceline {name} is a command of {package}, which is not installed: pip install {package}, or in a "
+                f"checkout of paceline: pip install ./packages/{package.removeprefix('paceline-')}"
             )
         if len(self._entries) > 1:
             refuse(f"paceline {name}: {self._owners()} have a command of this name; uninstall all but one of them")
