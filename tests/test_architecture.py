@@ -88,7 +88,6 @@ period follows measured times."""
 UPWARD = {
     "checkpoint.find": "data",
     "checkpoint.store": "data",
-    "cli.main": "data files forecast receipts report search sites",
     "cli.run.command": "mpi receipts sites ssh zero",
     "cli.run.elastic": "sites zero",
     "cli.run.elastic_launcher": "sites",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that other distributions add to `paceline`: entry points of the group `paceline.commands`.
+"""Commands that plugins and other distributions add to `paceline`: entry points of the group `paceline.commands`.
 
 The entry point's name is the command's name, and its object is a Typer app or a click command. `paceline --help` shows
 the summary of the distribution, so that a command is imported only when it is called. Commands of paceline itself take
@@ -8,8 +8,8 @@ precedence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 GROUP = "paceline.commands"
 PACKAGES = {"lightrnn": "paceline-lightrnn", "dual": "paceline-dual", "config": "paceline-c"}
 """Command -> distribution, of those that are developed with paceline."""
+GROUPS = (
+    ("Train", ("run", "sim", "watch", "report")),
+    ("Choose", ("plan", "explain", "doctor")),
+)
+"""What `paceline --help` shows one by one."""
 
 
 def installed_commands() -> dict[str, list[EntryPoint]]:
@@ -35,32 +40,71 @@ def installed_commands() -> dict[str, list[EntryPoint]]:
     return found
 
 
+def _is_ours(entry: EntryPoint) -> bool:
+    """Whether it is a plugin's in paceline's own wheel."""
+    return distribution(entry) == "paceline"
+
+
 def distribution(entry: EntryPoint) -> str:
     """The name of an entry point's distribution."""
     return entry.dist.name if entry.dist is not None else "an unnamed distribution"
 
 
 class Commands(TyperGroup):
-    """The commands of paceline, and those of other distributions."""
+    """The commands of the core, those of the plugins in paceline's wheel, and those of other distributions."""
 
     @cached_property
     def _offered(self) -> dict[str, list[EntryPoint]]:
         return installed_commands()
 
+    @cached_property
+    def _own(self) -> dict[str, Any]:
+        """Commands of paceline itself: name -> the command, or the entry point of a plugin's."""
+        plugins = {name: one for name, entries in self._offered.items() for one in entries if _is_ours(one)}
+        own = {**plugins, **self.commands}
+        order = [name for _, names in GROUPS for name in names]
+        return {
+            name: own[name] for name in sorted(own, key=lambda name: (name not in order, [*order, name].index(name)))
+        }
+
     def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order of `paceline --help`."""
-        own = super().list_commands(ctx)
-        return [*own, *(name for name in self._offered if name not in own)]
+        return [*self._own, *(name for name in self._offered if name not in self._own)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command; None if neither paceline nor a distribution has it."""
-        own = super().get_command(ctx, cmd_name)
+        own = super().get_command(ctx, cmd_name) or self._of_plugin(cmd_name)
         if own is not None:
             for option in own.params:  # `paceline settings` says how they are named, once
                 vars(option)["show_envvar"] = False
             return own
         entries = self._offered.get(cmd_name, [])
         return Installed(cmd_name, entries) if entries or cmd_name in PACKAGES else None
+
+    def own(self, ctx: Any) -> Mapping[str, Any]:
+        """Commands of paceline itself, by name, each imported when it is asked for; `ctx` is that of `paceline`."""
+        return _Lazily(list(self._own), partial(self.get_command, ctx))
+
+    def _of_plugin(self, name: str) -> Any:
+        """A plugin's command, with the settings of `paceline` as the core's have them; None if there is none."""
+        if name not in self._own:
+            return None
+        command = typer.main.get_command(self._own[name].load())
+        command.name = name
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The commands in groups; of those that few people use, the names."""
+        for title, names in GROUPS:
+            shown = [(name, self.get_command(ctx, name)) for name in names if name in self._own]
+            with formatter.section(title):
+                formatter.write_dl([(name, one.get_short_help_str(100)) for name, one in shown])
+        more = [name for name in self._own if all(name not in names for _, names in GROUPS)]
+        others = [(name, self.get_command(ctx, name)) for name in self._offered if name not in self._own]
+        with formatter.section("More"):
+            formatter.write_dl([(", ".join(more), "see paceline COMMAND --help")])
+            if others:
+                formatter.write_dl([(name, one.get_short_help_str(100)) for name, one in others])
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; an error of the system, such as a name that is too long, ends it with one sentence."""
@@ -74,11 +118,29 @@ class Commands(TyperGroup):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Below the list of commands: those that paceline's own commands hide."""
         super().format_epilog(ctx, formatter)
-        own = super().list_commands(ctx)
-        hidden = [f"{entry.name} of {distribution(entry)}" for name in own for entry in self._offered.get(name, [])]
+        others = [entry for name in self._own for entry in self._offered.get(name, []) if not _is_ours(entry)]
+        hidden = [f"{entry.name} of {distribution(entry)}" for entry in others]
         if hidden:
             formatter.write_paragraph()
             formatter.write_text(f"Not used, as paceline has a command of that name: {', '.join(hidden)}.")
+
+
+class _Lazily(Mapping[str, Any]):
+    """Values that are made when they are asked for."""
+
+    def __init__(self, names: Sequence[str], make: Callable[[str], Any]) -> None:
+        self._names, self._make = names, make
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class Installed(TyperCommand):

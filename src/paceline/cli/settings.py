@@ -55,7 +55,7 @@ def command(
         rows = ", ".join(f"{key} = {'...' if key == 'environment' else value}" for key, value in table.items())
         out().print(f"[hosts.{name}] {rows}".rstrip(), markup=False, soft_wrap=True)
     shown = len(machines)
-    for name, one in settings_file.commands(ctx.parent).items():
+    for name, one in ctx.parent.command.own(ctx.parent).items():  # type: ignore[attr-defined]
         for key, option in settings_file.options(one).items():
             line = _line(name, key, option, values.get(name, {}))
             if line:

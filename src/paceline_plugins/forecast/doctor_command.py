@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from paceline.cli.console import err, error_panel, out, parse_count, refuse
+from paceline.cli.console import command_app, err, error_panel, out, parse_count, refuse
 from paceline.cli.console.program_options import AsJson, Master
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks
@@ -156,3 +156,6 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+app = command_app(command)

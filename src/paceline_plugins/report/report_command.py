@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.console import err, out, refuse
+from paceline.cli.console import command_app, err, out, refuse
 from paceline.errors import PacelineError
 from paceline.observe.reports.log import RunLog
 from paceline.observe.reports.summary import data_wait_sentence, waits_long_for_data, warnings
@@ -95,3 +95,6 @@ def _events(run: RunLog, debug: bool) -> Table:
 def _notes(runs: Sequence[RunLog]) -> list[str]:
     many = len(runs) > 1
     return [f"{run.label}: {text}" if many else text for run in runs for text in warnings(run)]
+
+
+app = command_app(command)

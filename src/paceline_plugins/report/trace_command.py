@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.console import out, refusing
+from paceline.cli.console import command_app, out, refusing
 
 
 def command(
@@ -33,3 +33,6 @@ def command(
             f"the log is long: each span stands for {trace.folded} lines; --since and --until show a part in detail"
         )
     out().print(f"trace: {trace.path}", soft_wrap=True, markup=False)
+
+
+app = command_app(command)

@@ -11,11 +11,12 @@ import typer
 import typer.core
 import typer.main
 
-from paceline.cli.console import refuse
+from paceline.cli.console import command_app, refuse
 from paceline.cli.console.program_options import CONTEXT, Arguments, ProgramCommand, Timeout
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks
 from paceline.cli.run.program import find
+from paceline.cli.tune.command import tune
 
 EPILOG = (
     'To search for settings: paceline tune --search "lr=log(1e-4,1e-1)" [OPTIONS] PROGRAM [ARGUMENTS]; '
@@ -38,9 +39,7 @@ class TuneOrSearch(typer.core.TyperCommand):
 
 @functools.cache
 def _searching() -> Any:
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(cls=ProgramCommand, context_settings=CONTEXT)(command)
-    return typer.main.get_command(app)
+    return typer.main.get_command(command_app(command, cls=ProgramCommand, context_settings=CONTEXT))
 
 
 def command(
@@ -117,3 +116,6 @@ def _directory(asked: Path | None, cluster: LaunchCluster) -> Path:
     if asked is not None and asked.is_dir() and any(asked.iterdir()):
         refuse(f"--log {asked} is not empty; give another directory, or continue with paceline tune --again {asked}")
     return checks.log_directory(asked or checks.new_directory(SEARCHES), cluster, False)
+
+
+app = command_app(tune, cls=TuneOrSearch, epilog=EPILOG)

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.console import refuse, settings_file
+from paceline.cli.console import command_app, refuse, settings_file
 from paceline.cli.console.program_options import (
+    CONTEXT,
     Arguments,
     AsIs,
     Log,
@@ -117,3 +118,6 @@ def _of_run(told: dict[str, Any], rule: str | None, timeout_s: float | None) -> 
         if isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds >= 1:
             timeout_s = float(seconds)
     return rule, timeout_s
+
+
+app = command_app(command, cls=JoinCommand, context_settings=CONTEXT)

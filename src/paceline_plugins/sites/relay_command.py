@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.console import err, near, out, refuse
+from paceline.cli.console import command_app, err, near, out, refuse
 from paceline.cli.launch import saved_plan
 from paceline.cli.launch.signals import SignalListener
 from paceline.cli.run import checks, elastic_checks
@@ -99,3 +99,6 @@ def _line(path: Path, authority: Authority, shown: tuple[str, int], purpose: int
     made = Invitation(*shown, authority.fingerprint(), purpose=purpose)
     sites.write_line(path, made)
     return made
+
+
+app = command_app(command)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.console import err, near, out, refuse
+from paceline.cli.console import command_app, err, near, out, refuse
 from paceline.cli.launch import saved_plan
 from paceline.errors import PacelineError
 from paceline_plugins.sites import revocations
@@ -107,3 +107,6 @@ def _unanswered(run: Path) -> str:
     if _runs(run):
         return f"the launcher of {near(run)} has not answered yet; the request stays, and takes effect when it does"
     return f"no launcher runs in {near(run)}: the request takes effect with `paceline run --again {near(run)}`"
+
+
+app = command_app(command)

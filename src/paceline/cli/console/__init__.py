@@ -6,9 +6,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -50,6 +50,13 @@ def err() -> Console:
 def error_panel(title: str, *parts: RenderableType) -> Panel:
     """The panel around an error message."""
     return Panel(Group(*parts), title=Text(title, style="bold"), title_align="left", style="red")
+
+
+def command_app(function: Callable[..., None], **settings: Any) -> typer.Typer:
+    """An app with one command, for an entry point; `settings` are those of `typer.Typer.command`."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(**settings)(function)
+    return app
 
 
 def refuse(message: str) -> NoReturn:

@@ -73,12 +73,6 @@ def _read(path: Path) -> dict[str, Any]:
         raise UnsupportedError(f"{path} cannot be read as TOML: {error}; correct it") from error
 
 
-def commands(ctx: Any) -> dict[str, Any]:
-    """paceline's own commands, by name; `ctx` is that of `paceline` itself."""
-    group: Any = ctx.command
-    return dict(group.commands)
-
-
 def options(command: Any) -> dict[str, Any]:
     """The options that a file may set, by their name there."""
     found = {}

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.console import err, near
-from paceline.cli.console.program_options import Arguments, Master, Overwrite, Quiet
+from paceline.cli.console import command_app, err, near
+from paceline.cli.console.program_options import CONTEXT, Arguments, Master, Overwrite, ProgramCommand, Quiet
 from paceline.cli.run import checks, fixed
 from paceline.cli.run.certificates import Security
 from paceline.cli.run.conclusion import conclude
@@ -127,3 +127,6 @@ def blocks(
                 soft_wrap=True,
             )
     fixed.leave(code, outcome)
+
+
+app = command_app(blocks, cls=ProgramCommand, context_settings=CONTEXT)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from paceline.cli.console import err, out, parse_count, refuse, refusing
-from paceline.cli.console.program_options import Arguments, AsJson
+from paceline.cli.console import command_app, err, out, parse_count, refuse, refusing
+from paceline.cli.console.program_options import CONTEXT, Arguments, AsJson, ProgramCommand
 from paceline.cli.run.program import python_program
 
 if TYPE_CHECKING:
@@ -197,3 +197,6 @@ def _print_json(
     }
     more: dict[str, object] = {"sentence": pays} | ({} if quality is None else {"quality": quality.as_json()})
     print(json.dumps(as_json(rows, advice, setting) | more), flush=True)
+
+
+app = command_app(plan, cls=ProgramCommand, context_settings=CONTEXT)

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from paceline.cli.console import err, near, out, refuse
-from paceline.cli.console.program_options import Arguments, AsIs, ForceZeroLines, ProgramCommand, RandomData
+from paceline.cli.console import command_app, err, near, out, refuse
+from paceline.cli.console.program_options import CONTEXT, Arguments, AsIs, ForceZeroLines, ProgramCommand, RandomData
 from paceline.cli.run.program import python_program
 from paceline_plugins.receipts import seal
 from paceline_plugins.receipts.audit import Findings, audit, find, holds_logs
@@ -124,3 +124,6 @@ def _show(findings: Findings) -> None:
         err().print(Text(f"not told: {text}", style="yellow"), soft_wrap=True)
     for text in findings.problems:
         err().print(Text(f"wrong: {text}", style="bold red"), soft_wrap=True)
+
+
+app = command_app(verify, cls=VerifyCommand, context_settings=CONTEXT, epilog=EPILOG)
