@@ -17,6 +17,7 @@ FLOORS = (
     # words
     "errors",
     "version",
+    "extensions",
     "core",
     # service 1
     "communication.schedulers",
@@ -86,8 +87,6 @@ COMPOSED = {
 """What is made of equations: a list of names, a codec after a warm-up, a mean applied in another way, blocks whose
 period follows measured times."""
 UPWARD = {
-    "checkpoint.find": "data",
-    "checkpoint.store": "data",
     "cli.run.command": "mpi receipts sites ssh zero",
     "cli.run.elastic": "sites zero",
     "cli.run.elastic_launcher": "sites",
@@ -95,16 +94,13 @@ UPWARD = {
     "cli.settings": "ssh",
     "cli.sim": "zero",
     "cli.watch": "report",
-    "communication.connection": "mpi",
     "communication.ring.listener": "sites",
-    "communication.torch.rendezvous": "mpi",
     "doors.adapters.arrays": "frameworks",
     "flow.control.client": "sites",
     "flow.control.client_connection": "sites",
     "flow.control.messages": "sites",
     "flow.membership": "sites",
     "forecast.sim.program": "zero",
-    "observe.reports.live": "report",
     "run.assembly": "receipts search",
     "run.attach": "receipts search",
     "run.other_workers": "receipts",

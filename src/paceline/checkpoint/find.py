@@ -9,13 +9,12 @@ from types import TracebackType
 from paceline.checkpoint.agreement import all_well
 from paceline.checkpoint.files import MANIFEST, renamed
 from paceline.checkpoint.loading import FoundCheckpoint, everywhere, load, look, newest, step_of
-from paceline.checkpoint.steps import is_step
+from paceline.checkpoint.steps import STEP, is_step
 from paceline.checkpoint.store import StepStore, store_for
+from paceline.checkpoint.urls import local_path, shown
 from paceline.communication import Transport
 from paceline.core import runtime
 from paceline.errors import CheckpointError
-from paceline_plugins.data.cache.urls import shown
-from paceline_plugins.data.checkpoint_store import local_path, parent_and_number
 
 
 class CheckpointFinder:
@@ -121,3 +120,12 @@ def _same(one: str, other: str) -> bool:
     if mine is None or its is None:
         return shown(one) == shown(other)
     return mine.resolve() == its.resolve()
+
+
+def parent_and_number(url: str) -> tuple[str, int]:
+    """The steps' folder and the step's number, of the URL of one step."""
+    head, _, last = url.rstrip("/").rpartition("/")
+    match = STEP.fullmatch(last)
+    if match is None:
+        raise CheckpointError(f"{shown(url)} is no step; name the folder of the steps, or one of them")
+    return head, int(match[1])

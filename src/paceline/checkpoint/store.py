@@ -24,9 +24,11 @@ from paceline.checkpoint.claim import Claim, DirectoryClaim
 from paceline.checkpoint.files import FROZEN, MANIFEST, Content, frozen_name, read_manifest, renamed
 from paceline.checkpoint.saving import remove, write
 from paceline.checkpoint.steps import STEP, Needed, step_name
+from paceline.checkpoint.urls import local_path
 from paceline.communication import Transport
 from paceline.core import runtime
 from paceline.errors import CheckpointError
+from paceline.extensions import STORES, extension
 
 
 class StepStore(Protocol):
@@ -172,7 +174,5 @@ def store_for(place: str | Path) -> StepStore:
     Raises:
         UnsupportedError: no installed library opens the URL.
     """
-    from paceline_plugins.data.checkpoint_store import RemoteStore, local_path
-
     path = local_path(place)
-    return DirectoryStore(path) if path is not None else RemoteStore(str(place))
+    return DirectoryStore(path) if path is not None else extension(STORES, "remote")(str(place))

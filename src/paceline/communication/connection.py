@@ -10,6 +10,7 @@ from paceline.communication import virtual
 from paceline.communication.base import SoloTransport, Transport
 from paceline.communication.sockets.tls import TLS
 from paceline.communication.torch.transport import ProcessTransport, launched
+from paceline.extensions import TRANSPORTS, extension
 
 VARIABLE = "PACELINE_TRANSPORT"
 """Has the kind that `paceline run --transport` names."""
@@ -33,9 +34,8 @@ def connect(timeout_s: float, group: Any = None, kind: str = "auto", tls: TLS | 
     if kind == "auto":
         kind = os.environ.get(VARIABLE, kind)
     if kind == "mpi":
-        from paceline_plugins.mpi import meeting
-
-        return meeting.meet(timeout_s, group)
+        met: Transport = extension(TRANSPORTS, "mpi")(timeout_s, group)
+        return met
     if kind == "channel" and (group is not None or launched()):
         from paceline.communication.ring.meeting import meet
 

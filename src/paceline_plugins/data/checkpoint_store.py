@@ -36,15 +36,9 @@ from paceline.checkpoint.files import (
 from paceline.checkpoint.frozen import write_missing
 from paceline.checkpoint.saving import merged, named, named_by
 from paceline.checkpoint.steps import STEP, Needed, step_name
+from paceline.checkpoint.urls import OBSTORE_SCHEMES, redacted, scheme_of, shown
 from paceline.communication import Transport
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline_plugins.data.cache.urls import OBSTORE_SCHEMES, redacted, scheme_of, shown
-from paceline_plugins.data.cache.urls import local_path as _path_of
-
-
-def local_path(place: str | Path) -> Path | None:
-    """The path of a path or of a `file://` URL; None for anything else."""
-    return place if isinstance(place, Path) else _path_of(place)
 
 
 class FileTree(Protocol):
@@ -334,12 +328,3 @@ def _steps(names: Iterable[str]) -> dict[int, list[str]]:
         if match and OURS.fullmatch(file):
             found.setdefault(int(match[1]), []).append(file)
     return dict(sorted(found.items()))
-
-
-def parent_and_number(url: str) -> tuple[str, int]:
-    """The steps' folder and the step's number, of the URL of one step."""
-    head, _, last = url.rstrip("/").rpartition("/")
-    match = STEP.fullmatch(last)
-    if match is None:
-        raise CheckpointError(f"{shown(url)} is no step; name the folder of the steps, or one of them")
-    return head, int(match[1])

@@ -189,6 +189,6 @@ def test_secrets_in_urls_stay_out_of_messages(server: Server, tmp_path: Path) ->
             cache.read(server.url("none") + "?signature=secret")
         assert "secret" not in str(caught.value)
         server.fail("none", *[503] * 9)
-        from paceline_plugins.data.cache.urls import shown, source_of
+        from paceline.checkpoint.urls import shown, source_of
 
         assert source_of(url) == server.address and shown(url) == server.url("none")

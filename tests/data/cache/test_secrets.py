@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.checkpoint.urls import redacted
 from paceline_plugins.data.cache import Cache, CacheError, NotServedError
 from paceline_plugins.data.cache.http_backend import _may_share_headers
 from paceline_plugins.data.cache.locks import FileLock
-from paceline_plugins.data.cache.urls import redacted
 
 GIVEN = {"Authorization": "Bearer hush", "Cookie": "id=hush", "X-Api-Key": "hush"}
 Requests = dict[str, dict[str, str]]

@@ -19,7 +19,7 @@ from paceline.communication.schedulers import Worker
 from paceline.communication.torch.store import LOOPBACK, open_store, own_address
 from paceline.core.world import host_name
 from paceline.errors import PeerLostError, UnsupportedError
-from paceline_plugins.mpi import pmi
+from paceline.extensions import RENDEZVOUS, extension
 
 _met: list[tuple[Any, str]] = []  # this process's store, which must stay, and its address
 
@@ -64,7 +64,7 @@ def _agreed(worker: Worker, timeout_s: float) -> tuple[Any, str]:
         opened.append(_open(worker, host, 0, timeout_s))
         return f"{host}:{opened[0].port}"
 
-    host, _, port = pmi.agree(worker, int(os.environ["PMI_FD"]), timeout_s, opens).rpartition(":")
+    host, _, port = extension(RENDEZVOUS, "pmi")(worker, int(os.environ["PMI_FD"]), timeout_s, opens).rpartition(":")
     return (opened[0] if opened else _join(worker, host, int(port), timeout_s)), host
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline.doors.adapters.array_run import ArrayRun, ordered_momentum
 from paceline.doors.adapters.views import Arrays, library, named, view
+from paceline.extensions import ARRAYS, extension
 from paceline.rules.rule import Rule
 from paceline.run.attach import prepare
 from paceline.update.engine import exit_handling
@@ -117,7 +118,7 @@ def attach_arrays(
     momentum: Arrays | None = None,
     decay: float | None = None,
     **settings: Any,
-) -> WritableRun | VariableRun:
+) -> ArrayRun:
     """Attach paceline to a program whose parameters are arrays; call `run.step()` after each of its steps.
 
     All workers start from rank 0's arrays, and exchanges change the arrays in place, without a copy. One worker
@@ -154,7 +155,6 @@ def attach_arrays(
 def run_over(arrays: Arrays, *others: Any) -> WritableRun | VariableRun:
     """A run of the kind that serves the arrays; its arguments."""
     if any(library(array) == "tensorflow" for array in named(arrays).values()):
-        from paceline_plugins.frameworks.tensorflow import VariableRun
-
-        return VariableRun(arrays, *others)
+        run: ArrayRun = extension(ARRAYS, "tensorflow")(arrays, *others)
+        return run
     return WritableRun(arrays, *others)

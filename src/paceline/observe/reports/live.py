@@ -24,7 +24,7 @@ from paceline.observe.reports.log import WorkerLog
 from paceline.observe.reports.notices import JsonLinesTail, Notices, control_notice, worker_notice
 from paceline.observe.reports.read import LOG_NAME, add_event
 from paceline.observe.reports.summary import Shares
-from paceline_plugins.report.whole_run import WholeRun, slowest
+from paceline.observe.reports.whole_run import WholeRun, slowest
 
 LAG_S = 2.0  # of a log behind its worker
 DEAD_S = 5.0  # without growth of a log before its process is checked

@@ -7,9 +7,9 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.checkpoint.urls import OBSTORE_SCHEMES, scheme_of
 from paceline_plugins.data.cache.backend import Backend
 from paceline_plugins.data.cache.obstore_backend import ObstoreBackend  # at import, so that it notices every later fork
-from paceline_plugins.data.cache.urls import OBSTORE_SCHEMES, scheme_of
 
 
 def backend_for(url: str, options: Mapping[str, Any], timeout_s: float) -> Backend:

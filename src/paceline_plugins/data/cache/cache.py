@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoint.urls import local_path, source_of
 from paceline.core import runtime
 from paceline.errors import ClosedError, NotServedError
 from paceline_plugins.data.cache.checksums import digest_of
@@ -24,7 +25,6 @@ from paceline_plugins.data.cache.prefetch_hints import PrefetchHints
 from paceline_plugins.data.cache.prefetcher import Prefetcher
 from paceline_plugins.data.cache.stats import Counters, Stats, added
 from paceline_plugins.data.cache.stats_files import StatsFile, StatsFileName
-from paceline_plugins.data.cache.urls import local_path, source_of
 
 LOST_REST_S = 5.0
 """Pause of prefetching after a source did not answer."""

@@ -23,13 +23,13 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from paceline.checkpoint.urls import shown
 from paceline.errors import CacheError
 from paceline_plugins.data.cache.evict import EvictionRank, Evictor, remove_file
 from paceline_plugins.data.cache.ledger import SpaceLedger, SpaceUsage, explained
 from paceline_plugins.data.cache.locks import FileLock
 from paceline_plugins.data.cache.names import CacheEntry, file_name, key_of, read_entry
 from paceline_plugins.data.cache.regular_file import write_regular
-from paceline_plugins.data.cache.urls import shown
 
 
 class CacheDirectory:

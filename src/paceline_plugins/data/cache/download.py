@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoint.urls import shown, source_of
 from paceline.errors import CacheError, CorruptFileError
 from paceline_plugins.data.cache.backend import Backend, RemoteFile, Unavailable
 from paceline_plugins.data.cache.backend_choice import backend_for
@@ -17,7 +18,6 @@ from paceline_plugins.data.cache.ledger import FULL, explained
 from paceline_plugins.data.cache.names import CacheEntry
 from paceline_plugins.data.cache.regular_file import allocate, open_empty, write_all
 from paceline_plugins.data.cache.stats import Counters
-from paceline_plugins.data.cache.urls import shown, source_of
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 20.0
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from paceline.checkpoint.urls import local_path
 from paceline_plugins.data.cache.cache import Cache
-from paceline_plugins.data.cache.urls import local_path
 
 
 class Files(Dataset[Any]):

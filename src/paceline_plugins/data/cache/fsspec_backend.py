@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from paceline.checkpoint.urls import redacted, scheme_of, shown
 from paceline.errors import NotServedError
 from paceline_plugins.data.cache.backend import BLOCK_BYTES, CHUNK_BYTES, RemoteFile, Unavailable
 from paceline_plugins.data.cache.checksums import Checksum, best, from_base64, from_hex, md5_of_etag, of_metadata
-from paceline_plugins.data.cache.urls import redacted, scheme_of, shown
 
 REFUSED = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError, ValueError)
 

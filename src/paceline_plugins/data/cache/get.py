@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+from paceline.checkpoint.urls import shown, source_of
 from paceline.errors import CacheError
 from paceline_plugins.data.cache.checksums import digest_of
 from paceline_plugins.data.cache.directory import CacheDirectory
@@ -19,7 +20,6 @@ from paceline_plugins.data.cache.locks import FileLock
 from paceline_plugins.data.cache.names import CacheEntry, key_of
 from paceline_plugins.data.cache.stall_timeout import StallTimeout
 from paceline_plugins.data.cache.stats import Counters
-from paceline_plugins.data.cache.urls import shown, source_of
 
 State = tuple[int, int, int]
 """Inode, time of change and size: of the file on disk that was checked."""

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
+from paceline.checkpoint.urls import redacted, shown, source_of
 from paceline.errors import NotServedError
 from paceline_plugins.data.cache.backend import CHUNK_BYTES, RemoteFile, Unavailable
 from paceline_plugins.data.cache.checksums import Checksum, best, from_base64, md5_of_etag, of_metadata
 from paceline_plugins.data.cache.plain_body import has_plain_body, plain_body
-from paceline_plugins.data.cache.urls import redacted, shown, source_of
 
 TRANSIENT = (408, 425, 429)
 """Codes below 500 that are retried."""

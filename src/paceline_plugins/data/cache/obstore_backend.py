@@ -16,12 +16,12 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
+from paceline.checkpoint.urls import redacted, scheme_of, shown
 from paceline.errors import NotServedError
 from paceline_plugins.data.cache.backend import CHUNK_BYTES, RemoteFile, Unavailable
 from paceline_plugins.data.cache.checksums import Checksum, best, md5_of_etag, of_metadata
 from paceline_plugins.data.cache.http_backend import HttpBackend
 from paceline_plugins.data.cache.plain_body import PIECE_BYTES
-from paceline_plugins.data.cache.urls import redacted, scheme_of, shown
 
 SIGNED_FOR = timedelta(minutes=15)
 """How far the clocks of this machine and of the store may differ."""

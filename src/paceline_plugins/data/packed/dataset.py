@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from paceline.checkpoint.urls import shown
 from paceline.errors import DataError
 from paceline_plugins.data.cache import Cache
-from paceline_plugins.data.cache.urls import shown
 from paceline_plugins.data.packed.index import INDEX, LARGEST_INDEX, Index, PackedShard, offsets_from_bytes
 from paceline_plugins.data.packed.recently_used import LruCache
 from paceline_plugins.data.packed.storage import faults_of, is_url, join, local_path, read_up_to

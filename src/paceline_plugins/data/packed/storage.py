@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
+from paceline.checkpoint.urls import redacted, shown
 from paceline.errors import DataError
-from paceline_plugins.data.cache.urls import redacted, shown
 
 
 def is_url(text: str) -> bool:

@@ -12,8 +12,8 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.checkpoint.urls import shown
 from paceline.errors import DataError
-from paceline_plugins.data.cache.urls import shown
 from paceline_plugins.data.packed.index import INDEX, LARGEST_INDEX, Index, PackedShard, offsets_from_bytes
 from paceline_plugins.data.packed.storage import Storage, local_path
 from paceline_plugins.data.packed.tar import BLOCK, END, padding, parse_header

@@ -22,8 +22,10 @@ def scheme_of(url: str) -> str:
     return found.group(1).lower() if found else ""
 
 
-def local_path(url: str) -> Path | None:
+def local_path(url: str | Path) -> Path | None:
     """The path that a path or a `file://` URL names; None for a remote URL."""
+    if isinstance(url, Path):
+        return url
     scheme = scheme_of(url)
     if scheme in ("file", "local"):
         return Path(unquote(urlsplit(url).path))
