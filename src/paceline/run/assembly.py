@@ -206,7 +206,6 @@ def _meet_after_passes(context: RunContext, engine: Engine, state: RunState, joi
     def pass_over() -> None:
         engine.end_pass()
         joined()
-        loaders.compare_wholes(transport.gather_json)
 
     loaders.trains, loaders.pass_over, transport.before_call = lambda: context.trains, pass_over, loaders.settle
     engine.handover.included = lambda: {
@@ -243,6 +242,9 @@ def finish(parts: RunParts) -> None:
     parts.hooks.finish()
     if parts.engine is not None:
         parts.engine.shutdown()
+    if isinstance(parts.engine, Engine) and parts.context.transport.world.size > 1:
+        parts.context.loaders.close()
+        parts.context.loaders.compare_wholes(parts.context.transport.gather_json)
     if parts.context.receipts is not None:
         parts.context.receipts.end()
     if parts.checkpointer is not None:

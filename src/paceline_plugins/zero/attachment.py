@@ -175,8 +175,9 @@ class Zero:
             chosen = optimizers[0] if len(optimizers) == 1 else optimizers
             place = self._checkpoint_place()
             run = attach(roots[0] if len(roots) == 1 else roots, chosen, data="split", checkpoint=place)
-        self._view = self._states.view = GlobalView(run, roots, self._here, self._reporter)
-        self._view.catch_up, self._view.under_way = self._loaders.settle, lambda: self._loaders.under_way
+        view = GlobalView(run, roots, self._here, self._reporter)
+        view.catch_up, view.under_way = self._loaders.settle, lambda: self._loaders.under_way
+        self._view = self._states.view = view  # another thread may read the model
         self._served.update(optimizers)
         self._fresh = False
         numbers = sum(p.numel() for one in optimizers for p in module_discovery.trained(one))

@@ -64,7 +64,7 @@ class Loaders:
         self._streams: Streams | None = None
         self._schedules = Schedules(worker.size, reporter, where, lambda: self.passes > 0)
         self._lengths = Lengths(worker, reporter, where, self._passes, self._history, lambda: self._view)
-        self._merging = False
+        self._began = self._merging = False
         self.split = False
         """Whether steps were made from a split pass in this run."""
         self.refused: PacelineError | None = None
@@ -76,9 +76,9 @@ class Loaders:
         return self._passes.in_training
 
     @property
-    def under_way(self) -> bool:
-        """Whether the program trains, up to the end of the merge after its pass."""
-        return self.passes > 0 or self._passes.unmerged or self._merging
+    def under_way(self) -> bool | None:
+        """Whether the program trains, up to the end of the merge after its pass; None before the first one."""
+        return (self.passes > 0 or self._merging) if self._began else None
 
     # -- standing in ------------------------------------------------------------------------------
 
@@ -216,9 +216,13 @@ class Loaders:
                 yield from self._noted(one, original(loader))
             complete = True
         finally:
+            self._merging = complete and one.split  # before the pass is over, since another thread may look
             self._close(one, complete)
-        if one.split:
-            self._ended(one, view)
+        try:
+            if one.split:
+                self._ended(one, view)
+        finally:
+            self._merging = False
 
     def _trains(self, where: str, loader: DataLoader[Any], view: GlobalView) -> bool:
         """Whether the pass that begins is taken as training."""
@@ -236,6 +240,7 @@ class Loaders:
         one = LoaderPass(where, loader, view.trains, torch.is_grad_enabled(), split)
         one.asked, one.rates = self._lengths.was_asked(loader), self._schedules.begin()
         self._passes.open.append(one)
+        self._began = self._began or split
         return one
 
     def _noted(self, one: LoaderPass, batches: Iterator[Any]) -> Iterator[Any]:

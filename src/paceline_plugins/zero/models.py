@@ -50,8 +50,8 @@ class GlobalView:
         self._has_stepped = False
         self.catch_up: Callable[[], None] = lambda: None
         """Called before the global parameters are swapped in."""
-        self.under_way: Callable[[], bool] = lambda: False
-        """Whether the program trains, or merges what it has trained."""
+        self.under_way: Callable[[], bool | None] = lambda: None
+        """Whether the program trains, or merges what it has trained; None before its first pass."""
         self._trainer = threading.current_thread()  # which is about to train
         self.loaded_at = ""
         """The line where the program loaded weights into the model since the last step."""
@@ -69,8 +69,10 @@ class GlobalView:
     @property
     def beside_training(self) -> bool:
         """Whether another thread than the caller's trains at present, or is about to."""
-        trains = self.under_way() or not self._has_stepped
-        return self._trainer is not threading.current_thread() and self._trainer.is_alive() and trains
+        if self._trainer is threading.current_thread() or not self._trainer.is_alive():
+            return False
+        trains = self.under_way()
+        return not self._has_stepped if trains is None else trains
 
     def before_forward(self, module: nn.Module) -> None:
         """A module of the model is called."""

@@ -165,8 +165,8 @@ class Passes:
     def close(self, one: LoaderPass, complete: bool) -> None:
         """A pass is over, or the program has begun another over the same data."""
         one.over, one.complete = True, complete
-        self.unmerged = self.unmerged or (one.split and one.steps > 0)  # first, since another thread may look
         self.open.remove(one)
+        self.unmerged = self.unmerged or (one.split and one.steps > 0)
 
 
 class PassHistory:

@@ -291,10 +291,8 @@ class LoaderRegistry:
         self._wholes[number] = checksum
 
     def compare_wholes(self, gather: Callable[[Any], list[Any]]) -> None:
-        """At the end of a training pass, on all workers: warn where what each reads as a whole differs by worker."""
-        if not any(share.goes_by(self._leader) and share.read_as_a_whole for share in self._recent):
-            return
-        mine, self._wholes = list(self._wholes.items()), {}
+        """At the end of the run, on all workers: warn where what each reads as a whole differs by worker."""
+        mine = list(self._wholes.items())
         everybody = [dict(pairs) for pairs in gather(mine)]
         for number, checksum in mine:
             if any(one.get(number, checksum) != checksum for one in everybody):
