@@ -82,19 +82,14 @@ class BlockExchanges:
                 return pending_header.summary()
             self.land_all()  # only now: what is in flight may stay there if no exchange follows
             self._exchanger.hold(pending_header)
-            self._stand()
-        return None
-
-    def _stand(self) -> None:
-        """Join the other workers' next exchange with what this worker has made since the last one."""
-        blocks, fragment = self.blocks, self.blocks.next
-        self._run.monitor.begin()
-        summary = blocks.stand(self._run.progress.steps)
-        if not summary.all_stand:
+            fragment = self.blocks.next
+            self._run.monitor.begin()
+            summary = self.blocks.stand(self._run.progress.steps)
             self._note(summary, fragment)
-        if summary.asked and not summary.all_stand:
-            self._retuning.agree()
-            self._retuning.apply(blocks.schedule.steps)
+            if summary.asked:
+                self._retuning.agree()
+                self._retuning.apply(self.blocks.schedule.steps)
+        return None
 
     def land_all(self) -> None:
         """Wait for every pending exchange, and apply it."""
