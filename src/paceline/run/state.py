@@ -196,6 +196,7 @@ class RunState:
         context = self._context
         self.check_included(path, state["included"])
         self.check(state)
+        refuse_waiting(state["exchange"].get("growth"), context.transport.world.size)
         self.put(path, state)
         context.tuner.load(state["tuning"])
         if self.engine is not None:
@@ -245,3 +246,16 @@ class RunState:
         context.progress.steps, context.progress.warm = state["flow"]
         if self.first_keys is not None:
             self.watch_frozen()
+
+
+def refuse_waiting(growth: dict[str, int] | None, workers: int) -> None:
+    """Refuse a checkpoint of `workers` workers of which some waited for their turn: their optimizers' state is old.
+
+    Args:
+        growth: of the checkpoint; None unless its number of workers grew.
+    """
+    if growth is not None and growth["workers"] < workers:
+        raise CheckpointError(
+            f"the checkpoint was made while {growth['workers']} of {workers} workers trained and the others waited "
+            "(grow=): only elastic runs grow now; resume from a checkpoint that was made when all trained"
+        )

@@ -245,11 +245,11 @@ def passes_of(state: dict[str, Any]) -> dict[int, Pass]:
     Raises:
         CheckpointError: the number of workers grew within a pass.
     """
-    grown = next((turns for *_, turns in (row[5:] for row in state["passes"] if row[5:])), None)
-    if grown:
+    grown = next((row[0] for row in state["passes"] if len(row) > 5), None)
+    if grown is not None:
         raise CheckpointError(
-            f"the checkpoint was made within a pass whose number of workers grew ({grown[0][1]} at first), which only "
-            "elastic runs do now; resume from one between two passes, or begin the epoch again without it"
+            f"the checkpoint was made in epoch {grown}, within which the number of workers grew (grow=): only elastic "
+            "runs grow now; resume from a checkpoint of before or after that pass"
         )
     return {
         epoch: Pass(tuple(cut) if cut is not None else None, batches, entered, ShardProgress.of(shard_progress))

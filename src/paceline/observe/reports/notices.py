@@ -13,9 +13,7 @@ from paceline.observe.reports.elastic_events import ControlEvent
 from paceline.observe.reports.events import LONGEST_LINE, parse_lines
 
 _QUIET = frozenset({"attach", "exchange", "value", "epoch", "cache", "close"})
-NAMED = frozenset(
-    {"lost", "left_out", "tune", "takeover", "save", "resume", "rule", "error", "waiting", "damaged"}
-)
+NAMED = frozenset({"lost", "left_out", "tune", "takeover", "save", "resume", "rule", "error", "waiting", "damaged"})
 """Kinds of events of workers that people want to know; others are details."""
 _HIDDEN = frozenset({"kind", "at_s", "rank", "text"})
 _KEPT = 512
