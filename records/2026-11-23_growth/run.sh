@@ -7,7 +7,6 @@ sync=(sync-rate=0.29 sync-rate=0.5 sync-rate=0.75 sync-rate=0.75-momentum=0.9 sy
 plateau=(--tasks small-sgd small-adam)
 lines=(--tasks small-lines)
 bench quality/time_to_quality plateau --tasks small-sgd small-adam small-lines --seeds 3 --methods grown "${sync[@]}"
-"$python" "$here/waiting.py" "$results"
 bench quality/time_to_quality lines "${lines[@]}" --workers 32 64 --seeds 3 --sizes 1 --timed none --methods cold cold-rate=0 \
     amplified grown grown-threshold=0.65 grown-rate=0.4 grown-amplify=0 grown-amplify=0.25 grown-amplify=0.75 \
     grown-gain=0.7 grown-period=2 grown-period=8

@@ -118,4 +118,4 @@ def test_far_more_workers_than_processors_are_said(capsys: pytest.CaptureFixture
 def test_a_number_of_workers_that_grows_is_not_for_searches() -> None:
     pytest.importorskip("optuna")
     result = call("""tune --search lr=log(1e-4,1e-1) --workers 2 --rule "bmuf(grow='auto')" ok.py""")
-    assert result.exit_code == 2 and "with a fixed number of workers; leave grow out" in result.output
+    assert result.exit_code == 2 and "the number of workers of this run is fixed" in result.output

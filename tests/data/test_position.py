@@ -17,6 +17,7 @@ import paceline
 from paceline.core.state_tree import build, flatten
 from paceline.data.sampling.position import Position
 from paceline.data.sampling.shard_progress import ShardProgress
+from paceline.errors import CheckpointError
 from paceline.forecast.sim import Clock
 from tests.data.test_shared_loader import Buckets, Numbers, Reversed
 from tests.tables import rest_is_full
@@ -239,3 +240,12 @@ def test_who_is_an_epoch_ahead_has_done_all_of_its_part() -> None:
     cut = ["rounds", 5, 1, 2]
     position = regrouped(state_of(0, [0, cut, 2, 2]), state_of(1, [1, None, 0, 0]))
     assert position.epoch == 0 and position.rest[0].state() == [[4, 5]]
+
+
+def test_a_checkpoint_of_a_pass_whose_number_of_workers_grew_is_refused_by_name() -> None:
+    """Its rows say at the end where the number changed; nothing reads that any more."""
+    state = state_of(1, [0, ["rounds", 20, 2, 2], 4, 4], [1, ["rounds", 20, 2, 2], 3, 2])
+    state["passes"][1].append([[0, 2], [2, 4]])
+    for load in (lambda: regrouped(state, state), lambda: Position().load({**state, "held": [], "generators": []})):
+        with pytest.raises(CheckpointError, match="made in epoch 1, within which the number of workers grew"):
+            load()

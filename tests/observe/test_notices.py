@@ -67,10 +67,3 @@ def test_a_growing_file_is_read_by_whole_lines(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'"lost"}\n')
     assert list(growing.read()) == [{"kind": "lost"}]
-
-
-def test_a_stage_of_growth_is_a_sentence() -> None:
-    event = {"kind": "stage", "workers": 4, "of": 8, "minibatches": 96, "rate_factor": 1.494849}
-    one, other = worker_notice(0, event, 1.0), worker_notice(3, event, 1.1)
-    assert one is not None and other is not None and one.key == other.key
-    assert one.text == "4 of 8 workers train, at 1.494849 times the learning rate of one"

@@ -139,16 +139,6 @@ def test_a_block_moves_a_worker_as_far_as_the_programs_own_steps(rule: str) -> N
             assert_as_far(worker[name], program(name), times)
 
 
-def test_a_worker_that_begins_later_has_the_momentum_of_those_before() -> None:
-    rule = "bmuf(period=4, grow='2:8', rate_exponent=0)"
-    for name in ("momentum", "Muon", "Adam", "RMSprop"):
-        alone = program(name)
-        *first, later = simulate(partial(distances, rule, OPTIMIZERS[name]), WORKERS)
-        for worker in first:
-            assert_as_far(worker, alone)
-        assert_as_far(later, alone[4:])
-
-
 def test_a_block_that_resets_the_momentum_says_that_it_moves_a_worker_less_far() -> None:
     worker = simulate(partial(distances, "bmuf(period=4, local_state='reset')", OPTIMIZERS["momentum"]), 2)[0]
     block, slope = torch.stack(worker[4:8]).mean(0), program("SGD")[0]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,8 @@ from torch import nn
 
 import paceline
 from paceline import MismatchError, UnsupportedError
+from paceline.errors import CheckpointError
+from paceline.run.state import refuse_waiting
 from tests.helpers import adam, momentum_sgd, sgd, simulate
 
 RANK = r"\[rank \d of 2 on \S+\]"
@@ -73,6 +76,27 @@ def test_a_failed_attach_leaves_the_optimizer_free() -> None:
     optimizer = sgd(model.parameters())
     refused("averages Adam's moments, and the optimizer is SGD", model, optimizer, "bmuf_adam")
     paceline.attach(model, optimizer, "bmuf").close()
+
+
+@pytest.mark.parametrize(
+    "rule", ["bmuf(grow='auto')", "bmuf_adam(grow='2:8')", "auto(grow='auto')", "diloco(grow='2:8')"]
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_number_of_workers_that_grows_where_all_are_there(rule: str, workers: int) -> None:
+    def program() -> None:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+        refused("of this run is fixed, and grow= needs .* or leave grow out", model, optimizer, rule)
+        paceline.attach(model, optimizer, "bmuf").close()
+
+    simulate(program, workers)
+
+
+@pytest.mark.parametrize(("growth", "workers"), [(None, 4), ({"workers": 4}, 4), ({"workers": 2}, 4)])
+def test_a_checkpoint_of_workers_that_waited_is_refused(growth: dict[str, int] | None, workers: int) -> None:
+    waits = growth is not None and growth["workers"] < workers
+    with pytest.raises(CheckpointError, match="while 2 of 4 workers trained") if waits else contextlib.nullcontext():
+        refuse_waiting(growth, workers)
 
 
 def test_two_runs_over_one_parameter() -> None:

@@ -21,8 +21,6 @@ WORDS = 11
 KIND, LEAVING, SIZE = 1, 3, 8
 """Places in a row: its kind (CALL or below for a call), whether the worker ends, bytes that follow."""
 CALL = -10
-STANDS = -2
-"""Kind of a worker of a run that grows which waits for its turn, or for the end of the others' pass."""
 BLOCK = 1000
 """Kind of the exchange of a block's first fragment; the other fragments' follow."""
 AGREEMENT = "an agreement of all workers"
@@ -84,8 +82,6 @@ def _doing(kind: int, leaves: bool) -> str:
     """What a worker with this row does; follows its name."""
     if kind <= CALL:
         return f"in {_NAMES[CALL - kind]}"
-    if kind == STANDS:
-        return "in run.share, waiting while few workers train"
     if leaves:
         return "at its end, in run.close()"
     if kind == 0:

@@ -28,7 +28,6 @@ from paceline.run import probing, validation
 from paceline.run.elastic_join import connect_all, take_over_state
 from paceline.run.hooks import StepHooks
 from paceline.run.mistakes import Mistakes
-from paceline.run.schedules import SampledSchedules
 from paceline.run.state import RunState
 from paceline.tuning.period_controllers import period_controller_for
 from paceline.tuning.request_files import RequestFiles
@@ -37,7 +36,6 @@ from paceline.tuning.tunables import Tunables
 from paceline.tuning.tuner import Tuner
 from paceline.update import server
 from paceline.update.engine.collective.engine import Engine
-from paceline.update.engine.collective.growth import first_workers
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import check_scaler
 from paceline.update.engine.progress import TrainingProgress
@@ -111,6 +109,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
     reshard(model)
     owned = validation.own_parameters(model, optimizers)
     validation.check_rule(rule, owned)
+    validation.check_growth(rule, settings.control is not None)
     validation.check_shards(settings, model)
     check_scaler(rule, settings.scaler)
 
@@ -120,8 +119,6 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         worker = membership.control.worker if membership is not None else transport.world.rank
         exchanges = rule.exchanges_among(transport.world.size) or membership is not None
         validation.check_together(rule, settings, given, transport.world)
-        if membership is None:
-            validation.check_growth(rule, transport.world, given, settings.data == "split")
         if exchanges:
             validation.check_swapping(rule, owned, transport.world)
 
@@ -130,7 +127,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         mistakes = Mistakes(transport.world, loaders, settings.data)
         buffers = _buffer_elements(model)
         chooser = None
-        if exchanges and membership is None and transport.world.size > 1 and rule.schedule.grow is None:
+        if exchanges and membership is None and transport.world.size > 1:
             unprobed = probing.problem(rule, given, owned, settings)
             timed = (monitor.spent, monitor.flights)
             chooser = rule_chooser_for(rule, transport, owned, buffers, timed, not unprobed)
@@ -166,12 +163,8 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         if engine is None and exchanges:
             engine = ENGINES[context.rule.schedule.engine](context)
         state.engine = engine
-        growth = engine.growth if isinstance(engine, Engine) else None
         if engine is not None:
             loaders.leases = engine.leases
-        if growth is not None:
-            state.schedules = SampledSchedules(loaders)
-            growth.close = close
         tuner.place = lambda: (engine.exchanged if engine is not None else 0, context.progress.steps)
 
         checkpointer = _checkpointer(context, membership, elastic, state) if settings.checkpoint is not None else None
@@ -196,7 +189,7 @@ def _joined(context: RunContext, engine: EngineProtocol, checkpointer: AutoCheck
 
 
 def _meet_after_passes(context: RunContext, engine: Engine, state: RunState, joined: Callable[[], None]) -> None:
-    """Let the workers meet at the end of each pass, and those that train where their number grows.
+    """Let the workers meet at the end of each pass.
 
     Args:
         joined: called when this worker has joined exchanges.
@@ -208,13 +201,7 @@ def _meet_after_passes(context: RunContext, engine: Engine, state: RunState, joi
         joined()
 
     loaders.trains, loaders.pass_over, transport.before_call = lambda: context.trains, pass_over, loaders.settle
-    engine.handover.included = lambda: {
-        **state.included,
-        **({"": by_samples} if (by_samples := state.schedules) else {}),
-    }
-    if engine.growth is not None:
-        turns = loaders.grow(engine.growth)
-        turns.joined = joined
+    engine.handover.included = lambda: state.included
 
 
 def start(parts: RunParts, run: Any) -> None:
@@ -234,8 +221,6 @@ def start(parts: RunParts, run: Any) -> None:
 
 def finish(parts: RunParts) -> None:
     """End the run together with all workers."""
-    if parts.context.loaders.turns is not None:
-        parts.context.loaders.turns.settle()
     parts.context.loaders.leave()
     if parts.checkpointer is not None:
         parts.checkpointer.leave(parts.context.loaders.leads)
@@ -259,8 +244,6 @@ def take_apart(parts: RunParts) -> None:
     context.loaders.close()
     if parts.left and parts.elastic is not None:
         parts.elastic.leaving.finish()
-    if context.loaders.turns is not None:
-        context.loaders.turns.closed = True
     context.tuner.close()
     if checkpointer is not None:
         checkpointer.close()
@@ -278,7 +261,7 @@ def take_apart(parts: RunParts) -> None:
 def _tuner(rule: Rule, owned: Owned, settings: Settings, transport: Transport, monitor: Monitor) -> Tuner:
     """The tuner, which changes settings during the run; its optimizer hooks must run first."""
     world, optimizers = transport.world, [optimizer for optimizer, _ in owned]
-    workers = len(set(world.hosts)) if rule.settings.within else first_workers(rule, world.size)
+    workers = len(set(world.hosts)) if rule.settings.within else world.size
     alone = world.size > 1 and not rule.schedule.workers_meet
     return Tuner(
         Tunables(optimizers, rule, workers), world, RequestFiles(settings.log, each=alone), monitor.note, each=alone

@@ -21,7 +21,6 @@ from paceline.communication.diagnosis import in_library
 from paceline.core.world import World
 from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.errors import UnsupportedError
-from paceline.run.schedules import BY_SAMPLES
 from paceline.run.validation import MARK
 
 logger = logging.getLogger("paceline")
@@ -141,13 +140,6 @@ class Mistakes:
         share = self._loaders.leading
         if share is None:
             return
-        if share.rounds is not None and not hasattr(scheduler, BY_SAMPLES):
-            self._warn(
-                "growth",
-                f"{type(scheduler).__name__} makes a step at each minibatch, and while few workers train each of them "
-                "makes more minibatches than in the end, so the rate runs ahead: name it before the loop, "
-                "run.include(schedule=scheduler), and it follows the samples",
-            )
         made = self._schedulers[scheduler] = self._schedulers.get(scheduler, 0) + 1
         horizon = horizon_of(scheduler)
         if made != 2 or horizon is None or share.measured:

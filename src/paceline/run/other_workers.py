@@ -13,7 +13,7 @@ from paceline.checkpoint import reshard
 from paceline.checkpoint.frozen import complete
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.core import rng
-from paceline.run.state import RunState
+from paceline.run.state import RunState, refuse_waiting
 from paceline.update import server
 from paceline.update.engine import global_model
 from paceline.update.engine.context import RunContext
@@ -59,6 +59,7 @@ def read(old: OldCheckpoint, state: RunState, context: RunContext) -> dict[str, 
         "random": reshard.random_state(old, context.transport.world.rank, context.settings.seed),
     }
     state.check(found)
+    refuse_waiting(old.part(0, "exchange", "growth"), old.size)
     return found
 
 

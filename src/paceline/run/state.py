@@ -19,7 +19,6 @@ from paceline.core import rng
 from paceline.core.bits import key
 from paceline.core.flat import module_list
 from paceline.errors import CheckpointError, UnsupportedError
-from paceline.run.schedules import SampledSchedules
 from paceline.update.engine import global_model
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 from paceline.update.engine.common_start import frozen
@@ -41,7 +40,6 @@ class RunState:
         pending: states that live workers sent for objects which `run.include` has not named yet.
         before_capture: called before the state is read.
         rule_text: the rule as attached; the state holds later tuning.
-        schedules: steps of included schedulers, where the number of workers grows.
         first_keys: name -> key of each large tensor that no exchange changes, when the training began: while it is the
             same, the steps name the tensor; None where no steps are taken.
     """
@@ -53,7 +51,6 @@ class RunState:
         self.pending: dict[str, Any] = {}
         self.before_capture: Callable[[], None] = lambda: None
         self.rule_text = context.rule.text()
-        self.schedules: SampledSchedules | None = None
         self.first_keys: dict[str, str] | None = None
 
     def include(self, objects: dict[str, Any]) -> None:
@@ -67,8 +64,6 @@ class RunState:
                 kind = type(thing).__name__
                 raise UnsupportedError(f"{name} is a {kind}, which has no state_dict and load_state_dict")
             self.included[name] = thing
-            if self.schedules is not None:
-                self.schedules.watch(name, thing)
             if name in self.pending:
                 thing.load_state_dict(self.pending.pop(name))
 
@@ -167,7 +162,6 @@ class RunState:
             "flow": [context.progress.steps, context.progress.warm],
             "data": context.loaders.state(),
             "random": rng.capture(),
-            **({"schedules": self.schedules.state_dict()} if self.schedules is not None else {}),
         }
 
     def snapshot(self) -> dict[str, Any]:
@@ -202,10 +196,9 @@ class RunState:
         context = self._context
         self.check_included(path, state["included"])
         self.check(state)
+        refuse_waiting(state["exchange"].get("growth"), context.transport.world.size)
         self.put(path, state)
         context.tuner.load(state["tuning"])
-        if self.schedules is not None:
-            self.schedules.load_state_dict(state.get("schedules", {}))
         if self.engine is not None:
             self.engine.follow(context.rule)
             self.engine.load(state["exchange"])
@@ -253,3 +246,16 @@ class RunState:
         context.progress.steps, context.progress.warm = state["flow"]
         if self.first_keys is not None:
             self.watch_frozen()
+
+
+def refuse_waiting(growth: dict[str, int] | None, workers: int) -> None:
+    """Refuse a checkpoint of `workers` workers of which some waited for their turn: their optimizers' state is old.
+
+    Args:
+        growth: of the checkpoint; None unless its number of workers grew.
+    """
+    if growth is not None and growth["workers"] < workers:
+        raise CheckpointError(
+            f"the checkpoint was made while {growth['workers']} of {workers} workers trained and the others waited "
+            "(grow=): only elastic runs grow now; resume from a checkpoint that was made when all trained"
+        )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from torch import nn
@@ -18,7 +17,6 @@ from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.update.engine.settings import Settings
 
-logger = logging.getLogger("paceline")
 MARK = "_paceline_run"
 """Attribute of an optimizer that is attached: its run."""
 
@@ -173,32 +171,13 @@ def renormalises(module: nn.Module) -> bool:
     return getattr(module, "max_norm", None) is not None and isinstance(module, (nn.Embedding, nn.EmbeddingBag))
 
 
-def check_growth(rule: Rule, world: World, model: Modules, zero_lines: bool) -> None:
-    """Refuse what a number of workers that grows among N that are there does not serve; one worker alone is told."""
-    schedule = rule.schedule
-    if schedule.grow is None:
-        return
-    if world.size == 1:
-        logger.warning("%s: this worker is alone, and trains alone; start more, such as 8", rule.text())
-        return
-    number = getattr(schedule, "overlap", 0), getattr(schedule, "fragments", 1)
-    refused = {
-        "the number of workers changes between two blocks, and with overlap one is always under way; leave overlap "
-        "out": number[0] > 0,
-        "it changes after a block of the whole model; leave fragments out": number[1] > 1,
-        "all workers would make the synchronous steps of a warm-up; leave warmup out, the first workers are one": (
-            schedule.warmup > 0
-        ),
-        'workers join one by one, and the processes of a host are one worker with within="host"; leave within or grow '
-        "out": bool(rule.settings.within),
-        "the processes of a host train one model together (DDP, FSDP), and do not know how many workers train; leave "
-        "grow out": trains_together(model),
-        "a program that does not know of paceline cannot wait for its turn within a pass; add the two lines (attach "
-        "and run.share), or leave grow out": zero_lines,
-    }
-    for why, wrong in refused.items():
-        if wrong:
-            raise UnsupportedError(world.sign(f"{rule.text()}: {why}"))
+def check_growth(rule: Rule, elastic: bool) -> None:
+    """Refuse a number of workers that grows where all are there from the start."""
+    if rule.schedule.grow is not None and not elastic:
+        raise UnsupportedError(
+            f"{rule.text()}: the number of workers of this run is fixed, and grow= needs workers that join it later; "
+            "start an elastic run (paceline run --elastic MIN:MAX), or leave grow out"
+        )
 
 
 def check_shards(settings: Settings, model: Modules) -> None:

@@ -170,11 +170,7 @@ class Tuner:
     def among(self, world: World) -> None:
         """The membership changed; the rule counts each worker of `world`."""
         self._world = world
-        self.count(world.size)
-
-    def count(self, workers: int) -> None:
-        """So many workers train from now on."""
-        self.tunables.workers = workers
+        self.tunables.workers = world.size
         self.measured.renew()
 
     def _problem(self, request: TuneRequest) -> str:

@@ -73,7 +73,6 @@ def refuse(rule: Rule, world: World, elastic: bool) -> None:
         "each worker exchanges by itself, and there is no common merge; take a rule of blocks or of steps": (
             not rule.schedule.workers_meet
         ),
-        "the number of workers grows; leave grow out": rule.schedule.grow is not None,
         "the processes of a host are one worker; leave within out": bool(rule.settings.within),
     }
     for why, wrong in refused.items():

@@ -107,7 +107,7 @@ def command(
         seed=seed,
     )
     check(plan)
-    checks.check_rule(rule, fixed=True)
+    checks.check_rule(rule)
     raise typer.Exit(Search(_directory(log, LaunchCluster(workers)), plan, []).run())
 
 

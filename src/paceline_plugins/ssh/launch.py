@@ -93,7 +93,7 @@ def _run(job: Job, links: Links, log: Path | None, overwrite: bool) -> int:
     hosts = f"{len(job.hosts)} host{'s' if len(job.hosts) > 1 else ''}: {names}"
     job.say(f"checking {hosts}")
     links.open()
-    checks.check_rule(job.rule)  # loads torch, while ssh connects
+    checks.check_rule(job.rule, bool(job.elastic))  # loads torch, while ssh connects
     hello = check.greetings(links)
     plans = check.programs(links, hello, job.program, job.may_bring)
     refuse_troubles(links)

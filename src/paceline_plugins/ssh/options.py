@@ -74,7 +74,7 @@ def run(
     files, options = collect(program, Path.cwd()), words.same_on_all(ctx)
     files = replace(files, words=(*files.words, *program.arguments))
     if given["print_only"]:
-        checks.check_rule(given["rule"])
+        checks.check_rule(given["rule"], bool(elastic))
         print(words.shown(found, options, files, master, secret, elastic))
         return 0
     if not client.installed():

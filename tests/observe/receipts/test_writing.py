@@ -198,7 +198,6 @@ def test_a_contribution_that_was_left_out_is_said(tmp_path: Path) -> None:
     [
         (1, EXACT, "one worker merges nothing; start more, or leave receipts out"),
         (2, "asgd()", "each worker exchanges by itself, and there is no common merge"),
-        (2, "bmuf(period=2, grow='auto')", "the number of workers grows; leave grow out"),
         (2, "bmuf(period=2, within='host')", "the processes of a host are one worker; leave within out"),
     ],
 )

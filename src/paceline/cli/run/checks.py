@@ -80,26 +80,26 @@ def host_and_port(option: str, text: str, lowest: int = 1) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def check_rule(text: str | None, fixed: bool = False) -> bool:
+def check_rule(text: str | None, elastic: bool = False) -> bool:
     """Refuse an invalid rule here, once, instead of on every worker.
 
     Args:
         text: the rule, or None.
-        fixed: whether the number of workers cannot grow, as in searches.
+        elastic: whether workers may join while the run trains.
 
     Returns whether the workers may open connections of their own: true for asynchronous rules, and without a rule.
     """
     if text is None:
         return True
     from paceline.rules import recipes
+    from paceline.run import validation
 
     try:
-        schedule = recipes.rule_from_text(text).schedule
+        rule = recipes.rule_from_text(text)
+        validation.check_growth(rule, elastic)
     except PacelineError as error:
         refuse(f"--rule: {error}")
-    if schedule.grow is not None and fixed:
-        refuse(f"--rule {text}: a search compares trainings with a fixed number of workers; leave grow out")
-    return schedule.opens_connections
+    return rule.schedule.opens_connections
 
 
 def new_directory(inside: str) -> Path:

@@ -173,7 +173,7 @@ def run(
     debugger.check(debug, program, not is_elastic and mpi_process is None, print_only)
     refuse_unserved(receipts, is_elastic, mpi_process is not None)
     if is_elastic or mpi_process is not None:
-        checks.check_rule(rule)
+        checks.check_rule(rule, is_elastic)
     if is_elastic:
         zero_lines.refuse_elastic(program, options)
         if elastic is not None:

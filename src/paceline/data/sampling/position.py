@@ -14,9 +14,9 @@ from torch import Tensor
 from paceline.data.ledger.epoch_ledger import ENDLESS, Mark
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.dealing import Turn, done_in_stages, stages_of
 from paceline.data.sampling.shard_progress import ShardProgress, round_robin
 from paceline.data.sampling.split import split_of
+from paceline.errors import CheckpointError
 
 Cut = tuple[str, int, int, int]
 """How an epoch was split: ("rounds", "stripes", "shards", "alone" or "leased", places, batch, workers)."""
@@ -31,14 +31,12 @@ class Pass:
         batches: batches handed out.
         entered: those of them whose work is in the global model.
         shard_progress: their places, if the epoch is split into shards of unknown length.
-        turns: where the number of workers that train changed, if it grows; batches count rounds then.
     """
 
     cut: Cut | None = None
     batches: int = 0
     entered: int = 0
     shard_progress: ShardProgress = field(default_factory=ShardProgress)
-    turns: list[Turn] = field(default_factory=list)
 
     @property
     def endless(self) -> bool:
@@ -124,13 +122,6 @@ class Position:
             if epoch != self.epoch and one.entered == one.batches and not last_of_stream:
                 del self._passes[epoch]
 
-    def follow_pass(self, epoch: int, batches: int, turns: list[Turn]) -> None:
-        """Stand where the workers that train are: in round `batches` of an epoch; none of its work is this worker's."""
-        if epoch != self.epoch:
-            self._passes.pop(self.epoch)
-            self._go_on(epoch)
-        self._passes[epoch] = Pass(self.now.cut, batches, batches, turns=list(turns))
-
     def entered(self, epoch: int, batches: int) -> None:
         """The work of the first `batches` batches of an epoch is in the global model."""
         one = self._passes.get(epoch)
@@ -166,10 +157,7 @@ class Position:
         return {
             "epoch": self.epoch,
             "passes": [
-                [
-                    *(epoch, one.cut and list(one.cut), one.batches, one.entered, one.shard_progress.state()),
-                    *([[list(turn) for turn in one.turns]] if one.turns else []),
-                ]
+                [epoch, one.cut and list(one.cut), one.batches, one.entered, one.shard_progress.state()]
                 for epoch, one in self._rows()
             ],
             "rest": [[epoch, rest.state()] for epoch, rest in self.rest.items()],
@@ -240,17 +228,11 @@ class Position:
         if cut[0] == "shards":
             self.rest[epoch] = before.without(_read(before, passes, [state["epoch"] > epoch for state in states]))
             return
-        turns = next((one.turns for one in begun if one.turns), [])
         split, rounds = split_of(cut), []
         for rank, (one, state) in enumerate(zip(passes, states, strict=True)):
             # the length of a stream that ended earlier is unknown
             whole = max(one.entered for one in begun) if cut[1] == ENDLESS else split.batches(rank)
-            whole = ENDLESS if turns else whole
             rounds.append(one.entered if one is not None else whole if state["epoch"] > epoch else 0)
-        if turns:
-            stages = stages_of(turns, before, lambda places, workers: split_of((cut[0], places, cut[2], workers)))
-            self.rest[epoch] = before.without(done_in_stages(stages, rounds))
-            return
         done = [place for begin, end in split.done(rounds) for place in before.cut(begin, end)]
         self.rest[epoch] = before.without(done)
         if len(states) == 1 and epoch not in self.played and states[0]["epoch_start"] is not None:
@@ -258,16 +240,20 @@ class Position:
 
 
 def passes_of(state: dict[str, Any]) -> dict[int, Pass]:
-    """epoch -> pass, from a saved position."""
-    return {
-        epoch: Pass(
-            tuple(cut) if cut is not None else None,
-            batches,
-            entered,
-            ShardProgress.of(shard_progress),
-            [(int(first), int(workers)) for turns in more for first, workers in turns],
+    """epoch -> pass, from a saved position.
+
+    Raises:
+        CheckpointError: the number of workers grew within a pass.
+    """
+    grown = next((row[0] for row in state["passes"] if len(row) > 5), None)
+    if grown is not None:
+        raise CheckpointError(
+            f"the checkpoint was made in epoch {grown}, within which the number of workers grew (grow=): only elastic "
+            "runs grow now; resume from a checkpoint of before or after that pass"
         )
-        for epoch, cut, batches, entered, shard_progress, *more in state["passes"]
+    return {
+        epoch: Pass(tuple(cut) if cut is not None else None, batches, entered, ShardProgress.of(shard_progress))
+        for epoch, cut, batches, entered, shard_progress in state["passes"]
     }
 
 

@@ -39,7 +39,6 @@ from paceline.data.sharing.lists import ListPlan
 from paceline.data.sharing.prefetch import Prefetch
 from paceline.data.sharing.run_data import RunData
 from paceline.data.sharing.sample_numbers import NUMBERS, SampleNumbers
-from paceline.data.sharing.stages import StagedPass
 from paceline.data.streams.dataset import ShardStream
 from paceline.data.streams.reader import ShardAssignment, ShardReading
 from paceline.data.workers.batching import BatchRequest
@@ -67,7 +66,6 @@ class Iteration:
         listed: the plan of a list.
         shards: the reader of a stream of shards.
         reached: (epoch, the furthest place of it that this worker was given).
-        staged: makes the batches of a pass during which the number of workers grows.
     """
 
     def __init__(
@@ -82,7 +80,6 @@ class Iteration:
         self._leases = leases
         self._length: int | None = None
         self.reached = (0, 0)
-        self.staged = StagedPass(position, lambda: registry.world)  # a cycle would keep dropped data alive
         self.plan: SamplingPlan | None = None
         self._loading: Loading | None = None
         self._numbers = SampleNumbers(getattr(loader, "dataset", None))
@@ -112,8 +109,6 @@ class Iteration:
     def batches(self, skip: int, length: int | None) -> Generator[Any, None, None]:
         """The batches of a pass, of `length` batches if known, without the first `skip`."""
         self._length = length
-        if self._position.now.turns:
-            return self._in_stages()
         if self.shards is not None:
             return self._read(self.shards)
         if self.listed is not None:
@@ -123,23 +118,6 @@ class Iteration:
         if self.plan is not None:
             return self._planned(self.plan, self._assignment(self.plan, skip))
         return self._rounds(skip) if self._leases is None else self._leased_batches(self._leases)
-
-    def _in_stages(self) -> Generator[Any, None, None]:
-        """The batches of a pass during which the number of workers grows."""
-        plan, listed = self.plan, self.listed
-        if self.shards is not None:
-            raise UnsupportedError(
-                self._world.sign(
-                    "a stream of shards is not split among a number of workers that grows; leave grow out, or share a "
-                    "map-style data set"
-                )
-            )
-        if listed is not None:
-            return self.staged.batches(lambda first: self._from_list(listed, first))
-        if plan is not None:
-            return self.staged.batches(lambda first: self._planned(plan, self._assignment(plan, first)))
-        rest = self._position.rest.get(self._position.epoch)
-        return self.staged.rounds(self.loader, rest, self._hand_out, self._begin)
 
     def _begin(self, cut: Cut | None) -> None:
         self._position.now.cut = cut
@@ -192,8 +170,6 @@ class Iteration:
             question = Question(self._number, position.epoch, places, plan.unit, plan.most)
             return LeasedAssignment(self._leases, question, position.held)
         rest = self.rest(places)
-        if position.now.turns:
-            return self.staged.assignment(plan, rest, skip, self._begin)
         cut = plan.cut(rest.total, world.size)
         self._check_whole(rest.total, cut)
         self._begin(cut)

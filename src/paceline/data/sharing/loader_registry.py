@@ -21,7 +21,6 @@ from paceline.data.sharing.numbering import NumberedData
 from paceline.data.sharing.place import ENDED, INSIDE, LEFT, Place, pack
 from paceline.data.sharing.place_log import PlaceLog
 from paceline.data.sharing.shared_loader import SharedLoader
-from paceline.data.sharing.turns import TrainingWorkers, Turns
 from paceline.errors import UnsupportedError
 
 Load = Callable[[Position], None]
@@ -60,7 +59,6 @@ class LoaderRegistry:
 
     Attributes:
         leases: the connection to the ledger, under rules that lease samples.
-        turns: this worker's, where the number of workers grows.
         places: notes which places each step trained on; None unless receipts are written.
     """
 
@@ -74,7 +72,6 @@ class LoaderRegistry:
     ) -> None:
         self.world, self.seed, self.began, self.waited, self._told = world, seed, began, waited, shared
         self.leases: Leases | None = None
-        self.turns: Turns | None = None
         self.places: PlaceLog | None = None
         self._data = NumberedData()
         self._shares: WeakValueDictionary[int, SharedLoader] = WeakValueDictionary()  # by the ids of their loaders
@@ -160,7 +157,7 @@ class LoaderRegistry:
         led = self._training is position and not position.leased
         del self._under_way[position]
         batches = position.now.batches
-        if one.batches_then == self._batches and not (batches or position.leased or position.now.turns):
+        if one.batches_then == self._batches and not (batches or position.leased):
             self.empty()
         if led and (self._made > one.steps_then or (complete and self.trains())):
             whole = complete or (one.length is not None and batches >= one.length)
@@ -182,13 +179,10 @@ class LoaderRegistry:
 
     def settle(self) -> None:
         """The program goes on after a pass in which it trained, and which it may have left early: call `pass_over`."""
-        if self.turns is not None:
-            self.turns.settle()
         if self._unmet and not self._closed and self.world.size > 1 and self._trains_here():
             self._unmet = False
-            if self.turns is None or not self.turns.workers.active:  # else all have met there
-                self.pass_over()
-                self.passed()
+            self.pass_over()
+            self.passed()
 
     @property
     def _training(self) -> Position | None:
@@ -224,8 +218,7 @@ class LoaderRegistry:
         position = self._training
         if position is None:
             return self._last_place
-        now = position.now
-        return 0 if position.leased or now.turns else pack(self._number(position), now.batches, INSIDE)
+        return 0 if position.leased else pack(self._number(position), position.now.batches, INSIDE)
 
     def asked(self, position: Position) -> Callable[[], None] | None:
         """The program asks for the next batch; the caller calls the result if there is one.
@@ -245,24 +238,10 @@ class LoaderRegistry:
     def others_wait(self) -> bool:
         """Whether workers with fewer batches may be at the end of the active pass already."""
         position = self._leader
-        if position not in self._under_way or position.leased or position.now.turns:
+        if position not in self._under_way or position.leased:
             return False
         one, batches = self._under_way[position], position.now.batches
         return batches + 1 == one.length and one.fewest() <= batches
-
-    def grow(self, workers: TrainingWorkers) -> Turns:
-        """The number of workers that train grows."""
-
-        def safe() -> Callable[[], None] | None:
-            return self.safe()
-
-        self.turns = Turns(self.world, workers, lambda: self._positions, self._under_way.__contains__, safe)
-        self.turns.waits = self._leads
-        return self.turns
-
-    def _leads(self, position: Position) -> None:
-        """The optimizer steps in passes over the data of `position`, though not yet on this worker."""
-        self._leader = position
 
     @property
     def leads(self) -> bool:

@@ -10,7 +10,6 @@ from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.sampling.position import Position
 from paceline.data.sharing.place_log import PlaceLog
-from paceline.data.sharing.turns import Turns
 
 
 class RunData(Protocol):
@@ -22,7 +21,6 @@ class RunData(Protocol):
     waited: Callable[[float], None]
     warn: Callable[[str, str], None]
     ready: Callable[[], None]
-    turns: Turns | None
     places: PlaceLog | None
 
     def begins(self, position: Position, length: int | None, fewest: Callable[[], int]) -> Any: ...

@@ -96,10 +96,8 @@ class SharedLoader:
 
         If batches are leased, it follows the furthest place that this worker was given, not its own steps.
         """
-        iteration, now = self._iteration, self._position.now
+        iteration = self._iteration
         epoch, place = iteration.reached
-        if now.turns:
-            return iteration.staged.dealt.share(now.batches) if iteration.staged.dealt is not None else 0.0
         if self._leases is None and iteration.shards is None:
             return min(1.0, self._position.now.batches / max(1, self._length() or ENDLESS))
         if iteration.shards is not None:
@@ -107,17 +105,6 @@ class SharedLoader:
         else:
             total = iteration.plan.places(epoch) if iteration.plan is not None else len(self.loader)  # type: ignore[arg-type]
         return place / max(1, total) if epoch == self._position.epoch else 0.0
-
-    @property
-    def rounds(self) -> tuple[int, int, int] | None:
-        """(epoch, rounds of the pass so far, rounds that all N workers would have made of the same samples).
-
-        None where this worker's batches are those of one of N workers.
-        """
-        now, dealt = self._position.now, self._iteration.staged.dealt
-        if not now.turns or dealt is None:
-            return None
-        return self._position.epoch, now.batches, dealt.fixed_rounds(now.batches, self._world.size)
 
     @property
     def leased(self) -> bool:
@@ -186,21 +173,18 @@ class SharedLoader:
         """One pass; closing the generator ends the pass early."""
         self._registry.ready()
         self._position.let_go()
-        turns = self._registry.turns
         self._registry.leave(self._position)
         self._registry.settle()
         skip = self._position.begin()
-        if turns is not None:
-            turns.begin(self._position)
         length = self._length()
         batches = self._iteration.batches(skip, length)
         if self._leases is not None:
             self._position.iteration = batches
         self._before = self._registry.since
         token = self._registry.begins(self._position, length, self._fewest)
-        complete = over = False
+        complete = False
         try:
-            while turns is None or turns.ready(self._position):
+            while True:
                 self._check_alone(batches)
                 take = self._registry.asked(self._position)  # decided before the next batch is fetched
                 began = time.perf_counter()
@@ -209,17 +193,11 @@ class SharedLoader:
                 if batch is _END:
                     break
                 if take is not None:
-                    if turns is not None:
-                        turns.go_on(self._position)
                     take()
                 yield batch
-            over, complete = True, turns is None or turns.end(self._position)
-        except GeneratorExit:
-            if turns is not None:
-                turns.leave(self._position, length, self.progress)
-            raise
+            complete = True
         finally:
-            self._registry.ends(self._position, token, over)
+            self._registry.ends(self._position, token, complete)
             batches.close()
         if complete:
             self._position.end()

@@ -13,9 +13,7 @@ from paceline.observe.reports.elastic_events import ControlEvent
 from paceline.observe.reports.events import LONGEST_LINE, parse_lines
 
 _QUIET = frozenset({"attach", "exchange", "value", "epoch", "cache", "close"})
-NAMED = frozenset(
-    {"lost", "left_out", "tune", "takeover", "save", "resume", "rule", "stage", "error", "waiting", "damaged"}
-)
+NAMED = frozenset({"lost", "left_out", "tune", "takeover", "save", "resume", "rule", "error", "waiting", "damaged"})
 """Kinds of events of workers that people want to know; others are details."""
 _HIDDEN = frozenset({"kind", "at_s", "rank", "text"})
 _KEPT = 512
@@ -65,10 +63,6 @@ def _worker_notice(kind: str, rank: int, event: dict[str, Any], at_s: float) -> 
         return Notice(at_s, f"{kind} {event.get('path')} {int(at_s) // 5}", f"{done} {event.get('path', '')}")
     if kind == "rule":
         return Notice(at_s, f"rule {event.get('why')}", str(event.get("why", "")))
-    if kind == "stage":
-        rate = f"{event.get('rate_factor')} times the learning rate of one"
-        text = f"{event.get('workers')} of {event.get('of')} workers train, at {rate}"
-        return Notice(at_s, f"stage {event.get('minibatches')}", text)
     if kind == "error":
         first, *_ = str(event.get("message", "")).splitlines() or [""]
         return Notice(at_s, f"error {rank}", f"worker {rank}: {first[:300]}")

@@ -143,7 +143,7 @@ _OPTIONS = {
     "grow": _Option(
         "str | None",
         None,
-        'how the number of workers that train grows: "auto" from what they are worth, or stages such as\n'
+        'how the number of workers of an elastic run grows: "auto" from what they are worth, or stages such as\n'
         '    "2:4000, 8:16000", 2 workers up to 4,000 minibatches of all; None if all train\n'
         "    (:mod:`paceline.rules.schedule.growth`).",
     ),

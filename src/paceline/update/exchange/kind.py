@@ -39,7 +39,7 @@ class ExchangeKind:
     @property
     def joins(self) -> bool:
         """Whether the worker only joins what others exchange."""
-        return self.code in (0, calls.STANDS)
+        return self.code == 0
 
     @property
     def optimizer(self) -> int:
@@ -57,5 +57,3 @@ NO_PAYLOAD = ExchangeKind(0)
 made so far."""
 WARMUP_END = ExchangeKind(-1)
 """The exchange without a payload that ends a warm-up."""
-STANDS = ExchangeKind(calls.STANDS)
-"""The worker joins a block with what it has made so far, if another worker brings one."""

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from paceline.update.engine import agreement, global_model
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 from paceline.update.engine.blocks.retuning import Retuning
@@ -27,8 +25,6 @@ class BlockExchanges:
     def __init__(self, run: RunContext, blocks: FragmentedModel, exchanger: Exchanger, retuning: Retuning) -> None:
         self._run, self.blocks, self._exchanger, self._retuning = run, blocks, exchanger, retuning
         self._merge_point = MergePoint(run.transport.world, len(blocks.updates))
-        self.landed: Callable[[ExchangeSummary], None] = lambda summary: None
-        """Called when an exchange was applied."""
 
     def advance(self, idle: bool) -> None:
         """After a step of a block: land the exchanges that are due, and begin the next one if it is due.
@@ -70,7 +66,6 @@ class BlockExchanges:
         effective = self.blocks.updates[fragment].numbers.diversity.effective
         timing, block = self._exchanger.timing, self.blocks.block
         self._run.monitor.end(timing, summary, block=block, warmup=False, effective=effective)
-        self.landed(summary)
 
     def wait(self, total: int) -> ExchangeSummary | None:
         """At the end of this worker's pass: join the others' blocks, with what it has made so far, until all are there.
@@ -87,20 +82,14 @@ class BlockExchanges:
                 return pending_header.summary()
             self.land_all()  # only now: what is in flight may stay there if no exchange follows
             self._exchanger.hold(pending_header)
-            self.stand()
-        return None
-
-    def stand(self) -> ExchangeSummary:
-        """Join the other workers' next exchange with what this worker has made since the last one."""
-        blocks, fragment = self.blocks, self.blocks.next
-        self._run.monitor.begin()
-        summary = blocks.stand(self._run.progress.steps)
-        if not summary.all_stand:
+            fragment = self.blocks.next
+            self._run.monitor.begin()
+            summary = self.blocks.stand(self._run.progress.steps)
             self._note(summary, fragment)
-        if summary.asked and not summary.all_stand:
-            self._retuning.agree()
-            self._retuning.apply(blocks.schedule.steps)
-        return summary
+            if summary.asked:
+                self._retuning.agree()
+                self._retuning.apply(self.blocks.schedule.steps)
+        return None
 
     def land_all(self) -> None:
         """Wait for every pending exchange, and apply it."""

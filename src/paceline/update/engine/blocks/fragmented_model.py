@@ -133,7 +133,7 @@ class FragmentedModel:
             self._restart_others(fragment)
 
     def stand(self, total: int) -> ExchangeSummary:
-        """Join the next exchange with what this worker has made since the last one of its fragment.
+        """Join a block that another worker brings with what this one has made since the last one of its fragment.
 
         Args:
             total: this worker's minibatches since attach.
@@ -142,13 +142,12 @@ class FragmentedModel:
         update = self.updates[fragment]
         update.begin(LocalWork(schedule.since[fragment], total, stands=True), overlapped=False)
         summary = update.land(None)
-        if not summary.all_stand:
-            schedule.since[fragment] = 0
-            schedule.begin(self._rule_schedule)
-            schedule.steps = schedule.at[-1]
-            self.entered[fragment] = total
-            if update.left_out:
-                self._restart_others(fragment)
+        schedule.since[fragment] = 0
+        schedule.begin(self._rule_schedule)
+        schedule.steps = schedule.at[-1]
+        self.entered[fragment] = total
+        if update.left_out:
+            self._restart_others(fragment)
         return summary
 
     def waiting_header(self, total: int) -> ExchangeHeader:

@@ -21,7 +21,7 @@ from paceline.update.engine.blocks.numbers import BlockNumbers
 from paceline.update.engine.settings import Settings
 from paceline.update.exchange.exchanger import IN_FLIGHT, Exchanger, StartedExchange
 from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
-from paceline.update.exchange.kind import STANDS, ExchangeKind
+from paceline.update.exchange.kind import NO_PAYLOAD, ExchangeKind
 from paceline.update.exchange.outliers import block_norms
 from paceline.update.exchange.work import LocalWork
 from paceline_plugins.receipts.observer import Receipts
@@ -148,7 +148,7 @@ class BlockUpdate:
         rank = self.exchanger.transport.world.rank
         return ExchangeHeader(
             sequence=0,
-            kind=STANDS if work.stands else self._kind,
+            kind=NO_PAYLOAD if work.stands else self._kind,
             brings=work.minibatches > 0 and not work.stands,
             leaving=work.leaving,
             finite=finite,

@@ -16,7 +16,6 @@ from paceline.rules.rule import Rule
 from paceline.update.engine import exit_handling
 from paceline.update.engine.blocks import saved as saved_blocks
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
-from paceline.update.engine.collective.growth import GrowingWorkers
 from paceline.update.engine.collective.handover import Handover
 from paceline.update.engine.collective.joining import end_pass, shut_down
 from paceline.update.engine.collective.parts import assemble, blocks_of
@@ -57,11 +56,6 @@ class Engine:
     def gradients(self) -> list[GradientUpdate]:
         """The exchanges of gradients, one of each optimizer."""
         return self._parts.gradients.updates
-
-    @property
-    def growth(self) -> GrowingWorkers | None:
-        """Which workers train, if their number grows."""
-        return self._parts.growth
 
     @property
     def handover(self) -> Handover:
@@ -139,9 +133,6 @@ class Engine:
         if receipts is not None and self._progress.lockstep:
             state = plain_state(self._run.owned, self._run.model)
             receipts.merged(GRADIENTS, parts.exchanger.sequence, state, None)
-        if parts.growth is not None:
-            turns = self._run.loaders.turns
-            parts.growth.stepped(turns is not None and turns.lead is not None)
         if warm:
             parts.end_warmup(parts.exchanger.meet(parts.bare_header(WARMUP_END, leaving=False)))
         elif parts.blocks is not None and not self._progress.lockstep:
@@ -205,15 +196,11 @@ class Engine:
         earlier = self._parts.earlier
         if self._parts.missed:
             found["missed"] = self._parts.missed
-        if self.growth is not None:
-            found["growth"] = self.growth.state()
         return found if earlier is None else {**found, "earlier": saved_blocks.save(earlier)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Load a result of `state`; after the optimizers' own state."""
         self._parts.missed = state.get("missed", 0)
-        if self.growth is not None:
-            self.growth.load(state.get("growth"))
         if self.blocks is not None:
             saved_blocks.load(self.blocks, state["blocks"])
         if (rows := state.get("earlier")) is not None:
@@ -237,15 +224,12 @@ class Engine:
         warming = rule.schedule.warmup > 0 and not old.part(0, "flow", 1)  # blocks have not begun
         rows = saved_blocks.read(blocks, old) if blocks is not None and not warming else []
         sequence = int(old.part(0, "exchange", "sequence", 0) or 0)
-        growth, grown = self.growth, old.part(0, "exchange", "growth")
         gradients = [
             {name: old.part(0, "exchange", "gradients", k, name) for name in saved_gradients.RESHARDED}
             for k in range(len(self._run.owned))
         ]
 
         def put() -> None:
-            if growth is not None:
-                growth.load(grown)
             if blocks is not None:
                 saved_blocks.reshard(blocks, rows)
             if blocks is not None and tuner.measured.probing:

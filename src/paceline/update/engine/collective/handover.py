@@ -34,20 +34,17 @@ class Handover:
         self._run, self._gradients = run, gradients
         self.included: Callable[[], dict[str, Any]] = dict
 
-    def give(
-        self, source: int, takes: bool, transport: Transport | None = None, state: bool = True, settings: bool = True
-    ) -> None:
+    def give(self, source: int, takes: bool, transport: Transport | None = None, state: bool = True) -> None:
         """Worker `source` gives its state to those that take it; every worker of the connection calls it.
 
         Args:
             source: its rank on the connection.
             takes: whether this worker takes what is given.
             transport: the connection; that of all workers by default.
-            state: whether the optimizers' state is given.
-            settings: whether the optimizers' settings and the objects are.
+            state: whether the optimizers' state is given, beside their settings and the objects.
         """
         transport = transport if transport is not None else self._run.transport
-        given = broadcast(transport, self._state(state, settings) if transport.world.rank == source else None, source)
+        given = broadcast(transport, self._state(state) if transport.world.rank == source else None, source)
         if takes:
             self._take(given)
 
@@ -61,27 +58,26 @@ class Handover:
         others = {**schedulers(self._run.owned), **({"GradScaler": scaler} if scaler is not None else {})}
         return found | {name: thing for name, thing in others.items() if id(thing) not in known}
 
-    def _state(self, state: bool, settings: bool) -> dict[str, Any]:
+    def _state(self, state: bool) -> dict[str, Any]:
         states = [optimizer.state_dict() for optimizer, _ in self._run.owned]
-        found: dict[str, Any] = {"optimizers": states if state else []}
-        if settings:
-            found["groups"] = [
+        return {
+            "optimizers": states if state else [],
+            "groups": [
                 [{name: value for name, value in group.items() if name != "params"} for group in one["param_groups"]]
                 for one in states
-            ]
-            found["objects"] = {name: thing.state_dict() for name, thing in self._objects.items()}
-        return found
+            ],
+            "objects": {name: thing.state_dict() for name, thing in self._objects.items()},
+        }
 
     def _take(self, given: dict[str, Any]) -> None:
         for (optimizer, _), saved in zip(self._run.owned, given["optimizers"], strict=False):
             optimizer.load_state_dict(saved)
-        for (optimizer, _), groups in zip(self._run.owned, given.get("groups", []), strict=False):
+        for (optimizer, _), groups in zip(self._run.owned, given["groups"], strict=True):
             for group, saved in zip(optimizer.param_groups, groups, strict=True):
                 _set(group, saved)
-        objects = given.get("objects", {})
-        for name, thing in self._objects.items() if objects else ():
-            if name in objects:
-                thing.load_state_dict(objects[name])
+        for name, thing in self._objects.items():
+            if name in given["objects"]:
+                thing.load_state_dict(given["objects"][name])
 
 
 def schedulers(owned: Owned) -> dict[str, LRScheduler]:

@@ -22,7 +22,6 @@ from paceline.update.engine.blocks import saved as saved_blocks
 from paceline.update.engine.blocks.exchanges import BlockExchanges
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 from paceline.update.engine.blocks.retuning import Retuning
-from paceline.update.engine.collective.growth import GrowingWorkers, first_workers
 from paceline.update.engine.collective.handover import Handover
 from paceline.update.engine.common_start import begin_together
 from paceline.update.engine.context import RunContext
@@ -44,7 +43,6 @@ class Parts:
         gradients: the exchanges of gradients.
         blocks: those of blocks, if the rule has blocks and there are several workers.
         retuning: changes the rule's numbers.
-        growth: which workers train, if their number grows.
         handover: gives workers the state of others.
         missed: steps of the other workers in the passes so far that this one did not make, under a block rule.
         told: whether the user was told of skipped minibatches.
@@ -60,7 +58,6 @@ class Parts:
     blocks: BlockExchanges | None
     retuning: Retuning
     handover: Handover
-    growth: GrowingWorkers | None = None
     missed: int = field(default=0, init=False)
     told: bool = field(default=False, init=False)
     earlier: FragmentedModel | None = field(default=None, init=False)
@@ -240,8 +237,6 @@ def assemble(run: RunContext) -> Parts:
         retuning,
         Handover(run, gradients),
     )
-    if rule.schedule.grow is not None and parts.blocks is not None:
-        parts.growth = GrowingWorkers(run, parts.blocks, parts.handover)
     if run.progress.lockstep:
         gradients.start(exchanger)
     elif host is not None:
@@ -285,7 +280,7 @@ def blocks_of(run: RunContext, rule: Rule, exchanger: Exchanger) -> FragmentedMo
     workers = len(set(world.hosts)) if rule.settings.within else world.size  # N, as the rule counts them
     if not rule.schedule.exchanges_blocks or not rule.exchanges_among(workers):
         return None
-    blocks = FragmentedModel(rule, exchanger, run.model, run.owned, run.settings, first_workers(rule, workers))
+    blocks = FragmentedModel(rule, exchanger, run.model, run.owned, run.settings, workers)
     for update in blocks.updates:
         update.receipts = run.receipts
     return blocks
