@@ -25,7 +25,6 @@ from paceline.cli.console.program_options import (
 )
 from paceline.cli.launch.forks import fork_server
 from paceline.cli.run import certificates, checks, debugger, dry_run, ended_file, fixed, start
-from paceline.cli.run.absence.options import AbsenceOptions, NoticeOption, UntilOption, WhileIdleOption
 from paceline.cli.run.conclusion import conclude
 from paceline.cli.run.elastic import ElasticOptions, print_plan, resume_run, start_run
 from paceline.cli.run.hosts import HostOptions, job_log_directory, refuse_several_launchers, resolve_cluster
@@ -111,9 +110,6 @@ def run(
     restarts: Annotated[
         int, typer.Option(help="How often to restart all workers when one fails, to resume from a checkpoint.")
     ] = 0,
-    notice: NoticeOption = None,
-    until: UntilOption = None,
-    while_idle: WhileIdleOption = False,
     as_is: AsIs = False,
     random_data: RandomData = False,
     module: Module = False,
@@ -142,17 +138,14 @@ def run(
     The program is Python, or any executable (ELF, or a script with #!), which attaches by paceline's C library.
     """
     ending = ended_file.take()
-    absence = AbsenceOptions(notice, until, while_idle)
     if again is not None:
-        checks.refuse_other_options(ctx, "again", "quiet", *vars(absence))
-        absence.check(True)
-        raise typer.Exit(resume_run(checks.existing_directory(again), absence, quiet))
+        checks.refuse_other_options(ctx, "again", "quiet")
+        raise typer.Exit(resume_run(checks.existing_directory(again), quiet))
     if not quiet:
         settings_file.announce(ctx)
     is_elastic = elastic is not None or join is not None
     named, count = hosts_by_name(hosts), ssh.count(hosts)
     checks.check_elastic_options(is_elastic, count or 1, restarts, listen, grace)
-    absence.check(is_elastic)
     sites.check_elastic(elastic is not None, invite, public, relay)
     program = None if script is None else find(script, arguments, module)
     if program is None and (elastic is None or workers != 0):
@@ -183,7 +176,7 @@ def run(
         asked = ElasticOptions(elastic, join, listen, here, rule, timeout, grace, places, tracking.environment())
         if print_only:
             return print_plan(asked, program, log, security)
-        raise typer.Exit(start_run(asked, program, options, log, overwrite, security, absence, quiet))
+        raise typer.Exit(start_run(asked, program, options, log, overwrite, security, quiet))
     assert program is not None
     if mpi_process is not None:
         passed_on = under_mpi.RunOptions(
