@@ -133,7 +133,6 @@ def test_hostfiles_that_are_none(lines: str, says: str) -> None:
         (["--elastic", "1:4", "--listen", "a:1"], "--listen: with names of hosts the first one listens"),
         (["--join", "a:1"], "--join: with names of hosts the first one listens"),
         (["--listen", "a:1"], "--listen belongs to --elastic"),
-        (["--debugger", 0], "--debugger waits on one machine"),
         (["--workers", 0], "--workers must be at least 1, got 0"),
         (["--timeout", 0], "--timeout must be at least 1 second"),
         (["--print", "--rule", "nonsense"], "--rule:"),

@@ -24,7 +24,7 @@ from paceline.cli.console.program_options import (
     Timeout,
 )
 from paceline.cli.launch.forks import fork_server
-from paceline.cli.run import certificates, checks, debugger, dry_run, ended_file, fixed, start
+from paceline.cli.run import certificates, checks, dry_run, ended_file, fixed, start
 from paceline.cli.run.conclusion import conclude
 from paceline.cli.run.elastic import ElasticOptions, print_plan, resume_run, start_run
 from paceline.cli.run.hosts import HostOptions, job_log_directory, refuse_several_launchers, resolve_cluster
@@ -126,7 +126,6 @@ def run(
             "(under mpiexec)."
         ),
     ] = "auto",
-    debug: debugger.Debugger = None,
     quiet: Quiet = False,
     print_only: Annotated[
         bool,
@@ -163,7 +162,6 @@ def run(
         raise typer.Exit(ssh.run(ctx, program, asked_hosts, security, timeout, bare))
     mpi_process = None if is_elastic else under_mpi.process(asked_hosts)
     transport = under_mpi.check_transport(transport, mpi_process, is_elastic)
-    debugger.check(debug, program, not is_elastic and mpi_process is None, print_only)
     refuse_unserved(receipts, is_elastic, mpi_process is not None)
     if is_elastic or mpi_process is not None:
         checks.check_rule(rule)
@@ -183,12 +181,11 @@ def run(
             rule, log, overwrite, timeout, transport, quiet, restarts, print_only, tracking
         )
         raise typer.Exit(under_mpi.run(mpi_process, program, options, passed_on, security))
-    cluster, scheduler = resolve_cluster(asked_hosts, debugger.timeout(debug, ctx))
+    cluster, scheduler = resolve_cluster(asked_hosts, timeout)
     bare = zero_lines.serves(program, options, cluster.size)
     if bare:
         tracking.check_zero_lines(restarts)
     command = program.command(bare)
-    debugged = debugger.commands(debug, cluster, command)
     log = log or job_log_directory(scheduler)
     variables = zero_lines.environment(cluster, bare, random_data) | start.chosen_transport(transport)
     variables |= tracking.environment()
@@ -212,9 +209,7 @@ def run(
             seal.begin(quiet)
             added |= seal.environment
         started = time.monotonic()
-        outcome = fixed.launch(
-            cluster, command, added | variables, directory, quiet, restarts, bare, sign, forks, debugged
-        )
+        outcome = fixed.launch(cluster, command, added | variables, directory, quiet, restarts, bare, sign, forks)
         ended_file.write(ending, outcome)
         code = conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
         if seal is not None:
