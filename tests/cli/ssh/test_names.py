@@ -165,15 +165,6 @@ def test_tables_that_describe_no_host(settings: str, says: str) -> None:
     assert found.exit_code == 2 and says in found.stderr, found.stderr
 
 
-def test_settings_shows_and_checks_the_machines() -> None:
-    Path("paceline.toml").write_text("[hosts.b]\nworkers = 2\nenvironment = { TOKEN = 'hunter2' }\n")
-    found = CliRunner().invoke(app, ["settings"])
-    assert found.exit_code == 0 and "[hosts.b] workers = 2, environment = ...\n" in found.stdout, found.output
-    Path("paceline.toml").write_text("[hosts.b]\nworker = 2\n")
-    found = CliRunner().invoke(app, ["settings"])
-    assert found.exit_code == 2 and "[hosts.b]: worker is no setting of a host" in found.stderr
-
-
 @pytest.mark.parametrize("hosts", ["'here,me@b:2222'", "['here', 'me@b:2222']"])
 def test_print_starts_nothing_and_shows_every_command_without_the_secret(hosts: str) -> None:
     Path("paceline.toml").write_text(
