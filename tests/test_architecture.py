@@ -92,7 +92,6 @@ UPWARD = {
     "cli.run.elastic": "sites zero",
     "cli.run.elastic_launcher": "sites",
     "cli.run.program": "zero",
-    "cli.settings": "ssh",
     "cli.sim": "zero",
     "cli.watch": "report",
     "communication.connection": "mpi",
