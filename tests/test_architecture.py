@@ -91,7 +91,6 @@ UPWARD = {
     "cli.run.elastic": "sites zero",
     "cli.run.elastic_launcher": "sites",
     "cli.run.program": "zero",
-    "cli.settings": "ssh",
     "cli.sim": "zero",
     "cli.watch": "report",
     "communication.ring.listener": "sites",

@@ -174,3 +174,14 @@ def test_in_a_pipe_no_line_is_cut_in_two(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     said = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=True).stdout
     assert any(line.split(maxsplit=1) == ["rule", rule] for line in said.splitlines()), said
+
+
+@pytest.mark.parametrize(("system", "command"), [("darwin", "run"), ("win32", "sim"), ("darwin", "blocks")])
+def test_other_systems_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, command: str
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr(sys, "platform", system)
+    result = call(command, tmp_path / "train.py")
+    assert result.exit_code == 2
+    assert f"on Linux only, and this is {system}" in " ".join(result.output.split())

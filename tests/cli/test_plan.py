@@ -62,20 +62,6 @@ def test_a_number_of_workers_that_grows_is_told() -> None:
         assert found.exit_code == 0 and ("after all of them have joined" in found.stderr) == told
 
 
-def test_bytes_are_parameters_of_four() -> None:
-    same = [values("--step-time", 0.1, *size, "--workers", 2, "--rule", "bmuf") for size in
-            (("--bytes", "100M"), ("--parameters", "25M"))]  # fmt: skip
-    assert same[0] == same[1]
-
-
-def test_measured_step_times(tmp_path: Path) -> None:
-    times = tmp_path / "times"
-    times.write_text("0.1 0.3")
-    found = values("--step-times", times, "--parameters", "1k", "--workers", 2, "--rule", "sync")
-    assert found["setting"]["step_s"] == pytest.approx(0.2)
-    assert found["forecasts"][0]["wait_s"] == pytest.approx(0.05)
-
-
 def test_a_program_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, asked = tmp_path / "train.py", []
     script.write_text("")
@@ -93,11 +79,6 @@ def test_a_program_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert asked == [(script, ["--lr", "1"], 20, 300.0)]
 
 
-def test_a_picture(tmp_path: Path) -> None:
-    assert plan(*GIVEN, "--plot", tmp_path / "plan.svg").exit_code == 0
-    assert (tmp_path / "plan.svg").stat().st_size > 1000
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -108,13 +89,7 @@ def test_a_picture(tmp_path: Path) -> None:
         ((*GIVEN, "--rule", "bumf"), "did you mean 'bmuf'"),
         ((*GIVEN, "--workers", "1,x"), "--workers must be whole numbers"),
         ((*GIVEN, "--workers", "0"), "must lie in 1..65536"),
-        ((*GIVEN, "--plot", "plan.gif"), ".png or .svg"),
         ((*GIVEN, "--steps", 1), "--steps must be at least 3"),
-        ((*GIVEN, "--bytes", "many"), "--bytes must be a number"),
-        ((*GIVEN, "--moments", 3), "must be 0, 1 or 2"),
-        ((*GIVEN, "--failures", -1), "failures_per_hour"),
-        ((*GIVEN, "--step-times", "nowhere"), "leave out --step-time"),
-        (("--step-times", "nowhere", "--parameters", "1k"), "nowhere"),
         (("nowhere.py",), "does not exist"),
     ],
 )

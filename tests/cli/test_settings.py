@@ -57,22 +57,22 @@ def test_the_nearest_file_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     (folder / FILE).write_text("workers = 3\n")
     inner = folder / "a" / "b"
     inner.mkdir(parents=True)
+    (inner / "train.py").touch()
     (folder / "a" / "pyproject.toml").write_text("[project]\nname = 'other'\n[broken\n")  # says nothing about paceline
     monkeypatch.chdir(inner)
-    assert "paceline run --workers 3" in call("settings").output
-    (folder / "a" / "pyproject.toml").write_text("[tool.paceline.run]\nworkers = 2\nquiet = true\n")
-    said = call("settings").output
-    assert "paceline run --workers 2" in said and "paceline run --quiet True" in said and "--workers 3" not in said
+    assert "sets --workers 3" in printed()
+    (folder / "a" / "pyproject.toml").write_text("[tool.paceline.run]\nworkers = 2\nrule = 'sync'\n")
+    assert "pyproject.toml sets --workers 2, --rule sync" in printed()
     (inner / FILE).write_text("")
-    assert "nothing is set" in call("settings").output
+    assert " sets " not in printed()
 
 
 def test_settings_of_other_commands_stand_in_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path(FILE).write_text("workers = 2\n[sim]\nworkers = 7\n[plan]\n")
-    monkeypatch.setenv("PACELINE_SIM_WORKERS", "9")
-    said = call("settings").output
-    assert "paceline run --workers 2\n" in said
-    assert "paceline sim --workers 9  (PACELINE_SIM_WORKERS, and not the file)" in said
+    Path(FILE).write_text("workers = 2\n[sim]\nworkers = 0\n[plan]\n")
+    assert "--workers 2" in printed()
+    assert "--workers must lie in 1..4096, got 0" in call("sim", "train.py").output
+    monkeypatch.setenv("PACELINE_SIM_WORKERS", "-1")
+    assert "--workers must lie in 1..4096, got -1" in call("sim", "train.py").output
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_damaged_project_file_that_names_paceline_is_refused() -> None:
     Path("pyproject.toml").write_text("[tool.paceline]\nworkers =\n")
     assert call("run", "--as-is", "train.py").exit_code == 2
     Path("pyproject.toml").write_text("[tool]\npaceline = 3\n# tool.paceline")
-    assert "is a table of settings, got 3" in call("settings").output
+    assert "is a table of settings, got 3" in call("run", "--as-is", "train.py").output
 
 
 @pytest.mark.parametrize("value", ["x", "2.5"])
@@ -112,20 +112,6 @@ def test_a_mistake_in_the_environment_is_refused(value: str, monkeypatch: pytest
     monkeypatch.setenv("PACELINE_RUN_WORKERS", value)
     result = call("run", "--as-is", "train.py")
     assert result.exit_code == 2 and "--workers" in result.output and "trains" not in result.output
-
-
-def test_a_file_to_begin_with_sets_nothing_and_is_not_replaced() -> None:
-    assert call("settings", "--write").exit_code == 0
-    assert "nothing is set" in call("settings").output
-    before = Path(FILE).read_text()
-    result = call("settings", "--write")
-    assert result.exit_code == 2 and "exists" in result.output and Path(FILE).read_text() == before
-    uncommented = "".join(
-        line.removeprefix("# ") for line in before.splitlines(keepends=True) if "=" in line or "[" in line
-    )
-    Path(FILE).write_text(uncommented)
-    said = call("settings").output
-    assert "paceline run --workers 4" in said and "paceline sim --workers 16" in said
 
 
 def test_a_command_that_takes_all_from_a_record_takes_nothing_from_a_file() -> None:

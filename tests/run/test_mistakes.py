@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forgotten `run.share`, schedules over all workers' minibatches, loaders without batches, losses that are none."""
+"""Forgotten `run.share`, schedules over all workers' minibatches, loaders without batches."""
 
 from __future__ import annotations
 
@@ -216,20 +216,6 @@ def test_a_loader_without_batches_is_said_by_whom_it_leaves_out() -> None:
     (said,) = said_of(one_epoch(shared, lambda: DataLoader(make_data(2), 4)), workers=3)
     assert "no batch in an epoch" in said and "[rank 2 of 3" in said
     assert len(said_of(one_epoch(shared, list))) == 2
-
-
-@pytest.mark.parametrize("value", [4e27, float("nan"), float("-inf")])
-def test_a_loss_that_is_none_is_a_warning_once(value: float) -> None:
-    def program() -> None:
-        model = make_net()
-        run = paceline.attach(model, sgd(model.parameters()))
-        run.log(loss=0.5, accuracy=1e30)
-        for _ in range(3):
-            run.log(train_loss=value)
-        run.close()
-
-    (said,) = said_of(program, workers=1)
-    assert said.startswith(f"train_loss is {value:g}: the training diverges. Lower the learning rate")
 
 
 def test_what_cannot_be_shared_or_logged_is_refused_by_name() -> None:

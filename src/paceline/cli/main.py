@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli import explain, settings, sim, watch
+from paceline.cli import explain, sim, watch
 from paceline.cli.console import refuse, refusing, settings_file
 from paceline.cli.console.program_options import CONTEXT, ProgramCommand
 from paceline.cli.installed import Commands
@@ -29,7 +29,6 @@ app.command("run", cls=ProgramCommand, context_settings=CONTEXT, epilog=EPILOG)(
 app.command("sim", cls=ProgramCommand, context_settings=CONTEXT)(sim.command)
 app.command("watch")(watch.command)
 app.command("explain")(explain.command)
-app.command("settings")(settings.command)
 
 STARTERS = ("run", "blocks", "sim")
 """Commands that start workers."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Warns of common mistakes of the program: a loader that is not shared, a scheduler that counts the minibatches of all
-workers, a loader without batches, a loss that is not finite.
+workers, a loader without batches.
 
 Only rank 0 warns of mistakes that concern all workers.
 """
@@ -8,7 +8,6 @@ Only rank 0 warns of mistakes that concern all workers.
 from __future__ import annotations
 
 import logging
-import math
 import sys
 import threading
 import weakref
@@ -27,7 +26,6 @@ logger = logging.getLogger("paceline")
 PLAIN_SAMPLERS = (RandomSampler, SequentialSampler, WeightedRandomSampler)
 """Samplers over a whole data set; another sampler may select this worker's part."""
 OWN_FILES = ("/paceline/data/", "/paceline/doors/adapters/", "/paceline/doors/zero/")
-LARGEST_LOSS = 1e15
 TOLERANCE = 0.02
 _active: weakref.WeakSet[Mistakes] = weakref.WeakSet()
 
@@ -121,17 +119,7 @@ class Mistakes:
             except (TypeError, ValueError, RuntimeError) as error:
                 text = f"run.log({name}=..) takes a number, or a tensor of one element, got {str(value)[:80]!r}"
                 raise UnsupportedError(self._world.sign(text)) from error
-            self._logged(name, found[name])
         return found
-
-    def _logged(self, name: str, value: float) -> None:
-        if "loss" in name.lower() and not (math.isfinite(value) and abs(value) < LARGEST_LOSS):
-            self._warn(
-                f"value {name}",
-                f"{name} is {value:g}: the training diverges. Lower the learning rate, clip gradients, or resume from "
-                "a checkpoint",
-                everywhere=True,
-            )
 
     # -- schedulers -------------------------------------------------------------------------------
 

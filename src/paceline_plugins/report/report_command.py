@@ -29,7 +29,6 @@ def command(
     output: Annotated[Path, typer.Option(help="Directory for the page (index.html) and its pictures.")] = Path(
         "report"
     ),
-    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Every event of elastic runs, also unimportant ones.")] = False,
 ) -> None:
     """Make a page with figures from the logs of one run, or compare several."""
@@ -42,7 +41,7 @@ def command(
     except OSError as error:
         refuse(f"cannot read the logs: {error}")
     try:
-        page = write_runs(runs, output, title=title, debug=debug)
+        page = write_runs(runs, output, debug=debug)
     except PacelineError as error:
         refuse(str(error))
     except OSError as error:

@@ -21,7 +21,6 @@ from paceline.cli.console.program_options import (
     Quiet,
     RuleText,
 )
-from paceline.cli.run.absence.options import AbsenceOptions, NoticeOption, UntilOption, WhileIdleOption
 from paceline.cli.run.certificates import Security
 from paceline.cli.run.elastic import ElasticOptions, start_run
 from paceline.cli.run.program import find
@@ -78,9 +77,6 @@ def command(
             help="Seconds after which a worker that does not answer is lost.", show_default="as on the first host"
         ),
     ] = None,
-    notice: NoticeOption = None,
-    until: UntilOption = None,
-    while_idle: WhileIdleOption = False,
     as_is: AsIs = False,
     module: Module = False,
     quiet: Quiet = False,
@@ -92,8 +88,6 @@ def command(
     """
     if not quiet:
         settings_file.announce(ctx)
-    absence = AbsenceOptions(notice, until, while_idle)
-    absence.check(True)
     if script is None:
         refuse("no program was given: paceline join [OPTIONS] FILE|- PROGRAM [ARGUMENTS]")
     read = sites.read(invitation, "INVITATION", lead=False)
@@ -105,7 +99,7 @@ def command(
     enrolled = sites.enrol(read, "INVITATION", workers)
     rule, timeout_s = _of_run(enrolled.told, rule, timeout)
     asked = ElasticOptions(None, read.where, None, workers, rule, timeout_s, None, Sites(enrolled=enrolled))
-    raise typer.Exit(start_run(asked, program, options, log, overwrite, Security(None, None, False), absence, quiet))
+    raise typer.Exit(start_run(asked, program, options, log, overwrite, Security(None, None, False), quiet))
 
 
 def _of_run(told: dict[str, Any], rule: str | None, timeout_s: float | None) -> tuple[str | None, float]:

@@ -122,7 +122,5 @@ def _refuse_options_of_one_host(given: Mapping[str, Any]) -> None:
             refuse(f"--{name}: with names of hosts the first one listens for the other ones; leave it out")
     if given["invite"]:
         refuse("--invite is for sites without ssh to each other; with names of hosts leave it out")
-    if given["debug"] is not None:
-        refuse("--debugger waits on one machine: leave --hosts out, and start its worker here")
     if given["transport"] == "mpi":
         refuse("--transport mpi: mpiexec starts its workers itself; leave --hosts out, and name the hosts to mpiexec")

@@ -133,7 +133,6 @@ def test_hostfiles_that_are_none(lines: str, says: str) -> None:
         (["--elastic", "1:4", "--listen", "a:1"], "--listen: with names of hosts the first one listens"),
         (["--join", "a:1"], "--join: with names of hosts the first one listens"),
         (["--listen", "a:1"], "--listen belongs to --elastic"),
-        (["--debugger", 0], "--debugger waits on one machine"),
         (["--workers", 0], "--workers must be at least 1, got 0"),
         (["--timeout", 0], "--timeout must be at least 1 second"),
         (["--print", "--rule", "nonsense"], "--rule:"),
@@ -164,15 +163,6 @@ def test_tables_that_describe_no_host(settings: str, says: str) -> None:
     Path("paceline.toml").write_text(settings)
     found = call("--hosts", "a,b", PROGRAM)
     assert found.exit_code == 2 and says in found.stderr, found.stderr
-
-
-def test_settings_shows_and_checks_the_machines() -> None:
-    Path("paceline.toml").write_text("[hosts.b]\nworkers = 2\nenvironment = { TOKEN = 'hunter2' }\n")
-    found = CliRunner().invoke(app, ["settings"])
-    assert found.exit_code == 0 and "[hosts.b] workers = 2, environment = ...\n" in found.stdout, found.output
-    Path("paceline.toml").write_text("[hosts.b]\nworker = 2\n")
-    found = CliRunner().invoke(app, ["settings"])
-    assert found.exit_code == 2 and "[hosts.b]: worker is no setting of a host" in found.stderr
 
 
 @pytest.mark.parametrize("hosts", ["'here,me@b:2222'", "['here', 'me@b:2222']"])

@@ -14,7 +14,6 @@ from paceline_plugins.forecast.planner.stragglers import (
     Measured,
     maximum_weights,
     step_times,
-    times_from_text,
 )
 
 
@@ -77,14 +76,11 @@ def test_long_blocks_of_measured_times_are_normal_enough() -> None:
     assert 80 < steps.slowest(40, 8) < 120
 
 
-def test_times_from_a_file() -> None:
-    assert times_from_text("0.1, 0.2\n0.3") == Measured((0.1, 0.2, 0.3))
-    with pytest.raises(RuleError, match="numbers of seconds"):
-        times_from_text("0.1 fast")
+def test_measured_times_that_make_no_sense_are_refused() -> None:
     with pytest.raises(RuleError, match="at least two"):
-        times_from_text("0.1")
+        Measured((0.1,))
     with pytest.raises(RuleError, match="not negative"):
-        times_from_text("0.1 -1")
+        Measured((0.1, -1))
 
 
 def test_numbers_that_make_no_sense_are_refused() -> None:

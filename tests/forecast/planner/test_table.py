@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from paceline.errors import RuleError
 from paceline.rules.recipes import rule_from_text
 from paceline_plugins.forecast.planner import Forecast, forecasts, recommend
-from paceline_plugins.forecast.planner.plot import draw, save
 from paceline_plugins.forecast.planner.table import as_json, at, details, efficiencies
 
 from .examples import wire, work
@@ -46,13 +43,3 @@ def test_json_holds_everything(rows: list[list[Forecast]]) -> None:
     values = json.loads(json.dumps(as_json(rows, recommend(work(), wire(), 4), {"network": "made"})))
     assert len(values["forecasts"]) == 12 and values["setting"] == {"network": "made"}
     assert values["advice"]["forecast"]["workers"] == 4 and values["advice"]["why"]
-
-
-def test_a_picture_has_a_line_for_rules_that_differ(rows: list[list[Forecast]], tmp_path: Path) -> None:
-    labels = [line.get_label() for line in draw(rows).axes[0].get_lines()[1:]]
-    assert labels == ["sync", "bmuf, diloco", "asgd"]
-    for kind, begins in (("png", b"\x89PNG"), ("svg", b"<?xml")):
-        save(rows, tmp_path / f"plan.{kind}")
-        assert (tmp_path / f"plan.{kind}").read_bytes().startswith(begins)
-    with pytest.raises(RuleError, match="png or svg"):
-        save(rows, tmp_path / "plan.gif")

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cli.launch.forks import END_S, ForkedWorker, ForkServer
@@ -37,7 +37,6 @@ class Command:
     may_lose: Callable[[int], bool] = lambda rank: False  # whether the run continues without this rank
     start: int = 0  # number of earlier starts
     forks: ForkServer | None = None  # starts the workers; None: each is executed
-    others: Mapping[int, Sequence[str]] = field(default_factory=dict)  # ranks with a command of their own, not forked
 
 
 def spawn(command: Command, rank: int, coordinates: Mapping[str, str]) -> WorkerProcess:
@@ -46,12 +45,11 @@ def spawn(command: Command, rank: int, coordinates: Mapping[str, str]) -> Worker
     environment = {**os.environ, **command.environment, **command.of_rank(rank), **restart, **coordinates}
     turn = f".{command.start + 1}" if command.start else ""
     stdout, stderr = (command.output / f"rank-{rank:03d}{turn}.{name}" for name in ("out", "err"))
-    arguments = command.others.get(rank, command.arguments)
     with output_files(stdout, stderr) as (out, err):
-        if command.forks is not None and rank not in command.others:
+        if command.forks is not None:
             return WorkerProcess(rank, command.forks.start(command.arguments, environment, out, err), stdout, stderr)
         process = subprocess.Popen(
-            [*parent_death.starter(), *arguments],
+            [*parent_death.starter(), *command.arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=out,

@@ -172,13 +172,6 @@ class Supervisor:
             if (number, turn) not in self._asked and process.ask_to_leave():
                 self._asked.add((number, turn))
 
-    def come_back(self) -> None:
-        """Start workers again at the places that were left."""
-        self.leaving = False
-        for place in self.places:
-            if place.left:
-                place.left, place.due_at = False, self.clock()
-
     @property
     def running(self) -> list[tuple[int, int, Process]]:
         """Place, turn and process of each running worker."""

@@ -24,8 +24,7 @@ from paceline.cli.console.program_options import (
     Timeout,
 )
 from paceline.cli.launch.forks import fork_server
-from paceline.cli.run import certificates, checks, debugger, dry_run, ended_file, fixed, start
-from paceline.cli.run.absence.options import AbsenceOptions, NoticeOption, UntilOption, WhileIdleOption
+from paceline.cli.run import certificates, checks, dry_run, ended_file, fixed, start
 from paceline.cli.run.conclusion import conclude
 from paceline.cli.run.elastic import ElasticOptions, print_plan, resume_run, start_run
 from paceline.cli.run.hosts import HostOptions, job_log_directory, refuse_several_launchers, resolve_cluster
@@ -111,9 +110,6 @@ def run(
     restarts: Annotated[
         int, typer.Option(help="How often to restart all workers when one fails, to resume from a checkpoint.")
     ] = 0,
-    notice: NoticeOption = None,
-    until: UntilOption = None,
-    while_idle: WhileIdleOption = False,
     as_is: AsIs = False,
     random_data: RandomData = False,
     module: Module = False,
@@ -130,7 +126,6 @@ def run(
             "(under mpiexec)."
         ),
     ] = "auto",
-    debug: debugger.Debugger = None,
     quiet: Quiet = False,
     print_only: Annotated[
         bool,
@@ -142,17 +137,14 @@ def run(
     The program is Python, or any executable (ELF, or a script with #!), which attaches by paceline's C library.
     """
     ending = ended_file.take()
-    absence = AbsenceOptions(notice, until, while_idle)
     if again is not None:
-        checks.refuse_other_options(ctx, "again", "quiet", *vars(absence))
-        absence.check(True)
-        raise typer.Exit(resume_run(checks.existing_directory(again), absence, quiet))
+        checks.refuse_other_options(ctx, "again", "quiet")
+        raise typer.Exit(resume_run(checks.existing_directory(again), quiet))
     if not quiet:
         settings_file.announce(ctx)
     is_elastic = elastic is not None or join is not None
     named, count = hosts_by_name(hosts), ssh.count(hosts)
     checks.check_elastic_options(is_elastic, count or 1, restarts, listen, grace)
-    absence.check(is_elastic)
     sites.check_elastic(elastic is not None, invite, public, relay)
     program = None if script is None else find(script, arguments, module)
     if program is None and (elastic is None or workers != 0):
@@ -170,7 +162,6 @@ def run(
         raise typer.Exit(ssh.run(ctx, program, asked_hosts, security, timeout, bare))
     mpi_process = None if is_elastic else under_mpi.process(asked_hosts)
     transport = under_mpi.check_transport(transport, mpi_process, is_elastic)
-    debugger.check(debug, program, not is_elastic and mpi_process is None, print_only)
     refuse_unserved(receipts, is_elastic, mpi_process is not None)
     if is_elastic or mpi_process is not None:
         checks.check_rule(rule, is_elastic)
@@ -183,19 +174,18 @@ def run(
         asked = ElasticOptions(elastic, join, listen, here, rule, timeout, grace, places, tracking.environment())
         if print_only:
             return print_plan(asked, program, log, security)
-        raise typer.Exit(start_run(asked, program, options, log, overwrite, security, absence, quiet))
+        raise typer.Exit(start_run(asked, program, options, log, overwrite, security, quiet))
     assert program is not None
     if mpi_process is not None:
         passed_on = under_mpi.RunOptions(
             rule, log, overwrite, timeout, transport, quiet, restarts, print_only, tracking
         )
         raise typer.Exit(under_mpi.run(mpi_process, program, options, passed_on, security))
-    cluster, scheduler = resolve_cluster(asked_hosts, debugger.timeout(debug, ctx))
+    cluster, scheduler = resolve_cluster(asked_hosts, timeout)
     bare = zero_lines.serves(program, options, cluster.size)
     if bare:
         tracking.check_zero_lines(restarts)
     command = program.command(bare)
-    debugged = debugger.commands(debug, cluster, command)
     log = log or job_log_directory(scheduler)
     variables = zero_lines.environment(cluster, bare, random_data) | start.chosen_transport(transport)
     variables |= tracking.environment()
@@ -219,9 +209,7 @@ def run(
             seal.begin(quiet)
             added |= seal.environment
         started = time.monotonic()
-        outcome = fixed.launch(
-            cluster, command, added | variables, directory, quiet, restarts, bare, sign, forks, debugged
-        )
+        outcome = fixed.launch(cluster, command, added | variables, directory, quiet, restarts, bare, sign, forks)
         ended_file.write(ending, outcome)
         code = conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
         if seal is not None:

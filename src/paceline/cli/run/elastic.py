@@ -18,7 +18,6 @@ from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.saved_plan import SavedPlan
 from paceline.cli.launch.signals import SignalListener
 from paceline.cli.run import certificates, checks, dry_run, elastic_checks, elastic_messages, output, start
-from paceline.cli.run.absence.options import AbsenceOptions
 from paceline.cli.run.certificates import Security
 from paceline.cli.run.disk_full import DiskWatcher
 from paceline.cli.run.elastic_launcher import Ending, Events, Launcher, control
@@ -147,10 +146,9 @@ def start_run(
     log: Path | None,
     overwrite: bool,
     security: Security,
-    absence: AbsenceOptions,
     quiet: bool,
 ) -> int:
-    """Run the workers of this host to the end of the run, or until they are to leave; the exit code."""
+    """Run the workers of this host to the end of the run, or until they leave; the exit code."""
     bounds, address = asked.place()
     _check_secret(asked, security)
     if log is not None:
@@ -177,24 +175,22 @@ def start_run(
         relay=relay,
         invites=asked.sites.invites,
     )
-    code = _run(plan, directory, None, absence, quiet)
+    code = _run(plan, directory, None, quiet)
     if code or program is None or not program.is_tool:  # a Python program was looked at before the start
         return code
     return 1 if work_not_shared(directory, options, program, asked.workers, asked.rule) else 0
 
 
-def resume_run(directory: Path, absence: AbsenceOptions, quiet: bool) -> int:
+def resume_run(directory: Path, quiet: bool) -> int:
     """Continue the run of a launcher that was killed; the exit code."""
     try:
         plan, places = saved_plan.read(directory)
     except PacelineError as error:
         refuse(f"--again: {error}")
-    return _run(plan, directory, places, absence, quiet)
+    return _run(plan, directory, places, quiet)
 
 
-def _run(
-    plan: SavedPlan, directory: Path, places: list[dict[str, Any]] | None, absence: AbsenceOptions, quiet: bool
-) -> int:
+def _run(plan: SavedPlan, directory: Path, places: list[dict[str, Any]] | None, quiet: bool) -> int:
     (directory / "output").mkdir(exist_ok=True)
     started = time.monotonic()
     try:
@@ -206,12 +202,10 @@ def _run(
             start.shown(directory, plan.workers, quiet) as show,
         ):
             launcher = Launcher(plan, directory, events, server, output.Tails(show))
-            launcher.departure.absence = absence.begin(quiet, launcher.sessions)
             _begin(launcher, places, quiet)
             printer = _EventPrinter(events, launcher, show, quiet)
             with SignalListener() as listener:
                 ending: Ending = launcher.follow(listener, printer.print_new)
-            launcher.departure.absence.close()
     except PacelineError as error:
         refuse(str(error))
     return elastic_messages.conclude(ending, plan.workers, time.monotonic() - started, quiet)

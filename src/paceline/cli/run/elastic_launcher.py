@@ -24,7 +24,7 @@ from paceline.cli.launch.saved_plan import SavedPlan
 from paceline.cli.launch.signals import SignalListener
 from paceline.cli.launch.supervisor import Death, Supervisor, WorkerCommand
 from paceline.cli.run import certificates, failure
-from paceline.cli.run.absence.departure import Departure
+from paceline.cli.run.departure import Departure
 from paceline.cli.run.output import Tails
 from paceline.observe.event_file import EventFile
 from paceline_plugins.sites import revocations
@@ -206,9 +206,6 @@ class Launcher:
         events: the event log.
         server: the control plane, if this launcher hosts it.
         output: shows the workers' output.
-
-    Attributes:
-        departure: lets the workers of this host leave.
     """
 
     def __init__(
@@ -220,16 +217,12 @@ class Launcher:
         command = WorkerCommand(plan.command, environment(plan), output_folder, plan.folder, own, was_revoked)
         on_event = lambda kind, facts: events.write(f"process {kind}", facts)  # noqa: E731
         self.workers = Supervisor(command, plan.workers, on_event, self._write)
-        self.departure = Departure(self.workers, events.write, plan.timeout_s)
+        self._departure = Departure(self.workers, events.write, plan.timeout_s)
         self.status: dict[str, Any] = {}
         self._judged, self._over_elsewhere, self._warned = 0, False, False
         self._shown: dict[int, int] = {}  # place -> turn whose output is followed
         self._asked_at = self._over_at = self._gone_since = float("-inf")
         self._above_minimum_at = time.monotonic()
-
-    def sessions(self) -> list[int]:
-        """The process sessions of this host's workers."""
-        return [process.identity.pid for _, _, process in self.workers.running]
 
     def take_over(self, places: list[dict[str, Any]]) -> int:
         """Adopt the workers of an earlier launcher; returns how many still run."""
@@ -244,8 +237,8 @@ class Launcher:
         """Supervise until the run is over or a signal ends it; calls `look` meanwhile."""
         self._write()
         self._ask()
-        while not self.departure.ends_launcher(listener.received) and not self._done():
-            self.departure.look()
+        while not self._departure.ends_launcher(listener.received) and not self._done():
+            self._departure.look()
             self.workers.look(self._may_start)
             self._show()
             look()
@@ -325,7 +318,7 @@ class Launcher:
         return self.server is not None and bool(self.status.get("members") or self.status.get("waiting"))
 
     def _end(self, listener: SignalListener) -> Ending:
-        ending = Ending(left=self.departure.left)
+        ending = Ending(left=self._departure.left)
         if listener.received and not ending.left:
             ending.stopped_by = listener.received[0]
         ending.well = bool(self.workers.finished or self.status.get("finished") or self._over_elsewhere)

@@ -22,7 +22,6 @@ SHOWN = (
     "lost",
     "left early",
     "leaving",
-    "returning",
     "paused",
     "resumed",
     "grown",

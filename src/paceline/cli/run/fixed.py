@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -64,20 +64,14 @@ def launch(
     rank_0_only: bool = False,
     of_rank: Callable[[int], Mapping[str, str]] = _nothing,
     forks: ForkServer | None = None,
-    others: Mapping[int, Sequence[str]] | None = None,
 ) -> Outcome:
-    """Start the workers, show what they print, and wait for them; start all again after a failure, if asked to.
-
-    `others`: the commands of ranks that do not run `arguments`.
-    """
+    """Start the workers, show what they print, and wait for them; start all again after a failure, if asked to."""
     from paceline.cli.launch.spawn import Command
     from paceline.cli.run.restarts import launch_with_restarts
 
     output = directory / "output"
     output.mkdir(exist_ok=True)
-    command = Command(
-        arguments, added, output, of_rank, partial(failure.may_lose, directory), forks=forks, others=others or {}
-    )
+    command = Command(arguments, added, output, of_rank, partial(failure.may_lose, directory), forks=forks)
     with start.shown(directory, cluster.size, quiet, rank_0_only) as show:
         return launch_with_restarts(restarts, command, lambda command: start.follow(cluster, command, show), failed)
 

@@ -28,16 +28,15 @@ def tune(
     lr: Annotated[float | None, typer.Option(help="Learning rate, of all parameter groups.")] = None,
     lr_factor: Annotated[float | None, typer.Option(help="Multiply the rate that a schedule sets.")] = None,
     period: Annotated[int | None, typer.Option(help="Minibatches of a block.")] = None,
-    gain: Annotated[str | None, typer.Option(help="Gain of the outer step: auto, paper or a number.")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Any other setting, such as lr@1=0.1 or betas=(0.9,0.99)."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Any other setting: gain=auto, lr@1=0.1, betas=(0.9,0.99)."),
     ] = None,
     revert: Annotated[bool, typer.Option("--revert", help="Undo the last change.")] = False,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 30.0,
 ) -> None:
     """Change settings of a running training, on all its workers at the same block."""
-    asked = {"lr": lr, "lr_factor": lr_factor, "period": period, "gain": None if gain is None else _value(gain)}
+    asked = {"lr": lr, "lr_factor": lr_factor, "period": period}
     changes = _changes({name: value for name, value in asked.items() if value is not None}, settings or [], revert)
     directory = find(run)
     if _over(directory):

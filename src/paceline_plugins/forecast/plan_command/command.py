@@ -42,31 +42,13 @@ def plan(
         ),
     ] = "10gbe",
     step_time: Annotated[float | None, typer.Option(help="Seconds of a minibatch on one worker.")] = None,
-    nbytes: Annotated[
-        str | None, typer.Option("--bytes", help="Size of the model's parameters: 400k, 100M, 1.2G.")
-    ] = None,
-    parameters: Annotated[str | None, typer.Option(help="Number of fp32 parameters, instead of --bytes: 25M.")] = None,
+    parameters: Annotated[str | None, typer.Option(help="Number of the model's parameters: 25M.")] = None,
     workers: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = COUNTS,
     at: Annotated[int | None, typer.Option(help="The number of workers to recommend for; by default 16.")] = None,
     rule: Annotated[
         list[str] | None, typer.Option(help="Rule to forecast; may be repeated. By default every recipe.")
     ] = None,
-    moments: Annotated[
-        int | None, typer.Option(help="Moments that the local optimizer keeps: 2 for Adam, 1 with momentum.")
-    ] = None,
     epoch: Annotated[float | None, typer.Option(help="Minibatches in a pass over the data; by default 1000.")] = None,
-    spread: Annotated[
-        float | None, typer.Option(help="Standard deviation of step times over their mean; by default as timed, or 0.")
-    ] = None,
-    step_times: Annotated[
-        Path | None, typer.Option(help="File of measured step times, in seconds, separated by white space.")
-    ] = None,
-    codec_time: Annotated[float, typer.Option(help="Seconds that a codec takes for the whole model.")] = 0.0,
-    pack_time: Annotated[float, typer.Option(help="Seconds of copies and outer step for the whole model.")] = 0.0,
-    failures: Annotated[float, typer.Option(help="Failures of a worker per hour.")] = 0.0,
-    recovery: Annotated[float, typer.Option(help="Seconds until a lost worker is replaced.")] = 120.0,
-    checkpoint: Annotated[float, typer.Option(help="Seconds that a checkpoint delays all workers.")] = 10.0,
-    elastic: Annotated[bool, typer.Option("--elastic", help="The run continues without a lost worker.")] = False,
     price: Annotated[float, typer.Option(help="Price of a worker per hour.")] = 0.0,
     log: Annotated[
         Path | None,
@@ -77,7 +59,6 @@ def plan(
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of the program to time.")] = 20,
     timeout: Annotated[float, typer.Option(help="Seconds after which the program is stopped.")] = 300.0,
-    plot: Annotated[Path | None, typer.Option(help="Picture to write, PNG or SVG.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Forecast speed, bytes and cost of every rule at 1 to 4096 workers, and recommend one.
@@ -91,13 +72,8 @@ def plan(
         own = list(python_program(script, arguments, "plan times Python programs with torch").arguments)
     if steps < 3:
         refuse(f"--steps must be at least 3, got {steps}")
-    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
-        refuse(f"--plot must end in .png or .svg, got {plot}")
-    size = None if nbytes is None else max(1, parse_count(nbytes, "--bytes") // 4)
-    if parameters is not None:
-        size = parse_count(parameters)
     from paceline.observe import read_run
-    from paceline_plugins.forecast.plan_command.inputs import GivenStep, PlanInputs, Program, workload
+    from paceline_plugins.forecast.plan_command.inputs import PlanInputs, Program, workload
     from paceline_plugins.forecast.plan_command.quality import (  # here, because torch loads for seconds
         of_time,
         quality_forecast,
@@ -110,14 +86,14 @@ def plan(
 
         run = None if log is None else read_run(log)
         program = None if script is None else Program(script, own, steps, timeout)
-        step = GivenStep(step_time, spread, step_times)
-        inputs = PlanInputs(program, step, size, moments, epoch, codec_time, pack_time)
+        size = None if parameters is None else parse_count(parameters)
+        inputs = PlanInputs(program, step_time, size, epoch)
         if run is not None and script is None:
             inputs = inputs.completed(run)
 
         net, texts = network_from_text(network), rule or list(RECIPES)
         rules = [rule_from_text(text) for text in texts]
-        around = Conditions(failures, recovery, checkpoint, elastic, price)
+        around = Conditions(price_per_hour=price)
         work = workload(inputs, err())
         rows = forecasts(rules, work, net, counts, around)
         focus = at or (16 if 16 in counts else counts[-1])
@@ -134,11 +110,6 @@ def plan(
                 _print_quality(quality)
             out().print()
             out().print(Text(pays, style="bold"))
-        if plot is not None:
-            from paceline_plugins.forecast.planner.plot import save
-
-            save(rows, plot)
-            err().print(f"plot: {plot}", soft_wrap=True, markup=False)
 
 
 def _counts(text: str, at: int | None) -> list[int]:

@@ -154,16 +154,6 @@ def maximum_weights(workers: int) -> tuple[Numbers, Numbers]:
     return middle, np.diff(below**workers)
 
 
-def times_from_text(text: str) -> Measured:
-    """Step times in seconds, separated by white space or commas; `RuleError` for other text."""
-    try:
-        return Measured(tuple(float(word) for word in text.replace(",", " ").split()))
-    except ValueError as error:
-        if isinstance(error, RuleError):
-            raise
-        raise RuleError(f"step times must be numbers of seconds with white space between: {error}") from error
-
-
 def step_times(mean_s: float, variation: float, measured: Sequence[float] = ()) -> StepTimes:
     """Measured times where there are at least two; else a mean and a spread."""
     return Measured(tuple(measured)) if len(measured) >= 2 else LogNormal(mean_s, variation)
