@@ -301,8 +301,8 @@ class LoaderRegistry:
         if len(sums) > 1:
             self.warn(
                 "whole",
-                "every worker reads a stream as a whole and takes its own batches of it, and the first batches differ by "
-                "worker: if it shuffles, samples come twice or never; shuffle by a seed that all workers share",
+                "every worker reads a stream as a whole and takes its own batches of it, and the first batches differ "
+                "by worker: if it shuffles, samples come twice or never; shuffle by a seed that all workers share",
             )
 
     # -- over time --------------------------------------------------------------------------------
