@@ -253,11 +253,12 @@ def ends(directory: Path, rule: str, kept: str, end: str) -> None:
     more: dict[str, Any] = {"checkpoint": directory / "steps", "every_blocks": 1} if kept else {}
     run = paceline.attach(model, optimizer, rule, timeout_s=60, **more)
     loader = run.share(torch.utils.data.DataLoader(torch.randn(96, 6), 4))
+    at = 0 if rule == "asgd" and end == "one error" else 7  # a slow worker gets few batches
     for step, x in enumerate(loader):
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
-        if step == 7 and (end == "error" or (end == "one error" and RANK == 1)):
+        if step == at and (end == "error" or (end == "one error" and RANK == 1)):
             raise KeyError("the user's own")
         if step == 7 and end == "exit":
             sys.exit(3)

@@ -229,7 +229,7 @@ def finish(parts: RunParts) -> None:
         parts.engine.shutdown()
     if isinstance(parts.engine, Engine) and parts.context.transport.world.size > 1:
         parts.context.loaders.close()
-        parts.context.loaders.compare_wholes(parts.context.transport.gather_json)
+        parts.context.loaders.compare_wholes(parts.context.transport.meet)
     if parts.context.receipts is not None:
         parts.context.receipts.end()
     if parts.checkpointer is not None:

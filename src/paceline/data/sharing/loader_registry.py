@@ -269,18 +269,20 @@ class LoaderRegistry:
         """Each worker reads these data as a whole; its first batches of a pass have this checksum."""
         self._wholes[number] = checksum
 
-    def compare_wholes(self, gather: Callable[[Any], list[Any]]) -> None:
-        """At the end of the run, on all workers: warn where what each reads as a whole differs by worker."""
-        mine = list(self._wholes.items())
-        everybody = [dict(pairs) for pairs in gather(mine)]
-        for number, checksum in mine:
-            if any(one.get(number, checksum) != checksum for one in everybody):
-                self.warn(
-                    "whole",
-                    "every worker reads a stream as a whole and takes its own batches of it, and the first batches "
-                    "differ by worker: if it shuffles, samples come twice or never; shuffle by a seed that all workers "
-                    "share",
-                )
+    def compare_wholes(self, meet: Callable[[int], list[int]]) -> None:
+        """At the end of the run, on all workers: warn where the data that each reads as a whole differ by worker.
+
+        Args:
+            meet: gives every worker's number.
+        """
+        number = self._positions.index(self._leader) if self._leader in self._positions else -1
+        sums = {checksum for checksum in meet(self._wholes.get(number, 0)) if checksum}
+        if len(sums) > 1:
+            self.warn(
+                "whole",
+                "every worker reads a stream as a whole and takes its own batches of it, and the first batches differ "
+                "by worker: if it shuffles, samples come twice or never; shuffle by a seed that all workers share",
+            )
 
     # -- over time --------------------------------------------------------------------------------
 
