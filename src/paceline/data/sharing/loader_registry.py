@@ -111,9 +111,7 @@ class LoaderRegistry:
         self._steps: deque[tuple[int, list[list[int]]]] = deque()  # step -> [epoch, batches] of each loader
         self._rows: list[list[int]] = []  # the last of them
         self._closed = False
-        self._wholes: dict[
-            int, int
-        ] = {}  # number of data that each worker reads as a whole -> sum of its first batches
+        self._wholes: dict[int, int] = {}  # data that each worker reads as a whole -> sum of its first batches
         self._in_hand: list[Mark] = []  # handed out, but not yet in a push
         self._coming: list[Mark] = []  # of the batch that is handed out now
 
