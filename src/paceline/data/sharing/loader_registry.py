@@ -294,6 +294,8 @@ class LoaderRegistry:
         Args:
             meet: gives every worker's number.
         """
+        if not self._positions:  # a program that shares no data meets nobody
+            return
         number = self._positions.index(self._leader) if self._leader in self._positions else -1
         sums = {checksum for checksum in meet(self._wholes.get(number, 0)) if checksum}
         if len(sums) > 1:
