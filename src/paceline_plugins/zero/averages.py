@@ -18,14 +18,28 @@ from paceline_plugins.zero import module_discovery
 from paceline_plugins.zero.models import GlobalView, first_values
 from paceline_plugins.zero.reporter import Reporter
 
+LOOKS = 3
+"""After how many steps a copy is judged; each look waits for the device."""
+
 
 @dataclass(eq=False)
 class _Copy:
-    """A module of the model's shape: its first values after the last step, and how often they changed."""
+    """A module of the model's shape: its first values after the last look, and after how many steps they differed.
+
+    Attributes:
+        averaged: whether it changes at each step.
+    """
 
     values: Tensor
-    steps: int = 0
+    averaged: bool
+    looks: int = 0
     changes: int = 0
+
+    def look(self, values: Tensor) -> None:
+        """A step was made."""
+        self.looks += 1
+        self.changes += not torch.equal(values, self.values)
+        self.values, self.averaged = values, self.averaged or 2 * self.changes > LOOKS
 
 
 class Averages:
@@ -45,11 +59,8 @@ class Averages:
         """An optimizer has stepped."""
         self._steps += 1
         for module, one in self._copies.items():
-            if one is not None:
-                values = first_values(next(module.parameters()))
-                one.steps += 1
-                one.changes += not torch.equal(values, one.values)
-                one.values = values
+            if one is not None and not one.averaged and one.looks < LOOKS:
+                one.look(first_values(next(module.parameters())))
 
     def used(self, view: GlobalView, module: nn.Module) -> None:
         """The program evaluates or saves a module that is no part of the trained model."""
@@ -57,12 +68,13 @@ class Averages:
         if not self._steps or run.world.size == 1 or run._context.progress.lockstep:
             return
         if module not in self._copies:
-            is_copy = module_discovery.is_copy(module, view.roots)
-            self._copies[module] = _Copy(first_values(next(module.parameters()))) if is_copy else None
-            if not is_copy or next(module.parameters())._version < self._steps:
-                return
+            self._copies[module] = None
+            if module_discovery.is_copy(module, view.roots):
+                first = next(module.parameters())
+                writes = max(self._steps, 2 * LOOKS)  # its initial values and a load take a few
+                self._copies[module] = _Copy(first_values(first), first._version >= writes)
         one = self._copies[module]
-        if one is None or 2 * one.changes < one.steps:
+        if one is None or not one.averaged:
             return
         self._reporter.once(
             "average",

@@ -56,7 +56,7 @@ def has_twin(module: nn.Module, roots: list[nn.Module]) -> bool:
 
 def is_copy(module: nn.Module, roots: list[nn.Module]) -> bool:
     """Whether it has the shape of one of the roots, and is none of them."""
-    return any(_kind(root) == _kind(module) and root is not module for root in roots) and module not in roots
+    return module not in roots and any(_kind(root) == _kind(module) for root in roots)
 
 
 def _kind(module: nn.Module) -> tuple[object, ...]:

@@ -110,7 +110,7 @@ def total_of(scheduler: Any) -> int | None:
         found = getattr(scheduler, name, None)
         if isinstance(found, int) and found > 0:
             return found
-    for function in getattr(scheduler, "lr_lambdas", ()):  # of LambdaLR
+    for function in getattr(scheduler, "lr_lambdas", ()):
         known = dict(getattr(function, "keywords", None) or {})
         if inspect.isfunction(function):
             known |= dict(inspect.getclosurevars(function).nonlocals)

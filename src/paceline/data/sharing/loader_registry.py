@@ -108,9 +108,7 @@ class LoaderRegistry:
         self._steps: deque[tuple[int, list[list[int]]]] = deque()  # step -> [epoch, batches] of each loader
         self._rows: list[list[int]] = []  # the last of them
         self._closed = False
-        self._wholes: dict[
-            int, int
-        ] = {}  # number of data that each worker reads as a whole -> sum of its first batches
+        self._wholes: dict[int, int] = {}  # data that each worker reads as a whole -> sum of its first batches
         self._in_hand: list[Mark] = []  # handed out, but not yet in a push
         self._coming: list[Mark] = []  # of the batch that is handed out now
 
@@ -275,6 +273,8 @@ class LoaderRegistry:
         Args:
             meet: gives every worker's number.
         """
+        if not self._positions:  # a program that shares no data meets nobody
+            return
         number = self._positions.index(self._leader) if self._leader in self._positions else -1
         sums = {checksum for checksum in meet(self._wholes.get(number, 0)) if checksum}
         if len(sums) > 1:
