@@ -97,8 +97,6 @@ class Monitor:
         """Seconds of waiting for data since the run began."""
         self.of_blocks = [0.0, 0.0]
         """Seconds of waiting for other workers in exchanges of blocks, and of these exchanges, since the run began."""
-        self.flights = [0.0, 0.0]
-        """Seconds that exchanges of blocks were under way, and their number, since the run began."""
         self._rejections = Rejections(transport, self.note)
         transport.told = lambda rows: self.note("waiting", workers=rows)
 
@@ -172,9 +170,6 @@ class Monitor:
         if block:
             self.of_blocks[0] += timing.wait_s
             self.of_blocks[1] += timing.exchange_s
-        if block and timing.flight_s:
-            self.flights[0] += timing.flight_s
-            self.flights[1] += 1
         self._exchanges, self._block = self._exchanges + 1, block
         self._since = self._transport.now()
         if summary is not None:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from paceline.checkpoint import ExchangePosition
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.core.flat import Fragment
+from paceline.core.optimizer_state import restore_beta1
 from paceline.data.ledger.leases import Leases
 from paceline.rules.rule import Rule
 from paceline.update.engine import exit_handling
@@ -88,8 +89,7 @@ class Engine:
     @property
     def exchanged(self) -> int:
         """Blocks that have been exchanged."""
-        blocks = self.blocks or self._parts.earlier
-        return blocks.block if blocks is not None else 0
+        return self.blocks.block if self.blocks is not None else 0
 
     @property
     def steps_committed(self) -> int:
@@ -162,8 +162,6 @@ class Engine:
         """End the current block of every fragment, at any number of minibatches."""
         if self.global_model is not None and self._parts.blocks is not None:
             self._parts.blocks.merge()
-            if self._run.tuner.measured.again:  # as a worker without data does after the same exchange
-                self._parts.probe_again(leaving=False)
 
     def end_pass(self) -> None:
         """A pass over shared data is over: wait until all workers are at its end, and hold the same."""
@@ -193,18 +191,15 @@ class Engine:
             "gradients": [saved_gradients.save(update) for update in self.gradients],
             "sequence": [exchanger.sequence for exchanger in self._parts.exchangers],
         }
-        earlier = self._parts.earlier
         if self._parts.missed:
             found["missed"] = self._parts.missed
-        return found if earlier is None else {**found, "earlier": saved_blocks.save(earlier)}
+        return found
 
     def load(self, state: dict[str, Any]) -> None:
         """Load a result of `state`; after the optimizers' own state."""
         self._parts.missed = state.get("missed", 0)
         if self.blocks is not None:
             saved_blocks.load(self.blocks, state["blocks"])
-        if (rows := state.get("earlier")) is not None:
-            self._parts.load_earlier(rows)
         self._parts.follow_progress()
         for update, row in zip(
             self.gradients, state["gradients"], strict=False
@@ -220,9 +215,11 @@ class Engine:
         """
         tuner, parts = self._run.tuner, self._parts
         rule = tuner.measured.rule_of(old.part(0, "tuning", "choice"))
-        blocks = self.blocks if self.blocks is not None else blocks_of(self._run, rule, parts.exchanger)
         warming = rule.schedule.warmup > 0 and not old.part(0, "flow", 1)  # blocks have not begun
-        rows = saved_blocks.read(blocks, old) if blocks is not None and not warming else []
+        blocks = None if warming else self.blocks or blocks_of(self._run, rule, parts.exchanger)
+        rows = saved_blocks.read(blocks, old) if blocks is not None else []
+        if blocks is not None and blocks is not self.blocks:  # built to check the rows only
+            blocks.release()
         sequence = int(old.part(0, "exchange", "sequence", 0) or 0)
         gradients = [
             {name: old.part(0, "exchange", "gradients", k, name) for name in saved_gradients.RESHARDED}
@@ -230,10 +227,11 @@ class Engine:
         ]
 
         def put() -> None:
-            if blocks is not None:
-                saved_blocks.reshard(blocks, rows)
-            if blocks is not None and tuner.measured.probing:
-                parts.begin_with(blocks)
+            if self.blocks is not None:
+                saved_blocks.reshard(self.blocks, rows)
+            else:
+                for optimizer, _ in self._run.owned:
+                    restore_beta1(optimizer)
             self._parts.follow_progress()
             for update, row in zip(self.gradients, gradients, strict=False):
                 if row["order"] is not None:

@@ -20,6 +20,7 @@ from paceline.core.flat import Fragment
 from paceline.core.world import World
 from paceline.data.sharing.place import INSIDE, LEFT, Place, pack
 from paceline.errors import MismatchError
+from paceline.update.engine.blocks.exchanges import BlockExchanges
 from paceline.update.engine.collective.parts import Parts, even_out
 from paceline.update.engine.gradients.footer import SKIPPED
 from paceline.update.exchange.checksum import combine, of_tensors
@@ -74,8 +75,6 @@ class Joining:
     def __init__(self, parts: Parts, leaving: bool) -> None:
         self._parts, self._leaving = parts, leaving
         self._joined = set[int]()  # the steps whose gradients were exchanged without this worker
-        self._after_blocks = False  # the first exchange of gradients says how many steps the others made in blocks
-        self._in_blocks = 0
 
     def join_all(self) -> None:
         """Join until all workers are there."""
@@ -84,17 +83,12 @@ class Joining:
             self._joined |= {h.total for h in withdrawn.headers if h.brings}
         if self._leaving and parts.blocks is not None:
             parts.blocks.land_all()
-        over = False
-        while not over:  # a probe may end meanwhile, or begin
-            if progress.lockstep:
-                over = self._join_lockstep()
-            elif parts.host is not None:
-                self._join_host(parts.host)
-            if not progress.lockstep:
-                over = parts.blocks is None or self._join_blocks()
-            if not over and parts.run.tuner.measured.again:
-                self._after_blocks = True
-                parts.probe_again(self._leaving)
+        if progress.lockstep and self._join_lockstep():
+            return
+        if parts.host is not None:
+            self._join_host(parts.host)
+        if parts.blocks is not None:
+            self._join_blocks(parts.blocks)
 
     def _join_lockstep(self) -> bool:
         """Join the gradient exchanges of workers that have more data, until all are there or the warm-up is over;
@@ -110,7 +104,7 @@ class Joining:
                     return True
             parts.retuning.apply(0)
             measured = parts.run.tuner.measured
-            if measured.again or (measured.chosen is not None and measured.chosen.lockstep):
+            if measured.chosen is not None and measured.chosen.lockstep:
                 parts.follow_choice()  # but blocks begin when the others meet
         return False
 
@@ -133,28 +127,24 @@ class Joining:
     def _join_gradients(self, exchanger: Exchanger) -> ExchangeSummary:
         """Join an exchange of gradients with an empty contribution."""
         parts = self._parts
-        header = parts.bare_header(NO_PAYLOAD, self._leaving, minibatches=self._in_blocks + len(self._joined))
+        header = parts.bare_header(NO_PAYLOAD, self._leaving, minibatches=len(self._joined))
         summary = parts.gradients.join(exchanger.open(header))
-        made = {h.total for h in summary.headers if h.brings}
-        if self._after_blocks and made:
-            self._in_blocks, self._after_blocks = max(made) - header.total, False
-        self._joined |= made
+        self._joined |= {h.total for h in summary.headers if h.brings}
         return summary
 
-    def _join_blocks(self) -> bool:
-        """Join the blocks of the others until all workers are there; False if they agree to probe again."""
-        parts, blocks = self._parts, self._parts.blocks
-        assert blocks is not None
+    def _join_blocks(self, blocks: BlockExchanges) -> None:
+        """Join the blocks of the others until all workers are there."""
+        parts = self._parts
         if self._leaving:
-            return blocks.finish()
+            blocks.finish()
+            return
         summary = blocks.wait(parts.run.progress.steps + parts.missed)
-        if summary is not None and _steps_differ(summary):
+        if _steps_differ(summary):
             blocks.merge()
             totals, rank = [h.total for h in summary.headers], parts.exchanger.transport.world.rank
             parts.missed += max(totals) - totals[rank]
             if not any(h.leaving for h in summary.headers):
                 parts.handover.give(totals.index(max(totals)), totals[rank] < max(totals), state=False)
-        return summary is not None
 
     # -- workers that have made fewer steps -------------------------------------------------------
 

@@ -12,13 +12,11 @@ import torch
 from paceline.communication import Transport
 from paceline.core import kernels
 from paceline.core.flat import Fragment
-from paceline.core.optimizer_state import restore_beta1
 from paceline.core.shards import Shards
 from paceline.rules.codec import Dense
 from paceline.rules.rule import Rule
 from paceline.rules.topology import Flat
-from paceline.update.engine import agreement, global_model
-from paceline.update.engine.blocks import saved as saved_blocks
+from paceline.update.engine import agreement
 from paceline.update.engine.blocks.exchanges import BlockExchanges
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 from paceline.update.engine.blocks.retuning import Retuning
@@ -46,8 +44,6 @@ class Parts:
         handover: gives workers the state of others.
         missed: steps of the other workers in the passes so far that this one did not make, under a block rule.
         told: whether the user was told of skipped minibatches.
-        earlier: the blocks of before a probe, or of a checkpoint of another number of workers, until those after the
-            probe take over their momentum.
     """
 
     run: RunContext
@@ -60,7 +56,6 @@ class Parts:
     handover: Handover
     missed: int = field(default=0, init=False)
     told: bool = field(default=False, init=False)
-    earlier: FragmentedModel | None = field(default=None, init=False)
 
     @property
     def exchangers(self) -> list[Exchanger]:
@@ -81,8 +76,7 @@ class Parts:
     def end_warmup(self, summary: ExchangeSummary) -> None:
         """The warm-up is over: all workers, also leaving ones, take the same start for the first block."""
         progress = self.run.progress
-        rule, earlier = self.run.tuner.take_choice(), self.earlier
-        if rule is not None:
+        if (rule := self.run.tuner.take_choice()) is not None:
             self.adopt(rule)
         progress.warm = True
         if self.blocks is not None:
@@ -91,9 +85,6 @@ class Parts:
                 blocks.prepare()
                 even_out(self.run.transport, summary, self.outer_fragments)
                 blocks.capture()
-            if earlier is not None:
-                for update, before in zip(blocks.updates, earlier.updates, strict=True):
-                    update.take_momentum(before)
             blocks.entered = [progress.steps] * len(blocks.updates)
         self._leave_lockstep()
         self.gradients.context.read_requests(summary)
@@ -102,9 +93,7 @@ class Parts:
     # -- a rule that a probe chooses --------------------------------------------------------------
 
     def follow_choice(self) -> None:
-        """After a step: let a choice of the rule take effect, if one was made, or a new probe begin."""
-        if self.run.tuner.measured.again:
-            self.probe_again(leaving=False)
+        """After a step: let a choice of the rule take effect, if one was made."""
         choice = self.run.tuner.measured.chosen
         if choice is None:
             return
@@ -112,40 +101,6 @@ class Parts:
             self.end_warmup(self.exchanger.meet(self.bare_header(WARMUP_END, leaving=False)))
         elif (rule := self.run.tuner.take_choice()) is not None:
             self.adopt(rule)
-
-    def probe_again(self, leaving: bool) -> None:
-        """Begin the probe that all workers agreed on, from the global model.
-
-        Args:
-            leaving: whether this worker has no more data.
-        """
-        if self.blocks is not None:
-            self.blocks.flush(leaving)
-            for update in self.blocks.blocks.updates:
-                update.optimizers.reset_kept()
-            self.begin_with(self.blocks.blocks)
-        self.adopt(self.run.tuner.probe_again())
-
-    def begin_with(self, earlier: FragmentedModel) -> None:
-        """Begin a probe with the global model of earlier blocks, whose momentum later ones take over."""
-        global_model.settle(self.run.model, earlier.global_parts)
-        for update in earlier.updates:
-            update.forget()
-        self._lay_aside(earlier)
-
-    def _lay_aside(self, earlier: FragmentedModel) -> None:
-        """Keep blocks for those after the probe; they no longer adapt the optimizers' settings."""
-        self.earlier = earlier
-        earlier.release()
-        for optimizer, _ in self.run.owned:
-            restore_beta1(optimizer)
-
-    def load_earlier(self, rows: list[dict[str, Any]]) -> None:
-        """In a probe, take the blocks of before it from a checkpoint."""
-        earlier = blocks_of(self.run, self.run.rule, self.exchanger)
-        assert earlier is not None
-        saved_blocks.load(earlier, rows)
-        self._lay_aside(earlier)
 
     def adopt(self, rule: Rule) -> None:
         """Continue with another schedule, codec or overlap; blocks, if there are any, begin anew."""
@@ -163,8 +118,6 @@ class Parts:
         self.blocks = None
         if blocks is not None:
             self.blocks = BlockExchanges(self.run, blocks, self.exchanger, self.retuning)
-        if not self.run.tuner.measured.probing:
-            self.earlier = None
         self._follow_schedule(rule)
 
     def follow(self, rule: Rule) -> None:

@@ -72,7 +72,7 @@ class GradientContext:
 
     def _wait_for_device(self) -> None:
         """In steps that are timed, wait for queued kernels: else their time would be counted as the exchange's."""
-        if self.run.tuner.measured.samples:
+        if self.run.tuner.measured.probing:
             for device in {p.device for _, named in self.run.owned for _, p in named if p.device.type == "cuda"}:
                 torch.cuda.synchronize(device)
 
