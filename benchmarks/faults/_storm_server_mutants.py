@@ -8,14 +8,12 @@ from typing import Any
 from _storm_mutants import Plant, _instead, _nothing
 
 from paceline.data.ledger.ledger import Ledger
-from paceline.update.server.durability import Durability
-from paceline.update.server.failures import Failures
+from paceline.update.server.durability import Durability, Replicas
 from paceline.update.server.ledger_client import SocketLedgerClient
-from paceline.update.server.owner import REPLICA, ShardServer
+from paceline.update.server.owner import ShardServer
 from paceline.update.server.partial_pushes import PartialPushes, PushedAlone
 from paceline.update.server.push_numbers import PushNumbers
 from paceline.update.server.quorum import Quorum
-from paceline.update.server.replication import Replicas
 from paceline.update.server.shard import ParameterShard
 
 
@@ -28,19 +26,18 @@ def _applies_again() -> Any:
 
 
 def _safe_at_once() -> Any:
-    def at_once(self: Any, shard: int, sender: int) -> int:
-        return int(self._server.shards[shard].numbered.applied.get(sender, 0))
+    def at_once(self: Any, shard: int, sender: int) -> tuple[int, int]:
+        return int(self._server.shards[shard].numbered.applied.get(sender, 0)), 0
 
     return _instead(Replicas, "safe", at_once)
 
 
 def _empty_handed_heir() -> Any:
-    adopt = ShardServer.adopt
-
-    def without(self: Any, number: int) -> tuple[int, str]:
-        self._replicas.pop(number, None)
-        version, source = adopt(self, number)
-        return version, source if source == "own" else REPLICA
+    def without(self: Any, number: int) -> int:
+        self.shards[number] = shard = self._make(number)
+        for rank in self.gone:
+            shard.leave(rank)
+        return int(shard.version)
 
     return _instead(ShardServer, "adopt", without)
 
@@ -80,7 +77,6 @@ SERVER_MUTANTS: dict[str, Plant] = {
     "a replica does not say which pushes it holds": _restores_without_numbers,
     "samples of a push are not remembered": lambda: _instead(PushNumbers, "_cover", lambda *_: True),
     "a minority goes on": lambda: _instead(Quorum, "missed", lambda *_: True),
-    "a worker goes on though the others lost it": lambda: _instead(Failures, "_declared_lost", _nothing),
     "a new keeper leases before all have reported": _leases_before_reports,
     "samples that some shards have are leased with others": lambda: _instead(Ledger, "pushed", _nothing),
     "minibatches that some shards have are pushed with others": lambda: _instead(PushedAlone, "hand_out", _nothing),

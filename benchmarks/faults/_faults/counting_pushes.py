@@ -43,7 +43,6 @@ from _faults.kill_points import KillPoints
 from paceline.rules.topology import Sharded
 from paceline.update.server import peer
 from paceline.update.server.durability import Durability
-from paceline.update.server.failover import Failover
 from paceline.update.server.frames import FrameKind
 from paceline.update.server.ledger_client import SocketLedgerClient
 from paceline.update.server.membership import StallDetector
@@ -137,7 +136,7 @@ class Deaths(KillPoints):
         self.around(PeerServer, "_answer", after="answered")
         self.around(Durability, "_send_replica", before="sends")
         self.around(Durability, "replica_kept", before="kept", after="told")
-        self.around(Failover, "_take_over", before="heir", after="takeover")
+        self.around(SocketService, "_take_over", before="heir", after="takeover")
         self.around(SocketLedgerClient, "secure", before="dry")
         self.around(SocketService, "finish", before="finish")
         self.around(SocketService, "confirm_final_model", before="part")

@@ -30,11 +30,11 @@ class AnswerHandler:
         if frame.kind == FrameKind.OUT:
             parts.failures.told(frame.numbers[0], str(frame.note), bool(frame.numbers[1]))
         elif frame.kind == FrameKind.ANSWER:
-            shard, version, delay, number, safe = frame.numbers[:5]
-            parts.durability.safe(rank, [(shard, safe)])
+            shard, version, delay, number, *safe = frame.numbers[:6]
+            parts.durability.safe(rank, [(shard, *safe)])
             parts.exchanges.answered(number, shard, version, delay, frame.note, rank)
         elif frame.kind == FrameKind.KEPT:
-            parts.durability.replica_kept(rank, *frame.numbers[:2])
+            parts.durability.replica_kept(*frame.numbers[:2])
         elif frame.kind == FrameKind.LEASED:
             parts.ledger_client.answered(frame.numbers)
 

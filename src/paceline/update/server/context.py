@@ -25,8 +25,8 @@ class Reports(Protocol):
     def lost(self, rank: int, why: str, taken_over: Sequence[int]) -> None:
         """A worker is lost; `taken_over`: the ranks that own its shards from now on."""
 
-    def takeover(self, slice_of: int, version: int, source: str) -> None:
-        """This worker took over shards of a lost worker."""
+    def takeover(self, slice_of: int, version: int) -> None:
+        """This worker took over shards of a lost worker, from their replicas."""
 
     def inexact(self, what: str, warns: bool = True) -> None:
         """Some samples may not be in the model exactly once; `what` is a message, for the log alone if not `warns`."""

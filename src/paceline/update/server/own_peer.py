@@ -59,7 +59,7 @@ class OwnPeer(SendQueue):
         server, durability = self._parts.context.server, self._parts.durability
         reader = NO_READER if pending.peeks else rank
         version = server.read(shard, reader, request.out, after_push=request.values is not None)
-        durability.safe(rank, [(shard, durability.up_to(shard, rank))])
+        durability.safe(rank, [(shard, *durability.up_to(shard, rank))])
         self._parts.exchanges.answered(pending.number, shard, version, delay, None, rank)
 
     def _write(self, kind: FrameKind, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:

@@ -156,7 +156,7 @@ class PeerServer:
     def _answer(self, shard: int, version: int, delay: int, pending: int, out: Tensor | None) -> None:
         safe = self._parts.durability.up_to(shard, self._rank)
         news = self._server.news(shard, self._rank)
-        self._context.send(self._channel, FrameKind.ANSWER, (shard, version, delay, pending, safe), out, news)
+        self._context.send(self._channel, FrameKind.ANSWER, (shard, version, delay, pending, *safe), out, news)
 
     def _release(self) -> None:
         """Answer the pushes after which the worker may go on; send it signs of life while it has to wait."""

@@ -6,12 +6,14 @@ order; at the other end one thread answers them. A shard's answer leaves while t
 directions of a link are busy.
 
 A worker that is silent too long, or whose connection ends, is declared lost (:mod:`.failures`): all workers learn that,
-the next worker in rank order takes over its shards, and pending requests are sent to it (:mod:`.failover`). A worker
-that the other workers declared lost learns it and stops.
+the next worker in rank order, which keeps the replicas of its shards, takes them over, and pending requests are sent to
+it. Where two neighbours are lost, slices are lost with them, and the run ends. A worker that the other workers declared
+lost learns it and stops.
 """
 
 from __future__ import annotations
 
+import contextlib
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,12 +21,12 @@ from paceline.communication import Transport
 from paceline.communication.sockets.channel import TLS, Channel
 from paceline.core import runtime
 from paceline.data.ledger.leases import Leases
+from paceline.errors import PacelineError
 from paceline.update.server.answer_handler import AnswerHandler
 from paceline.update.server.barriers import Barriers
 from paceline.update.server.context import Reports, ServiceContext
 from paceline.update.server.durability import Durability
 from paceline.update.server.exchanges import Exchanges
-from paceline.update.server.failover import Failover
 from paceline.update.server.failures import OUT_S, Failures
 from paceline.update.server.frames import FrameKind
 from paceline.update.server.heartbeat import Heartbeat
@@ -40,6 +42,7 @@ from paceline.update.server.protocol import PendingExchange
 from paceline.update.server.quorum import identity
 from paceline.update.server.rendezvous import connect_all
 from paceline.update.server.service_threads import ServiceThreads
+from paceline.update.server.shard import LEDGER_SHARD
 from paceline.update.server.shard_service import ShardService
 from paceline.update.server.timers import Once
 
@@ -57,7 +60,6 @@ class SocketService:
         reports: takes reports about lost workers, from any thread.
 
     Attributes:
-        durability: keeps and replicates pushes.
         leases: this worker's access to the ledger of the data.
     """
 
@@ -77,16 +79,17 @@ class SocketService:
         failures = Failures(self._context, transport.gather_json(identity()))
         incoming: dict[int, Channel] = {}
         peers = Peers(self._context, incoming)
-        self.durability = Durability(self._context, peers, data.bounded, lambda marks: self._ledger_client.done(marks))
-        self._ledger_client = SocketLedgerClient(self._context, peers, failures, self.durability, data)
+        done = lambda marks: self._ledger_client.done(marks)  # noqa: E731
+        durability = Durability(self._context, peers, data.bounded, data.clients, done)
+        self._ledger_client = SocketLedgerClient(self._context, peers, failures, durability, data)
         self.leases: Leases = self._ledger_client
-        exchanges = Exchanges(self._context, peers, self.durability, self._ledger_client)
+        exchanges = Exchanges(self._context, peers, durability, self._ledger_client)
         shards = ShardService(self._context, failures)
         barriers = Barriers(self._context, peers, failures, self._ledger_client)
         self._parts = ServiceParts(
-            self._context, peers, failures, self.durability, self._ledger_client, exchanges, shards, barriers
+            self._context, peers, failures, durability, self._ledger_client, exchanges, shards, barriers
         )
-        failures.on_loss = Failover(self._parts).lost
+        failures.on_loss = self._lost
         failures.on_gone = lambda rank, why: peers.say_all(FrameKind.OUT, (rank, 1), note=why)
         self._threads = ServiceThreads(self._context.fail)
         outgoing, accepted = connect_all(transport, timeout_s, tls)
@@ -108,6 +111,33 @@ class SocketService:
         self._threads.start_single_core(bodies, self._context.timeout_s)
         self._threads.start("heartbeat", Heartbeat(self._context, peers, parts.failures).run)
         self._threads.start("timers", parts.exchanges.timers.run)
+
+    # -- losses -----------------------------------------------------------------------------------
+
+    def _lost(self, rank: int, why: str, gone: bool, moved: list[int]) -> None:
+        """Fail over after a loss; `changed` is held."""
+        parts, members = self._parts, self._context.membership
+        owners = sorted({members.owners[shard] for shard in moved})
+        self._context.reports.lost(rank, why, owners)
+        if members.rank in owners:
+            self._take_over(rank, moved)
+        parts.peers.say_all(FrameKind.OUT, (rank, int(gone)), note=why)
+        self._dismiss(rank, why)
+        parts.exchanges.request_again(set(moved))
+        parts.ledger_client.lost(rank, LEDGER_SHARD in moved)
+
+    def _take_over(self, rank: int, shards: list[int]) -> None:
+        """Become the owner of a lost worker's shards."""
+        self._context.reports.takeover(rank, max(self._context.server.adopt(shard) for shard in shards))
+
+    def _dismiss(self, rank: int, why: str) -> None:
+        """Tell a lost worker so, over any connection that still works, and close both."""
+        peer, incoming = self._parts.peers.remote[rank], self._parts.peers.incoming[rank]
+        for channel in (peer.channel, incoming):
+            with contextlib.suppress(PacelineError, OSError):
+                self._context.send(channel, FrameKind.OUT, (rank,), note=why, deadline_s=0.1)
+        peer.close()
+        incoming.close()
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -147,7 +177,7 @@ class SocketService:
 
     def replicate_anew(self) -> None:
         """Replicate this worker's shards, which were replaced."""
-        self.durability.renew(list(self._context.server.shards))
+        self._parts.durability.renew()
 
     def barrier(self, of_all: bool = True) -> None:
         """Wait until every worker is here, or every living one, with no exchange under way."""
