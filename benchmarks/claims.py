@@ -140,7 +140,7 @@ def run(claim: Claim, place: Path, deadline_s: float, show: bool) -> None:
     command = ["bash", f"records/{record}/run.sh", "--quick"] if record else [sys.executable, claim.name, "--quick"]
     mine = {"PACELINE_CLAIMS": "1", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     mine["PYTHONPATH"] = os.pathsep.join(
-        map(str, [ROOT / "tests" / "startup", ROOT / "src", *sorted((ROOT / "packages").glob("*/src"))])
+        map(str, [ROOT / "tests" / "startup", ROOT / "src", *sorted((ROOT / "packages").glob("*/src")), ROOT])
     )
     process = subprocess.Popen(
         command,
