@@ -32,7 +32,7 @@ ARTICLES = {
 }
 CLAIMS = json.loads(Path(__file__).with_name("claims.json").read_text(encoding="utf-8"))
 """What each article reports (`says`), what our figure has to be to have reached it, in words (`asks`) and as a number
-(`at_most` or `at_least`), how it is read from the record, and for a claim that is not reached what was measured (`why`).
+(`at_most` or `at_least`), how it is read from the record, and of a claim that is not reached what was measured (`why`).
 A figure of the unit "share" is shown in %, with its sign."""
 
 

@@ -38,7 +38,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
 import _quick
-from _network.ssh_machines import Machines, machines, possible
+from devtools.emulation.ssh_machines import Machines, machines, possible
 
 PROGRAMS = Path(__file__).with_name("_front_doors")
 SOURCE = Path(__file__).resolve().parents[2] / "src"

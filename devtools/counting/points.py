@@ -24,8 +24,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from _faults.counting_job import Job, Kill
-from _faults.kill_points import KillPoints
+from devtools.counting.job import Job, Kill
+from devtools.counting.kill_points import KillPoints
 
 
 class Points(KillPoints):
@@ -150,6 +150,6 @@ def in_launcher(points: Points) -> None:
         if kind == wire.MESSAGE_KINDS["verdict"] and numbers[1]:
             points.at("said")
 
-    state_machine.StateMachine._committed = committed  # type: ignore[method-assign]
+    state_machine.StateMachine._committed = committed  # type: ignore[method-assign, assignment]
     server.ControlServer._write = written  # type: ignore[method-assign]
     channel.Channel.send = sent  # type: ignore[method-assign]

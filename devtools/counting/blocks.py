@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from _faults.counting_job import Job, Kill
-from _faults.counting_play import Played, play, plays
+from devtools.counting.job import Job, Kill
+from devtools.counting.play import Played, play, plays
 
 TRAINING = frozenset({"step", "stepped", "exchange", "summed", "commit", "verdict", "applied"})
 STEPS = frozenset({"written", "finish", "finished", "tidy"})

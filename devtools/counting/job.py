@@ -13,7 +13,7 @@ class Kill:
     """A planned death.
 
     Attributes:
-        point: where in the program; see :mod:`_faults.counting_points`.
+        point: where in the program; see :mod:`devtools.counting.points`.
         exchange: the least exchange, where the point is one of the training.
         whom: "self", "all" (every worker, the one at the point last) or "control" (the launcher that hosts it).
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from _storm_mutants import Plant, _instead, _nothing
+from devtools.storm.mutants import Plant, _instead, _nothing
 
 from paceline.data.ledger.ledger import Ledger
 from paceline.update.server.durability import Durability

@@ -32,14 +32,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
+from devtools.counting.kill_points import KillPoints
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from _faults.kill_points import KillPoints
 from paceline.rules.topology import Sharded
 from paceline.update.server import peer
 from paceline.update.server.durability import Durability
@@ -148,7 +148,7 @@ class Deaths(KillPoints):
                 self.at("done")
             whole(ledger_client, rank, channel, frame)
 
-        SocketLedgerClient.handle = handle  # type: ignore[method-assign]
+        SocketLedgerClient.handle = handle  # type: ignore[method-assign, assignment]
         send = peer.Peer._send
 
         def torn(line: Any, pending: Any, request: Any) -> None:
@@ -157,7 +157,7 @@ class Deaths(KillPoints):
                 self.at("torn")
             send(line, pending, request)
 
-        peer.Peer._send = torn  # type: ignore[method-assign]
+        peer.Peer._send = torn  # type: ignore[method-assign, assignment]
 
 
 class Counts(nn.Module):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from _storm_mutants import Plant, _instead, _nothing
+from devtools.storm.mutants import Plant, _instead, _nothing
 from devtools.world.process import _ProcessDisk
 
 from paceline.checkpoint import files, find, loading, saving, store
@@ -113,7 +113,7 @@ def _renames_before_all_have_the_manifest() -> Any:
 
 
 def _does_not_hear_of_problems() -> Any:
-    well = saving.all_well
+    well = saving.all_well  # type: ignore[attr-defined]
     return _instead(saving, "all_well", lambda transport, problem, *rest: well(transport, "", *rest))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`paceline` with the places at which the control plane of an elastic run may be killed.
 
-python counting_launcher.py JOB.json run --elastic 1:4 ...
+python launcher.py JOB.json run --elastic 1:4 ...
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from _faults.counting_job import read
-from _faults.counting_points import Points, in_launcher
+from devtools.counting.job import read
+from devtools.counting.points import Points, in_launcher
+
 from paceline.cli import app
 
 if __name__ == "__main__":

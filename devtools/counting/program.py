@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training of the counting model, with the places at which it may be killed.
 
-paceline run ... counting_program.py JOB.json
+paceline run ... program.py JOB.json
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from devtools.counting.job import Job, read
+from devtools.counting.points import Points, in_worker, living
 from devtools.storm.counting import Counting
 
 import paceline
-from _faults.counting_job import Job, read
-from _faults.counting_points import Points, in_worker, living
 
 HOLD_S = 60.0
 LOOK_S, SLOW_S = 0.01, 0.2
@@ -41,7 +42,7 @@ class Program:
         (job.pids / str(os.getpid())).touch()
         self.model = Counting(job.samples, job.epochs, job.exchanges)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
-        kept = {"checkpoint": job.checkpoint, "every_blocks": job.every_blocks, "keep": job.keep}
+        kept: dict[str, Any] = {"checkpoint": job.checkpoint, "every_blocks": job.every_blocks, "keep": job.keep}
         self.run = paceline.attach(
             self.model, self.optimizer, job.rule, timeout_s=job.timeout_s, **(kept if job.checkpoint else {})
         )

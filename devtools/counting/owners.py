@@ -7,8 +7,8 @@ import random
 import time
 from pathlib import Path
 
-from _faults.counting_play import Played
-from _faults.counting_pushes import Death, Pushes, Verdict, play
+from devtools.counting.play import Played
+from devtools.counting.pushes import Death, Pushes, Verdict, play
 
 WORKERS, STEPS, PIECES = 5, 22, 2  # steps of a worker and pieces of an owner, about
 PLACES = {  # place -> the latest time that it is come to, about

@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from devtools.counting.job import Job, Kill
+from devtools.counting.points import living
 from devtools.storm.counting import Count, times
 from safetensors.torch import load_file
 
-from _faults.counting_job import Job, Kill
-from _faults.counting_points import living
-
 HERE = Path(__file__).resolve().parent
-PROGRAM, LAUNCHER = HERE / "counting_program.py", HERE / "counting_launcher.py"
+PROGRAM, LAUNCHER = HERE / "program.py", HERE / "launcher.py"
 DEADLINE_S = 300.0  # of one run
 LOOK_S = 0.05
 AGAIN = 12  # starts of the launcher, at most
@@ -73,7 +72,7 @@ def play(job: Job, first: list[str], again: list[str] | None) -> Played:
 
 def launched(job: Job, path: str, arguments: list[str], until: float) -> int:
     """One launcher; its exit code, -1 where it had to be stopped."""
-    paths = [os.environ.get("PYTHONPATH", ""), str(HERE.parents[2] / "src")]
+    paths = [os.environ.get("PYTHONPATH", ""), str(HERE.parents[1] / "src")]
     added = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     with (Path(job.directory) / "launcher.txt").open("ab") as out:
         process = subprocess.Popen(
