@@ -4,19 +4,15 @@
 from __future__ import annotations
 
 import atexit
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from devtools.storm.elastic import StormSettings
 from devtools.storm.seeds import WORKERS, storm
 from devtools.storm.server import countable
+from devtools.storm.server_mutants import SERVER_MUTANTS
 
 from paceline.errors import RuleError
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "faults"))
-from _storm_server_mutants import SERVER_MUTANTS
 
 SETTINGS = StormSettings("server", workers=WORKERS["server"])
 FOUND = {

@@ -14,7 +14,7 @@ import pytest
 from tests.nursery import ROOT, surroundings
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
-PROGRAM = ROOT / "benchmarks" / "faults" / "_faults" / "counting_pushes.py"
+PROGRAM = ROOT / "devtools" / "counting" / "pushes.py"
 
 
 def verdict(directory: Path, deaths: list[tuple[int, str, int]], ends: bool = False, **job: Any) -> dict[str, Any]:

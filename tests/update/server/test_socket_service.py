@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.common._network import EmulatedNetwork
+from devtools.emulation import EmulatedNetwork
 from safetensors.torch import load_file
 
 from paceline.update.server import membership as members
