@@ -19,6 +19,15 @@ ARRAYS = "paceline.arrays"
 RENDEZVOUS = "paceline.rendezvous"
 """Protocol of a launcher -> `agree(worker, descriptor, timeout_s, opens)`, which returns where the workers meet."""
 
+STARTERS = "paceline.starters"
+"""`zero` -> the module that starts unchanged programs; `virtual` -> its class for virtual workers."""
+LAUNCHERS = "paceline.launchers"
+"""`ssh` and `mpi` -> a module whose `run` starts the workers of `paceline run` in another way than on this host."""
+SEALS = "paceline.seals"
+"""`receipts` -> `make_seal(cluster, directory, sign, job)`, which returns what seals the receipts of a run."""
+PAGES = "paceline.pages"
+"""`watch` -> `serve(directory, host, port)`, which serves the page of a run."""
+
 
 def extension(group: str, name: str) -> Any:
     """The object of an entry point.

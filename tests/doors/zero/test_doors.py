@@ -84,14 +84,15 @@ def test_options_that_exclude_each_other(tmp_path: Path, monkeypatch: pytest.Mon
     ["import torch, sklearn\ntorch.optim.SGD", "import timm", "from torch import optim", "import sklearn, skorch"],
 )
 def test_programs_for_torch_go_on_as_before(source: str, tmp_path: Path) -> None:
+    from paceline.cli.run.options import ProgramOptions
     from paceline.cli.run.program import find
-    from paceline_plugins.zero.run_option import ZeroLineOptions, serves
+    from paceline_plugins.zero.run_option import serves
 
     script = tmp_path / "train.py"
     script.write_text(source)
-    assert serves(find(script), ZeroLineOptions(), 4)
+    assert serves(find(script), ProgramOptions(), 4)
     script.write_text("import keras")
-    assert not serves(find(script), ZeroLineOptions(), 1)
+    assert not serves(find(script), ProgramOptions(), 1)
 
 
 @pytest.mark.processes
