@@ -4,7 +4,7 @@
     python benchmarks/seeds/seeds.py [--write] [--quick]
 
 Our figures are read from the files of the records, so this takes seconds; each record has the command that makes its
-own. `--write` makes `docs/claims.md` of the table. The last line is a JSON object: `reached`, `of`, and `claims`, each
+own. `--write` makes `docs/evidence/claims.md` of the table. The last line is a JSON object: `reached`, `of`, and `claims`, each
 claim's `says`, `asks`, `figure` (null where nothing was measured), `reached`, `record` and `why`.
 """
 
@@ -23,7 +23,7 @@ import _quick
 from _article_claims import ARTICLES, Claim
 from _article_table import CLAIMS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "claims.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "claims.md"
 
 
 def row_of(claim: Claim) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         ]
         for row in (row for row in rows if row["article"] == key):
             mark = "yes" if row["reached"] else f"**no**: {row['why']}" if row["why"] else "**no**"
-            link = f"[{row['record'].split('_', 1)[1].replace('_', ' ')}](../records/{row['record']}/README.md)"
+            link = f"[{row['record'].split('_', 1)[1].replace('_', ' ')}](../../records/{row['record']}/README.md)"
             lines.append(f"| {row['says']} | {row['asks']} | {figure_text(row)} | {mark} | {link} |")
     return "\n".join(lines) + "\n"
 
