@@ -33,7 +33,7 @@ def over_tuned() -> float:
 EARLY = "99 % of the loss arises while the rate is high, and there the exact Hessian makes training diverge: a step is "
 EARLY += "too long for any correction of first order"
 TUNED = (
-    "1.9 % less loss, and as many errors: what it allows is a higher rate, and with 16 workers asgd at half of that "
+    "1.9 % less loss, and as many errors: what it brings is a higher rate, and with 16 workers asgd at half of that "
 )
 TUNED += "rate ends as well"
 STEPS = "on text 59 to 87 % of what asgd loses is won back, on digits 9 to 34 %"
