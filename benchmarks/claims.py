@@ -202,7 +202,7 @@ def quoted() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for path in (
         ROOT / "README.md",
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").glob("*/*.md"),
         *(ROOT / "packages").glob("*/docs/*.md"),
         *RECORDS.glob("*/README.md"),
     ):

@@ -4,7 +4,7 @@
     python benchmarks/seeds/seeds.py [--write] [--quick]
 
 Our figures are read from the files of the records, so this takes seconds; each record has the command that makes its
-own. `--write` makes `docs/claims.md` of the table. The last line is a JSON object: `reached`, `of`, and `claims`, each
+own. `--write` makes `docs/evidence/claims.md` of the table. The last line is a JSON object: `reached`, `of`, and `claims`, each
 claim's `says`, `asks`, `figure` (null where nothing was measured), `reached`, `record` and `why`.
 """
 
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 import _quick
 from _figures import Figures
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "claims.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "claims.md"
 ARTICLES = {
     "bmuf": "BMUF (K. Chen, Q. Huo, ICASSP 2016)",
     "bmuf_adam": "BMUF-Adam (K. Chen, H. Ding, Q. Huo, ICASSP 2020)",
@@ -84,7 +84,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         ]
         for row in (row for row in rows if row["article"] == key):
             mark = "yes" if row["reached"] else f"**no**: {row['why']}" if row["why"] else "**no**"
-            link = f"[{row['record'].split('_', 1)[1].replace('_', ' ')}](../records/{row['record']}/README.md)"
+            link = f"[{row['record'].split('_', 1)[1].replace('_', ' ')}](../../records/{row['record']}/README.md)"
             lines.append(f"| {row['says']} | {row['asks']} | {figure_text(row)} | {mark} | {link} |")
     return "\n".join(lines) + "\n"
 

@@ -75,7 +75,7 @@ def test_split_takes_values_along_and_ends_at_two_dashes() -> None:
 
 
 def documented() -> list[str]:
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md"),
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*/*.md"), *(ROOT / "examples").rglob("*.md"),
              *(ROOT / "examples").rglob("*.py"), *(ROOT / "src").rglob("*.py")]  # fmt: skip
     found = [line for page in pages for line in re.findall(r"paceline ((?:run|sim|plan) [^`|#\n]*)", page.read_text())]
     return sorted({line for line in found if ".py" in line})

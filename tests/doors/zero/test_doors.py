@@ -31,7 +31,7 @@ def refused(folder: Path, source: str, *options: str, command: str = "run") -> s
     ("source", "why", "door"),
     [
         ("import torch.distributed as dist", "train.py uses torch.distributed", "--force-zero-lines"),
-        ("from torch.nn.parallel import DistributedDataParallel", "uses torch.nn.parallel", "docs/moving.md"),
+        ("from torch.nn.parallel import DistributedDataParallel", "uses torch.nn.parallel", "docs/guide/frameworks.md"),
         (
             "import lightning as L",
             "uses lightning, which makes",
@@ -101,7 +101,7 @@ def test_copies_that_nobody_wished_end_with_an_exit_code(tmp_path: Path) -> None
     text = " ".join(done.stderr.replace("│", " ").split())
     assert text.startswith("train.py does not use torch, as far as its imports show") and "takes it as a torch" in text
     assert done.returncode == 1 and "each of the 2 workers did the whole job by itself" in text
-    assert "The rule bmuf was never used" in text and "docs/frameworks.md" in text
+    assert "The rule bmuf was never used" in text and "docs/guide/frameworks.md" in text
     assert "--force-zero-lines" in text
     assert paceline_run(tmp_path, "print('done')", "--overwrite", "--workers", "2", "--as-is").returncode == 0
     assert paceline_run(tmp_path, "print('done')", "--overwrite", "--workers", "1").returncode == 0

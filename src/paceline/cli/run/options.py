@@ -258,7 +258,7 @@ class TrackingOptions:
         """Refuse what an unchanged program cannot do: it begins at its beginning, whatever steps there are."""
         if self.checkpoint is None:
             return
-        how = "add paceline.attach and run.resume to the program (docs/faults.md)"
+        how = "add paceline.attach and run.resume to the program (docs/guide/faults.md)"
         if restarts:
             refuse(
                 "--restarts would start the unchanged program at its beginning, and --checkpoint holds steps of its "
