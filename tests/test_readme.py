@@ -25,7 +25,13 @@ if not README.is_file():
     pytest.skip("README.md is not written yet", allow_module_level=True)
 
 DOCS = ROOT / "docs"
-PAGES = [README, *DOCS.glob("*.md"), *DOCS.glob("guide/*.md"), *DOCS.glob("evidence/*.md"), DOCS / "reference/recipes.md"]
+PAGES = [
+    README,
+    *DOCS.glob("*.md"),
+    *DOCS.glob("guide/*.md"),
+    *DOCS.glob("evidence/*.md"),
+    DOCS / "reference/recipes.md",
+]
 TEXTS = {path: path.read_text(encoding="utf-8") for path in PAGES}
 TEXT = "\n".join(TEXTS.values())
 

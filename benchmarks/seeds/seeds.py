@@ -4,8 +4,8 @@
     python benchmarks/seeds/seeds.py [--write] [--quick]
 
 Our figures are read from the files of the records, so this takes seconds; each record has the command that makes its
-own. `--write` makes `docs/evidence/claims.md` of the table. The last line is a JSON object: `reached`, `of`, and `claims`, each
-claim's `says`, `asks`, `figure` (null where nothing was measured), `reached`, `record` and `why`.
+own. `--write` makes `docs/evidence/claims.md` of the table. The last line is a JSON object: `reached`, `of`, and
+`claims`, each claim's `says`, `asks`, `figure` (null where nothing was measured), `reached`, `record` and `why`.
 """
 
 from __future__ import annotations

@@ -16,9 +16,7 @@ from paceline.cli.run.program import Program
 from paceline.run import attach_marker
 from paceline_plugins.zero import cluster_detection, framework_doors, hashing, module_file
 
-EXECUTABLE = (
-    "attach with paceline's C library, or let paceline blocks merge the model files of an unchanged tool: docs/guide/tools.md"
-)
+EXECUTABLE = "attach with paceline's C library, or let paceline blocks merge the model files of an unchanged tool: docs/guide/tools.md"
 find_module = module_file.find
 SEED = "PACELINE_SEED"  # of paceline_plugins.zero.seeds, which loads torch
 
@@ -87,7 +85,8 @@ def work_not_shared(directory: Path, options: ProgramOptions, program: Program, 
     under = f" The rule {rule} was never used." if rule is not None else ""
     what = f"nothing attached paceline: each of the {workers} workers did the whole job by itself.{under}"
     hint = (
-        "add paceline.attach and run.share to the program, or use the adapter of its framework (docs/guide/frameworks.md); "
+        "add paceline.attach and run.share to the program, or use the adapter of its framework "
+        "(docs/guide/frameworks.md); "
         f"{framework_doors.IF_TORCH}"
     )
     if program.is_tool:
