@@ -16,7 +16,10 @@ from paceline.cli.run.program import Program
 from paceline.run import attach_marker
 from paceline_plugins.zero import cluster_detection, framework_doors, hashing, module_file
 
-EXECUTABLE = "attach with paceline's C library, or let paceline blocks merge the model files of an unchanged tool: docs/guide/tools.md"
+EXECUTABLE = (
+    "attach with paceline's C library, or let paceline blocks merge the model files of an unchanged tool: "
+    "see docs/guide/tools.md"
+)
 find_module = module_file.find
 SEED = "PACELINE_SEED"  # of paceline_plugins.zero.seeds, which loads torch
 
