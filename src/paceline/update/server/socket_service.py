@@ -20,6 +20,7 @@ from typing import Any
 from paceline.communication import Transport
 from paceline.communication.sockets.channel import TLS, Channel
 from paceline.core import runtime
+from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.ledger.leases import Leases
 from paceline.errors import PacelineError
 from paceline.update.server.answer_handler import AnswerHandler
@@ -79,8 +80,7 @@ class SocketService:
         failures = Failures(self._context, transport.gather_json(identity()))
         incoming: dict[int, Channel] = {}
         peers = Peers(self._context, incoming)
-        done = lambda marks: self._ledger_client.done(marks)  # noqa: E731
-        durability = Durability(self._context, peers, data.bounded, data.clients, done)
+        durability = Durability(self._context, peers, data.bounded, data.clients, self._done)
         self._ledger_client = SocketLedgerClient(self._context, peers, failures, durability, data)
         self.leases: Leases = self._ledger_client
         exchanges = Exchanges(self._context, peers, durability, self._ledger_client)
@@ -111,6 +111,10 @@ class SocketService:
         self._threads.start_single_core(bodies, self._context.timeout_s)
         self._threads.start("heartbeat", Heartbeat(self._context, peers, parts.failures).run)
         self._threads.start("timers", parts.exchanges.timers.run)
+
+    def _done(self, marks: list[Mark]) -> None:
+        """Report samples that every shard holds for good."""
+        self._ledger_client.done(marks)
 
     # -- losses -----------------------------------------------------------------------------------
 
