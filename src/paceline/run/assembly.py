@@ -29,7 +29,7 @@ from paceline.run.elastic_join import connect_all, take_over_state
 from paceline.run.hooks import StepHooks
 from paceline.run.mistakes import Mistakes
 from paceline.run.state import RunState
-from paceline.tuning.period_controllers import period_controller_for
+from paceline.tuning.period_controller import period_controller_for
 from paceline.tuning.request_files import RequestFiles
 from paceline.tuning.rule_chooser import rule_chooser_for
 from paceline.tuning.tunables import Tunables

@@ -21,7 +21,7 @@ from paceline.run import assembly, validation
 from paceline.run.messages import Messages
 from paceline.run.part_attribute import IS_MAIN, LOGGER, PRINT, PROGRESS, PartAttribute
 from paceline.run.resume import resume_run
-from paceline.tuning.request import TuneRequest
+from paceline.tuning.request_files import TuneRequest
 from paceline.update.engine import exit_handling, global_model
 from paceline.update.engine.collective_calls import by_all
 from paceline.update.engine.settings import Settings
