@@ -87,11 +87,8 @@ COMPOSED = {
 """What is made of equations: a list of names, a codec after a warm-up, a mean applied in another way, blocks whose
 period follows measured times."""
 UPWARD = {
-    "cli.run.command": "mpi receipts sites ssh zero",
-    "cli.run.elastic": "sites zero",
+    "cli.run.elastic": "sites",
     "cli.run.elastic_launcher": "sites",
-    "cli.run.program": "zero",
-    "cli.sim": "zero",
     "cli.watch": "report",
     "forecast.sim.program": "zero",
     "run.assembly": "receipts search",
@@ -108,10 +105,7 @@ UPWARD = {
 SIDEWAYS = {
     ("files", "zero"),
     ("forecast", "report"),
-    ("mpi", "zero"),
-    ("receipts", "zero"),
     ("report", "forecast"),
-    ("sites", "zero"),
 }
 """Plugins that name another one."""
 KNOWN_CIRCLES: set[frozenset[str]] = set()
