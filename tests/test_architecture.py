@@ -87,19 +87,13 @@ COMPOSED = {
 """What is made of equations: a list of names, a codec after a warm-up, a mean applied in another way, blocks whose
 period follows measured times."""
 UPWARD = {
-    "cli.run.command": "mpi receipts sites ssh zero",
-    "cli.run.elastic": "sites zero",
+    "cli.run.elastic": "sites",
     "cli.run.elastic_launcher": "sites",
-    "cli.run.program": "zero",
-    "cli.sim": "zero",
-    "cli.watch": "report",
     "communication.ring.listener": "sites",
-    "doors.adapters.arrays": "frameworks",
     "flow.control.client": "sites",
     "flow.control.client_connection": "sites",
     "flow.control.messages": "sites",
     "flow.membership": "sites",
-    "forecast.sim.program": "zero",
     "run.assembly": "receipts search",
     "run.attach": "receipts search",
     "run.other_workers": "receipts",
@@ -114,10 +108,7 @@ UPWARD = {
 SIDEWAYS = {
     ("files", "zero"),
     ("forecast", "report"),
-    ("mpi", "zero"),
-    ("receipts", "zero"),
     ("report", "forecast"),
-    ("sites", "zero"),
 }
 """Plugins that name another one."""
 KNOWN_CIRCLES: set[frozenset[str]] = set()
