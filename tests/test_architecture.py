@@ -89,8 +89,6 @@ period follows measured times."""
 UPWARD = {
     "cli.run.elastic": "sites",
     "cli.run.elastic_launcher": "sites",
-    "cli.watch": "report",
-    "forecast.sim.program": "zero",
     "run.assembly": "receipts search",
     "run.attach": "receipts search",
     "run.other_workers": "receipts",

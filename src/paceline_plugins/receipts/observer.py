@@ -35,7 +35,7 @@ from paceline_plugins.receipts.chain import canonical, chain_name, hash_of
 
 GRADIENTS = -1
 """Number of the "fragment" that is the model of rules, and warm-ups, that exchange gradients."""
-SEEDS = ("PACELINE_SEED", "PYTHONHASHSEED")
+SEEDS, LINES = ("PACELINE_SEED", "PYTHONHASHSEED"), "PACELINE_LINES"
 """Variables from which an unchanged program's start follows."""
 State = Mapping[int, Mapping[str, Tensor]]
 """Fragment -> its state by name."""
@@ -259,7 +259,7 @@ def machine(devices: Iterable[str]) -> dict[str, Any]:
 
 def seeds() -> dict[str, str]:
     """The variables from which an unchanged program's start follows, as far as they are set."""
-    return {name: os.environ[name] for name in SEEDS if name in os.environ}
+    return {name: os.environ[name] for name in (*SEEDS, LINES) if name in os.environ}
 
 
 def _processor() -> str:

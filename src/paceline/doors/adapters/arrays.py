@@ -146,12 +146,12 @@ def attach_arrays(
         UnsupportedError: an array or the rule is not supported; nothing has been changed.
         MismatchError: the workers' arrays differ in names, shapes or dtypes (on every worker alike).
     """
-    return run_over(arrays, buffers, momentum, decay, *prepare(rule, **settings))
+    run: ArrayRun = run_over(arrays, buffers, momentum, decay, *prepare(rule, **settings))
+    return run
 
 
-def run_over(arrays: Arrays, *others: Any) -> ArrayRun:
+def run_over(arrays: Arrays, *others: Any) -> Any:
     """A run of the kind that serves the arrays; its arguments."""
     if any(library(array) == "tensorflow" for array in named(arrays).values()):
-        run: ArrayRun = extension(ARRAYS, "tensorflow")(arrays, *others)
-        return run
+        return extension(ARRAYS, "tensorflow")(arrays, *others)
     return WritableRun(arrays, *others)
