@@ -100,15 +100,6 @@ UPWARD = {
     "flow.control.messages": "sites",
     "flow.membership": "sites",
     "forecast.sim.program": "zero",
-    "run.assembly": "receipts search",
-    "run.attach": "receipts search",
-    "run.other_workers": "receipts",
-    "run.state": "receipts",
-    "update.engine.blocks.update": "receipts",
-    "update.engine.collective.engine": "receipts",
-    "update.engine.context": "receipts",
-    "update.engine.settings": "search",
-    "update.monitor": "data",
 }
 """Modules of the core that name plugins."""
 SIDEWAYS = {

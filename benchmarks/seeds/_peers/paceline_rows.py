@@ -16,9 +16,9 @@ def build(text: str, least: int | None = None) -> Callable[[EmulatedModel, Setti
 
     def made(model: EmulatedModel, setting: Setting, place: Place) -> Trainer:
         import paceline
-        from paceline.update.engine.blocks import chunks
+        from paceline.update.engine.blocks import outer_state
 
-        chunks.SMALL_ELEMENTS = least or chunks.SMALL_ELEMENTS  # of this worker's process
+        outer_state.SMALL_ELEMENTS = least or outer_state.SMALL_ELEMENTS  # of this worker's process
         sizes = {"period": setting.period, "fragments": setting.fragments, "fragment_overlap": setting.fragment_overlap}
         optimizer = sgd(model)
         run = paceline.attach(model, optimizer, rule=text.format(**sizes))

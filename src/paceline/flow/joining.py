@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from paceline.core.flat import Fragment
     from paceline.core.optimizer_state import Owned
-    from paceline.update.engine.blocks.fragmented_model import FragmentedModel
+    from paceline.update.engine.blocks.model import FragmentedModel
 
 logger = logging.getLogger("paceline")
 

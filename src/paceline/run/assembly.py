@@ -7,7 +7,7 @@ The order matters: each part needs those built before it. `RunParts` lists them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from paceline.core.optimizer_state import Owned
 from paceline.core.shards import reshard
 from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.errors import UnsupportedError
+from paceline.extensions import OBSERVERS, Observer, extension
 from paceline.observe.event_log import EventLog
 from paceline.observe.sinks.dispatcher import Dispatcher
 from paceline.rules.choice import chooses_codec
@@ -42,8 +43,6 @@ from paceline.update.engine.progress import TrainingProgress
 from paceline.update.engine.protocol import EngineProtocol
 from paceline.update.engine.settings import Settings
 from paceline.update.monitor import Monitor
-from paceline_plugins.receipts import run as receipts
-from paceline_plugins.search.search_rounds import SearchRound
 
 ENGINES: dict[str, Callable[[RunContext], EngineProtocol]] = {
     "collective": Engine,
@@ -65,7 +64,6 @@ class RunParts:
         mistakes: warns of common mistakes of the program.
         sinks: receive the run's logged values.
         checkpointer: keeps the run's steps, or None.
-        search_round: a round of a search, or None.
         hooks: the hooks of `optimizer.step()`.
     """
 
@@ -77,7 +75,6 @@ class RunParts:
     mistakes: Mistakes
     sinks: Dispatcher
     checkpointer: AutoCheckpointer | None
-    search_round: SearchRound | None
     hooks: StepHooks
 
     @property
@@ -97,12 +94,8 @@ class RunParts:
         return computing_s, waiting_s, exchanging_s
 
 
-def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, close: Callable[[], None]) -> RunParts:
-    """Check the user's arguments, and build a run; nothing is hooked yet.
-
-    Args:
-        close: closes the run when a search round is over.
-    """
+def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> RunParts:
+    """Check the user's arguments, and build a run; nothing is hooked yet."""
     given, model = model, validation.without_ddp(model, rule, settings.group)
     optimizers = validation.optimizer_list(optimizer)
     validation.check_model(model)
@@ -143,10 +136,12 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         progress = TrainingProgress(tuner.rule.schedule)
         if exchanges and transport.world.size > 1:
             validation.check_forward(tuner.rule, progress.lockstep, owned, model)
-        written = receipts.make(rule, settings, transport.world, loaders, membership is not None)
-        if written is not None:
-            on_error.callback(written.close)
-        context = RunContext(settings, model, owned, transport, progress, monitor, loaders, tuner, written)
+        observers: list[Observer] = []
+        for name in settings.observers:
+            elastic_run = membership is not None
+            observers.append(extension(OBSERVERS, name)(rule, settings, transport.world, loaders, elastic_run))
+            on_error.callback(observers[-1].close)
+        context = RunContext(settings, model, owned, transport, progress, monitor, loaders, tuner, observers)
         if exchanges:
             tuner.measured.period_controller_for = lambda rule: period_controller_for(
                 rule, transport, owned, buffers, monitor.of_blocks
@@ -168,17 +163,27 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         tuner.place = lambda: (engine.exchanged if engine is not None else 0, context.progress.steps)
 
         checkpointer = _checkpointer(context, membership, elastic, state) if settings.checkpoint is not None else None
-        search_round = None
         if checkpointer is not None:
-            loaders.safe = checkpointer.at_iteration_end
-            if settings.round is not None:
-                search_round = SearchRound(settings.round, context, engine, checkpointer, close)
-                loaders.safe = search_round.at_iteration_end
+            loaders.safe = partial(_due_step, checkpointer, observers)
         if isinstance(engine, Engine):
             _meet_after_passes(context, engine, state, partial(_joined, context, engine, checkpointer))
         hooks = StepHooks(context, engine, mistakes, checkpointer)
         on_error.pop_all()
-    return RunParts(context, membership, state, engine, elastic, mistakes, sinks, checkpointer, search_round, hooks)
+    return RunParts(context, membership, state, engine, elastic, mistakes, sinks, checkpointer, hooks)
+
+
+def _due_step(checkpointer: AutoCheckpointer, observers: Sequence[Observer]) -> Callable[[], None] | None:
+    """A function that takes the checkpoint step that is due, and tells the observers; None if none is."""
+    take = checkpointer.at_iteration_end()
+    if take is None or not observers:
+        return take
+
+    def taken() -> None:
+        take()
+        for observer in observers:
+            observer.saved()
+
+    return taken
 
 
 def _joined(context: RunContext, engine: EngineProtocol, checkpointer: AutoCheckpointer | None) -> None:
@@ -208,7 +213,8 @@ def start(parts: RunParts, run: Any) -> None:
     """Hook the optimizers of `run`, load the state that live workers sent, and write the first event."""
     context = parts.context
     parts.hooks.install(run)
-    receipts.begin(context, parts.engine)
+    for observer in context.observers:
+        observer.begin(context, parts.engine, parts.checkpointer, run.close)
     if parts.elastic is not None:
         take_over_state(context, parts.elastic, parts.state, parts.checkpointer)
     if parts.checkpointer is not None:
@@ -230,8 +236,8 @@ def finish(parts: RunParts) -> None:
     if isinstance(parts.engine, Engine) and parts.context.transport.world.size > 1:
         parts.context.loaders.close()
         parts.context.loaders.compare_wholes(parts.context.transport.meet)
-    if parts.context.receipts is not None:
-        parts.context.receipts.end()
+    for observer in parts.context.observers:
+        observer.end()
     if parts.checkpointer is not None:
         parts.checkpointer.finish(complain=True)
     parts.mistakes.close()
@@ -247,8 +253,8 @@ def take_apart(parts: RunParts) -> None:
     context.tuner.close()
     if checkpointer is not None:
         checkpointer.close()
-    if context.receipts is not None:
-        context.receipts.close()
+    for observer in context.observers:
+        observer.close()
     if parts.engine is not None:
         parts.engine.close()
     context.transport.close()

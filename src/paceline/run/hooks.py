@@ -122,8 +122,8 @@ class StepHooks:
         if self._checkpointer is not None:
             keeps = engine is None or engine.keeps_steps
             (self._checkpointer.stepped if keeps else self._checkpointer.follow)()
-        if self._context.receipts is not None:
-            self._context.receipts.stop()
+        for observer in self._context.observers:
+            observer.stepped()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -131,8 +131,9 @@ class StepHooks:
         if self._engine is None:
             yield
             return
-        before, self._engine.local = self._engine.local, True
+        before = self._engine.local
+        self._engine.keep_local(True)
         try:
             yield
         finally:
-            self._engine.local = before
+            self._engine.keep_local(before)

@@ -17,7 +17,6 @@ from paceline.run.state import RunState, refuse_waiting
 from paceline.update import server
 from paceline.update.engine import global_model
 from paceline.update.engine.context import RunContext
-from paceline_plugins.receipts import run as receipts
 
 
 def load_resharded(path: str | Path, old: OldCheckpoint, state: RunState, context: RunContext) -> None:
@@ -39,7 +38,8 @@ def load_resharded(path: str | Path, old: OldCheckpoint, state: RunState, contex
     if put is not None and state.engine is not None:
         state.engine.follow(context.rule)
         put()
-    receipts.resumed(context, state.engine)
+    for observer in context.observers:
+        observer.load(context, state.engine)
     context.transport.barrier()
     rng.restore(loaded["random"])
 

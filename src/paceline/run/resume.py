@@ -16,7 +16,7 @@ def resume_run(parts: RunParts, path: str | Path | None) -> bool:
     """Load the checkpoint at `path`, or the newest step in the run's store; returns whether there was one."""
 
     def once() -> bool:
-        settings, round_ = parts.context.settings, parts.search_round
+        settings = parts.context.settings
         named = None if settings.round is not None and settings.start is not None else path
         with CheckpointFinder(named, settings.checkpoint, parts.context.transport, settings.start) as finder:
             found = finder.found()
@@ -26,8 +26,8 @@ def resume_run(parts: RunParts, path: str | Path | None) -> bool:
                 _load(parts, found)
             if parts.checkpointer is not None:
                 parts.checkpointer.resumed(*finder.own_steps(found))
-        if round_ is not None:
-            round_.begin()
+        for observer in parts.context.observers:
+            observer.resumed()
         return bool(found.manifest)
 
     return parts.elastic.joining.resume(once) if parts.elastic is not None else once()

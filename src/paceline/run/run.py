@@ -44,7 +44,7 @@ class Run:
 
     def __init__(self, model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> None:
         self._closed = False
-        self._parts = assembly.assemble(model, optimizer, rule, settings, close=lambda: self.close())
+        self._parts = assembly.assemble(model, optimizer, rule, settings)
         self._context, self._state, self._engine = self._parts.context, self._parts.state, self._parts.engine
         self._model, self._transport = self._context.model, self._context.transport
         self.messages, self.mistakes = Messages(self._transport), self._parts.mistakes

@@ -31,7 +31,7 @@ from paceline.tuning.probe_timers import ProbeTimer, SimulatedProbeTimer, WallPr
 from paceline.tuning.watch_timers import SimulatedWatch, WallBlocksWatch, WallStepsWatch, WatchTimer
 
 LEAST_ELEMENTS = 1 << 18
-"""The least elements of a chunk (:mod:`paceline.update.engine.blocks.chunks`)."""
+"""The least elements of a chunk (:mod:`paceline.update.engine.blocks.outer_state`)."""
 
 
 @dataclass(frozen=True)

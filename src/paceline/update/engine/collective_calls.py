@@ -45,6 +45,10 @@ class MergePoint:
         self._world, self._fragments = world, fragments
         self._apart = self.together = 0
 
+    def begin(self) -> None:
+        """A merge begins."""
+        self.together = 0
+
     def look(self, summary: ExchangeSummary) -> None:
         """Count an exchange of blocks.
 

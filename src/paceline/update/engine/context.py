@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,12 +12,12 @@ from paceline.communication import Transport
 from paceline.core.flat import Modules, module_list
 from paceline.core.optimizer_state import Owned
 from paceline.data.sharing.loader_registry import LoaderRegistry
+from paceline.extensions import Observer
 from paceline.rules.rule import Rule
 from paceline.tuning.tuner import Tuner
 from paceline.update.engine.progress import TrainingProgress
 from paceline.update.engine.settings import Settings
 from paceline.update.monitor import Monitor
-from paceline_plugins.receipts.observer import Receipts
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class RunContext:
         monitor: times the run and writes its event log.
         loaders: the data that the run shares among the workers.
         tuner: changes settings during the run.
-        receipts: what this worker brought and took at every merge, or None.
+        observers: of the run, such as the one that writes receipts.
     """
 
     settings: Settings
@@ -43,7 +44,7 @@ class RunContext:
     monitor: Monitor
     loaders: LoaderRegistry
     tuner: Tuner
-    receipts: Receipts | None = None
+    observers: Sequence[Observer] = ()
 
     @property
     def trains(self) -> bool:

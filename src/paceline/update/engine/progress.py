@@ -14,21 +14,26 @@ class TrainingProgress:
 
     Attributes:
         steps: minibatches since attach.
+        warm: whether the warm-up is over.
         lockstep: whether gradients are exchanged before the next step: always, or during the warm-up.
     """
 
     def __init__(self, schedule: Schedule) -> None:
-        self.schedule, self.steps = schedule, 0
-        self.warm = False
+        self.schedule = schedule
+        self.restore(0, False)
 
-    @property
-    def warm(self) -> bool:
-        """Whether the warm-up is over; a worker that left during it learns this from its peers."""
-        return self._warm
+    def end_warmup(self) -> None:
+        """The warm-up is over; a worker that left during it learns this from its peers."""
+        self.restore(self.steps, True)
 
-    @warm.setter
-    def warm(self, now: bool) -> None:
-        self._warm, self.lockstep = now, self.schedule.is_lockstep(now)
+    def follow_schedule(self, schedule: Schedule, blocks: bool) -> None:
+        """Continue under another schedule; `blocks`: whether it has blocks now."""
+        self.schedule = schedule
+        self.restore(self.steps, self.warm and blocks)
+
+    def restore(self, steps: int, warm: bool) -> None:
+        """Continue from a checkpoint."""
+        self.steps, self.warm, self.lockstep = steps, warm, self.schedule.is_lockstep(warm)
 
     @property
     def exchanges(self) -> int:

@@ -16,7 +16,7 @@ from paceline.communication import Transport
 from paceline.core.optimizer_state import Owned
 from paceline.core.state_tree import build, flatten
 from paceline.update.engine.context import RunContext
-from paceline.update.engine.gradients.exchanges import GradientExchanges
+from paceline.update.engine.gradients.update import GradientExchanges
 
 
 class Handover:
