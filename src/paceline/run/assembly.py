@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a run from its parts, and closes it.
+"""Builds a run from its parts, resumes it, and closes it.
 
 The order matters: each part needs those built before it. `RunParts` lists them.
 """
@@ -10,25 +10,27 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from paceline import checkpoint, flow
-from paceline.checkpoint import AutoCheckpointer, new_run
+from paceline.checkpoint import AutoCheckpointer, CheckpointFinder, FoundCheckpoint, new_run, reshard
+from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.communication import SoloTransport, Transport
+from paceline.core import shards
 from paceline.core.flat import Modules, averaged_buffers, other_buffers
 from paceline.core.optimizer_state import Owned
-from paceline.core.shards import reshard
 from paceline.data.sharing.loader_registry import LoaderRegistry
-from paceline.errors import UnsupportedError
+from paceline.errors import CheckpointError, UnsupportedError
 from paceline.extensions import OBSERVERS, Observer, extension
 from paceline.observe.event_log import EventLog
 from paceline.observe.sinks.dispatcher import Dispatcher
 from paceline.rules.choice import chooses_codec
 from paceline.rules.rule import Rule
-from paceline.run import probing, validation
-from paceline.run.elastic_join import connect_all, take_over_state
+from paceline.run import other_workers, validation
 from paceline.run.hooks import StepHooks
 from paceline.run.mistakes import Mistakes
+from paceline.run.other_workers import connect_all, take_over_state
 from paceline.run.state import RunState
 from paceline.tuning.period_controllers import period_controller_for
 from paceline.tuning.request_files import RequestFiles
@@ -87,19 +89,13 @@ class RunParts:
         """Whether this worker has left an elastic run before its end."""
         return self.elastic is not None and self.elastic.leaving.gone
 
-    @property
-    def spent_s(self) -> tuple[float, float, float]:
-        """Seconds spent on computing, on waiting for other workers, and on exchanging."""
-        computing_s, waiting_s, exchanging_s = self.context.monitor.spent
-        return computing_s, waiting_s, exchanging_s
-
 
 def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> RunParts:
     """Check the user's arguments, and build a run; nothing is hooked yet."""
     given, model = model, validation.without_ddp(model, rule, settings.group)
     optimizers = validation.optimizer_list(optimizer)
     validation.check_model(model)
-    reshard(model)
+    shards.reshard(model)
     owned = validation.own_parameters(model, optimizers)
     validation.check_rule(rule, owned)
     validation.check_growth(rule, settings.control is not None)
@@ -121,7 +117,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         buffers = _buffer_elements(model)
         chooser = None
         if exchanges and membership is None and transport.world.size > 1:
-            unprobed = probing.problem(rule, given, owned, settings)
+            unprobed = validation.why_unprobed(rule, given, owned, settings)
             timed = (monitor.spent, monitor.flights)
             chooser = rule_chooser_for(rule, transport, owned, buffers, timed, not unprobed)
         tuner = _tuner(chooser.rule if chooser is not None else rule, owned, settings, transport, monitor)
@@ -223,6 +219,45 @@ def start(parts: RunParts, run: Any) -> None:
     elements = sum(p.numel() for _, named in context.owned for _, p in named)
     context.monitor.attached(context.rule.text(), elements, _buffer_elements(context.model))
     context.tuner.tell_rate()
+
+
+def resume_run(parts: RunParts, path: str | Path | None) -> bool:
+    """Load the checkpoint at `path`, or the newest step in the run's store; returns whether there was one."""
+
+    def once() -> bool:
+        settings = parts.context.settings
+        named = None if settings.round is not None and settings.start is not None else path
+        with CheckpointFinder(named, settings.checkpoint, parts.context.transport, settings.start) as finder:
+            found = finder.found()
+            for why in found.damaged.values():
+                parts.context.monitor.damaged(why)
+            if found.manifest:
+                _load(parts, found)
+            if parts.checkpointer is not None:
+                parts.checkpointer.resumed(*finder.own_steps(found))
+        for observer in parts.context.observers:
+            observer.resumed()
+        return bool(found.manifest)
+
+    return parts.elastic.joining.resume(once) if parts.elastic is not None else once()
+
+
+def _load(parts: RunParts, found: FoundCheckpoint) -> None:
+    """Load a checkpoint: bit for bit if the same number of workers saved it, else resharded."""
+    context, manifest, path = parts.context, found.manifest, found.name
+    if manifest["rule"] != parts.state.rule_text:
+        raise CheckpointError(
+            f"{path} was made under the rule {manifest['rule']}, and this run has {parts.state.rule_text}; "
+            "use the same rule, or begin a new run from its global model"
+        )
+    reshard.check_kinds(path, [optimizer for optimizer, _ in context.owned], manifest.get("optimizers"))
+    if found.state is not None and parts.membership is None:
+        parts.state.complete(path, found.state, found.read_frozen)
+        parts.state.load(path, found.state)
+    else:
+        old = OldCheckpoint(manifest, found.read_frozen)
+        other_workers.load_resharded(path, old, parts.state, context)
+    context.monitor.note("resume", path=path)
 
 
 def finish(parts: RunParts) -> None:

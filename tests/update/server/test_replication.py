@@ -16,14 +16,10 @@ import torch
 
 from paceline.rules.outer import Sum
 from paceline.rules.schedule import Bounded
+from paceline.update.server.durability import KEPT_BYTES, Replicas, UnreplicatedPushes, interval
 from paceline.update.server.owner import REPLICA, ShardServer
 from paceline.update.server.protocol import PendingExchange, ShardRequest
-from paceline.update.server.push_numbers import EPOCHS, PushNumbers
-from paceline.update.server.replication import Replicas
-from paceline.update.server.shard import ParameterShard
-from paceline.update.server.shard_updates import AddDelta, IncomingPush
-from paceline.update.server.staleness import WorkerClocks
-from paceline.update.server.unreplicated_pushes import KEPT_BYTES, UnreplicatedPushes, interval
+from paceline.update.server.shard import EPOCHS, AddDelta, IncomingPush, ParameterShard, PushNumbers, WorkerClocks
 
 WORKERS, SHARDS, SAMPLES, EVERY = 4, 4, 40, 3
 

@@ -1,11 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No push is lost with one owner: owners replicate shards, and senders keep pushes until a replica holds them."""
+"""No push is lost with one owner: owners replicate shards, and senders keep pushes until a replica holds them.
+
+The successor is the next live worker in rank order. It acknowledges each replica, and only then the pushes in it are
+safe: their senders learn so with the answer to their next push, or at once where they asked for it.
+
+Pushes that no replica holds are lost with the owner; their senders send them to its successor again. Memory for them is
+bounded: owners replicate a shard as soon as one sender has `interval` pushes in it that no replica holds, and a sender
+with `MORE` pushes beyond that waits before its next one.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -15,10 +24,213 @@ from paceline.errors import PeerLostError
 from paceline.update.server.context import ServiceContext
 from paceline.update.server.frames import FrameKind
 from paceline.update.server.membership import LOOK_EVERY_S
-from paceline.update.server.peers import Peers
+from paceline.update.server.owner import ShardServer
+from paceline.update.server.peer import Peers
 from paceline.update.server.protocol import PendingExchange, ShardRequest
-from paceline.update.server.replication import Replicas, SafePush
-from paceline.update.server.unreplicated_pushes import MORE, UnreplicatedPushes, interval
+
+Send = Callable[[int, int, dict[str, Any], Tensor], None]
+"""(shard, number of the replica, about, row)"""
+
+
+class SafePush(NamedTuple):
+    """The owner and its successor have all pushes of `sender` to `shard` up to `number`."""
+
+    sender: int
+    shard: int
+    number: int
+
+
+class InFlight(NamedTuple):
+    """A replica on its way: its number, its receiver, and the number of each sender's last push in it."""
+
+    number: int
+    successor: int
+    applied: dict[int, int]
+
+
+class Replicas:
+    """The replicas of one owner's shards.
+
+    Args:
+        server: the shards.
+        every: pushes of one sender after which a shard is replicated.
+        successor: gives the worker that would take over the shards; None where this worker is alone.
+        send: sends a replica to the successor.
+    """
+
+    def __init__(self, server: ShardServer, every: int, successor: Callable[[], int | None], send: Send) -> None:
+        self._server, self._every, self._successor, self._send = server, every, successor, send
+        self._lock = runtime.RLock()
+        self._number = 0
+        self._sent: dict[int, dict[int, int]] = {}  # shard -> what was in its last replica
+        self._in_flight: dict[int, InFlight] = {}  # by shard
+        self._safe: dict[int, dict[int, int]] = {}
+        self._wanted: dict[int, set[int]] = {}
+
+    def pushed(self, shard: int) -> None:
+        """Replicate a shard if it is due after a push; different shards at different pushes."""
+        applied = self._server.shards[shard].numbered.applied
+        sent = self._sent.get(shard)
+        every = self._every if sent is not None else 1 + shard % self._every
+        before = sent or {}
+        if any(number - before.get(sender, 0) >= every for sender, number in applied.copy().items()):
+            self.replicate(shard)
+
+    def replicate(self, shard: int) -> None:
+        """Send a replica now, unless one is on its way."""
+        with self._lock:
+            successor = self._successor()
+            if successor is None or shard in self._in_flight:
+                return
+            about, row = self._server.shards[shard].snapshot()
+            applied = {sender: number for sender, number in about["numbered"]["applied"]}
+            self._number += 1
+            self._sent[shard] = applied
+            self._in_flight[shard] = InFlight(self._number, successor, applied)
+            self._send(shard, self._number, about, row)
+
+    def kept(self, successor: int, shard: int, number: int) -> list[SafePush]:
+        """Note that the successor has replica `number` of a shard; what to tell which senders."""
+        with self._lock:
+            in_flight = self._in_flight.get(shard)
+            if in_flight is None or in_flight[:2] != (number, successor):
+                return []
+            del self._in_flight[shard]
+            self._safe[shard] = in_flight.applied
+            return self._told(shard)
+
+    def want(self, sender: int) -> list[SafePush]:
+        """Note that a sender waits until its pushes are safe; what to tell it at once."""
+        with self._lock:
+            found = []
+            for shard in list(self._server.shards):
+                self._wanted.setdefault(shard, set()).add(sender)
+                found += self._told(shard)
+            return found
+
+    def _told(self, shard: int) -> list[SafePush]:
+        """What to tell the senders that wait for this shard; replicate again where a push is not safe."""
+        applied, again = self._server.shards[shard].numbered.applied, False
+        found: list[SafePush] = []
+        for sender in sorted(self._wanted.get(shard, ())):
+            safe = self.safe(shard, sender)
+            found.append(SafePush(sender, shard, safe))
+            if safe >= applied.get(sender, 0):
+                self._wanted[shard].discard(sender)
+            else:
+                again = True
+        if again:
+            self.replicate(shard)
+        return found
+
+    def safe(self, shard: int, sender: int) -> int:
+        """The number of the sender's last push that the successor has; of its last push where there is no successor."""
+        if self._successor() is None:
+            return self._server.shards[shard].numbered.applied.get(sender, 0)
+        return self._safe.get(shard, {}).get(sender, 0)
+
+    def renew(self, shards: Iterable[int]) -> None:
+        """Send replicas of these shards at once: the former ones are lost or out of date."""
+        with self._lock:
+            for shard in shards:
+                self._in_flight.pop(shard, None)
+                self._safe.pop(shard, None)
+                self._sent.pop(shard, None)
+                self.replicate(shard)
+
+
+KEPT_BYTES = 1 << 30
+"""Memory of the pushes that a worker keeps, where they are large."""
+MOST, LEAST = 16, 2
+"""Pushes of a sender between two replicas of a shard."""
+MORE = 4
+"""Further pushes that are kept while a replica is on its way."""
+
+
+def interval(push_bytes: int) -> int:
+    """Pushes of one sender after which a shard is replicated: 2 to 16, so that a sender keeps about 1 GiB of them."""
+    return max(LEAST, min(MOST, KEPT_BYTES // max(1, push_bytes)))
+
+
+class _Entry:
+    """A push, and the shards whose replicas may not hold it."""
+
+    def __init__(self, pending: PendingExchange) -> None:
+        self.pending = pending
+        self.open = {request.shard: request for request in pending.requests if request.values is not None}
+
+
+class UnreplicatedPushes:
+    """The pushes that a worker keeps; not thread-safe.
+
+    Attributes:
+        clients: how many clients push what they made of the same samples; the first one pushes to the first shard.
+    """
+
+    def __init__(self) -> None:
+        self.clients = 1
+        self._order: deque[_Entry] = deque()
+        self._by_shard: dict[int, deque[_Entry]] = {}
+        self._last: list[Mark] = []  # of the newest safe push, whose samples other clients may still push
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def add(self, pending: PendingExchange) -> None:
+        """Keep a push that is about to be sent."""
+        entry = _Entry(pending)
+        if entry.open:
+            self._order.append(entry)
+            for shard in entry.open:
+                self._by_shard.setdefault(shard, deque()).append(entry)
+
+    def safe(self, shard: int, number: int) -> bool:
+        """Note that the pushes to `shard` up to `number` are safe; whether that was unknown of one."""
+        waiting, is_news = self._by_shard.get(shard), False
+        while waiting and waiting[0].pending.clock <= number:
+            entry = waiting.popleft()
+            entry.open.pop(shard, None)
+            is_news = True
+            if not entry.open:
+                entry.pending.release()
+        return is_news
+
+    def done(self, all_pushed: bool = False) -> list[Mark]:
+        """The sample ranges that have become safe in every shard since the last call.
+
+        Args:
+            all_pushed: whether all clients have pushed what they made of these samples.
+        """
+        found: list[Mark] = []
+        while self._order and not self._order[0].open:
+            pending = self._order.popleft().pending
+            if pending.counts_samples:
+                found += self._last
+                self._last = list(pending.marks)
+        if self._last and (self.clients == 1 or (all_pushed and not self._order)):
+            found += self._last
+            self._last = []
+        return found
+
+    @property
+    def shards(self) -> list[int]:
+        """The shards in which a push of this worker is not safe."""
+        return [shard for shard, waiting in self._by_shard.items() if waiting]
+
+    def again(self, shards: Container[int]) -> Iterable[tuple[PendingExchange, ShardRequest]]:
+        """The requests to send to the new owner of `shards`, in order."""
+        for entry in self._order:
+            for shard, request in entry.open.items():
+                if shard in shards:
+                    yield entry.pending, request
+
+    @property
+    def marks(self) -> list[Mark]:
+        """The sample ranges that are pushed, and not yet in every shard for good."""
+        return [
+            *self._last,
+            *(mark for entry in self._order if entry.pending.counts_samples for mark in entry.pending.marks),
+        ]
 
 
 class Durability:
