@@ -10,12 +10,6 @@ if [ -z "$quick" ]; then
     "$python" -m paceline run --workers 4 --rule "bmuf(period=8)" benchmarks/seeds/dual.py --one dual 0 --workers 4 \
         --second-rate 2e-3 --out $out/four
 fi
-reviews() { # name, arguments
-    "$python" benchmarks/seeds/dual_reviews.py "${@:2}" $quick --out "$out/$1" | tee "$results/$1.txt"
-}
-reviews reviews
-reviews reviews_words --writer words
-[ -n "$quick" ] || reviews reviews_words_500 --writer words --labelled 500
 digits=(--seeds 10)
 [ -z "$quick" ] || digits=(--seeds 1 --steps 8)
 "$python" examples/dual_digits/train.py --first-seed 10 "${digits[@]}" | tee "$results/digits.txt"

@@ -25,6 +25,14 @@ its place in :mod:`paceline.run.attach`."""
 data_logs: list[Callable[[Callable[..., None]], Any]] = []
 """What plugins that were imported log of a run's data: each, called with the function that writes an event, returns an
 object with `add(data)` and `tell(now=)`."""
+STARTERS = "paceline.starters"
+"""`zero` -> the module that starts unchanged programs; `virtual` -> its class for virtual workers."""
+LAUNCHERS = "paceline.launchers"
+"""`ssh` and `mpi` -> a module whose `run` starts the workers of `paceline run` in another way than on this host."""
+SEALS = "paceline.seals"
+"""`receipts` -> `make_seal(cluster, directory, sign, job)`, which returns what seals the receipts of a run."""
+PAGES = "paceline.pages"
+"""`watch` -> `serve(directory, host, port)`, which serves the page of a run."""
 
 
 class Observer:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.common._network import EmulatedNetwork
+from devtools.emulation import EmulatedNetwork
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app

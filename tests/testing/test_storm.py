@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from devtools.storm.elastic import StormSettings
 from devtools.storm.faults import KINDS
+from devtools.storm.mutants import MUTANTS, RUN_MUTANTS
 from devtools.storm.seeds import shrunk, storm, storms
 
 from paceline.flow.engine import ElasticEngine
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "faults"))
-from _storm_mutants import MUTANTS, RUN_MUTANTS
 
 FOUND = {
     471: "a worker whose goodbye was lost with the power of the control plane's machine had stopped its heartbeats",

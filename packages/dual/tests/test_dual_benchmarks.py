@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks of dual learning draw and count: sentences, sounds, and sentiment in what is written."""
+"""What the benchmark of dual learning draws: sentences."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
-
-from paceline_dual import LabelToText, pad, unpad
 
 FOLDER = Path(__file__).parents[3] / "benchmarks"
-NAMES = ("_numbers", "_sentences", "_sounds", "_reviews", "_review_writing")
+NAMES = ("_numbers", "_sentences")
 
 if not FOLDER.is_dir():
     pytest.skip("the benchmarks are not beside the package", allow_module_level=True)
@@ -77,50 +74,3 @@ def test_a_kept_corpus_is_the_one_that_was_made_and_no_other(modules: dict[str, 
     assert sentences.kept(tmp_path / "corpus.json", sizes, text) == made
     with pytest.raises(SystemExit, match="other sentences"):
         sentences.kept(tmp_path / "corpus.json", sizes, sentences.Text())
-
-
-def test_a_sound_is_normal_about_what_the_letters_say(modules: dict[str, ModuleType]) -> None:
-    sounds = modules["_sounds"]
-    torch.manual_seed(0)
-    says = sounds.Says(5, 8, 1, 0.0).eval()
-    says.logarithms.data.uniform_(-0.3, 1)
-    letters, sound = pad([[0, 1], [2]]), torch.randn(2, 5)
-    right = torch.distributions.Normal(says.mean(letters), says.spread.exp()).log_prob(sound).sum(1)
-    torch.testing.assert_close(says.log_prob(sound, letters), right)
-    best, log_probs = says.beam(letters, 2)
-    torch.testing.assert_close(best[:, 0], says.mean(letters))
-    assert bool((log_probs[:, 0] >= right).all()) and bool(log_probs[:, 1].isneginf().all())
-
-
-def test_the_beam_of_what_is_heard_has_its_own_probabilities(modules: dict[str, ModuleType]) -> None:
-    sounds = modules["_sounds"]
-    torch.manual_seed(0)
-    hears = sounds.Hears(5, 8, 1, 0.0).eval()
-    sound = torch.randn(2, 5)
-    best, log_probs = hears.beam(sound, 3)
-    again = hears.log_prob(best.flatten(0, 1), sound.repeat_interleave(3, 0))
-    torch.testing.assert_close(again.view(2, 3), log_probs)
-
-
-def test_sentiment_is_counted_for_and_against_the_label(modules: dict[str, ModuleType]) -> None:
-    part = pad([[1, 1, 3], [2, 2, 3]]), torch.tensor([1, 0])  # "good good film", "bad bad film"
-    reviews = modules["_reviews"].Reviews(part, part, part, ("<rare>", "good", "bad", "film"))
-    judge = modules["_review_writing"].Judge(reviews, {"good": 1.9, "bad": -2.5, "film": 0.1})
-    figures = judge.figures(pad([[1, 3, 0], [1, 2, 3, 3]]), torch.tensor([1, 0]))
-    counted = {"sentiment": 3 / 6, "agreeing": 2 / 6, "opposing": 1 / 6, "words_of_a_text": 3.0}
-    assert {name: figures[name] for name in counted} == pytest.approx(counted)
-    assert judge.figures(*part)["read_right"] == 1.0
-
-
-def test_cold_writing_is_greedy_and_has_no_rare_word(modules: dict[str, ModuleType]) -> None:
-    torch.manual_seed(0)
-    empty = torch.zeros(0, 1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
-    reviews = modules["_reviews"].Reviews(empty, empty, empty, ("<rare>", *"abcdef"))
-    writer = LabelToText(7, 2, 8, 1, 2, 0.0, 6)
-    before = {name: value.clone() for name, value in writer.state_dict().items()}
-    texts, labels = modules["_review_writing"].write(writer, reviews, 3, 1e-4, 0)
-    assert labels.tolist() == [0, 0, 0, 1, 1, 1]
-    rows = unpad(texts)
-    assert rows[0] == rows[1] == rows[2] and rows[3] == rows[4] == rows[5]
-    assert not any(0 in row for row in rows)
-    assert all(bool((value == before[name]).all()) for name, value in writer.state_dict().items())

@@ -106,11 +106,6 @@ def keeps_state(optimizer: Optimizer) -> bool:
     return not (isinstance(optimizer, SGD) and all(group["momentum"] == 0 for group in optimizer.param_groups))
 
 
-def is_with_momentum(optimizer: Optimizer) -> bool:
-    """Whether its state is a momentum and nothing else, which a few steps renew: SGD, Muon."""
-    return isinstance(optimizer, _WITH_BUFFER)
-
-
 def refuse_uncompensated(optimizer: Optimizer) -> None:
     """Raise `UnsupportedError` if moment compensation is not defined for `optimizer`."""
     name = type(optimizer).__name__

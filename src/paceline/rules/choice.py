@@ -19,12 +19,6 @@ they send more than `bmuf(period=8, codec='int8')` (16.6 and 11.6 MB there) and 
 A codec that saves less than a third of the bytes of the row before is left out. That is all of them for Adam, whose
 moments, two thirds of what is sent, are always dense.
 
-Where exchanges take f times as long later, and computing g times, the times of the probe become c g, e_k f and
-
-    x = max(0, f gradient_s - g h),    h = gradient_s - x, what the backward pass hid at the probe
-
-so that it can be told whether another choice would come out (:mod:`paceline.tuning.choice_watch`).
-
 Source: ours.
 """
 
@@ -79,16 +73,6 @@ class ProbeTimes:
         """Whether exchanging gradients during the pass need not be tried."""
         return self.gradient_s > HOPELESS * self.step_s
 
-    def scaled(self, exchange: float, step: float) -> ProbeTimes:
-        """The times where exchanges take `exchange` times as long by now, and computing `step` times."""
-        hidden_s = BACKWARD * self.step_s if self.exposed_s is None else self.gradient_s - self.exposed_s
-        return ProbeTimes(
-            step * self.step_s,
-            exchange * self.gradient_s,
-            max(0.0, exchange * self.gradient_s - step * hidden_s),
-            {codec: exchange * seconds for codec, seconds in self.block_s.items()},
-        )
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -111,15 +95,6 @@ class Choice:
     def json(self) -> dict[str, Any]:
         """For a checkpoint."""
         return asdict(self)
-
-    def like(self, other: Choice) -> bool:
-        """Whether both mean the same rule, but for the period."""
-        return (self.lockstep, self.codec, self.overlap) == (other.lockstep, other.codec, other.overlap)
-
-    @property
-    def short(self) -> str:
-        """In a few words."""
-        return "synchronous steps" if self.lockstep else f"blocks{_written(self.codec)}, {_hidden(self.overlap)}"
 
 
 def worth_it(bytes_of: Mapping[str, int]) -> list[str]:

@@ -118,8 +118,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         chooser = None
         if exchanges and membership is None and transport.world.size > 1:
             unprobed = validation.why_unprobed(rule, given, owned, settings)
-            timed = (monitor.spent, monitor.flights)
-            chooser = rule_chooser_for(rule, transport, owned, buffers, timed, not unprobed)
+            chooser = rule_chooser_for(rule, transport, owned, buffers, monitor.spent, not unprobed)
         tuner = _tuner(chooser.rule if chooser is not None else rule, owned, settings, transport, monitor)
         tuner.tunables.fixed = transport.world.size > 1 and validation.trains_together(given)
         tuner.measured.chooser = chooser

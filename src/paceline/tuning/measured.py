@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What measured times change, alike on all workers: the rule after a probe, the period of its blocks, and whether to
-probe again."""
+"""What measured times change, alike on all workers: the rule after a probe, and the period of its blocks."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ class MeasuredChoices:
         if self.period_controller is not None:
             self.period_controller.stepped(*place())
         if self.chooser is not None:
-            self.chooser.stepped(*place())
+            self.chooser.stepped(place()[1])
 
     def said(self) -> Any:
         """This worker's measurements as JSON values; None before there are enough."""
@@ -64,8 +63,8 @@ class MeasuredChoices:
         if self.chooser is not None:
             of_chooser = [row[1] for row in measured]
             measured = [row[0] for row in measured]
-            (self.chooser.agree if self.probing else self.chooser.reconsider)(of_chooser)
-        if self.period_controller is None or self.again:
+            self.chooser.agree(of_chooser)
+        if self.period_controller is None:
             return None
         return self.period_controller.agree(measured, self._tunables.rule.paced, blocks)
 
@@ -80,16 +79,6 @@ class MeasuredChoices:
     def probing(self) -> bool:
         """Whether a probe is under way."""
         return self.chooser is not None and self.chooser.probing
-
-    @property
-    def samples(self) -> bool:
-        """Whether the next step is synchronous and timed."""
-        return self.chooser is not None and self.chooser.samples
-
-    @property
-    def again(self) -> bool:
-        """Whether a new probe has been agreed on, and has not begun."""
-        return self.chooser is not None and bool(self.chooser.again)
 
     @property
     def sends_early(self) -> bool:
@@ -122,13 +111,12 @@ class MeasuredChoices:
             return None
         before = self._tunables.rule
         chooser.pending = False
-        chooser.watch()
         self._use(chooser)
         self._tunables.scale_rates(chooser.rate_factor)
         factor = chooser.rate_factor * self._tunables.rates.common
         if self._tunables.rule.schedule.exchanges_blocks:
             self._keep_numbers(before, chooser.asked)
-        return f"{chooser.asked.name}: {chooser.told()}{_of_one(factor)}"
+        return f"{chooser.asked.name}: {chosen.why}{_of_one(factor)}"
 
     def at_once(self) -> str:
         """That blocks begin at once, with a learning rate that is not the program's; empty if not so."""
@@ -137,20 +125,6 @@ class MeasuredChoices:
             return ""
         why = f" without a probe: {self.unprobed}" if self.unprobed else ""
         return f"{rule.name}: blocks of {rule.schedule.period} minibatches{why}{_of_one(factor)}"
-
-    def probe_again(self, steps: int) -> str:
-        """Begin the probe that was agreed on, after `steps` steps of this worker; returns why, for display."""
-        chooser, before = self.chooser, self._tunables.rule
-        assert chooser is not None
-        why, held = chooser.again, self.period_controller is not None and self.period_controller.held
-        self._tunables.scale_rates(1.0, over=chooser.rate_factor)
-        chooser.probe_again(steps)
-        self._use(chooser)
-        if before.schedule.exchanges_blocks:
-            rule = self._tunables.rule = replace(self._tunables.rule, outer=before.outer)
-            if held:
-                self._tunables.rule = replace(rule, schedule=replace(rule.paced, period=before.schedule.period))
-        return f"{chooser.asked.name}: {why}"
 
     def _keep_numbers(self, before: Rule, asked: Rule) -> None:
         """Keep the numbers of the rule that were set during the probe."""
@@ -175,7 +149,7 @@ class MeasuredChoices:
     # -- checkpoints ------------------------------------------------------------------------------
 
     def load_choice(self, state: dict[str, Any], same: bool, steps: int) -> dict[str, Any]:
-        """Continue with the saved choice, or probe again on another number of workers; the numbers to load.
+        """Continue with the saved choice, or begin the probe on another number of workers; the numbers to load.
 
         Args:
             state: of the tuner.
@@ -184,15 +158,16 @@ class MeasuredChoices:
         """
         saved, chooser = state.get("choice"), self.chooser
         knobs: dict[str, Any] = state["knobs"]
-        if chooser is not None and same:
-            chooser.load(saved, steps)
-        elif saved is not None:  # of another number of workers
-            factor = float(saved["factor"])
-            knobs = {"rule": None, "factors": [[number, one / factor] for number, one in knobs["factors"]]}
         if chooser is not None:
-            if not same:
+            if same or state.get("pace") is not None or (saved is not None and saved["choice"] is not None):
+                chooser.load(saved, steps)
+            else:
                 chooser.renew(steps)
             self._use(chooser)
+        if saved is not None and not same:  # the factor follows from the number of workers
+            factor = float(saved["factor"]) / (chooser.rate_factor if chooser is not None else 1.0)
+            factors = [[number, one / factor] for number, one in knobs["factors"]]
+            knobs = {"rule": knobs["rule"] if chooser is not None else None, "factors": factors}
         return knobs
 
 

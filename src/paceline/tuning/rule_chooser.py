@@ -3,21 +3,18 @@
 
 Every worker times the steps of the probe (:mod:`.probe_timers`). When it has enough, it says so in the header of its
 next exchange, as for a request to tune; after that exchange all workers gather all measurements, and each makes the
-same choice. It takes effect after the step: synchronous steps go on, or the warm-up ends and blocks begin.
-
-Afterwards the workers watch whether the network is still what it was (:mod:`.choice_watch`). Where it is not, they
-probe again: blocks end, the steps are synchronous and have one worker's learning rate, and the choice is made anew.
-Blocks that follow on blocks go on with the outer state and the count of those before; codecs begin without residuals.
+same choice. It takes effect after the step: synchronous steps go on, or the warm-up ends and blocks begin. It stays for
+the run, and a run that resumes from a checkpoint takes it over, whatever its number of workers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.communication import Transport
-from paceline.core.optimizer_state import Owned, is_with_momentum, keeps_state
+from paceline.core.optimizer_state import Owned
 from paceline.rules import choice as choices
 from paceline.rules.choice import Choice, ProbeTimes
 from paceline.rules.codec import Layout, codec_from_text
@@ -25,10 +22,8 @@ from paceline.rules.recipes import sync
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Probe
 from paceline.rules.traffic import bytes_per_block
-from paceline.tuning.choice_watch import MOST, PATIENCE, ChoiceWatch
 from paceline.tuning.period_controller import block_bytes
 from paceline.tuning.probe_timers import ProbeTimer, SimulatedProbeTimer, WallProbeTimer
-from paceline.tuning.watch_timers import SimulatedWatch, WallBlocksWatch, WallStepsWatch, WatchTimer
 
 LEAST_ELEMENTS = 1 << 18
 """The least elements of a chunk (:mod:`paceline.update.engine.blocks.outer_state`)."""
@@ -78,32 +73,17 @@ class RuleChooser:
         timer: makes a timer of the probe's steps.
         model: what is exchanged.
         probes: whether gradients can be exchanged; else it begins with blocks.
-        watch_timer: makes a timer of the time after a choice; None where that choice stays.
 
     Attributes:
         choice: what was chosen; None before.
         pending: whether the choice has not taken effect yet.
         gave_up: whether it was chosen without times.
         began: this worker's steps before the probe.
-        before: what was chosen before the present probe, or before the last one; None for the first.
-        again: why the workers are to probe again after the present step; empty if they are not.
     """
 
-    def __init__(
-        self,
-        asked: Rule,
-        timer: Callable[[], ProbeTimer],
-        model: ProbedModel,
-        probes: bool,
-        watch_timer: Callable[[Choice], WatchTimer | None] = lambda choice: None,
-    ) -> None:
+    def __init__(self, asked: Rule, timer: Callable[[], ProbeTimer], model: ProbedModel, probes: bool) -> None:
         self.asked, self._new_timer, self._model, self.probes = asked, timer, model, probes
-        self._watch_timer = watch_timer
-        self._watch: ChoiceWatch | None = None
         self.choice: Choice | None = None
-        self.before: Choice | None = None
-        self._times: ProbeTimes | None = None
-        self._patience, self.again = PATIENCE, ""
         self.pending = self.gave_up = False
         self.began = self._steps = self._chosen_at = 0
         self._probing = probes
@@ -144,35 +124,23 @@ class RuleChooser:
 
     # -- measuring --------------------------------------------------------------------------------
 
-    def stepped(self, blocks: int, steps: int) -> None:
-        """A step was made; `blocks` have been exchanged, and this worker has made `steps`."""
+    def stepped(self, steps: int) -> None:
+        """A step was made; this worker has made `steps`."""
         self._steps = steps
-        if self.probing:
-            if steps > self.began:
-                self._timer.stepped(steps)
-        elif self._watch is not None:
-            self._watch.stepped(blocks, steps)
-
-    @property
-    def samples(self) -> bool:
-        """Whether the next step is synchronous and timed."""
-        return self.probing or (self._watch is not None and self._watch.samples)
+        if self.probing and steps > self.began:
+            self._timer.stepped(steps)
 
     @property
     def due(self) -> bool:
         """Whether it is time to gather the measurements."""
-        if not self.probing:
-            return self._watch is not None and self._watch.due
-        if self._steps - self.began < self.asked.schedule.warmup and self.before is None:
+        if not self.probing or self._steps - self.began < self.asked.schedule.warmup:
             return False
         found = self._timer.measured()
         return found is not None and (found[2] is not None or found[1] > choices.HOPELESS * found[0])
 
     def said(self) -> list[Any] | None:
         """This worker's measurements as JSON values; None before there are enough."""
-        if not self.probing:
-            return self._watch.said() if self._watch is not None else None
-        found = self._timer.measured()
+        found = self._timer.measured() if self.probing else None
         if found is None:
             return None
         step_s, exchange_s, exposed_s = found
@@ -188,15 +156,12 @@ class RuleChooser:
     def agree(self, rows: Sequence[Any]) -> None:
         """Choose, the same on every worker, or wait for more steps; `rows`: `said` of each worker."""
         measured = [row for row in rows if row]
-        if not measured:
+        if not measured or not self.probing:
             return
         step_s, gradient_s, exposed_s, blocks = choices.merged(measured)
         times = ProbeTimes(step_s, gradient_s, exposed_s, dict(zip(self._model.block_bytes, blocks, strict=True)))
         found = choices.choose(times, self.asked.paced)
         if found is not None:
-            self._times = times
-            if self.before is not None:
-                self._patience = min(MOST, 2 * self._patience) if found.like(self.before) else PATIENCE
             self._take(found, 1 + max(int(row[4]) for row in measured))  # it takes effect after the present step
 
     def give_up(self, why: str, steps: int) -> None:
@@ -209,39 +174,6 @@ class RuleChooser:
 
     def _take(self, found: Choice, steps: int) -> None:
         self.choice, self.pending, self._chosen_at = found, True, steps
-
-    def told(self) -> str:
-        """The choice in a sentence, and what it was before."""
-        assert self.choice is not None
-        if self.before is None:
-            return self.choice.why
-        same = "as before" if self.choice.like(self.before) else f"before: {self.before.short}"
-        return f"{self.choice.why} ({same})"
-
-    # -- choosing again ---------------------------------------------------------------------------
-
-    def watch(self) -> None:
-        """The choice has taken effect: watch from now on whether it still fits."""
-        timer = self._watch_timer(self.choice) if self.choice is not None and self._times is not None else None
-        share, lockstep = self.asked.paced.pace.share, self.choice is not None and self.choice.lockstep
-        self._watch = ChoiceWatch(timer, lockstep, share, self._patience) if timer is not None else None
-
-    def reconsider(self, rows: Sequence[Any]) -> None:
-        """Find out whether to probe again, the same on every worker; `rows`: `said` of each worker."""
-        moved = self._watch.agree(rows) if self._watch is not None else None
-        if moved is None or self.choice is None or self._times is None:
-            return
-        if not self.choice.lockstep:
-            found = choices.choose(self._times.scaled(moved.exchange, moved.step), self.asked.paced)
-            if found is None or found.like(self.choice):
-                return
-        self.again = f"probes again, after {self.choice.short}: {moved.why}"
-
-    def probe_again(self, steps: int) -> None:
-        """Probe again, after `steps` steps."""
-        before, patience = self.choice, self._patience
-        self.renew(steps)
-        self.before, self._patience = before, patience
 
     @property
     def rate_factor(self) -> float:
@@ -258,30 +190,20 @@ class RuleChooser:
             "at": self._chosen_at,
             "began": self.began,
             "factor": self.rate_factor,
-            "before": self.before.json() if self.before is not None else None,
-            "times": list(astuple(self._times)) if self._times is not None else None,
-            "patience": self._patience,
-            "watch": self._watch.state() if self._watch is not None else None,
         }
 
     def load(self, state: Mapping[str, Any] | None, steps: int) -> None:
         """Restore `state`; None is that of a run that began with blocks. Times are measured anew."""
         saved = state or {"probing": False, "choice": None, "at": 0, "began": 0}
-        self._probing, self.pending, self.again = bool(saved["probing"]) and self.probes, False, ""
+        self._probing, self.pending = bool(saved["probing"]) and self.probes, False
         self.choice = Choice(**saved["choice"]) if saved["choice"] is not None else None
-        self.before = Choice(**saved["before"]) if saved.get("before") is not None else None
-        self._times = ProbeTimes(*saved["times"]) if saved.get("times") is not None else None
-        self._patience = int(saved.get("patience", PATIENCE))
         self._chosen_at, self.began, self._steps = int(saved["at"]), int(saved["began"]), steps
-        self.watch()
-        if self._watch is not None and saved.get("watch") is not None:
-            self._watch.load(saved["watch"])
         self._timer = self._new_timer()
         if isinstance(self._timer, SimulatedProbeTimer):
             self._timer.resumed(steps - self.began, steps)
 
     def renew(self, steps: int) -> None:
-        """Probe again, after `steps` steps: the number of workers is another."""
+        """Begin the probe after `steps` steps: the number of workers is another."""
         self.load({"probing": self.probes, "choice": None, "at": 0, "began": steps}, steps)
 
 
@@ -290,7 +212,7 @@ def rule_chooser_for(
     transport: Transport,
     owned: Owned,
     buffers: int,
-    timed: tuple[Sequence[float], Sequence[float]],
+    spent: Sequence[float],
     probes: bool,
 ) -> RuleChooser | None:
     """The chooser of one of several workers; None under rules that no probe chooses.
@@ -300,14 +222,14 @@ def rule_chooser_for(
         transport: the connection.
         owned: (optimizer, its named parameters) pairs.
         buffers: elements of averaged buffers.
-        timed: (spent, flights) as for :class:`paceline.tuning.watch_timers.WallBlocksWatch`.
+        spent: total seconds of computing, of waiting for other workers, and of exchanging; updated in place.
         probes: whether gradients can be exchanged.
     """
     probe = rule.schedule.probe
     if probe is None:
         return None
     model, steps = ProbedModel.of(rule, transport, owned, buffers), probe.steps
-    (spent, flights), world, cluster = timed, transport.world, transport.cluster
+    world, cluster = transport.world, transport.cluster
     device = next(parameter.device for _, named in owned for _, parameter in named)
 
     def timer() -> ProbeTimer:
@@ -316,18 +238,4 @@ def rule_chooser_for(
         nbytes = model.gradient_bytes
         return SimulatedProbeTimer(cluster.clock, world.rank, world.size, nbytes, model.chunks(rule), steps)
 
-    def watch_timer(choice: Choice) -> WatchTimer | None:
-        if not choice.lockstep and stays:
-            return None
-        if cluster is None or not cluster.timed:
-            return WallStepsWatch(spent) if choice.lockstep else WallBlocksWatch(spent, flights)
-        nbytes = model.gradient_bytes if choice.lockstep else model.block_bytes[choice.codec]
-        chunks = model.chunks(rule) if choice.lockstep else None
-        return SimulatedWatch(cluster.clock, world.rank, world.size, nbytes, chunks)
-
-    can_probe = probes and (cluster is None or cluster.timed)
-    # an optimizer whose state blocks leave on its worker has none that is common, which synchronous steps need
-    stays = any(
-        rule.delta.resolve(one) == "keep" and keeps_state(one) and not is_with_momentum(one) for one, _ in owned
-    )
-    return RuleChooser(rule, timer, model, can_probe, watch_timer)
+    return RuleChooser(rule, timer, model, probes and (cluster is None or cluster.timed))

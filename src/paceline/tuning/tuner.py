@@ -199,11 +199,6 @@ class Tuner:
         self._tell_rule(why)
         return self.rule
 
-    def probe_again(self) -> Rule:
-        """The rule of a probe that was agreed on; it takes effect now."""
-        self._tell_rule(self.measured.probe_again(self.place()[1]))
-        return self.rule
-
     def tell_rate(self) -> None:
         """At attach: say so where the learning rate is not the program's and no choice of the rule will tell."""
         if why := self.measured.at_once():

@@ -97,8 +97,6 @@ class Monitor:
         """Seconds of waiting for data since the run began."""
         self.of_blocks = [0.0, 0.0]
         """Seconds of waiting for other workers in exchanges of blocks, and of these exchanges, since the run began."""
-        self.flights = [0.0, 0.0]
-        """Seconds that exchanges of blocks were under way, and their number, since the run began."""
         self._rejections = Rejections(transport, self.note)
         transport.told = lambda rows: self.note("waiting", workers=rows)
 
@@ -174,9 +172,6 @@ class Monitor:
         if block:
             self.of_blocks[0] += timing.wait_s
             self.of_blocks[1] += timing.exchange_s
-        if block and timing.flight_s:
-            self.flights[0] += timing.flight_s
-            self.flights[1] += 1
         self._exchanges, self._block = self._exchanges + 1, block
         self._since = self._transport.now()
         if summary is not None:
@@ -223,27 +218,20 @@ class Monitor:
     def lost(self, rank: int, why: str, taken_over: Sequence[int] = ()) -> None:
         """Report a lost worker; `taken_over`: the ranks that own its shards from now on."""
         name = self._transport.world.name
-        heirs = f"; its slices go to {', '.join(name(heir) for heir in taken_over)}" if taken_over else ""
-        logger.warning("%s is lost: %s%s; the others go on", name(rank), why, heirs)
+        owners = f"; its slices go to {', '.join(map(name, taken_over))}; the others go on" if taken_over else ""
+        logger.warning("%s is lost: %s%s", name(rank), why, owners)
         self.note("lost", rank_lost=rank, why=why, taken_over=list(taken_over))
 
-    def takeover(self, slice_of: int, version: int, source: str) -> None:
+    def takeover(self, slice_of: int, version: int) -> None:
         """Report that this worker owns the shards of a lost one from now on.
 
         Args:
             slice_of: rank of the lost worker.
-            version: of the restored values, in updates.
-            source: of these values: "replica" or "last pulled values".
+            version: of the replicas with which it goes on, in updates.
         """
-        world = self._transport.world
-        logger.warning(
-            "%s takes over the slices of %s at version %d, from: %s",
-            world.name(world.rank),
-            world.name(slice_of),
-            version,
-            source,
-        )
-        self.note("takeover", slice_of=slice_of, version=version, **{"from": source})
+        name, rank = self._transport.world.name, self._transport.world.rank
+        logger.warning("%s takes over the slices of %s at version %d", name(rank), name(slice_of), version)
+        self.note("takeover", slice_of=slice_of, version=version, **{"from": "replica"})
 
     def inexact(self, what: str, warns: bool = True) -> None:
         """Report that samples may not be in the model exactly once; `what` says which."""

@@ -21,12 +21,11 @@ from paceline.cli.console.program_options import (
     Quiet,
     RuleText,
 )
-from paceline.cli.run.certificates import Security
-from paceline.cli.run.elastic import ElasticOptions, start_run
-from paceline.cli.run.program import find
+from paceline.cli.run.elastic import ElasticRun, start_run
+from paceline.cli.run.options import ElasticOptions, ProgramOptions, Security, StartOptions
+from paceline.cli.run.program import find, zero_lines
 from paceline_plugins.sites import sites
 from paceline_plugins.sites.sites import Sites
-from paceline_plugins.zero import run_option as zero_lines
 
 TIMEOUT_S = 600.0
 MOST_TEXT = 2000
@@ -92,14 +91,15 @@ def command(
         refuse("no program was given: paceline join [OPTIONS] FILE|- PROGRAM [ARGUMENTS]")
     read = sites.read(invitation, "INVITATION", lead=False)
     program = find(script, arguments, module)
-    options = zero_lines.ZeroLineOptions(as_is, False, False)
-    zero_lines.refuse_elastic(program, options)
+    options = ProgramOptions(as_is, module=module)
+    zero_lines().refuse_elastic(program, options)
     if workers < 1:
         refuse(f"--workers must be at least 1, got {workers}")
     enrolled = sites.enrol(read, "INVITATION", workers)
     rule, timeout_s = _of_run(enrolled.told, rule, timeout)
-    asked = ElasticOptions(None, read.where, None, workers, rule, timeout_s, None, Sites(enrolled=enrolled))
-    raise typer.Exit(start_run(asked, program, options, log, overwrite, Security(None, None, False), quiet))
+    start = StartOptions(rule=rule, timeout=timeout_s, log=log, overwrite=overwrite, quiet=quiet)
+    asked = ElasticRun(ElasticOptions(join=read.where), start, workers, Sites(enrolled=enrolled))
+    raise typer.Exit(start_run(asked, program, options, Security()))
 
 
 def _of_run(told: dict[str, Any], rule: str | None, timeout_s: float | None) -> tuple[str | None, float]:

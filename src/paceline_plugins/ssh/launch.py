@@ -23,6 +23,7 @@ from paceline.cli.launch.saved_plan import address_text
 from paceline.cli.launch.signals import SignalListener
 from paceline.cli.run import checks, elastic_checks, start
 from paceline.cli.run.conclusion import stopped
+from paceline.cli.run.options import StartOptions
 from paceline_plugins.ssh import check, words
 from paceline_plugins.ssh.ending import conclude
 from paceline_plugins.ssh.follow import follow
@@ -43,26 +44,20 @@ class Job:
         program: with the files that the hosts need.
         options: those of the launcher of each host that are the same on all.
         elastic: the options of an elastic run for its first host; empty for other runs.
-        rule: of `--rule`, which is among them, or None.
+        start: how the workers start.
         master: where the hosts shall meet, or None.
-        timeout_s: of the run.
-        may_bring: whether the program is copied to hosts where it is missing or differs.
         rank_0_only: whether only rank 0's output is shown.
         needs_secret: whether the workers get certificates of the job.
-        quiet: print the workers' output alone.
     """
 
     hosts: Sequence[Host]
     program: ProgramFiles
     options: Sequence[str]
     elastic: Sequence[str]
-    rule: str | None
+    start: StartOptions
     master: tuple[str, int] | None
-    timeout_s: float
-    may_bring: bool
     rank_0_only: bool
     needs_secret: bool
-    quiet: bool
 
     @property
     def size(self) -> int:
@@ -71,46 +66,47 @@ class Job:
 
     def say(self, text: str) -> None:
         """Print a note."""
-        if not self.quiet:
+        if not self.start.quiet:
             err().print(text, markup=False, soft_wrap=True)
 
 
-def run(job: Job, log: Path | None, overwrite: bool) -> int:
+def run(job: Job) -> int:
     """Run the job to its end; the exit code."""
     with SignalListener() as listener:
         links = Links(job.hosts, listener)
         try:
-            return _run(job, links, log, overwrite)
+            return _run(job, links)
         except Stopped:
             return stopped(listener.received[0])
         finally:
             links.close()
 
 
-def _run(job: Job, links: Links, log: Path | None, overwrite: bool) -> int:
+def _run(job: Job, links: Links) -> int:
+    log, overwrite, quiet = job.start.log, job.start.overwrite, job.start.quiet
     began = time.monotonic()
     names = ", ".join(host.name for host in job.hosts)
     hosts = f"{len(job.hosts)} host{'s' if len(job.hosts) > 1 else ''}: {names}"
     job.say(f"checking {hosts}")
     links.open()
-    checks.check_rule(job.rule, bool(job.elastic))  # loads torch, while ssh connects
+    checks.check_rule(job.start.rule, bool(job.elastic))  # loads torch, while ssh connects
     hello = check.greetings(links)
-    plans = check.programs(links, hello, job.program, job.may_bring)
+    plans = check.programs(links, hello, job.program)
     refuse_troubles(links)
     master = check.meeting(links, hello, job.master) if len(job.hosts) > 1 else None
     refuse_troubles(links)
     _bring(job, links, plans)
-    cluster = LaunchCluster(job.size, timeout_s=job.timeout_s)
+    cluster = LaunchCluster(job.size, timeout_s=job.start.timeout)
     if job.elastic and log is not None:
         elastic_checks.vacant(log, overwrite)
     directory = checks.log_directory(log, cluster, overwrite)
     forget_output(directory / "output")
     job.say(f"starting {job.size} worker{'s' if job.size > 1 else ''} on {hosts}")
     _start(job, links, plans, directory, master)
-    with start.shown(directory, job.size, job.quiet, job.rank_0_only, words.label(job.hosts)) as show:
+    with start.shown(directory, job.size, quiet, job.rank_0_only, words.label(job.hosts)) as show:
         ended = follow(links, directory, show, bool(job.elastic))
     stopped_by = links.listener.received[0] if links.listener.received else None
-    return conclude(job.hosts, ended, stopped_by, directory, time.monotonic() - began, job.quiet, job.elastic)
+    return conclude(job.hosts, ended, stopped_by, directory, time.monotonic() - began, quiet, job.elastic)
 
 
 def forget_output(folder: Path) -> None:

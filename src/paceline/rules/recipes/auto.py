@@ -38,9 +38,8 @@ def auto(
     The first steps are synchronous, and timed on every worker; then all choose the same (`paceline.rules.choice`).
     Synchronous steps go on where they keep a worker for at most `share` of the time. Else it is `bmuf_adam` for Adam
     and AdamW, and `bmuf` for other optimizers, with the mildest codec and the least period that keep exchanges at
-    `share`. Blocks are timed on, and all workers change the period at the same place (`paceline.tuning`). Where the
-    network is no longer what the rule was chosen for, they probe again, and choose anew
-    (`paceline.tuning.choice_watch`).
+    `share`. The choice stays for the run, and a checkpoint holds it. Blocks are timed on, and all workers change the
+    period at the same place (`paceline.tuning`).
 
     Where gradients cannot be exchanged (`step(closure)`, several optimizers, a GradScaler, elastic runs, arrays of
     other libraries), and among virtual workers without a clock, it begins with blocks.
@@ -92,11 +91,9 @@ AUTO = (
         + BMUF
         + """
 tau = the least with  e / (e + tau c) <= share     (x: seconds that a gradient exchange, e: a block's, keeps a
-                                                    worker; c: of computing a minibatch)
-again where x > 2 c share / (1 - share), or e / c is 1.5 times what it was, or 1 / 1.5""",
+                                                    worker; c: of computing a minibatch)""",
         "those of sync, bmuf and bmuf_adam; the choice is ours",
-        "You do not want to choose: it takes sync, bmuf or bmuf_adam by what the network allows, and says why; anew "
-        "when the network changes.",
+        "You do not want to choose: it takes sync, bmuf or bmuf_adam by what the network allows, and says why.",
         auto,
     ),
 )

@@ -223,7 +223,6 @@ class Exchanger:
             summary = pending_header.summary()
             if summary.weight > 0:
                 chunk.prepare(total, summary)
-            pending_header.arrived_s = self.transport.now()
             return total, state
 
         return self._pipeline.start(steps(), eager=True)
@@ -280,13 +279,10 @@ class PendingHeader:
         exchanger: the connection.
         header: this worker's.
         summary: given where all headers are known already (from a checkpoint).
-
-    Attributes:
-        arrived_s: with overlap, when the last chunk had arrived by the transport's clock; 0 before.
     """
 
     def __init__(self, exchanger: Exchanger, header: ExchangeHeader, summary: ExchangeSummary | None = None) -> None:
-        self._exchanger, self.header, self.arrived_s = exchanger, header, 0.0
+        self._exchanger, self.header = exchanger, header
         self._lock = threading.Lock()
         self._summary = summary
         if summary is None:
@@ -336,7 +332,7 @@ class InFlightExchange:
         self._factor, self._number, self._in_flight = 0.0, 0, 0
         self._left = deque[Chunk]()
         self._under_way = deque(under_way)
-        self._spent_s = self._began_s = self._vote_s = 0.0
+        self._spent_s = self._vote_s = 0.0
 
     @classmethod
     def start(
@@ -363,7 +359,7 @@ class InFlightExchange:
             own = flight._pending_header.summary().headers[exchanger.transport.world.rank]
             flight._factor = own.factor if own.brings else 0.0
         flight._fill_up()
-        flight._spent_s, flight._began_s = exchanger.transport.now() - began, began
+        flight._spent_s = exchanger.transport.now() - began
         flight._vote_s = exchanger.take_vote_s()
         return flight
 
@@ -439,9 +435,7 @@ class InFlightExchange:
                 else:
                     chunk.land(total, summary)
             self._fill_up()
-        timing.exchange_s = timing.flight_s = self._spent_s + now() - began - timing.wait_s
-        if self.overlapped:
-            timing.flight_s = max(0.0, self._pending_header.arrived_s - self._began_s) if self._began_s else 0.0
+        timing.exchange_s = self._spent_s + now() - began - timing.wait_s
         timing.wait_s += self._vote_s
         if failure is not None:
             raise failure

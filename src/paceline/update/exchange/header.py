@@ -291,12 +291,10 @@ class Timing:
     Attributes:
         wait_s: of waiting for other workers.
         exchange_s: beyond that, that it kept this worker.
-        flight_s: that it took: with overlap until all had arrived in the background, waiting included; 0 if unknown.
     """
 
     wait_s: float = 0.0
     exchange_s: float = 0.0
-    flight_s: float = 0.0
 
     def begin(self) -> None:
         """An exchange begins."""

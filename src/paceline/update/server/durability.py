@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No push is lost with one owner: owners replicate shards, and senders keep pushes until a replica holds them.
+"""No push is lost with one owner.
 
-The successor is the next live worker in rank order. It acknowledges each replica, and only then the pushes in it are
-safe: their senders learn so with the answer to their next push, or at once where they asked for it.
+    owner           sends its neighbour, the next worker in rank order, a replica of a shard after every `interval`
+                    pushes of one sender; the neighbour acknowledges it (KEPT), and the pushes in it are *safe*
+    sender          learns what is safe with the answer to its next push, or at once where it asks for that (SECURE,
+                    SAFE); it keeps its pushes until then, and waits when it keeps too many
+    owner is lost   its neighbour goes on from the replica, and senders send it again what the replica may lack
 
-Pushes that no replica holds are lost with the owner; their senders send them to its successor again. Memory for them is
-bounded: owners replicate a shard as soon as one sender has `interval` pushes in it that no replica holds, and a sender
-with `MORE` pushes beyond that waits before its next one.
+There is one replica. Once a shard's owner or its neighbour is lost, the other one has the shard alone: pushes to it are
+safe when they are applied, and the run ends if that worker is lost as well.
 """
 
 from __future__ import annotations
@@ -28,117 +30,6 @@ from paceline.update.server.owner import ShardServer
 from paceline.update.server.peer import Peers
 from paceline.update.server.protocol import PendingExchange, ShardRequest
 
-Send = Callable[[int, int, dict[str, Any], Tensor], None]
-"""(shard, number of the replica, about, row)"""
-
-
-class SafePush(NamedTuple):
-    """The owner and its successor have all pushes of `sender` to `shard` up to `number`."""
-
-    sender: int
-    shard: int
-    number: int
-
-
-class InFlight(NamedTuple):
-    """A replica on its way: its number, its receiver, and the number of each sender's last push in it."""
-
-    number: int
-    successor: int
-    applied: dict[int, int]
-
-
-class Replicas:
-    """The replicas of one owner's shards.
-
-    Args:
-        server: the shards.
-        every: pushes of one sender after which a shard is replicated.
-        successor: gives the worker that would take over the shards; None where this worker is alone.
-        send: sends a replica to the successor.
-    """
-
-    def __init__(self, server: ShardServer, every: int, successor: Callable[[], int | None], send: Send) -> None:
-        self._server, self._every, self._successor, self._send = server, every, successor, send
-        self._lock = runtime.RLock()
-        self._number = 0
-        self._sent: dict[int, dict[int, int]] = {}  # shard -> what was in its last replica
-        self._in_flight: dict[int, InFlight] = {}  # by shard
-        self._safe: dict[int, dict[int, int]] = {}
-        self._wanted: dict[int, set[int]] = {}
-
-    def pushed(self, shard: int) -> None:
-        """Replicate a shard if it is due after a push; different shards at different pushes."""
-        applied = self._server.shards[shard].numbered.applied
-        sent = self._sent.get(shard)
-        every = self._every if sent is not None else 1 + shard % self._every
-        before = sent or {}
-        if any(number - before.get(sender, 0) >= every for sender, number in applied.copy().items()):
-            self.replicate(shard)
-
-    def replicate(self, shard: int) -> None:
-        """Send a replica now, unless one is on its way."""
-        with self._lock:
-            successor = self._successor()
-            if successor is None or shard in self._in_flight:
-                return
-            about, row = self._server.shards[shard].snapshot()
-            applied = {sender: number for sender, number in about["numbered"]["applied"]}
-            self._number += 1
-            self._sent[shard] = applied
-            self._in_flight[shard] = InFlight(self._number, successor, applied)
-            self._send(shard, self._number, about, row)
-
-    def kept(self, successor: int, shard: int, number: int) -> list[SafePush]:
-        """Note that the successor has replica `number` of a shard; what to tell which senders."""
-        with self._lock:
-            in_flight = self._in_flight.get(shard)
-            if in_flight is None or in_flight[:2] != (number, successor):
-                return []
-            del self._in_flight[shard]
-            self._safe[shard] = in_flight.applied
-            return self._told(shard)
-
-    def want(self, sender: int) -> list[SafePush]:
-        """Note that a sender waits until its pushes are safe; what to tell it at once."""
-        with self._lock:
-            found = []
-            for shard in list(self._server.shards):
-                self._wanted.setdefault(shard, set()).add(sender)
-                found += self._told(shard)
-            return found
-
-    def _told(self, shard: int) -> list[SafePush]:
-        """What to tell the senders that wait for this shard; replicate again where a push is not safe."""
-        applied, again = self._server.shards[shard].numbered.applied, False
-        found: list[SafePush] = []
-        for sender in sorted(self._wanted.get(shard, ())):
-            safe = self.safe(shard, sender)
-            found.append(SafePush(sender, shard, safe))
-            if safe >= applied.get(sender, 0):
-                self._wanted[shard].discard(sender)
-            else:
-                again = True
-        if again:
-            self.replicate(shard)
-        return found
-
-    def safe(self, shard: int, sender: int) -> int:
-        """The number of the sender's last push that the successor has; of its last push where there is no successor."""
-        if self._successor() is None:
-            return self._server.shards[shard].numbered.applied.get(sender, 0)
-        return self._safe.get(shard, {}).get(sender, 0)
-
-    def renew(self, shards: Iterable[int]) -> None:
-        """Send replicas of these shards at once: the former ones are lost or out of date."""
-        with self._lock:
-            for shard in shards:
-                self._in_flight.pop(shard, None)
-                self._safe.pop(shard, None)
-                self._sent.pop(shard, None)
-                self.replicate(shard)
-
-
 KEPT_BYTES = 1 << 30
 """Memory of the pushes that a worker keeps, where they are large."""
 MOST, LEAST = 16, 2
@@ -152,16 +43,111 @@ def interval(push_bytes: int) -> int:
     return max(LEAST, min(MOST, KEPT_BYTES // max(1, push_bytes)))
 
 
+class SafePush(NamedTuple):
+    """All pushes of `sender` to `shard` up to `number` are safe, `alone`: if its neighbour is lost."""
+
+    sender: int
+    shard: int
+    number: int
+    alone: int
+
+
+class Replicas:
+    """The replicas of one owner's shards.
+
+    Args:
+        server: the shards.
+        every: pushes of one sender after which a shard is replicated.
+        keeper: shard -> the worker that keeps its replica; None where there is none.
+        send: sends its keeper a replica: (shard, number of the replica, about, row).
+    """
+
+    def __init__(
+        self,
+        server: ShardServer,
+        every: int,
+        keeper: Callable[[int], int | None],
+        send: Callable[[int, int, dict[str, Any], Tensor], None],
+    ) -> None:
+        self._server, self._every, self._keeper, self._send = server, every, keeper, send
+        self._lock = runtime.RLock()
+        self._number = 0
+        self._sent: dict[int, dict[int, int]] = {}  # shard -> each sender's last push in its last replica
+        self._in_flight: dict[int, int] = {}  # shard -> number of the replica that is on its way
+        self._safe: dict[int, dict[int, int]] = {}  # shard -> each sender's last push in its last kept replica
+        self._wanted: dict[int, set[int]] = {}  # shard -> senders that wait until their pushes are safe
+
+    def pushed(self, shard: int) -> None:
+        """Replicate a shard if it is due after a push; different shards at different pushes."""
+        applied, sent = self._server.shards[shard].numbered.applied, self._sent.get(shard)
+        every = self._every if sent is not None else 1 + shard % self._every
+        before = sent or {}
+        if any(number - before.get(sender, 0) >= every for sender, number in applied.copy().items()):
+            self._replicate(shard)
+
+    def _replicate(self, shard: int) -> None:
+        """Send a replica now, unless one is on its way."""
+        with self._lock:
+            if self._keeper(shard) is None or shard in self._in_flight:
+                return
+            about, row = self._server.shards[shard].snapshot()
+            self._number += 1
+            self._sent[shard] = {sender: number for sender, number in about["numbered"]["applied"]}
+            self._in_flight[shard] = self._number
+            self._send(shard, self._number, about, row)
+
+    def kept(self, shard: int, number: int) -> list[SafePush]:
+        """Note that the keeper has replica `number` of a shard; what to tell which senders."""
+        with self._lock:
+            if self._in_flight.get(shard) != number:
+                return []
+            del self._in_flight[shard]
+            self._safe[shard] = self._sent[shard]
+            return self._news(shard)
+
+    def want(self, sender: int) -> list[SafePush]:
+        """Note that a sender waits until its pushes are safe; what to tell it at once."""
+        with self._lock:
+            news: list[SafePush] = []
+            for shard in list(self._server.shards):
+                self._wanted.setdefault(shard, set()).add(sender)
+                news += self._news(shard)
+            return news
+
+    def _news(self, shard: int) -> list[SafePush]:
+        """What to tell the senders that wait for this shard; replicate again where a push is not safe."""
+        applied, waiting = self._server.shards[shard].numbered.applied, self._wanted.get(shard, set())
+        news = [SafePush(sender, shard, *self.safe(shard, sender)) for sender in sorted(waiting)]
+        waiting -= {one.sender for one in news if one.number >= applied.get(one.sender, 0)}
+        if waiting:
+            self._replicate(shard)
+        return news
+
+    def safe(self, shard: int, sender: int) -> tuple[int, int]:
+        """The number of the sender's last push that is safe, and whether that is because there is no replica."""
+        if self._keeper(shard) is None:
+            return self._server.shards[shard].numbered.applied.get(sender, 0), 1
+        return self._safe.get(shard, {}).get(sender, 0), 0
+
+    def renew(self) -> None:
+        """Send replicas of all shards at once: a checkpoint has replaced them."""
+        with self._lock:
+            for shard in self._server.shards:
+                for of_former in (self._in_flight, self._safe, self._sent):
+                    of_former.pop(shard, None)
+                self._replicate(shard)
+
+
 class _Entry:
-    """A push, and the shards whose replicas may not hold it."""
+    """A push, and the shards in which it may not be safe."""
 
     def __init__(self, pending: PendingExchange) -> None:
         self.pending = pending
         self.open = {request.shard: request for request in pending.requests if request.values is not None}
 
 
-class UnreplicatedPushes:
-    """The pushes that a worker keeps; not thread-safe.
+class UnsafePushes:
+    """The pushes that a worker keeps, because it may have to send them again; not thread-safe.
 
     Attributes:
         clients: how many clients push what they made of the same samples; the first one pushes to the first shard.
@@ -201,16 +187,16 @@ class UnreplicatedPushes:
         Args:
             all_pushed: whether all clients have pushed what they made of these samples.
         """
-        found: list[Mark] = []
+        marks: list[Mark] = []
         while self._order and not self._order[0].open:
             pending = self._order.popleft().pending
             if pending.counts_samples:
-                found += self._last
+                marks += self._last
                 self._last = list(pending.marks)
         if self._last and (self.clients == 1 or (all_pushed and not self._order)):
-            found += self._last
+            marks += self._last
             self._last = []
-        return found
+        return marks
 
     @property
     def shards(self) -> list[int]:
@@ -226,11 +212,9 @@ class UnreplicatedPushes:
 
     @property
     def marks(self) -> list[Mark]:
-        """The sample ranges that are pushed, and not yet in every shard for good."""
-        return [
-            *self._last,
-            *(mark for entry in self._order if entry.pending.counts_samples for mark in entry.pending.marks),
-        ]
+        """The sample ranges that are pushed, and not yet safe in every shard."""
+        pushed = (entry.pending for entry in self._order if entry.pending.counts_samples)
+        return [*self._last, *(mark for pending in pushed for mark in pending.marks)]
 
 
 class Durability:
@@ -240,19 +224,25 @@ class Durability:
         context: of the service.
         peers: the connections.
         bounded: whether other workers wait for this worker's clock.
+        clients: how many clients push what they made of the same samples.
         done: called with sample ranges that every shard holds for good.
     """
 
     def __init__(
-        self, context: ServiceContext, peers: Peers, bounded: bool, done: Callable[[list[Mark]], None]
+        self,
+        context: ServiceContext,
+        peers: Peers,
+        bounded: bool,
+        clients: int,
+        done: Callable[[list[Mark]], None],
     ) -> None:
         self._context, self._peers, self._bounded, self._done = context, peers, bounded, done
         self._members, server = context.membership, context.server
-        self._interval = interval(server.push_bytes)
-        self._kept = UnreplicatedPushes()
-        self._replicas = Replicas(server, self._interval, lambda: self._members.own_successor, self._send_replica)
-        for shard, owner in self._members.owners.items():
-            if self._members.successor(owner) == self._members.rank != owner:
+        self._interval, self._kept = interval(server.push_bytes), UnsafePushes()
+        self._kept.clients = clients
+        self._replicas = Replicas(server, self._interval, self._members.replica_keeper, self._send_replica)
+        for shard in self._members.owners:
+            if self._members.replica_keeper(shard) == self._members.rank:
                 server.begin_replica(shard)
 
     # -- as an owner --------------------------------------------------------------------------------
@@ -261,32 +251,30 @@ class Durability:
         """Replicate the shard if it is due, after a push was applied."""
         self._replicas.pushed(shard)
 
-    def _send_replica(self, shard: int, number: int, about: dict[str, Any], row: Tensor) -> None:
-        successor = self._members.own_successor
-        if successor is not None:
-            self._peers[successor].say(FrameKind.REPLICA, (shard, number), row, about)
+    def up_to(self, shard: int, sender: int) -> tuple[int, int]:
+        """The number of the sender's last push to a shard that is safe, and whether this owner is alone."""
+        return self._replicas.safe(shard, sender)
 
-    def replica_kept(self, successor: int, shard: int, number: int) -> None:
-        """Tell senders which pushes are safe, after the successor has received a replica."""
-        self._tell(self._replicas.kept(successor, shard, number))
+    def renew(self) -> None:
+        """Replicate all shards again, after a checkpoint has replaced them."""
+        self._replicas.renew()
+
+    def _send_replica(self, shard: int, number: int, about: dict[str, Any], row: Tensor) -> None:
+        keeper = self._members.replica_keeper(shard)
+        if keeper is not None:
+            self._peers[keeper].say(FrameKind.REPLICA, (shard, number), row, about)
+
+    def replica_kept(self, shard: int, number: int) -> None:
+        """Tell senders which pushes are safe, after the keeper has received a replica."""
+        self._tell(self._replicas.kept(shard, number))
 
     def wanted(self, sender: int) -> None:
         """Tell a sender as soon as all of its pushes are safe."""
         self._tell(self._replicas.want(sender))
 
-    def up_to(self, shard: int, sender: int) -> int:
-        """The number of the sender's last push to a shard that is safe."""
-        return self._replicas.safe(shard, sender)
-
-    def renew(self, shards: Iterable[int]) -> None:
-        """Replicate these shards anew: their replicas are lost or out of date."""
-        self._replicas.renew(shards)
-
-    def _tell(self, said: list[SafePush]) -> None:
-        by_sender: dict[int, list[tuple[int, int]]] = {}
-        for sender, shard, number in said:
-            by_sender.setdefault(sender, []).append((shard, number))
-        for sender, safe in by_sender.items():
+    def _tell(self, news: list[SafePush]) -> None:
+        for sender in dict.fromkeys(one.sender for one in news):
+            safe = [(one.shard, one.number, one.alone) for one in news if one.sender == sender]
             if sender == self._members.rank:
                 self.safe(sender, safe)
             elif sender not in self._members.lost:
@@ -295,13 +283,9 @@ class Durability:
     # -- as a sender --------------------------------------------------------------------------------
 
     @property
-    def marks(self) -> list[Any]:
+    def marks(self) -> list[Mark]:
         """Sample ranges that are pushed, and not yet in every shard for good."""
         return self._kept.marks
-
-    def shared_by(self, clients: int) -> None:
-        """Expect so many clients to push what they made of the same samples."""
-        self._kept.clients = clients
 
     def keep(self, pending: PendingExchange) -> None:
         """Keep a push that is about to be sent; wait where too many are kept.
@@ -314,12 +298,17 @@ class Durability:
         with self._context.changed:
             self._kept.add(pending)
 
-    def safe(self, owner: int, said: Iterable[Sequence[int]]) -> None:
-        """Note which of this worker's pushes `owner` reports as safe: (shard, number of the last one) pairs."""
+    def safe(self, owner: int, pushes: Iterable[Sequence[int]]) -> None:
+        """Note which of this worker's pushes `owner` reports as safe: rows (shard, number of the last one, alone).
+
+        An owner that has lost its neighbour may die before this worker learns of that, which would then turn to the
+        neighbour: so that an owner is alone counts only when this worker knows it.
+        """
         with self._context.changed:
             before, is_news = len(self._kept), False
-            for shard, number in said:
-                if self._members.owners[shard] == owner:
+            for shard, number, alone in pushes:
+                known = not alone or self._members.replica_keeper(shard) is None
+                if known and self._members.owners[shard] == owner:
                     is_news |= self._kept.safe(shard, number)
             if not is_news:
                 return
@@ -337,7 +326,7 @@ class Durability:
         ]
 
     def secure(self) -> None:
-        """Wait until the owners and their successors have all pushes of this worker."""
+        """Wait until all pushes of this worker are safe."""
         self._wait(0)
         with self._context.changed:
             self._done(self._kept.done(all_pushed=True))

@@ -210,10 +210,8 @@ class Asynchronous:
         bounded = self._schedule.staleness is not None
         unpushed = lambda: [*self._unpushed.waiting, *context.loaders.holding()]  # noqa: E731
         elastic = self.rule.center_pull is not None
-        data = DataAccess(shards.ledger, unpushed, lambda: self._clients.flush(), bounded, elastic)
-        made = SocketService(transport, shards.server, owners, data, settings.timeout_s, settings.tls, self._monitor)
-        made.durability.shared_by(len(self._owned))
-        return made
+        data = DataAccess(shards.ledger, unpushed, lambda: self._clients.flush(), bounded, elastic, len(self._owned))
+        return SocketService(transport, shards.server, owners, data, settings.timeout_s, settings.tls, self._monitor)
 
     def _make_clients(self) -> Clients:
         numbers, elastic = itertools.count(1), self.rule.center_pull

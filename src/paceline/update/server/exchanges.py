@@ -80,12 +80,15 @@ class Exchanges:
                 del self._pending[number]
                 self._context.changed.notify_all()
 
-    def request_again(self, successor: int, moved: set[int]) -> None:
-        """Send the new owner of shards what its replicas may lack, and this worker's clock.
+    def request_again(self, moved: set[int]) -> None:
+        """Send the new owner of a lost worker's shards what its replicas may lack, and this worker's clock.
 
         The replica is older than the lost owner's state. Without the clock the new owner would hold back other workers
         for this one, although it is ahead of them and waits for them.
         """
+        if not moved:
+            return
+        successor = self._context.membership.owners[min(moved)]
         waiting = {(pending.number, request.shard) for pending in self._pending.values() for request in pending.waiting}
         pushed = set()
         for pending, request in self._durability.again(moved, waiting):

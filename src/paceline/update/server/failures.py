@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core import runtime
@@ -127,27 +126,6 @@ GOODBYE_S = 2.0
 """A goodbye may arrive so long after the other connection has ended."""
 
 
-@dataclass(frozen=True)
-class Loss:
-    """A worker was declared lost.
-
-    Attributes:
-        rank: of the lost worker.
-        why: for messages.
-        gone: whether it has certainly stopped; else it may go on, on the other side of a network partition.
-        moved: the shards that it owned.
-        successor: the worker that owns them now.
-        was_successor: whether the lost worker kept the replicas of this worker's shards.
-    """
-
-    rank: int
-    why: str
-    gone: bool
-    moved: list[int]
-    successor: int
-    was_successor: bool
-
-
 class Failures:
     """Declares workers lost, and stops this one where the other workers declared it lost.
 
@@ -156,7 +134,8 @@ class Failures:
         identities: the processes of all workers, by rank.
 
     Attributes:
-        on_loss: called with each loss, while `changed` is held.
+        on_loss: called with a lost worker, why it is lost, whether it has certainly stopped, and the shards that it
+            owned, which belong to the keeper of their replicas by then; `changed` is held.
         on_gone: called with a lost worker that has certainly stopped, and why it is lost, where that was not known when
             it was declared lost; `changed` is held.
     """
@@ -164,7 +143,7 @@ class Failures:
     def __init__(self, context: ServiceContext, identities: Sequence[Identity]) -> None:
         self._context, self._identities = context, identities
         self._quorum = Quorum(context.membership.size, context.timeout_s)
-        self.on_loss: Callable[[Loss], None] = lambda loss: None
+        self.on_loss: Callable[[int, str, bool, list[int]], None] = lambda rank, why, gone, moved: None
         self.on_gone: Callable[[int, str], None] = lambda rank, why: None
 
     def connection_ended(self, rank: int, why: str) -> None:
@@ -199,7 +178,13 @@ class Failures:
             self.declare_lost(rank, why, gone)
 
     def declare_lost(self, rank: int, why: str, gone: bool = False) -> None:
-        """Go on without a worker: its successor takes over its shards; arguments as in `Loss`."""
+        """Go on without a worker: its neighbour takes over its shards.
+
+        Args:
+            rank: of the lost worker.
+            why: for messages.
+            gone: whether it has certainly stopped; else it may go on, on the other side of a network partition.
+        """
         context, members = self._context, self._context.membership
         with context.changed:
             if context.over or rank == members.rank:
@@ -213,11 +198,15 @@ class Failures:
             elif not self._quorum.missed(rank, runtime.monotonic()):
                 self._fail_as_minority(rank, why)
                 return
-            was_successor = rank == members.own_successor
+            moved = members.owned_by(rank)
+            without_replica = any(members.replica_keeper(shard) is None for shard in moved)
             members.lost[rank] = why
             context.server.leave(rank)
-            moved = members.moved(rank)
-            self.on_loss(Loss(rank, why, gone, moved, members.successor(rank), was_successor))
+            if without_replica:
+                self._fail_without_replica(rank, why)
+                moved = []
+            members.take_over(moved)
+            self.on_loss(rank, why, gone, moved)
             context.news()
 
     def told(self, rank: int, why: str, gone: bool = False) -> None:
@@ -244,6 +233,19 @@ class Failures:
                 world.sign(
                     f"this worker is cut off from most of the {self._quorum.counted} workers ({name}: {why}), which "
                     "may go on without it, so it stops; of two halves the one with the lowest rank goes on"
+                )
+            )
+        )
+
+    def _fail_without_replica(self, rank: int, why: str) -> None:
+        """Fail, because shards are lost with their owner: an owner and its neighbour have died."""
+        world = self._context.world
+        self._context.fail(
+            PeerLostError(
+                world.sign(
+                    f"{world.name(rank)} is lost ({why}), and no other worker has a replica of its slices since "
+                    f"{world.names(sorted(set(self._context.membership.lost) - {rank}))} was lost before; "
+                    "start the run again from its last checkpoint"
                 )
             )
         )

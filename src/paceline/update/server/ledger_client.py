@@ -136,6 +136,7 @@ class DataAccess:
         push_rest: pushes all work that is not pushed.
         bounded: whether other workers wait for this worker's clock.
         pushes_parameters: whether what a shard skips stays in the worker, which pushes its parameters again and again.
+        clients: how many clients push what they made of the same samples.
     """
 
     ledger: Ledger
@@ -143,6 +144,7 @@ class DataAccess:
     push_rest: Callable[[], None] = lambda: None
     bounded: bool = False
     pushes_parameters: bool = False
+    clients: int = 1
 
 
 class SocketLedgerClient:

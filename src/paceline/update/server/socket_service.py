@@ -6,8 +6,9 @@ order; at the other end one thread answers them. A shard's answer leaves while t
 directions of a link are busy.
 
 A worker that is silent too long, or whose connection ends, is declared lost (:mod:`.failures`): all workers learn that,
-the next worker in rank order takes over its shards, and pending requests are sent to it. A worker that the other
-workers declared lost learns it and stops.
+the next worker in rank order, which keeps the replicas of its shards, takes them over, and pending requests are sent to
+it. Where two neighbours are lost, slices are lost with them, and the run ends. A worker that the other workers declared
+lost learns it and stops.
 
 A frame that no worker sends ends its sender, and not the worker that has received it (`check`). The values of a push
 are taken as they are: see `guard` for those.
@@ -37,11 +38,11 @@ from paceline.update.server.barriers import Barriers
 from paceline.update.server.context import ServiceContext
 from paceline.update.server.durability import Durability
 from paceline.update.server.exchanges import Exchanges
-from paceline.update.server.failures import OUT_S, Failures, Loss, identity
+from paceline.update.server.failures import OUT_S, Failures, identity
 from paceline.update.server.frames import BACKGROUND, LEDGER, FrameKind
 from paceline.update.server.ledger_client import DataAccess, SocketLedgerClient
 from paceline.update.server.membership import LOOK_EVERY_S, ServerMembership, silence
-from paceline.update.server.owner import PULLED, PushResult, ShardServer
+from paceline.update.server.owner import PushResult, ShardServer
 from paceline.update.server.peer import Peer, Peers, SendQueue, fresh
 from paceline.update.server.protocol import Once, PendingExchange, ShardRequest
 from paceline.update.server.rendezvous import connect_all
@@ -61,9 +62,10 @@ class SocketService:
         reports: takes reports about lost workers, from any thread.
 
     Attributes:
-        durability: keeps and replicates pushes.
         leases: this worker's access to the ledger of the data.
     """
+
+    ledger_client: SocketLedgerClient
 
     def __init__(
         self,
@@ -81,9 +83,8 @@ class SocketService:
         self.failures = Failures(self.context, transport.gather_json(identity()))
         incoming: dict[int, Channel] = {}
         self.peers = Peers(self.context, incoming)
-        self.durability = Durability(
-            self.context, self.peers, data.bounded, lambda marks: self.ledger_client.done(marks)
-        )
+        done = lambda marks: self.ledger_client.done(marks)  # noqa: E731
+        self.durability = Durability(self.context, self.peers, data.bounded, data.clients, done)
         self.ledger_client = SocketLedgerClient(self.context, self.peers, self.failures, self.durability, data)
         self.leases: Leases = self.ledger_client
         self.exchanges = Exchanges(self.context, self.peers, self.durability, self.ledger_client)
@@ -114,6 +115,33 @@ class SocketService:
         self._threads.start_single_core(bodies, context.timeout_s)
         self._threads.start("heartbeat", Heartbeat(context, peers, self.failures).run)
         self._threads.start("timers", self.exchanges.timers.run)
+
+    # -- losses -----------------------------------------------------------------------------------
+
+    def _lost(self, rank: int, why: str, gone: bool, moved: list[int]) -> None:
+        """Fail over after a loss; `changed` is held."""
+        members = self.context.membership
+        owners = sorted({members.owners[shard] for shard in moved})
+        self.context.reports.lost(rank, why, owners)
+        if members.rank in owners:
+            self._take_over(rank, moved)
+        self.peers.say_all(FrameKind.OUT, (rank, int(gone)), note=why)
+        self._dismiss(rank, why)
+        self.exchanges.request_again(set(moved))
+        self.ledger_client.lost(rank, LEDGER_SHARD in moved)
+
+    def _take_over(self, rank: int, shards: list[int]) -> None:
+        """Become the owner of a lost worker's shards."""
+        self.context.reports.takeover(rank, max(self.context.server.adopt(shard) for shard in shards))
+
+    def _dismiss(self, rank: int, why: str) -> None:
+        """Tell a lost worker so, over any connection that still works, and close both."""
+        peer, incoming = self.peers.remote[rank], self.peers.incoming[rank]
+        for channel in (peer.channel, incoming):
+            with contextlib.suppress(PacelineError, OSError):
+                self.context.send(channel, FrameKind.OUT, (rank,), note=why, deadline_s=0.1)
+        peer.close()
+        incoming.close()
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -153,7 +181,7 @@ class SocketService:
 
     def replicate_anew(self) -> None:
         """Replicate this worker's shards, which were replaced."""
-        self.durability.renew(list(self.context.server.shards))
+        self.durability.renew()
 
     def barrier(self, of_all: bool = True) -> None:
         """Wait until every worker is here, or every living one, with no exchange under way."""
@@ -206,56 +234,17 @@ class SocketService:
         if frame.kind == FrameKind.OUT:
             self.failures.told(frame.numbers[0], str(frame.note), bool(frame.numbers[1]))
         elif frame.kind == FrameKind.ANSWER:
-            shard, version, delay, number, safe = frame.numbers[:5]
-            self.durability.safe(rank, [(shard, safe)])
+            shard, version, delay, number, *safe = frame.numbers[:6]
+            self.durability.safe(rank, [(shard, *safe)])
             self.exchanges.answered(number, shard, version, delay, frame.note, rank)
         elif frame.kind == FrameKind.KEPT:
-            self.durability.replica_kept(rank, *frame.numbers[:2])
+            self.durability.replica_kept(*frame.numbers[:2])
         elif frame.kind == FrameKind.LEASED:
             self.ledger_client.answered(frame.numbers)
 
     def _ended(self, rank: int, why: str) -> None:
         """Report that the connection to worker `rank` ended."""
         self.failures.connection_ended(rank, why)
-
-    # -- a loss: the successor takes over the shards, and pending requests are sent to it ------------
-
-    def _lost(self, loss: Loss) -> None:
-        """Fail over after a loss; `changed` is held."""
-        own = loss.successor == self.context.world.rank
-        self.context.reports.lost(loss.rank, loss.why, [loss.successor] if loss.moved else [])
-        if own:
-            self._take_over(loss.rank, loss.moved)
-        self.peers.say_all(FrameKind.OUT, (loss.rank, int(loss.gone)), note=loss.why)
-        self._dismiss(loss.rank, loss.why)
-        if loss.was_successor:  # the replicas are gone with it
-            self.durability.renew(set(self.context.server.shards) - set(loss.moved if own else ()))
-        self.exchanges.request_again(loss.successor, set(loss.moved))
-        self.ledger_client.lost(loss.rank, LEDGER_SHARD in loss.moved)
-
-    def _dismiss(self, rank: int, why: str) -> None:
-        """Tell a lost worker so, over any connection that still works, and close both."""
-        peer, incoming = self.peers.remote[rank], self.peers.incoming[rank]
-        for channel in (peer.channel, incoming):
-            with contextlib.suppress(PacelineError, OSError):
-                self.context.send(channel, FrameKind.OUT, (rank,), note=why, deadline_s=0.1)
-        peer.close()
-        incoming.close()
-
-    def _take_over(self, rank: int, shards: list[int]) -> None:
-        """Become the owner of a lost worker's shards."""
-        context = self.context
-        made = [context.server.adopt(shard) for shard in shards]
-        self.durability.renew(shards)
-        for source in sorted({source for _, source in made}):
-            context.reports.takeover(rank, max(version for version, what in made if what == source), source)
-        world = context.world
-        if PULLED in {source for _, source in made}:
-            context.reports.inexact(
-                f"slices of {world.name(rank)} went with the worker that kept their replica: they go on from what "
-                f"{world.name(world.rank)} pulled last, so that some of the newest updates of all workers are lost "
-                "there, and others may be in them twice"
-            )
 
 
 class OwnPeer(SendQueue):
@@ -302,7 +291,7 @@ class OwnPeer(SendQueue):
         server, durability = self._service.context.server, self._service.durability
         reader = NO_READER if pending.peeks else rank
         version = server.read(shard, reader, request.out, after_push=request.values is not None)
-        durability.safe(rank, [(shard, durability.up_to(shard, rank))])
+        durability.safe(rank, [(shard, *durability.up_to(shard, rank))])
         self._service.exchanges.answered(pending.number, shard, version, delay, None, rank)
 
     def _write(self, kind: FrameKind, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
@@ -448,7 +437,7 @@ class PeerServer:
     def _answer(self, shard: int, version: int, delay: int, pending: int, out: Tensor | None) -> None:
         safe = self._service.durability.up_to(shard, self._rank)
         news = self._server.news(shard, self._rank)
-        self._context.send(self._channel, FrameKind.ANSWER, (shard, version, delay, pending, safe), out, news)
+        self._context.send(self._channel, FrameKind.ANSWER, (shard, version, delay, pending, *safe), out, news)
 
     def _release(self) -> None:
         """Answer the pushes after which the worker may go on; send it signs of life while it has to wait."""

@@ -13,10 +13,11 @@ import typer
 
 from paceline.cli.console import command_app, err, near
 from paceline.cli.console.program_options import CONTEXT, Arguments, Master, Overwrite, ProgramCommand, Quiet
+from paceline.cli.launch.spawn import Command
 from paceline.cli.run import checks, fixed
-from paceline.cli.run.certificates import Security
 from paceline.cli.run.conclusion import conclude
-from paceline.cli.run.hosts import HostOptions, resolve_cluster
+from paceline.cli.run.hosts import resolve_cluster
+from paceline.cli.run.options import HostOptions, Security
 from paceline.cli.run.program import find
 from paceline_plugins.files.blocks_command import workplace
 from paceline_plugins.files.blocks_command.options import DataOptions, ModelOptions, RateOptions, plan_of
@@ -99,7 +100,8 @@ def blocks(
     The same command continues a run that was stopped or killed. Several hosts need the same model and list, each.
     """
     program = find(script, arguments)
-    cluster, _ = resolve_cluster(HostOptions(workers, hosts, host_index, master), timeout)
+    asked = HostOptions(workers, None if hosts is None else str(hosts), host_index, master)
+    cluster, _ = resolve_cluster(asked, timeout)
     plan = plan_of(
         program.command(),
         cluster.size,
@@ -113,10 +115,10 @@ def blocks(
     with contextlib.closing(workplace.lock(folder, cluster.host_index)):
         place = workplace.prepare(plan, cluster.host_index, overwrite)
         directory = checks.log_directory(checks.new_directory(str(folder / "logs")), cluster, False)
-        added = fixed.environment(cluster, None, directory, Security(None, None, True), announces=False)
+        added = fixed.environment(cluster, None, directory, Security(in_the_clear=True), announces=False)
         started = time.monotonic()
-        command = [sys.executable, "-u", "-m", WORKER, str(place)]
-        outcome = fixed.launch(cluster, command, added, directory, quiet, restarts)
+        command = Command([sys.executable, "-u", "-m", WORKER, str(place)], added, directory / "output")
+        outcome = fixed.launch(cluster, command, quiet, restarts)
         code = conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
         if code == 0 and not quiet and cluster.host_index == 0:
             err().print(f"the trained model: {near(Path(plan.out))}", markup=False, soft_wrap=True)

@@ -15,7 +15,8 @@ from paceline.cli.console import refuse
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.spawn import Command
 from paceline.cli.run import failure, start
-from paceline.cli.run.program import Program
+from paceline.cli.run.options import ProgramOptions
+from paceline.cli.run.program import Program, zero_lines
 from paceline.errors import PacelineError
 from paceline.rules.recipes import rule_from_text
 from paceline_plugins.receipts import compare
@@ -23,7 +24,6 @@ from paceline_plugins.receipts.audit import Findings, find
 from paceline_plugins.receipts.chain import Chain
 from paceline_plugins.receipts.observer import SEEDS, recomputable
 from paceline_plugins.receipts.sealing import FOLDER
-from paceline_plugins.zero import run_option as zero_lines
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Again:
 
     block: int
     program: Program
-    options: zero_lines.ZeroLineOptions
+    options: ProgramOptions
     checkpoint: str | None
 
 
@@ -84,7 +84,7 @@ def _run(asked: Again, recorded: list[Chain], step: str | None, place: Path) -> 
     """Run the program up to the block, on as many virtual workers; what went wrong, in words."""
     start_line = recorded[0].start
     size, hosts = start_line["size"], len({one.start.get("host") for one in recorded})
-    lines = "zero" if zero_lines.serves(asked.program, asked.options, size) else "as-is"
+    lines = "zero" if zero_lines().serves(asked.program, asked.options, size) else "as-is"
     lines = "random-data" if lines == "zero" and asked.options.random_data else lines
     output, log = place / "output", place / "log"
     output.mkdir()

@@ -348,13 +348,6 @@ class BlockUpdate:
         self.optimizers.count()
         self.state.capture()
 
-    def take_momentum(self, earlier: BlockUpdate) -> None:
-        """Go on with the count and the outer state of earlier blocks, after `capture`; without their look-ahead."""
-        self.numbers.restart(earlier.numbers.block, earlier.numbers.rho)
-        for state, was in zip(self.state.parameters, earlier.state.parameters, strict=True):
-            for name, tensor in was.tensors.items():
-                state.tensors[name].copy_(tensor)
-
     def forget(self) -> None:
         """Drop the in-flight exchange and the codecs' state."""
         self.chunks, self.in_flight, self.left_out = [], None, False

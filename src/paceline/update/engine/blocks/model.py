@@ -431,7 +431,8 @@ class BlockExchanges:
         blocks.schedule.stepped()
         for fragment in blocks.landing():
             self.land(fragment)
-        if self._read_requests(rests=False) and blocks.due():
+        self._read_requests(rests=False)
+        if blocks.due():
             self._end_block(leaving=False, idle=idle)
             self._read_requests(rests=False)
 
@@ -461,16 +462,17 @@ class BlockExchanges:
         timing, block = self._exchanger.timing, self.blocks.block
         self._run.monitor.end(timing, summary, block=block, warmup=False, effective=effective)
 
-    def wait(self, total: int) -> ExchangeSummary | None:
+    def wait(self, total: int) -> ExchangeSummary:
         """At the end of this worker's pass: join the others' blocks, with what it has made so far, until all are there.
 
         Args:
             total: this worker's minibatches, for the header.
 
         Returns:
-            The headers then; None if the workers agree to probe again.
+            The headers then.
         """
-        while self._read_requests(rests=True) and not self._run.tuner.measured.again:
+        while True:
+            self._read_requests(rests=True)
             pending_header = self._exchanger.open(self.blocks.waiting_header(total))
             if pending_header.summary().all_stand:
                 return pending_header.summary()
@@ -483,21 +485,17 @@ class BlockExchanges:
             if summary.asked:
                 self._retuning.agree()
                 self._retuning.apply(self.blocks.schedule.steps)
-        return None
 
     def land_all(self) -> None:
         """Wait for every pending exchange, and apply it."""
         for fragment in sorted(self.blocks.schedule.made):
             self.land(fragment)
 
-    def _read_requests(self, rests: bool) -> bool:
-        """Agree on the tuning requests that are due, and apply them; whether blocks go on."""
+    def _read_requests(self, rests: bool) -> None:
+        """Agree on the tuning requests that are due, and apply them."""
         while (now := self.blocks.requests_due(rests)) is not None:
             self._retuning.agree()
             self._retuning.apply(now)
-            if self._run.tuner.measured.again:
-                return False
-        return True
 
     def merge(self) -> None:
         """End the current block of every fragment, at any number of minibatches."""
@@ -512,21 +510,11 @@ class BlockExchanges:
         blocks.align(blocks.schedule.begun)
         self._retuning.apply(blocks.schedule.steps)
 
-    def flush(self, leaving: bool) -> None:
-        """End the blocks: each fragment is exchanged once more, and this worker waits for the result."""
-        self.land_all()
-        for _ in self.blocks.updates:
-            self._end_block(leaving, waits=True)
-
-    def finish(self) -> bool:
-        """Exchange every fragment once more after all workers are done, and leave the global model in the user's.
-
-        False if the workers that have data agree to probe again; then blocks are not over.
-        """
+    def finish(self) -> None:
+        """Exchange every fragment once more after all workers are done, and leave the global model in the user's."""
         quiet = 0
         while quiet < len(self.blocks.updates):
-            if not self._read_requests(rests=True):
-                return False
+            self._read_requests(rests=True)
             at = self.blocks.schedule.at
             summary = self._end_block(leaving=True)
             assert summary is not None
@@ -539,4 +527,3 @@ class BlockExchanges:
         for part in others:
             part.capture()
         global_model.settle(self._run.model, parts)
-        return True

@@ -255,12 +255,6 @@ class LocalOptimizers:
     def _add(self, number: int, choice: str, tau: float, ahead: float) -> None:
         self.counts[number] += tau + (ahead if choice == "compensate" else 0.0)
 
-    def reset_kept(self) -> None:
-        """Reset the state that each worker keeps: synchronous steps need one that all have."""
-        for _, choice, optimizer, parameters in self:
-            if choice == "keep":
-                reset_state(optimizer, parameters)
-
     def restart(self) -> None:
         """Restore the state of the block's start, or reset it if no copy was kept."""
         for number, choice, optimizer, parameters in self:

@@ -33,7 +33,7 @@ from paceline.errors import MismatchError
 from paceline.rules.codec import Dense
 from paceline.rules.rule import Rule
 from paceline.rules.topology import Flat
-from paceline.update.engine import agreement, exit_handling, global_model
+from paceline.update.engine import agreement, exit_handling
 from paceline.update.engine.blocks import saved as saved_blocks
 from paceline.update.engine.blocks.model import BlockExchanges, FragmentedModel, Retuning
 from paceline.update.engine.collective.handover import Handover
@@ -88,9 +88,6 @@ class Engine:
         self.handover = Handover(run, self.gradient_exchanges)
         self.missed = 0
         self.told = False
-        self._earlier: FragmentedModel | None = None
-        """The blocks of before a probe, or of a checkpoint of another number of workers, until those after the probe
-        take over their momentum."""
         if self.progress.lockstep:
             self.gradient_exchanges.start(self.exchanger)
         elif self.host is not None:
@@ -135,8 +132,7 @@ class Engine:
     @property
     def exchanged(self) -> int:
         """Blocks that have been exchanged."""
-        blocks = self.blocks or self._earlier
-        return blocks.block if blocks is not None else 0
+        return self.blocks.block if self.blocks is not None else 0
 
     @property
     def steps_committed(self) -> int:
@@ -214,8 +210,6 @@ class Engine:
         """End the current block of every fragment, at any number of minibatches."""
         if self.global_model is not None and self.block_exchanges is not None:
             self.block_exchanges.merge()
-            if self.run.tuner.measured.again:  # as a worker without data does after the same exchange
-                self.probe_again(leaving=False)
 
     def end_pass(self) -> None:
         """A pass over shared data is over: wait until all workers are at its end, and hold the same."""
@@ -266,18 +260,15 @@ class Engine:
             "gradients": [update.state() for update in self.gradients],
             "sequence": [exchanger.sequence for exchanger in self._exchangers],
         }
-        earlier = self._earlier
         if self.missed:
             found["missed"] = self.missed
-        return found if earlier is None else {**found, "earlier": saved_blocks.save(earlier)}
+        return found
 
     def load(self, state: dict[str, Any]) -> None:
         """Load a result of `state`; after the optimizers' own state."""
         self.missed = state.get("missed", 0)
         if self.blocks is not None:
             saved_blocks.load(self.blocks, state["blocks"])
-        if (rows := state.get("earlier")) is not None:
-            self._load_earlier(rows)
         self._follow_progress()
         for update, row in zip(self.gradients, state["gradients"], strict=False):  # none if it began with blocks
             update.load(row)
@@ -291,9 +282,11 @@ class Engine:
         """
         tuner = self.run.tuner
         rule = tuner.measured.rule_of(old.part(0, "tuning", "choice"))
-        blocks = self.blocks if self.blocks is not None else blocks_of(self.run, rule, self.exchanger)
         warming = rule.schedule.warmup > 0 and not old.part(0, "flow", 1)  # blocks have not begun
-        rows = saved_blocks.read(blocks, old) if blocks is not None and not warming else []
+        blocks = None if warming else self.blocks or blocks_of(self.run, rule, self.exchanger)
+        rows = saved_blocks.read(blocks, old) if blocks is not None else []
+        if blocks is not None and blocks is not self.blocks:  # built to check the rows only
+            blocks.release()
         sequence = int(old.part(0, "exchange", "sequence", 0) or 0)
         gradients = [
             {name: old.part(0, "exchange", "gradients", k, name) for name in RESHARDED}
@@ -301,10 +294,11 @@ class Engine:
         ]
 
         def put() -> None:
-            if blocks is not None:
-                saved_blocks.reshard(blocks, rows)
-            if blocks is not None and tuner.measured.probing:
-                self.begin_with(blocks)
+            if self.blocks is not None:
+                saved_blocks.reshard(self.blocks, rows)
+            else:
+                for optimizer, _ in self.run.owned:
+                    restore_beta1(optimizer)
             self._follow_progress()
             for update, row in zip(self.gradients, gradients, strict=False):
                 if row["order"] is not None:
@@ -336,8 +330,7 @@ class Engine:
     def end_warmup(self, summary: ExchangeSummary) -> None:
         """The warm-up is over: all workers, also leaving ones, take the same start for the first block."""
         progress = self.progress
-        rule, earlier = self.run.tuner.take_choice(), self._earlier
-        if rule is not None:
+        if (rule := self.run.tuner.take_choice()) is not None:
             self.adopt(rule)
         progress.end_warmup()
         if (blocks := self.blocks) is not None:
@@ -345,9 +338,6 @@ class Engine:
                 blocks.prepare()
                 even_out(self.run.transport, summary, self.outer_fragments)
                 blocks.capture()
-            if earlier is not None:
-                for update, before in zip(blocks.updates, earlier.updates, strict=True):
-                    update.take_momentum(before)
             blocks.enter(progress.steps)
         self._leave_lockstep()
         self.gradient_exchanges.read_requests(summary)
@@ -356,9 +346,7 @@ class Engine:
     # -- a rule that a probe chooses --------------------------------------------------------------
 
     def follow_choice(self) -> None:
-        """After a step: let a choice of the rule take effect, if one was made, or a new probe begin."""
-        if self.run.tuner.measured.again:
-            self.probe_again(leaving=False)
+        """After a step: let a choice of the rule take effect, if one was made."""
         choice = self.run.tuner.measured.chosen
         if choice is None:
             return
@@ -366,40 +354,6 @@ class Engine:
             self.end_warmup(self.exchanger.meet(self.bare_header(WARMUP_END, leaving=False)))
         elif (rule := self.run.tuner.take_choice()) is not None:
             self.adopt(rule)
-
-    def probe_again(self, leaving: bool) -> None:
-        """Begin the probe that all workers agreed on, from the global model.
-
-        Args:
-            leaving: whether this worker has no more data.
-        """
-        if self.block_exchanges is not None:
-            self.block_exchanges.flush(leaving)
-            for update in self.block_exchanges.blocks.updates:
-                update.optimizers.reset_kept()
-            self.begin_with(self.block_exchanges.blocks)
-        self.adopt(self.run.tuner.probe_again())
-
-    def begin_with(self, earlier: FragmentedModel) -> None:
-        """Begin a probe with the global model of earlier blocks, whose momentum later ones take over."""
-        global_model.settle(self.run.model, earlier.global_parts)
-        for update in earlier.updates:
-            update.forget()
-        self._lay_aside(earlier)
-
-    def _lay_aside(self, earlier: FragmentedModel) -> None:
-        """Keep blocks for those after the probe; they no longer adapt the optimizers' settings."""
-        self._earlier = earlier
-        earlier.release()
-        for optimizer, _ in self.run.owned:
-            restore_beta1(optimizer)
-
-    def _load_earlier(self, rows: list[dict[str, Any]]) -> None:
-        """In a probe, take the blocks of before it from a checkpoint."""
-        earlier = blocks_of(self.run, self.run.rule, self.exchanger)
-        assert earlier is not None
-        saved_blocks.load(earlier, rows)
-        self._lay_aside(earlier)
 
     def adopt(self, rule: Rule) -> None:
         """Continue with another schedule, codec or overlap; blocks, if there are any, begin anew."""
@@ -415,8 +369,6 @@ class Engine:
         self.block_exchanges = None
         if blocks is not None:
             self.block_exchanges = BlockExchanges(self.run, blocks, self.exchanger, self._retuning)
-        if not self.run.tuner.measured.probing:
-            self._earlier = None
         self._follow_schedule(rule)
 
     def _builds(self, rule: Rule) -> bool:
@@ -454,8 +406,6 @@ class Joining:
     def __init__(self, engine: Engine, leaving: bool) -> None:
         self._engine, self._leaving = engine, leaving
         self._joined = set[int]()  # the steps whose gradients were exchanged without this worker
-        self._after_blocks = False  # the first exchange of gradients says how many steps the others made in blocks
-        self._in_blocks = 0
 
     def join_all(self) -> None:
         """Join until all workers are there."""
@@ -464,17 +414,12 @@ class Joining:
             self._joined |= {h.total for h in withdrawn.headers if h.brings}
         if self._leaving and engine.block_exchanges is not None:
             engine.block_exchanges.land_all()
-        over = False
-        while not over:  # a probe may end meanwhile, or begin
-            if progress.lockstep:
-                over = self._join_lockstep()
-            elif engine.host is not None:
-                self._join_host(engine.host)
-            if not progress.lockstep:
-                over = engine.block_exchanges is None or self._join_blocks()
-            if not over and engine.run.tuner.measured.again:
-                self._after_blocks = True
-                engine.probe_again(self._leaving)
+        if progress.lockstep and self._join_lockstep():
+            return
+        if engine.host is not None:
+            self._join_host(engine.host)
+        if engine.block_exchanges is not None:
+            self._join_blocks(engine.block_exchanges)
 
     def _join_lockstep(self) -> bool:
         """Join the gradient exchanges of workers that have more data, until all are there or the warm-up is over;
@@ -490,7 +435,7 @@ class Joining:
                     return True
             engine.apply_requests()
             measured = engine.run.tuner.measured
-            if measured.again or (measured.chosen is not None and measured.chosen.lockstep):
+            if measured.chosen is not None and measured.chosen.lockstep:
                 engine.follow_choice()  # but blocks begin when the others meet
         return False
 
@@ -517,28 +462,24 @@ class Joining:
     def _join_gradients(self, exchanger: Exchanger) -> ExchangeSummary:
         """Join an exchange of gradients with an empty contribution."""
         engine = self._engine
-        header = engine.bare_header(NO_PAYLOAD, self._leaving, minibatches=self._in_blocks + len(self._joined))
+        header = engine.bare_header(NO_PAYLOAD, self._leaving, minibatches=len(self._joined))
         summary = engine.gradient_exchanges.join(exchanger.open(header))
-        made = {h.total for h in summary.headers if h.brings}
-        if self._after_blocks and made:
-            self._in_blocks, self._after_blocks = max(made) - header.total, False
-        self._joined |= made
+        self._joined |= {h.total for h in summary.headers if h.brings}
         return summary
 
-    def _join_blocks(self) -> bool:
-        """Join the blocks of the others until all workers are there; False if they agree to probe again."""
-        engine, blocks = self._engine, self._engine.block_exchanges
-        assert blocks is not None
+    def _join_blocks(self, blocks: BlockExchanges) -> None:
+        """Join the blocks of the others until all workers are there."""
+        engine = self._engine
         if self._leaving:
-            return blocks.finish()
+            blocks.finish()
+            return
         summary = blocks.wait(engine.progress.steps + engine.missed)
-        if summary is not None and _steps_differ(summary):
+        if _steps_differ(summary):
             blocks.merge()
             totals, rank = [h.total for h in summary.headers], engine.exchanger.transport.world.rank
             engine.missed += max(totals) - totals[rank]
             if not any(h.leaving for h in summary.headers):
                 engine.handover.give(totals.index(max(totals)), totals[rank] < max(totals), state=False)
-        return summary is not None
 
     # -- workers that have made fewer steps -------------------------------------------------------
 

@@ -11,7 +11,7 @@ any worker, all resend, without the gradients that are not finite. Under a GradS
 for all: all gradients become infinite, so that all scalers skip the step and lower the scale, as one worker with the
 whole batch would.
 
-Buffers go with the same exchange (:mod:`paceline.update.engine.blocks.buffers`).
+Buffers go with the same exchange (:mod:`paceline.update.engine.blocks.outer_state`).
 
 When backward returns, gradients are the workers' mean, so clipping or norms before the step act on the mean. If a
 program makes several passes before a step, the last one exchanges; the footers tell all workers its number. An
@@ -711,7 +711,7 @@ class GradientExchanges:
 
     def _wait_for_device(self) -> None:
         """In steps that are timed, wait for queued kernels: else their time would be counted as the exchange's."""
-        if self._run.tuner.measured.samples:
+        if self._run.tuner.measured.probing:
             for device in {p.device for _, named in self._run.owned for _, p in named if p.device.type == "cuda"}:
                 torch.cuda.synchronize(device)
 
