@@ -24,9 +24,9 @@ from paceline.flow.uncommitted import UncommittedPlaces
 from paceline.flow.wanted import WantedWorkers
 from paceline.rules.rule import Rule
 from paceline.update.engine import exit_handling, global_model
+from paceline.update.engine.agreement import exchanged_parts, untrained
 from paceline.update.engine.blocks import saved
 from paceline.update.engine.blocks.model import FragmentedModel
-from paceline.update.engine.common_start import exchanged_parts, untrained
 from paceline.update.engine.context import RunContext
 from paceline.update.exchange.header import ExchangeSummary
 

@@ -19,7 +19,7 @@ from paceline.errors import CheckpointError, GivenUpError, PeerLostError
 from paceline.flow.membership import ElasticMembership
 from paceline.flow.state_transfer import GivenState, receive_state, tell_held
 from paceline.update.engine import agreement
-from paceline.update.engine.common_start import take_untrained
+from paceline.update.engine.agreement import take_untrained
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -39,9 +39,8 @@ from paceline.tuning.tunables import Tunables
 from paceline.tuning.tuner import Tuner
 from paceline.update import server
 from paceline.update.engine.collective.engine import Engine
-from paceline.update.engine.context import RunContext
+from paceline.update.engine.context import RunContext, TrainingProgress
 from paceline.update.engine.grad_scaler import check_scaler
-from paceline.update.engine.progress import TrainingProgress
 from paceline.update.engine.protocol import EngineProtocol
 from paceline.update.engine.settings import Settings
 from paceline.update.monitor import Monitor

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
@@ -24,10 +25,24 @@ from paceline.run.messages import Messages
 from paceline.run.progress import MainLogger, progress
 from paceline.tuning.request import TuneRequest
 from paceline.update.engine import exit_handling, global_model
-from paceline.update.engine.collective_calls import by_all
 from paceline.update.engine.settings import Settings
 
 T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def by_all(call: str) -> Callable[[Method], Method]:
+    """Decorates a method of `Run` that every worker calls: mismatched calls are reported as `call`."""
+
+    def around(method: Method) -> Method:
+        @functools.wraps(method)
+        def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._transport.calling(call):
+                return method(self, *args, **kwargs)
+
+        return cast(Method, called)
+
+    return around
 
 
 class Run:

@@ -20,8 +20,8 @@ from paceline.core.bits import key
 from paceline.core.flat import module_list
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.update.engine import global_model
+from paceline.update.engine.agreement import frozen
 from paceline.update.engine.blocks.model import FragmentedModel
-from paceline.update.engine.common_start import frozen
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.protocol import EngineProtocol, GlobalModel
 

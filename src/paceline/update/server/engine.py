@@ -18,8 +18,8 @@ from paceline.data.ledger.leases import Leases
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.update.engine import agreement, exit_handling
+from paceline.update.engine.agreement import begin_together
 from paceline.update.engine.blocks.outer_state import names_apart, say_apart
-from paceline.update.engine.common_start import begin_together
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import refuse_hidden_scaler, skipped, stepping_scaler
 from paceline.update.server.client import Client, ClientContext, Clients, DeltaClient, ExchangeTally, GradientClient

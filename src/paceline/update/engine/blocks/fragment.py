@@ -26,7 +26,6 @@ from paceline.update.engine.blocks.outer_state import (
     MomentState,
     OuterState,
     OuterStateChunk,
-    Packing,
     ParameterState,
     buffer_states,
     cut_states,
@@ -131,7 +130,7 @@ class FragmentState:
         for state in self.all:
             state.capture()
 
-    def measure(self, packings: Callable[[OuterState], Sequence[Packing]]) -> tuple[float, bool]:
+    def measure(self, packings: Callable[[OuterState], Sequence[OuterStateChunk]]) -> tuple[float, bool]:
         """The norm of the contribution, and whether all of it is finite; packs what it can on the way."""
         return measure(self._judged, packings)
 

@@ -14,17 +14,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from paceline.communication.calls import advice
 from paceline.core.flat import Fragment
 from paceline.core.optimizer_state import Owned
 from paceline.core.shards import Shards, reshard
-from paceline.errors import UnsupportedError
+from paceline.core.world import World
+from paceline.errors import ElsewhereError, UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import EveryBlock
 from paceline.update.engine import agreement, global_model
 from paceline.update.engine.blocks.fragment import BlockUpdate, FragmentState
 from paceline.update.engine.blocks.numbers import BlockNumbers, LocalOptimizers
 from paceline.update.engine.blocks.outer_state import BufferState, OuterState, ParameterState
-from paceline.update.engine.collective_calls import MergePoint
 from paceline.update.engine.context import RunContext
 from paceline.update.exchange.checksum import combine
 from paceline.update.exchange.exchanger import Exchanger
@@ -404,6 +405,44 @@ class FragmentedModel:
         """Whether optimizers keep state of their own from block to block."""
         choices = (choice for update in self.updates for choice in update.optimizers.choices)
         return any(choice not in ("compensate", "reset") for choice in choices)
+
+
+class MergePoint:
+    """Detects whether all workers call `run.merge()`.
+
+    A merging worker keeps joining exchanges until all merge: another may have one more step, which ends a block. A
+    worker that ends more blocks than that has not called `merge`.
+
+    Args:
+        world: this worker.
+        fragments: exchanges of one merge.
+    """
+
+    def __init__(self, world: World, fragments: int) -> None:
+        self._world, self._fragments = world, fragments
+        self._apart = self.together = 0
+
+    def begin(self) -> None:
+        """A merge begins."""
+        self.together = 0
+
+    def look(self, summary: ExchangeSummary) -> None:
+        """Count an exchange of blocks.
+
+        Raises:
+            ElsewhereError: some workers merge and others train on; raised on every worker.
+        """
+        merging = [rank for rank, h in enumerate(summary.headers) if h.merges]
+        others = [rank for rank, h in enumerate(summary.headers) if not (h.merges or h.leaving or h.kind.joins)]
+        self.together = 0 if others or not merging else self.together + 1
+        self._apart = self._apart + 1 if merging and others else 0
+        if self._apart > self._fragments:
+            raise ElsewhereError(
+                self._world.sign(
+                    f"the workers make different calls: {self._world.names(merging)} in run.merge(), "
+                    f"{self._world.names(others)} in optimizer.step(), at the end of a block. {advice('run.merge()')}"
+                )
+            )
 
 
 class BlockExchanges:

@@ -31,7 +31,6 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -57,25 +56,17 @@ LARGEST = 1e150
 """In place of a norm that overflows; its square does not overflow."""
 
 
-class Packing(Protocol):
-    """A range, `begin` to `end` (excl.), of a contribution, which can be packed before its exchange starts."""
-
-    begin: int
-    end: int
-
-    def set_packed(self) -> None:
-        """Its memory holds the contribution."""
-
-    def space(self, low: int, high: int) -> Tensor:
-        """The memory of a part of it, shape (high - low,), on the outer state's device."""
-
-
 class OuterState(ABC):
     """A fragment and its outer state.
 
     Args:
         fragment: the user's tensors.
         device: of the outer state; None for the tensors' own device.
+
+    Attributes:
+        numel: elements of the fragment.
+        dtype: on the wire.
+        block_elements: elements handled at a time.
     """
 
     lossless = True
@@ -89,21 +80,8 @@ class OuterState(ABC):
         self.uses_snapshot = False
         self.checksum = torch.zeros((), dtype=torch.int64, device=self.device)
         self._scratch: dict[tuple[int, int, int], Tensor] = {}
-
-    @property
-    def numel(self) -> int:
-        """Elements of the fragment."""
-        return self.fragment.numel
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype on the wire."""
-        return self.fragment.outer_dtype
-
-    @property
-    def block_elements(self) -> int:
-        """Elements handled at a time."""
-        return BLOCK_ELEMENTS_CPU if self.device.type == "cpu" else self.fragment.block_elements
+        self.numel, self.dtype = fragment.numel, fragment.outer_dtype
+        self.block_elements = BLOCK_ELEMENTS_CPU if self.device.type == "cpu" else fragment.block_elements
 
     def partial_norms(self, x: Tensor) -> list[Tensor]:
         """The norms of parts of a block `x`, shape (n,); in a pass of their own over what is still in the cache."""
@@ -157,7 +135,7 @@ class OuterState(ABC):
         """The factor on this worker's contribution."""
         return factor
 
-    def norm(self, packings: Sequence[Packing] = ()) -> float | None:
+    def norm(self, packings: Sequence[OuterStateChunk] = ()) -> float | None:
         """Euclidean norm of this worker's contribution, possibly inf or nan; None if outliers are not judged by it.
 
         The pass over memory that finds it also packs the contribution's ranges that are given.
@@ -245,7 +223,7 @@ class ParameterState(OuterState):
         torch.sub(self.values(begin, end), self._origin(begin, end, out), out=out)
 
     @torch.no_grad()
-    def norm(self, packings: Sequence[Packing] = ()) -> float:
+    def norm(self, packings: Sequence[OuterStateChunk] = ()) -> float:
         norms: list[Tensor] = []
         for low in range(0, self.numel, self.block_elements):
             high = min(self.numel, low + self.block_elements)
@@ -255,7 +233,7 @@ class ParameterState(OuterState):
                     packing.set_packed()
         return float(torch.linalg.vector_norm(torch.stack(norms).double())) if norms else 0.0
 
-    def _norms_of(self, low: int, high: int, packings: Sequence[Packing]) -> list[Tensor]:
+    def _norms_of(self, low: int, high: int, packings: Sequence[OuterStateChunk]) -> list[Tensor]:
         """The norms of one block of the contribution, which is packed on the way."""
         over = [packing for packing in packings if packing.begin < high and low < packing.end]
         inside = len(over) == 1 and over[0].begin <= low and high <= over[0].end
@@ -348,7 +326,9 @@ class ParameterState(OuterState):
         return {"anchor": self.anchor, **self.tensors}
 
 
-def measure(states: Iterable[OuterState], packings: Callable[[OuterState], Sequence[Packing]]) -> tuple[float, bool]:
+def measure(
+    states: Iterable[OuterState], packings: Callable[[OuterState], Sequence[OuterStateChunk]]
+) -> tuple[float, bool]:
     """The norm of these states' joint contribution, and whether all of it is finite.
 
     Args:
