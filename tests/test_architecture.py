@@ -89,15 +89,6 @@ period follows measured times."""
 UPWARD = {
     "cli.run.elastic": "sites",
     "cli.run.elastic_launcher": "sites",
-    "run.assembly": "receipts search",
-    "run.attach": "receipts search",
-    "run.other_workers": "receipts",
-    "run.state": "receipts",
-    "update.engine.blocks.update": "receipts",
-    "update.engine.collective.engine": "receipts",
-    "update.engine.context": "receipts",
-    "update.engine.settings": "search",
-    "update.monitor": "data",
 }
 """Modules of the core that name plugins."""
 SIDEWAYS = {

@@ -46,9 +46,7 @@ from paceline.update.server.durability import Durability
 from paceline.update.server.frames import FrameKind
 from paceline.update.server.ledger_client import SocketLedgerClient
 from paceline.update.server.membership import StallDetector
-from paceline.update.server.peer_server import PeerServer
-from paceline.update.server.shard_service import ShardService
-from paceline.update.server.socket_service import SocketService
+from paceline.update.server.socket_service import PeerServer, ShardService, SocketService
 
 UNIT = 64
 

@@ -16,7 +16,7 @@ import paceline
 from paceline.errors import CheckpointError
 from paceline.rules.topology.sharded import Sharded
 from paceline.update.server import Asynchronous
-from paceline.update.server.reshard import OldShards
+from paceline.update.server.sharding import OldShards
 from tests.checkpoint.test_reshard import SIZES, Make, Quadratic, mean, momentum_sgd, rank, read_back
 from tests.helpers import adam, same_bits, sgd, state_of
 from tests.tables import dealt

@@ -13,8 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.update.server.shard import ParameterShard
-from paceline.update.server.shard_updates import IncomingPush
+from paceline.update.server.shard import IncomingPush, ParameterShard
 
 
 @dataclass(frozen=True)

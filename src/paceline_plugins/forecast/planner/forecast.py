@@ -21,7 +21,7 @@ from paceline.rules.codec import Dense, Layout
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import EveryBlock
 from paceline.rules.traffic import bytes_per_block, overhead_bytes
-from paceline.update.engine.blocks.chunks import cut
+from paceline.update.engine.blocks.outer_state import cut
 from paceline_plugins.forecast.planner.lockstep import BlockTime, barrier, overlapped
 from paceline_plugins.forecast.planner.network import Network
 from paceline_plugins.forecast.planner.pushes import block_s
