@@ -92,9 +92,7 @@ UPWARD = {
 }
 """Modules of the core that name plugins."""
 SIDEWAYS = {
-    ("files", "zero"),
     ("forecast", "report"),
-    ("report", "forecast"),
 }
 """Plugins that name another one."""
 KNOWN_CIRCLES: set[frozenset[str]] = set()
