@@ -16,8 +16,8 @@ import paceline
 from paceline.cli.launch import output_files
 from paceline.cli.launch.process import OutputFiles, Process
 from paceline.cli.run import disk_full, failure, output
-from paceline.cli.run.status import RunStatus, describe
-from paceline.observe.reports.live import Live, LiveSnapshot
+from paceline.cli.run.status import describe
+from paceline.observe.reports.live import LiveSnapshot
 
 Shown = list[tuple[int, str, bool]]
 
@@ -122,11 +122,6 @@ def test_the_cause_is_blamed_and_not_its_echo(tmp_path: Path) -> None:
     assert failure.culprit({0: 1, 1: 1}, files) == 0
 
 
-@pytest.mark.parametrize(("code", "wanted"), [(3, 3), (-9, 137), (-15, 143)], ids=["exit", "SIGKILL", "SIGTERM"])
-def test_exit_codes_are_those_of_a_shell(code: int, wanted: int) -> None:
-    assert failure.exit_code(code) == wanted
-
-
 @pytest.mark.parametrize(
     ("code", "says"),
     [(-9, "dmesg"), (-11, "PYTHONFAULTHANDLER"), (-15, "find out which process sent it"), (1, "correct")],
@@ -172,22 +167,6 @@ def test_the_status_line_tells_the_snapshot() -> None:
     assert describe(replace(shot, data_share=0.01), 4) == describe(shot, 4)
     assert describe(replace(shot, data_share=0.125), 4).plain == describe(shot, 4).plain + " | waiting for data 12 %"
     assert describe(LiveSnapshot(), 4).plain == "4 workers running, none attached yet"
-
-
-def test_the_status_reads_the_logs_now_and_then(tmp_path: Path) -> None:
-    now = 0.0
-    status = RunStatus(Live(tmp_path), 1, clock=lambda: now)
-    sheet = StringIO()
-    console = Console(file=sheet, width=100)
-    console.print(status)
-    assert "none attached" in sheet.getvalue()
-    event = '{"kind": "attach", "at_s": 0, "rank": 0, "size": 1}\n'
-    (tmp_path / "rank-000.jsonl").write_text(event)
-    console.print(status)
-    assert "minibatches" not in sheet.getvalue()  # too soon
-    now = 1.0
-    console.print(status)
-    assert "0 minibatches" in sheet.getvalue()
 
 
 def test_output_whose_directory_was_removed_is_shown_to_its_end(

@@ -260,14 +260,6 @@ def test_when_one_ended_well_nobody_is_replaced(monkeypatch: pytest.MonkeyPatch,
     assert shop.workers.over and shop.workers.finished == 1
 
 
-def test_nobody_is_started_while_that_is_forbidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    shop = Shop(monkeypatch, tmp_path, 1)
-    shop.workers.look(lambda: False)
-    assert shop.started == [] and shop.workers.waiting
-    shop.workers.look(lambda: True)
-    assert len(shop.started) == 1 and not shop.workers.waiting
-
-
 def test_the_next_launcher_knows_where_the_last_one_stood(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shop = Shop(monkeypatch, tmp_path, 4)
     shop.workers.look()
