@@ -87,8 +87,6 @@ COMPOSED = {
 """What is made of equations: a list of names, a codec after a warm-up, a mean applied in another way, blocks whose
 period follows measured times."""
 UPWARD = {
-    "cli.run.elastic": "sites",
-    "cli.run.elastic_launcher": "sites",
 }
 """Modules of the core that name plugins."""
 SIDEWAYS = {

@@ -14,10 +14,10 @@ from rich.console import Console
 
 import paceline
 from paceline.cli.launch import output_files
-from paceline.cli.launch.process import OutputFiles, Process
 from paceline.cli.run import disk_full, failure, output
 from paceline.cli.run.status import RunStatus, describe
 from paceline.observe.reports.live import Live, LiveSnapshot
+from paceline_plugins.sites.process import OutputFiles, Process
 
 Shown = list[tuple[int, str, bool]]
 

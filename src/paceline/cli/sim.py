@@ -24,7 +24,7 @@ from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks, failure, start
 from paceline.cli.run.conclusion import point_at_logs, stopped
 from paceline.cli.run.options import ProgramOptions
-from paceline.cli.run.program import python_program, zero_lines
+from paceline.cli.run.program import python_program, starter
 from paceline.observe.reports.summary import seconds_text
 
 if TYPE_CHECKING:
@@ -60,12 +60,12 @@ def command(
     program = python_program(script, arguments, "sim runs Python programs inside one process")
     checks.check_rule(rule)
     options = ProgramOptions(as_is, random_data)
-    lines = "as-is" if not zero_lines().serves(program, options, workers) else "random-data" if random_data else "zero"
+    lines = "as-is" if not starter().serves(program, options, workers) else "random-data" if random_data else "zero"
     directory = checks.log_directory(log, LaunchCluster(workers), overwrite)
     started = time.monotonic()
     outcome = _run((workers, hosts), [lines, *program.typed], rule, directory, quiet)
     code = _conclude(outcome, workers, directory, time.monotonic() - started, quiet)
-    if code == 0 and zero_lines().work_not_shared(directory, options, program, workers, rule):
+    if code == 0 and starter().work_not_shared(directory, options, program, workers, rule):
         code = 1
     raise typer.Exit(code)
 

@@ -11,10 +11,19 @@ from pathlib import Path
 from paceline.cli.console import err, refuse
 from paceline.cli.launch import saved_plan
 from paceline.cli.run.checks import host_and_port
-from paceline.cli.run.elastic_launcher import reachable
 
 SAY_AFTER_S = 2.0
+PROBE_S = 0.5  # to connect to the control plane
 FIND_S = 60.0  # at most, for the launcher to join
+
+
+def reachable(address: tuple[str, int]) -> bool:
+    """Whether a connection succeeds."""
+    try:
+        socket.create_connection(address, timeout=PROBE_S).close()
+        return True
+    except OSError:
+        return False
 
 
 def bounds(text: str) -> tuple[int, int]:

@@ -16,13 +16,12 @@ import typer
 
 from paceline.cli.console import err
 from paceline.cli.launch.cluster import LaunchCluster
-from paceline.cli.launch.forks import fork_server
 from paceline.cli.launch.spawn import Command
 from paceline.cli.run import certificates, checks, dry_run, ended_file, failure, start
 from paceline.cli.run.conclusion import conclude, failed
 from paceline.cli.run.hosts import job_log_directory, resolve_cluster
 from paceline.cli.run.options import RunOptions, Security
-from paceline.cli.run.program import Program, zero_lines
+from paceline.cli.run.program import Program, starter
 from paceline.extensions import SEALS, extension
 
 if TYPE_CHECKING:
@@ -41,11 +40,11 @@ def run(ctx: typer.Context, program: Program, options: RunOptions, transport: st
     """
     asked = options.start
     cluster, scheduler = resolve_cluster(options.hosts, asked.timeout)
-    bare = zero_lines().serves(program, options.program, cluster.size)
+    bare = starter().serves(program, options.program, cluster.size)
     if bare:
         options.tracking.check_zero_lines(asked.restarts)
     command, log = program.command(bare), asked.log or job_log_directory(scheduler)
-    variables = zero_lines().environment(cluster, bare, options.program.random_data)
+    variables = starter().environment(cluster, bare, options.program.random_data)
     variables |= start.chosen_transport(transport) | options.tracking.environment()
     if asked.print_only:
         checks.check_rule(asked.rule)
@@ -57,7 +56,7 @@ def run(ctx: typer.Context, program: Program, options: RunOptions, transport: st
     if not asked.quiet:
         err().print(f"starting {start.count(cluster)} of {program.name}", markup=False)
     # before the launcher loads torch to check the rule: both load it at the same time
-    with fork_server(start.loaded(cluster) | variables if bare else None) as forks:
+    with starter().fork_server(start.loaded(cluster) | variables if bare else None) as forks:
         announces = checks.check_rule(asked.rule) and not asked.quiet
         checks.free_port(cluster)
         checks.warn_oversubscription(cluster.workers, asked.quiet)
@@ -76,7 +75,7 @@ def run(ctx: typer.Context, program: Program, options: RunOptions, transport: st
         code = conclude(outcome, cluster, directory, time.monotonic() - started, asked.quiet)
         if seal is not None:
             code = seal.seal(code, [worker.rank for worker in outcome.workers])
-    if code == 0 and zero_lines().work_not_shared(directory, options.program, program, cluster.size, asked.rule):
+    if code == 0 and starter().work_not_shared(directory, options.program, program, cluster.size, asked.rule):
         code = 1
     leave(code, outcome)
 

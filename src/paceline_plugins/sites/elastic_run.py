@@ -17,15 +17,16 @@ from paceline.cli.launch import saved_plan
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.saved_plan import SavedPlan
 from paceline.cli.launch.signals import SignalListener
-from paceline.cli.run import certificates, checks, dry_run, elastic_checks, elastic_messages, output, start
+from paceline.cli.run import certificates, checks, dry_run, elastic_checks, output, start
 from paceline.cli.run.disk_full import DiskWatcher
-from paceline.cli.run.elastic_launcher import Ending, Events, Launcher, control
 from paceline.cli.run.hosts import refuse_several_launchers
 from paceline.cli.run.options import ElasticOptions, ProgramOptions, RunOptions, Security, StartOptions
-from paceline.cli.run.program import Program, zero_lines
+from paceline.cli.run.program import Program, starter
 from paceline.errors import PacelineError
 from paceline.observe.reports.elastic_events import ControlEvent, ElasticStatus
+from paceline_plugins.sites import elastic_messages
 from paceline_plugins.sites.at_relay import at_relay
+from paceline_plugins.sites.elastic_launcher import Ending, Events, Launcher, control
 from paceline_plugins.sites.sites import HERE, Sites, how_to_join, invite
 from paceline_plugins.sites.sites import options as sites_of
 
@@ -90,10 +91,10 @@ class ElasticRun:
         return bounds
 
 
-def run_elastic(program: Program | None, options: RunOptions) -> int:
+def run(program: Program | None, options: RunOptions) -> int:
     """The exit code of a launcher that hosts an elastic run, or joins one."""
     checks.check_rule(options.start.rule, True)
-    zero_lines().refuse_elastic(program, options.program)
+    starter().refuse_elastic(program, options.program)
     if options.elastic.elastic is not None:
         refuse_several_launchers()
     workers = 1 if options.hosts.workers is None else options.hosts.workers
@@ -186,7 +187,7 @@ def start_run(asked: ElasticRun, program: Program | None, options: ProgramOption
     code = _run(plan, directory, None, asked.start.quiet)
     if code or program is None or not program.is_tool:  # a Python program was looked at before the start
         return code
-    return int(zero_lines().work_not_shared(directory, options, program, asked.workers, asked.start.rule))
+    return int(starter().work_not_shared(directory, options, program, asked.workers, asked.start.rule))
 
 
 def resume_run(directory: Path, quiet: bool) -> int:
