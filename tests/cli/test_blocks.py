@@ -83,7 +83,7 @@ def test_tools_and_placeholders_that_are_not_there_are_refused() -> None:
     assert "there is no placeholder {modle}" in words(run(*PLAIN, tool=(TOOL, "{modle}", *PLACES)))
     assert "the list empty has no line" in words(run(*PLAIN, "--data", made("empty"), tool=(TOOL, *PLACES, "{list}")))
     late = CliRunner().invoke(app, ["blocks", "--model", "model.bin", "./train", "--lr", "{lr}"])
-    assert late.exit_code == 2 and "--lr stands after the program ./train" in words(late)
+    assert late.exit_code == 2 and "--lr is after the program ./train" in words(late)
 
 
 def made(name: str) -> str:

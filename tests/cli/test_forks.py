@@ -15,8 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.cli.launch.output_files import output_files
-from paceline.cli.launch.spawn import WorkerProcess, signal_session
+from paceline.cli.launch.spawn import WorkerProcess, output_files, signal_session
 from paceline_plugins.zero.forks import ZERO_LINES, ForkedWorker, ForkServer, fork_server
 
 pytestmark = pytest.mark.processes

@@ -53,7 +53,7 @@ def run(own: Worker, program: Program, options: RunOptions) -> int:
 
 def _variables(own: Worker, cluster: LaunchCluster, directory: Path | None, options: RunOptions) -> dict[str, str]:
     added = start.environment(cluster, options.start.rule, directory or Path())
-    added |= start.chosen_transport(options.start.transport) | options.tracking.environment()
+    added |= start.transport_variable(options.start.transport) | options.tracking.environment()
     if "OMP_NUM_THREADS" not in os.environ:
         added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // own.local_size))
     if directory is None:

@@ -17,16 +17,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.launch import saved_plan
-from paceline.cli.launch.saved_plan import SavedPlan
+from paceline.cli.launch.cluster import address_text
 from paceline.cli.launch.signals import SignalListener
-from paceline.cli.run import certificates, failure
-from paceline.cli.run.elastic_checks import reachable
+from paceline.cli.run import failure
 from paceline.cli.run.output import Tails
 from paceline.observe.event_file import EventFile
-from paceline_plugins.sites import revocations
+from paceline_plugins.sites import revocations, saved_plan
 from paceline_plugins.sites.departure import Departure
+from paceline_plugins.sites.elastic_checks import reachable
 from paceline_plugins.sites.process import OutputFiles
+from paceline_plugins.sites.saved_plan import SavedPlan
 from paceline_plugins.sites.supervisor import Death, Supervisor, WorkerCommand
 
 if TYPE_CHECKING:
@@ -161,8 +161,14 @@ def environment(plan: SavedPlan) -> dict[str, str]:
     }
     added = {**plan.environment, "PACELINE_CONTROL": plan.address}
     if plan.relay is not None:
-        added["PACELINE_RELAY"] = saved_plan.address_text(*plan.relay)
+        added["PACELINE_RELAY"] = address_text(*plan.relay)
     return own | added | ({} if plan.tls is None else {"PACELINE_TLS": plan.tls})
+
+
+def of_place(folder: str | None, place: int) -> dict[str, str]:
+    """The variable that names the certificate of an elastic worker's place; none if all share one."""
+    own = None if folder is None else Path(folder) / f"place-{place}"
+    return {} if own is None or not own.is_dir() else {"PACELINE_TLS": str(own)}
 
 
 def arrived_after_end(death: Death) -> bool:
@@ -190,7 +196,7 @@ class Launcher:
         self, plan: SavedPlan, directory: Path, events: Events, server: ControlServer | None, output: Tails
     ) -> None:
         self.plan, self.directory, self.events, self.server, self.output = plan, directory, events, server, output
-        own = partial(certificates.of_place, plan.tls)
+        own = partial(of_place, plan.tls)
         output_folder = directory / "output"
         command = WorkerCommand(plan.command, environment(plan), output_folder, plan.folder, own, was_revoked)
         on_event = lambda kind, facts: events.write(f"process {kind}", facts)  # noqa: E731

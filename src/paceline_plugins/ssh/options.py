@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from paceline.cli.console import refuse, settings_file
-from paceline.cli.run import checks, elastic_checks
+from paceline.cli.run import checks
 from paceline.cli.run.options import RunOptions
 from paceline.cli.run.program import Program, starter
 from paceline.errors import PacelineError
@@ -63,10 +63,10 @@ def _elastic(asked: RunOptions, workers: int) -> list[str]:
     bounds, grace_s = asked.elastic.elastic, asked.elastic.grace
     if bounds is None:
         return []
-    _, most = elastic_checks.bounds(bounds)
+    _, most = checks.bounds(bounds)
     if workers > most:
         refuse(f"the hosts start {workers} workers, and --elastic {bounds} allows {most}: raise the latter")
-    elastic_checks.seconds(asked.start.timeout, grace_s)
+    checks.seconds(asked.start.timeout, grace_s)
     return ["--elastic", bounds, *([] if grace_s is None else ["--grace", f"{grace_s:g}"])]
 
 

@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from paceline.cli.launch.output_files import output_files
 from paceline.core import parent_death
 
 END_S = 5.0
@@ -74,3 +74,26 @@ def reap(worker: WorkerProcess) -> None:
     """Wait for the end of a killed worker, but not if it hangs in the kernel, at a disk that is gone."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         worker.process.wait(END_S)
+
+
+logger = logging.getLogger(__name__)
+_warned = False
+
+
+@contextlib.contextmanager
+def output_files(stdout: Path, stderr: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """Both files, open for a new process."""
+    with _opened(stdout) as out, _opened(stderr) as err:
+        yield out, err
+
+
+def _opened(path: Path) -> IO[bytes]:
+    global _warned
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("wb")
+    except OSError as error:
+        if not _warned:
+            _warned = True
+            logger.warning("the workers' output is lost from now on: %s", error)
+        return open(os.devnull, "wb")

@@ -10,7 +10,8 @@ import typer
 
 from paceline.cli.console import refuse, settings_file
 from paceline.cli.console.program_options import Arguments, ProgramCommand, with_records
-from paceline.cli.run import checks, ended_file, fixed
+from paceline.cli.run import checks, fixed
+from paceline.cli.run.conclusion import take_ending_file
 from paceline.cli.run.hosts import chosen_transport, mpi_process
 from paceline.cli.run.options import SHOWN, RunOptions
 from paceline.cli.run.program import find
@@ -68,7 +69,7 @@ def run(
 
     The program is Python, or any executable (ELF, or a script with #!), which attaches by paceline's C library.
     """
-    ending, elastic = ended_file.take(), options.elastic
+    ending, elastic = take_ending_file(), options.elastic
     if elastic.again is not None:
         checks.refuse_other_options(ctx, "again", "quiet")
         raise typer.Exit(

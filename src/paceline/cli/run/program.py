@@ -84,7 +84,7 @@ def find(script: Path, arguments: Sequence[str] | None = None, module: bool = Fa
 
     Args:
         script: a file, or a module's dotted name.
-        arguments: its own; a `--` in front is left out.
+        arguments: its own; without a `--` in front.
         module: whether `script` is a module, as with Python's `-m`.
     """
     own = tuple(own_arguments(list(arguments or ())))
@@ -96,11 +96,11 @@ def find(script: Path, arguments: Sequence[str] | None = None, module: bool = Fa
         name = own[1] if str(script) == FUNCTION and len(own) > 1 else str(script)
         return Program(name, ("-m", str(script)), own, source, root)
     if not script.is_file():
-        found = shutil.which(script.name) if str(script) == script.name and not script.exists() else None
-        if found is None:
+        result = shutil.which(script.name) if str(script) == script.name and not script.exists() else None
+        if result is None:
             what = "is not a file" if script.exists() else "does not exist"
             refuse(f"the program {script} {what} (looked in {Path.cwd()})")
-        return Program(script.name, (found,), own)
+        return Program(script.name, (result,), own)
     if not is_executable(script):
         return Program(script.name, (str(script),), own, script)
     return Program(script.name, (os.path.join(".", script),), own)
