@@ -86,8 +86,7 @@ COMPOSED = {
 }
 """What is made of equations: a list of names, a codec after a warm-up, a mean applied in another way, blocks whose
 period follows measured times."""
-UPWARD = {
-}
+UPWARD: dict[str, str] = {}
 """Modules of the core that name plugins."""
 SIDEWAYS = {
     ("files", "zero"),
