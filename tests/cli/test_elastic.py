@@ -19,7 +19,7 @@ from devtools.storm.tape import Played, read
 from devtools.storm.what_if import replay
 from typer.testing import CliRunner, Result
 
-from paceline.cli.launch import saved_plan
+from paceline_plugins.sites import saved_plan
 from tests.cli.test_run import Script, _here, assert_gone, run, script, started  # noqa: F401
 from tests.ports import free_port
 

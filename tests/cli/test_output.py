@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 import paceline
-from paceline.cli.launch import output_files
-from paceline.cli.launch.process import OutputFiles, Process
-from paceline.cli.run import disk_full, failure, output
+from paceline.cli.launch import spawn
+from paceline.cli.run import failure, output
 from paceline.cli.run.status import describe
 from paceline.observe.reports.live import LiveSnapshot
+from paceline_plugins.sites.process import OutputFiles, Process
 
 Shown = list[tuple[int, str, bool]]
 
@@ -194,7 +194,7 @@ def test_a_process_starts_where_its_output_finds_no_place(tmp_path: Path, caplog
     (tmp_path / "file").touch()
     place = tmp_path / "file" / "output"
     for _ in range(2):
-        with output_files.output_files(place / "out", place / "err") as (out, err):
+        with spawn.output_files(place / "out", place / "err") as (out, err):
             assert out.write(b"x") == err.write(b"x") == 1
     assert len(caplog.messages) == 1 and "the workers' output is lost" in caplog.messages[0]
 
@@ -212,9 +212,9 @@ def test_a_keeper_whose_notes_find_no_place_tells_by_its_own_end(tmp_path: Path)
 def test_a_full_disk_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(disk_full, "MIN_FREE_BYTES", 1 << 80)
+    monkeypatch.setattr(output, "MIN_FREE_BYTES", 1 << 80)
     times = iter(range(0, 100, 10))
-    look = disk_full.DiskWatcher(tmp_path, lambda: float(next(times)))
+    look = output.DiskWatcher(tmp_path, lambda: float(next(times)))
     for _ in range(3):
         look.look()
     assert capsys.readouterr().err.count("is on a full disk") == 1

@@ -60,7 +60,7 @@ WRONG = {
     "too many workers": (("join", "--workers", 300, invitation(), "train.py"), "--workers must lie in 0..255"),
     "a late option": (
         ("join", invitation(), "train.py", "--workers", 2),
-        "--workers stands after the program train.py",
+        "--workers is after the program train.py",
     ),
     "no such program": (("join", invitation(), "nowhere.py"), "nowhere.py does not exist"),
     "invite in a plain run": (("run", "--invite", "train.py"), "--invite belongs to --elastic"),
