@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -43,14 +44,16 @@ class Kept:
     frozen: dict[str, tuple[str, Tensor]] = field(default_factory=dict)
 
 
-class CheckpointSource(Protocol):
-    """The state of a run, to save."""
+@dataclass(frozen=True)
+class CheckpointSource:
+    """The state of a run, to save.
 
-    def exchange_position(self) -> ExchangePosition:
-        """Position in the exchanges."""
+    Attributes:
+        exchange_position: gives the position in the exchanges.
+        about: gives the manifest's fields besides the sums, `minibatches` among them.
+        kept: gives what a step holds of this worker; tensors are not copied.
+    """
 
-    def about(self) -> dict[str, Any]:
-        """The manifest's fields besides the sums, `minibatches` among them."""
-
-    def kept(self) -> Kept:
-        """What a step holds of this worker; tensors are not copied."""
+    exchange_position: Callable[[], ExchangePosition]
+    about: Callable[[], dict[str, Any]]
+    kept: Callable[[], Kept]

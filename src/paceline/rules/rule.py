@@ -55,8 +55,7 @@ def _narrowed(choice: str, kind: type[T], rules: str) -> T:
         assert isinstance(found, kind)
         return found
 
-    read.__doc__ = f"The {choice} of {rules}."
-    return property(read)  # type: ignore[return-value]
+    return property(read, doc=f"The {choice} of {rules}.")  # type: ignore[return-value]
 
 
 class RecipeCall(str):

@@ -28,7 +28,7 @@ from paceline_plugins.receipts import run as receipts
 
 
 class RunState:
-    """The state of one worker; a :class:`paceline.checkpoint.source.CheckpointSource`.
+    """The state of one worker.
 
     Args:
         context: what the parts of the run share.

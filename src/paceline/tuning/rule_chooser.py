@@ -161,7 +161,8 @@ def exposed_s(gradient_s: float, chunks: int, step_s: float) -> float:
 class _Pair:
     """A wire between two workers that carries nothing."""
 
-    rank, size = 0, 2
+    rank = 0
+    size = 2
 
     def sum(self, x: Tensor) -> Steps[None]:
         yield CompletedOperation()

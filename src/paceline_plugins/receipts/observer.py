@@ -23,7 +23,7 @@ from paceline.checkpoint.snapshot import Snapshot
 from paceline.core.flat import Modules, averaged_buffers, local
 from paceline.core.optimizer_state import Owned
 from paceline.core.world import World
-from paceline.data.sharing.place_log import PlaceLog
+from paceline.data.sharing.run_data import PlaceLog
 from paceline.errors import UnsupportedError
 from paceline.observe.event_file import EventFile
 from paceline.rules.rule import Rule

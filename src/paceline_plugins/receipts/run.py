@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.core.flat import local
 from paceline.core.world import World
 from paceline.data.sharing.loader_registry import LoaderRegistry
-from paceline.data.sharing.place_log import PlaceLog
+from paceline.data.sharing.run_data import PlaceLog
 from paceline.rules.rule import Rule
 from paceline.update.engine.blocks.fragmented_model import FragmentedModel
 from paceline.update.engine.context import RunContext

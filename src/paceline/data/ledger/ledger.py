@@ -30,8 +30,7 @@ from typing import Any
 
 from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import ENDLESS, EpochLedger, Mark, Question, Speeds
-from paceline.data.ledger.epochs import Epochs
-from paceline.data.ledger.history import History
+from paceline.data.ledger.epochs import Epochs, History
 from paceline.data.ledger.ranges import Ranges
 from paceline.errors import MismatchError
 

@@ -55,7 +55,6 @@ class Position:
         leased: whether its places are leased, so that the ledger records what is done.
         arranged: epoch -> number of workers for which its order was made.
         held: leases that are not begun.
-        iteration: the active pass, if its places are leased.
         begun: returns the places of batches that are being made.
         epoch_start: random state at the epoch's start, kept only if the user's own loader is iterated.
         generators: the loader's own generators.
@@ -69,7 +68,7 @@ class Position:
         self.leased = False
         self.arranged: dict[int, int] = {}
         self.held: deque[Mark] = deque()
-        self.iteration: Generator[Any, None, None] | None = None
+        self._iteration: Generator[Any, None, None] | None = None
         self.begun: Callable[[], list[Mark]] = list
         self.epoch_start: dict[str, Any] | None = None
         self.generators: list[torch.Generator] = []
@@ -83,9 +82,21 @@ class Position:
 
     def let_go(self) -> None:
         """End the active pass; its leases are returned."""
-        if self.iteration is not None:
-            self.iteration.close()
-            self.iteration = None
+        if self._iteration is not None:
+            self._iteration.close()
+            self._iteration = None
+
+    def hold(self, iteration: Generator[Any, None, None]) -> None:
+        """`iteration` is the active pass, whose places are leased."""
+        self._iteration = iteration
+
+    def holds(self, iteration: Generator[Any, None, None]) -> bool:
+        """Whether `iteration` is the active pass still."""
+        return self._iteration is iteration
+
+    def starts_epoch(self, state: dict[str, Any]) -> None:
+        """The user's own loader begins an epoch with this random state."""
+        self.epoch_start = state
 
     def begin(self) -> int:
         """Start to iterate; returns the number of batches to skip (above 0 only after a resume)."""
@@ -137,7 +148,7 @@ class Position:
 
     def strip(self) -> None:
         """The program dropped the data: drop what only another pass would need."""
-        self.epoch_start, self.generators, self.iteration, self.begun = None, [], None, list
+        self.epoch_start, self.generators, self._iteration, self.begun = None, [], None, list
 
     @property
     def others(self) -> bool:

@@ -4,6 +4,9 @@
 With one worker, the user's loader itself is iterated. With several, a map-style `DataLoader` is rebuilt around a
 :class:`~paceline.data.sampling.sampler.SamplingPlan`; its collate_fn, loader processes and pinning stay. Of any other
 iterable of batches every worker iterates over the whole and takes its own batches.
+
+If a pass that was split turns out to be an evaluation, each worker completes it with the other workers' samples, so
+that it sees every sample once.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ import contextlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.core import rng
+from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question
 from paceline.data.ledger.leases import Leases
 from paceline.data.ledger.ranges import Ranges
@@ -33,8 +38,7 @@ from paceline.data.sampling.buckets import BucketBatches
 from paceline.data.sampling.position import Cut, Position, set_states
 from paceline.data.sampling.sampler import SamplingPlan, generators_of
 from paceline.data.sampling.shard_progress import UNIT
-from paceline.data.sampling.split import split_of
-from paceline.data.sharing.completion import rest_of_pass
+from paceline.data.sampling.split import Rounds, split_of
 from paceline.data.sharing.lists import ListPlan
 from paceline.data.sharing.prefetch import Prefetch
 from paceline.data.sharing.run_data import RunData
@@ -44,9 +48,6 @@ from paceline.data.streams.reader import ShardAssignment, ShardReading
 from paceline.data.workers.batching import BatchRequest
 from paceline.data.workers.loader import Loading
 from paceline.errors import CheckpointError, PeerLostError, UnsupportedError
-
-if TYPE_CHECKING:
-    from paceline.core.world import World
 
 _END = object()
 
@@ -141,7 +142,7 @@ class Iteration:
             rng.restore(start)
             set_states(generators, start["loader"])
         else:
-            position.epoch_start = {**now, "loader": [g.get_state() for g in generators]}
+            position.starts_epoch({**now, "loader": [g.get_state() for g in generators]})
         batches = iter(self.loader)
         for _ in range(skip):
             next(batches, None)
@@ -415,3 +416,34 @@ class Iteration:
         if self._registry.places is not None:
             self._registry.places.handed_out(self._number, self._position.now.cut, portion)
         return batch
+
+
+def can_complete(plan: SamplingPlan, position: Position, workers: int) -> bool:
+    """Whether every worker can compute the rest of an epoch.
+
+    The epoch must be whole, of known length, split in rounds, and give each worker a batch.
+    """
+    if plan.in_shards or position.others or plan.streamed(position.epoch) is not None:
+        return False
+    return plan.cut(plan.places(position.epoch), workers)[1] >= workers
+
+
+def rest_of_pass(plan: SamplingPlan, world: World, epoch: int, batches: int) -> Iterator[Portion]:
+    """What remains for a worker that has seen its first `batches` batches.
+
+    First the other workers' parts of the rounds that it has begun, then the loader's own batches in order. So rank 0,
+    after its first batch, continues with the loader's second.
+    """
+    places = plan.places(epoch)
+    cut = plan.cut(places, world.size)
+    split = split_of(cut)
+    assert isinstance(split, Rounds)
+    rest = Ranges([(0, places)])
+    shares = [
+        EvenAssignment(epoch, rest, split, rank, 0, plan.tail) for rank in range(world.size) if rank != world.rank
+    ]
+    for number in range(min(batches, len(split))):
+        yield from filter(None, (share.portion(number) for share in shares))
+    begin = split.bounds(batches)[0] if batches < len(split) else cut[1]  # `drop_last` may leave out a round
+    for low, high in pairwise([*range(begin, places, plan.unit), places]):
+        yield Portion(epoch, [(low, high)])

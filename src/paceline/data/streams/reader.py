@@ -108,14 +108,15 @@ class ShardReading:
         """The batches of the assigned places, until no request is pending and no place is left."""
         while (first := assignment.next(wait=True)) is not None:
             self._queues = queues = _ProcessQueues(assignment, first, self._width, self._count, self._order)
-            self._source.now = queues
+            self._source.send(queues)
             try:
                 for answer in self._loader:
                     found = queues.answered(answer)
                     if found is not None:
                         yield found
             finally:
-                self._queues, self._source.now = None, iter(())  # a reference cycle would keep processes alive
+                self._queues = None
+                self._source.send(iter(()))  # a reference cycle would keep processes alive
 
     def begun(self) -> list[Portion]:
         """The places of open shards that were not handed out."""

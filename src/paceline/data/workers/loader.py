@@ -57,9 +57,10 @@ class Loading:
         if self._loader is None:
             return map(self._fetcher.__getitem__, requests)
         if not self._in_blocks:
-            self._source.now = requests
+            self._source.send(requests)
             return iter(self._loader)
-        self._source.now = blocks = RequestBlocks(requests)
+        blocks = RequestBlocks(requests)
+        self._source.send(blocks)
         return OrderedBatches(blocks, iter(self._loader))
 
 
@@ -185,10 +186,14 @@ class PassSampler:
     """
 
     def __init__(self) -> None:
-        self.now: Iterator[Any] = iter(())
+        self._now: Iterator[Any] = iter(())
+
+    def send(self, requests: Iterator[Any]) -> None:
+        """Of the next pass."""
+        self._now = requests
 
     def __iter__(self) -> Iterator[Any]:
-        return self.now
+        return self._now
 
 
 def identity(batch: Any) -> Any:
