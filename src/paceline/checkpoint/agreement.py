@@ -18,9 +18,9 @@ def all_well(transport: Transport, problem: str, what: str, sums: dict[str, str]
     """All workers' sums; where one of them had a problem, the same error on every worker."""
     everybody = transport.gather_json({"problem": problem, "sums": sums or {}})
     world = transport.world
-    said = [f"{world.name(rank)}: {one['problem']}" for rank, one in enumerate(everybody) if one["problem"]]
-    if said:
-        raise CheckpointError(world.sign(f"the checkpoint {what}: " + "; ".join(said)))
+    problems = [f"{world.name(rank)}: {one['problem']}" for rank, one in enumerate(everybody) if one["problem"]]
+    if problems:
+        raise CheckpointError(world.sign(f"the checkpoint {what}: " + "; ".join(problems)))
     return [one["sums"] for one in everybody]
 
 

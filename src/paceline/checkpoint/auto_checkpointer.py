@@ -79,14 +79,14 @@ class AutoCheckpointer:
         except (OSError, CheckpointError) as error:
             problem = str(error)
         world = self._world
-        told = self._writer.transport.gather_json([problem, numbers, [self._every, self._keep]])
-        if any(one[2] != told[0][2] for one in told):
+        answers = self._writer.transport.gather_json([problem, numbers, [self._every, self._keep]])
+        if any(one[2] != answers[0][2] for one in answers):
             raise MismatchError(world.sign("the workers were given different every_blocks or keep; give all the same"))
-        said = [f"{world.name(rank)}: {one[0]}" for rank, one in enumerate(told) if one[0]]
-        if said:
+        problems = [f"{world.name(rank)}: {one[0]}" for rank, one in enumerate(answers) if one[0]]
+        if problems:
             self._writer.claim.release()
-            raise CheckpointError(world.sign(f"{self._store.shown} cannot be used: {'; '.join(said)}"))
-        there = [number for one in told for number in one[1]]
+            raise CheckpointError(world.sign(f"{self._store.shown} cannot be used: {'; '.join(problems)}"))
+        there = [number for one in answers for number in one[1]]
         self._has_steps = bool(there)
         return self._why_not(max(there)) if there else ""
 

@@ -38,7 +38,7 @@ OURS = re.compile(r"being-written|manifest\.json|global\.safetensors|rank-\d{3,}
 
 @dataclass
 class Content:
-    """One worker's part of a checkpoint: copies in host memory, unless training stands while it is written.
+    """One worker's part of a checkpoint: copies in host memory, unless training pauses while it is written.
 
     Attributes:
         rest: its state without tensors, as JSON.
@@ -85,8 +85,8 @@ def write_rank(directory: Path, rank: int, content: Content) -> dict[str, str]:
     tensor_name, json_name = rank_names(rank)
     rest = json.dumps(content.rest)
     write_text(directory / json_name, rest)
-    found = write_tensors(directory / tensor_name, content.tensors)
-    return {tensor_name: found, json_name: hashlib.sha256(rest.encode()).hexdigest()}
+    digest = write_tensors(directory / tensor_name, content.tensors)
+    return {tensor_name: digest, json_name: hashlib.sha256(rest.encode()).hexdigest()}
 
 
 def write_model(directory: Path, model: dict[str, Tensor]) -> dict[str, str]:
@@ -99,22 +99,22 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
     disk, tensors = runtime.disk(), _each_alone(tensors)
     with disk.writing(path) as file:
         save_file(tensors, file)
-        found = _sum_of(file, tensors)
+        digest = _sum_of(file, tensors)
     disk.sync(path)
-    return found
+    return digest
 
 
 def _each_alone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors on the host, contiguous, and none in another's memory, which safetensors refuses; else no copies."""
-    found: dict[str, Tensor] = {}
+    alone: dict[str, Tensor] = {}
     taken: set[int] = set()
     for name, tensor in tensors.items():
         here = tensor.detach().cpu().contiguous()
         if here.untyped_storage().data_ptr() in taken:
             here = here.clone(memory_format=torch.contiguous_format)
         taken.add(here.untyped_storage().data_ptr())
-        found[name] = here
-    return found
+        alone[name] = here
+    return alone
 
 
 def _sum_of(file: Path, tensors: dict[str, Tensor]) -> str:
@@ -147,16 +147,16 @@ def _sum_of(file: Path, tensors: dict[str, Tensor]) -> str:
 
 def manifest_text(about: dict[str, Any], size: int, sums: dict[str, str], frozen: Iterable[str] = ()) -> str:
     """The manifest, with a sum of its own; `frozen`: the keys that the step names."""
-    told = {"format": FORMAT, **about, "size": size, "files": dict(sorted(sums.items()))}
+    entries = {"format": FORMAT, **about, "size": size, "files": dict(sorted(sums.items()))}
     if frozen:
-        told["frozen"] = sorted(frozen)
-    return json.dumps({**told, "sum": own_sum(told)}, indent=1)
+        entries["frozen"] = sorted(frozen)
+    return json.dumps({**entries, "sum": own_sum(entries)}, indent=1)
 
 
 def own_sum(manifest: dict[str, Any]) -> str:
     """The sum of a manifest's other fields."""
-    told = {name: value for name, value in manifest.items() if name != "sum"}
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    entries = {name: value for name, value in manifest.items() if name != "sum"}
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
 
 def renamed(path: Path) -> Path:
@@ -178,12 +178,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint, with the `directory` of its files."""
     disk = runtime.disk()
     places = [path, renamed(path), path.with_name(path.name + ".partial")]
-    found = next((one for one in places if disk.is_file(one / MANIFEST)), path)  # others: killed between two renames
-    file = found / MANIFEST
+    place = next((one for one in places if disk.is_file(one / MANIFEST)), path)  # others: killed between two renames
+    file = place / MANIFEST
     if not disk.is_file(file):
         raise CheckpointError(f"{path} is no checkpoint: it has no {MANIFEST}; give the directory that run.save wrote")
-    if disk.is_link(found) and STEP.fullmatch(found.name):
-        raise CheckpointError(f"{found} is a link, and a step is a directory of its own: put a copy in its place")
+    if disk.is_link(place) and STEP.fullmatch(place.name):
+        raise CheckpointError(f"{place} is a link, and a step is a directory of its own: put a copy in its place")
     if disk.is_link(file) or disk.size(file) > MANIFEST_LIMIT:
         raise CheckpointError(f"{file} is no manifest of ours: it is a link, or has more than {MANIFEST_LIMIT} bytes")
     try:
@@ -207,7 +207,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} is damaged: it names {len(files)} files, which are not those of {size} workers")
     if "sum" in manifest and manifest["sum"] != own_sum(manifest):  # the first versions wrote none
         raise CheckpointError(f"{file} is damaged: its own sum is another one; take an older checkpoint")
-    manifest["directory"] = str(found)
+    manifest["directory"] = str(place)
     return dict(manifest)
 
 
@@ -220,10 +220,10 @@ def checked(manifest: dict[str, Any], name: str) -> Path:
     if not disk.is_file(file):
         raise CheckpointError(f"{file} is missing")
     try:
-        found = sha256(file)
+        digest = sha256(file)
     except OSError as error:  # such as a failing disk
         raise CheckpointError(f"{file} cannot be read: {error}; take an older checkpoint") from error
-    if found != manifest["files"].get(name):
+    if digest != manifest["files"].get(name):
         raise CheckpointError(
             f"{file} is damaged: its sha256 sum is not the one in {MANIFEST}; take an older checkpoint"
         )

@@ -50,15 +50,15 @@ class CheckpointFinder:
             CheckpointError: there is none, or no intact one.
         """
         if self._path is None:
-            found = self._newest(self._own) if self._own is not None else None
-            if self._start is not None and (found is None or not found.manifest):
+            checkpoint = self._newest(self._own) if self._own is not None else None
+            if self._start is not None and (checkpoint is None or not checkpoint.manifest):
                 return self._at(self._start)
-            if found is None:
+            if checkpoint is None:
                 raise CheckpointError(
                     "resume() was given no path, and attach no checkpoint=; give one of them, such as "
                     'attach(..., checkpoint="checkpoints")'
                 )
-            return found
+            return checkpoint
         return self._at(self._path)
 
     def _at(self, place: str | Path) -> FoundCheckpoint:
@@ -71,8 +71,8 @@ class CheckpointFinder:
         disk = runtime.disk()
         single = disk.is_file(path / MANIFEST) or disk.is_folder(renamed(path)) or is_step(path)
         steps = not single and disk.is_folder(path) and bool(store.numbers())
-        told = self._transport.gather_json([single, steps])
-        if not any(one[0] for one in told) and any(one[1] for one in told):
+        answers = self._transport.gather_json([single, steps])
+        if not any(one[0] for one in answers) and any(one[1] for one in answers):
             return self._newest(store)
         manifest = look(path, self._transport)
         state = load(manifest, path, self._transport) if manifest["size"] == self._transport.world.size else None
@@ -83,32 +83,33 @@ class CheckpointFinder:
         store = store_for(parent_and_number(url)[0] if is_step(url) else url)
         self._stores.append(store)
         if not is_step(url):
-            found = self._newest(store)
-            problem = "" if found.manifest else f"{shown(url)} has no step in it"
+            checkpoint = self._newest(store)
+            problem = "" if checkpoint.manifest else f"{shown(url)} has no step in it"
         else:
-            found, problem = step_of(store, parent_and_number(url)[1], self._transport), ""
+            checkpoint, problem = step_of(store, parent_and_number(url)[1], self._transport), ""
         all_well(self._transport, problem, f"{shown(url)} cannot be resumed")
-        return found
+        return checkpoint
 
     def _newest(self, store: StepStore) -> FoundCheckpoint:
-        found = newest(store, self._transport)
-        if found.damaged and not found.manifest:
+        checkpoint = newest(store, self._transport)
+        if checkpoint.damaged and not checkpoint.manifest:
             raise CheckpointError(
                 self._transport.world.sign(
-                    f"none of the {len(found.damaged)} steps of {store.shown} is whole: "
-                    f"{'; '.join(found.damaged.values())}; put one of them right, or move them away for a fresh start"
+                    f"none of the {len(checkpoint.damaged)} steps of {store.shown} is whole: "
+                    f"{'; '.join(checkpoint.damaged.values())}; put one of "
+                    "them right, or move them away for a fresh start"
                 )
             )
-        return found
+        return checkpoint
 
-    def own_steps(self, found: FoundCheckpoint) -> tuple[int, list[int], list[int]]:
-        """Of the run's own store: the step that was found (-1 if it is from elsewhere), damaged newer steps, and all
+    def own_steps(self, checkpoint: FoundCheckpoint) -> tuple[int, list[int], list[int]]:
+        """Of the run's own store: the step that was loaded (-1 if it is from elsewhere), damaged newer steps, and all
         steps; every worker calls it."""
         assert self._own is not None
         there = everywhere(self._own, self._transport)
         for number in there:
-            if _same(self._own.name(number), found.name):
-                return number, list(found.damaged), there
+            if _same(self._own.name(number), checkpoint.name):
+                return number, list(checkpoint.damaged), there
         return -1, [], there
 
 

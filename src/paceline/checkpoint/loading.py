@@ -27,8 +27,8 @@ def look(path: Path, transport: Transport) -> dict[str, Any]:
         about = _digest(manifest)
     except CheckpointError as error:
         problem = str(error)
-    told = all_well(transport, problem, f"{path} cannot be resumed", {"about": about})
-    other = _others(told)
+    answers = all_well(transport, problem, f"{path} cannot be resumed", {"about": about})
+    other = _others(answers)
     if other:
         raise CheckpointError(transport.world.sign(_differ(transport.world, other, str(path))))
     return manifest
@@ -49,8 +49,8 @@ def _digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps([manifest["size"], sorted(manifest["files"].items())]).encode()).hexdigest()
 
 
-def _others(told: list[Any]) -> list[int]:
-    return [rank for rank, one in enumerate(told) if one != told[0]]
+def _others(answers: list[Any]) -> list[int]:
+    return [rank for rank, one in enumerate(answers) if one != answers[0]]
 
 
 def _differ(world: World, other: list[int], where: str) -> str:
@@ -96,31 +96,31 @@ def newest(store: StepStore, transport: Transport) -> FoundCheckpoint:
     """
     damaged: dict[int, str] = {}
     for number in reversed(everywhere(store, transport)):
-        found, said = _try(store, number, transport)
-        if not said:
-            found.damaged = damaged
-            return found
-        damaged[number] = said
+        checkpoint, why = _try(store, number, transport)
+        if not why:
+            checkpoint.damaged = damaged
+            return checkpoint
+        damaged[number] = why
     return FoundCheckpoint(damaged=damaged)
 
 
 def step_of(store: StepStore, number: int, transport: Transport) -> FoundCheckpoint:
     """One step; or the same error on every worker."""
-    found, said = _try(store, number, transport)
-    if said:
-        raise CheckpointError(transport.world.sign(f"the checkpoint {store.name(number)} cannot be resumed: {said}"))
-    return found
+    checkpoint, why = _try(store, number, transport)
+    if why:
+        raise CheckpointError(transport.world.sign(f"the checkpoint {store.name(number)} cannot be resumed: {why}"))
+    return checkpoint
 
 
 def _try(store: StepStore, number: int, transport: Transport) -> tuple[FoundCheckpoint, str]:
     """A step, and the workers' errors; "" if it is intact for all."""
-    problem, about, found = "", "", FoundCheckpoint(number, store.name(number), frozen_file=store.frozen)
+    problem, about, checkpoint = "", "", FoundCheckpoint(number, store.name(number), frozen_file=store.frozen)
     try:
-        found.manifest, found.state = _read(store, number, transport.world)
-        about = _digest(found.manifest)
+        checkpoint.manifest, checkpoint.state = _read(store, number, transport.world)
+        about = _digest(checkpoint.manifest)
     except (CheckpointError, OSError) as error:
         problem = str(error)
-    return found, _said(transport, problem, about, found.name)
+    return checkpoint, _said(transport, problem, about, checkpoint.name)
 
 
 def everywhere(store: StepStore, transport: Transport) -> list[int]:
@@ -130,18 +130,18 @@ def everywhere(store: StepStore, transport: Transport) -> list[int]:
         numbers = store.numbers()
     except (CheckpointError, OSError) as error:
         problem = str(error)
-    told = all_well(transport, problem, f"directory {store.shown} cannot be listed", {"steps": json.dumps(numbers)})
-    return sorted({number for one in told for number in json.loads(one["steps"])})
+    answers = all_well(transport, problem, f"directory {store.shown} cannot be listed", {"steps": json.dumps(numbers)})
+    return sorted({number for one in answers for number in json.loads(one["steps"])})
 
 
 def _said(transport: Transport, problem: str, about: str, where: str) -> str:
     """The workers' errors about a step; "" if it is intact for all."""
-    told, world = transport.gather_json({"problem": problem, "about": about}), transport.world
-    said = [f"{world.name(rank)}: {one['problem']}" for rank, one in enumerate(told) if one["problem"]]
-    other = _others([one["about"] for one in told])
-    if other and not said:
-        said = [_differ(world, other, where)]
-    return "; ".join(said)
+    answers, world = transport.gather_json({"problem": problem, "about": about}), transport.world
+    problems = [f"{world.name(rank)}: {one['problem']}" for rank, one in enumerate(answers) if one["problem"]]
+    other = _others([one["about"] for one in answers])
+    if other and not problems:
+        problems = [_differ(world, other, where)]
+    return "; ".join(problems)
 
 
 def _read(store: StepStore, number: int, world: World) -> tuple[dict[str, Any], dict[str, Any] | None]:

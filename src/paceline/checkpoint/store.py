@@ -103,12 +103,12 @@ class DirectoryStore:
             return []
         if not disk.is_folder(self._path):
             raise CheckpointError(f"{self._path} is no directory; give one for the steps of this run")
-        found = set()
+        numbers = set()
         for name in disk.names(self._path):
             match = STEP.fullmatch(name.removesuffix(".old"))  # killed between two renames
             if match and disk.is_folder(self._path / name):
-                found.add(int(match[1]))
-        return sorted(found)
+                numbers.add(int(match[1]))
+        return sorted(numbers)
 
     def fetch(self, number: int, needed: Needed) -> Path:
         return self.path(number)

@@ -59,7 +59,7 @@ def process() -> list[str] | None:
 
 def lives(number: int) -> bool:
     """Whether the simulated machine of this thread still has that process."""
-    return _here.machine is not None and _here.machine.lives(number)
+    return _here.machine is not None and bool(_here.machine.lives(number))
 
 
 def monotonic() -> float:
@@ -80,7 +80,7 @@ def pid() -> int:
 def living(pid: int) -> bool:
     """Whether this machine has such a process, as far as this one can see."""
     if _here.machine is not None:
-        return _here.machine.living(pid)
+        return bool(_here.machine.living(pid))
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -135,8 +135,8 @@ def current_thread() -> threading.Thread:
     """`threading.current_thread`."""
     if _here.machine is None:
         return threading.current_thread()
-    found: threading.Thread = _here.machine.current_thread()
-    return found
+    thread: threading.Thread = _here.machine.current_thread()
+    return thread
 
 
 def Lock() -> threading.Lock:

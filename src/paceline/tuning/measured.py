@@ -51,15 +51,15 @@ class MeasuredChoices:
         if self.chooser is not None:
             self.chooser.stepped(place()[1])
 
-    def said(self) -> Any:
+    def measurements(self) -> Any:
         """This worker's measurements as JSON values; None before there are enough."""
         if self.chooser is None:
-            return self.period_controller.said() if self.period_controller is not None else None
-        pace = self.period_controller.said() if self.period_controller is not None else None
-        return [pace, self.chooser.said()]
+            return self.period_controller.measurements() if self.period_controller is not None else None
+        pace = self.period_controller.measurements() if self.period_controller is not None else None
+        return [pace, self.chooser.measurements()]
 
     def agree(self, measured: Sequence[Any], blocks: int) -> tuple[Changes, str] | None:
-        """Choose, the same on every worker; (what else changes, why), or None. `measured`: `said` of each worker."""
+        """Choose, the same on every worker; (what else changes, why), or None. `measured`: of each worker."""
         if self.chooser is not None:
             of_chooser = [row[1] for row in measured]
             measured = [row[0] for row in measured]

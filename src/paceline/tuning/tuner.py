@@ -141,17 +141,19 @@ class Tuner:
     def gather(self, transport: Transport) -> GatheredRequests:
         """Gather all requests and votes; changes nothing, so that it can be retried."""
         mine = list(self._asked)
-        said = transport.gather_json([[[one.changes, one.revert, one.number] for one in mine], self.measured.said()])
-        requests = [self._request(rank, row, mine) for rank, (rows, _) in enumerate(said) for row in rows]
+        answers = transport.gather_json(
+            [[[one.changes, one.revert, one.number] for one in mine], self.measured.measurements()]
+        )
+        requests = [self._request(rank, row, mine) for rank, (rows, _) in enumerate(answers) for row in rows]
         verdicts = transport.gather_json([self._problem(one) for one in requests]) if requests else []
-        return requests, verdicts, [row for _, row in said]
+        return requests, verdicts, [row for _, row in answers]
 
     def decide(self, gathered: GatheredRequests) -> None:
         """Accept the requests that all workers can apply, and refuse the others."""
         requests, verdicts, measured = gathered
-        found = self.measured.agree(measured, self.place()[0])
-        if found is not None:
-            self._decided.append(TuneRequest(found[0], False, 0, why=found[1]))
+        measured_change = self.measured.agree(measured, self.place()[0])
+        if measured_change is not None:
+            self._decided.append(TuneRequest(measured_change[0], False, 0, why=measured_change[1]))
         self._asked = [one for one in self._asked if one not in requests]
         for number, request in enumerate(requests):
             problems = [(rank, row[number]) for rank, row in enumerate(verdicts) if row[number]]
@@ -256,11 +258,11 @@ class Tuner:
 
     def _snapshot(self, changes: Changes) -> dict[str, Any]:
         """What undoes these requested changes; a requested period is held from now on."""
-        found, controller = self.tunables.snapshot(changes), self.measured.period_controller
+        snapshot, controller = self.tunables.snapshot(changes), self.measured.period_controller
         if controller is not None:
-            found["held"] = controller.held
+            snapshot["held"] = controller.held
             controller.held = controller.held or "period" in changes
-        return found
+        return snapshot
 
     def _applied(self, request: TuneRequest) -> None:
         request.applied = True
@@ -300,8 +302,8 @@ class Tuner:
         asked = [[one.changes, one.revert] for one in [*self._decided, *self._asked] if not one.why]
         controller, chooser = self.measured.period_controller, self.measured.chooser
         pace = controller.state() if controller is not None else None
-        found = {"knobs": self.tunables.state(), "stack": self._stack, "asked": asked, "pace": pace}
-        return found if chooser is None else {**found, "choice": chooser.state()}
+        state = {"knobs": self.tunables.state(), "stack": self._stack, "asked": asked, "pace": pace}
+        return state if chooser is None else {**state, "choice": chooser.state()}
 
     def load(self, state: dict[str, Any], asked: bool = True) -> None:
         """Restore `state`; with `asked`, also its pending requests, else the state is another worker's."""

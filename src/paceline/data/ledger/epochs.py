@@ -78,12 +78,12 @@ class Epochs:
 
         An epoch that is over, and comes after one that is not, maps to no places.
         """
-        found = {epoch: rest for (one, epoch), rest in self._expected.items() if one == loader}
+        ranges = {epoch: rest for (one, epoch), rest in self._expected.items() if one == loader}
         for (one, epoch), ledger in self._ledgers.items():
             if one == loader and not ledger.left:
-                found[epoch] = ledger.unfinished
-        over = range(min(found, default=0), self.closed(loader) + 1) if found else range(0)
-        return {epoch: Ranges() for epoch in over} | found
+                ranges[epoch] = ledger.unfinished
+        over = range(min(ranges, default=0), self.closed(loader) + 1) if ranges else range(0)
+        return {epoch: Ranges() for epoch in over} | ranges
 
     @property
     def progress(self) -> tuple[int, int]:

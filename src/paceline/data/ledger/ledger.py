@@ -134,13 +134,13 @@ class Ledger:
             if ledger is None:
                 self.repeated += end - begin
                 continue
-            found = ledger.release(worker, begin, end)
-            if found < end - begin:  # its lease was freed meanwhile
-                found += ledger.free.remove(begin, end)
-            self.repeated += end - begin - found
-            count += found
+            newly_done = ledger.release(worker, begin, end)
+            if newly_done < end - begin:  # its lease was freed meanwhile
+                newly_done += ledger.free.remove(begin, end)
+            self.repeated += end - begin - newly_done
+            count += newly_done
             self._history.add(loader, epoch, begin, end, ledger)
-            self.speeds.marked(loader, worker, found)
+            self.speeds.marked(loader, worker, newly_done)
             self.epochs.close_settled(loader)
         return count
 

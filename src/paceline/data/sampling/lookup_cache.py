@@ -33,11 +33,11 @@ class LookupCache:
 
     def at(self, ranges: Iterable[Range]) -> list[Any] | None:
         """The samples at these places; None if one of them is not cached."""
-        found: list[Any] = []
+        ids: list[Any] = []
         for begin, end in ranges:
             k = bisect_right(self._begins, begin) - 1
             if k < 0 or end > self._ends[k]:
                 return None
             first = self._offsets[k] + begin - self._begins[k]
-            found += self._ids[first : first + end - begin]
-        return found
+            ids += self._ids[first : first + end - begin]
+        return ids

@@ -195,7 +195,7 @@ class Position:
         self.track(self.generators)
 
     def regroup(self, states: list[dict[str, Any]], ledger: dict[str, Any] | None, loader: int) -> None:
-        """Restore a checkpoint of another number of workers; what remains is split anew.
+        """Restore a checkpoint of another number of workers; what remains is split again.
 
         Args:
             states: one of each worker then, in rank order.
@@ -276,12 +276,12 @@ def _read(before: Ranges, passes: list[Pass | None], beyond: list[bool]) -> Rang
         passes: one of each worker, in rank order; None if its pass was dropped.
         beyond: whether each worker is in a later epoch.
     """
-    found = Ranges()
+    ranges = Ranges()
     for rank, one in enumerate(passes):
         whole = round_robin(before, len(passes), rank) if beyond[rank] else Ranges()
         for begin, end in one.shard_progress.entered if one is not None else whole:
-            found.add(begin, end)
-    return found
+            ranges.add(begin, end)
+    return ranges
 
 
 def set_states(generators: list[torch.Generator], states: list[Tensor]) -> None:

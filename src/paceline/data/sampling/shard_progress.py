@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shards of unknown length: their places, their distribution over workers, and each worker's progress.
 
-Sample i of the k-th shard of an epoch's order stands at place k `UNIT` + i. So a shard is the range k `UNIT` ..
+Sample i of the k-th shard of an epoch's order is at place k `UNIT` + i. So a shard is the range k `UNIT` ..
 (k + 1) `UNIT` (excl.), of which the places after its last sample are done together with that sample.
 """
 
@@ -21,13 +21,13 @@ MOST_SHARDS = 1 << 20
 
 def cut_at_shards(rest: Iterable[Range]) -> list[Range]:
     """Cut ranges of places where one shard ends and the next begins."""
-    found = []
+    parts = []
     for begin, end in rest:
         while begin < end:
             middle = min(end, (begin // UNIT + 1) * UNIT)
-            found.append((begin, middle))
+            parts.append((begin, middle))
             begin = middle
-    return found
+    return parts
 
 
 def round_robin(rest: Iterable[Range], workers: int, rank: int) -> Ranges:
@@ -68,7 +68,7 @@ class ShardProgress:
     @classmethod
     def of(cls, state: list[Any]) -> ShardProgress:
         """Restore `state`."""
-        found = cls()
-        found.entered = Ranges(state[0])
-        found._later = deque((batches, [(begin, end) for begin, end in places]) for batches, places in state[1])
-        return found
+        progress = cls()
+        progress.entered = Ranges(state[0])
+        progress._later = deque((batches, [(begin, end) for begin, end in places]) for batches, places in state[1])
+        return progress

@@ -322,14 +322,16 @@ class Iteration:
             position.begun = lambda: [mark for portion in shards.begun() for mark in self._marks(portion)]
         nominal = getattr(self.loader, "batch_size", None) or 0
         with self._until_left(assignment):
-            for found in shards.batches(assignment):
+            for shard_batch in shards.batches(assignment):
                 if not leased:
-                    position.now.shard_progress.add(position.now.batches + bool(found.samples), found.portion.places)
-                elif not found.samples:
-                    self._registry.passed_over(self._marks(found.portion))
-                if found.samples:
-                    nominal = nominal or found.samples
-                    yield self._hand_out(found.batch, found.samples, nominal, found.portion)
+                    position.now.shard_progress.add(
+                        position.now.batches + bool(shard_batch.samples), shard_batch.portion.places
+                    )
+                elif not shard_batch.samples:
+                    self._registry.passed_over(self._marks(shard_batch.portion))
+                if shard_batch.samples:
+                    nominal = nominal or shard_batch.samples
+                    yield self._hand_out(shard_batch.batch, shard_batch.samples, nominal, shard_batch.portion)
 
     def _from_list(self, listed: ListPlan, skip: int) -> Generator[Any, None, None]:
         """Items of a list."""
@@ -375,7 +377,7 @@ class Iteration:
             yield self._hand_out(mine, samples_in(mine), nominal or samples_in(mine), portion)
 
     def _leased_batches(self, leases: Leases) -> Generator[Any, None, None]:
-        """Leased batches of an iterable, which is iterated anew if an earlier place is leased again."""
+        """Leased batches of an iterable, which is iterated from its start if an earlier place is leased again."""
         self._begin(None)
         question = Question(self._number, self._position.epoch, ENDLESS, most=4)
         assignment = LeasedAssignment(leases, question, self._position.held)
@@ -402,7 +404,7 @@ class Iteration:
             raise UnsupportedError(
                 self._world.sign(
                     f"{type(self.loader).__name__} can be iterated only once, and a lost worker's batches must be "
-                    "made again; share a list, a DataLoader, or an object whose iter() begins anew"
+                    "made again; share a list, a DataLoader, or an object whose iter() starts again"
                 )
             )
         return again

@@ -123,9 +123,9 @@ class LoaderRegistry(RunData):
             loader: the user's.
             even: whether workers get the same number of batches under every rule.
         """
-        found = self._shares.get(id(loader))
-        if found is not None:
-            return found
+        known = self._shares.get(id(loader))
+        if known is not None:
+            return known
         data = getattr(loader, "dataset", loader)  # a program may build a loader for each epoch
         number = self._data.number(data)
         again = number is not None
@@ -299,7 +299,7 @@ class LoaderRegistry(RunData):
         """
         self._check_reader()
         self._trainer = threading.get_ident()
-        if self._under_way and self._leader not in self._under_way:  # the program may make its data anew for each epoch
+        if self._under_way and self._leader not in self._under_way:  # it may make its data again for each epoch
             position = next(iter(self._under_way))
             self._earlier, self._leader = self._before(position), position
         self._made += 1
@@ -429,7 +429,12 @@ class SharedLoader:
     """Whether the program has asked for the length."""
 
     def __init__(
-        self, loader: Iterable[Any], number: int, position: Position, registry: RunData, leases: Leases | None = None
+        self,
+        loader: Iterable[Any],
+        number: int,
+        position: Position,
+        registry: LoaderRegistry,
+        leases: Leases | None = None,
     ) -> None:
         self.loader, self._position, self._registry, self._leases = loader, position, registry, leases
         position.leased = leases is not None
@@ -502,7 +507,7 @@ class SharedLoader:
             self._registry.warn(
                 "length",
                 "the length of a shared loader is that of an even split, and under an asynchronous rule a fast worker "
-                "gets more batches and a slow one fewer, so that the last one cannot be told by it; use "
+                "gets more batches and a slow one fewer, so that the last one cannot be known by it; use "
                 "run.share(loader, even=True), or share.progress",
             )
         return self.batches_of_worker()

@@ -49,9 +49,9 @@ class Prefetch:
         ids: list[Any] = []
         self._told = {}
         for portion in portions:
-            told = self._told.setdefault(portion.epoch, Ranges())
+            hinted = self._told.setdefault(portion.epoch, Ranges())
             for place in portion.places:
-                told.add(*place)
+                hinted.add(*place)
             order = self._plan.order(portion.epoch)
             if isinstance(order, InShards):
                 ids += [order.first(shard) for shards, _ in order.windows(portion.places) for shard in shards]

@@ -143,12 +143,12 @@ class PlaceLog:
 
 def _joined(rows: list[Row]) -> list[Row]:
     """The same places in fewer rows: those of one epoch together, neighbours as one range."""
-    found: dict[tuple[int, ...], Row] = {}
+    rows_by_key: dict[tuple[int, ...], Row] = {}
     for loader, epoch, total, ranges, part, parts in rows:
-        row = found.setdefault((loader, epoch, total, part, parts), [loader, epoch, total, [], part, parts])
+        row = rows_by_key.setdefault((loader, epoch, total, part, parts), [loader, epoch, total, [], part, parts])
         for begin, end in ranges:
             if parts == 1 and row[3] and row[3][-1][1] == begin:
                 row[3][-1][1] = end
             else:
                 row[3].append([begin, end])
-    return list(found.values())
+    return list(rows_by_key.values())

@@ -4,7 +4,7 @@
 Each worker trains on its part of an epoch, so such a table (targets, losses or weights of samples) lacks the rest.
 
 The data that a run shares are numbered in the order of `run.share`, alike on every worker. A program may make its
-batches anew for each epoch, so data that it drops are dropped here too; only their positions stay. Data are referred to
+batches again for each epoch, so data that it drops are dropped here too; only positions stay. Data are referred to
 weakly if their type allows; others (lists) are kept until the reference count shows that the program dropped them.
 Noticing that late changes no number, since dropped data cannot be shared again.
 """
@@ -54,8 +54,8 @@ class SampleNumbers:
             return False
         entries = _entries(batch)
         names = _names(self._data, asked()) if len(entries) > 1 else []
-        found = {key for key, value in entries.items() if value in names}
-        self._places = found if self._places is None else self._places & found
+        keys = {key for key, value in entries.items() if value in names}
+        self._places = keys if self._places is None else self._places & keys
         self._equal += len(names[0]) if names else 0
         self._open = bool(self._places) and self._equal < ENOUGH
         return bool(self._places) and self._equal >= ENOUGH
@@ -69,18 +69,18 @@ def _entries(batch: Any) -> dict[Any, list[int] | None]:
 
 def _whole_numbers(value: Any) -> list[int] | None:
     if isinstance(value, Tensor) and value.dim() == 1 and not value.is_floating_point() and not value.is_complex():
-        found: list[int] = value.tolist()
-        return found
+        numbers: list[int] = value.tolist()
+        return numbers
     return None
 
 
 def _names(data: Any, numbers: Sequence[Any]) -> list[list[Any]]:
     """The numbers of some samples, in the data set and in each one of which it is a subset."""
-    found = [list(numbers)]
+    names = [list(numbers)]
     while isinstance(data, Subset):
-        found.append([int(data.indices[number]) for number in found[-1]])
+        names.append([int(data.indices[number]) for number in names[-1]])
         data = data.dataset
-    return found
+    return names
 
 
 OURS = 3

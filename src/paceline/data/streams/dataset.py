@@ -73,8 +73,8 @@ class ShardStream(IterableDataset[Any]):
         count = len(self.shards)
         if not self.shuffle:
             return range(count)
-        found: list[int] = Permutation(count, rng.mix(seed, epoch)).at(np.arange(count)).tolist()
-        return found
+        shards: list[int] = Permutation(count, rng.mix(seed, epoch)).at(np.arange(count)).tolist()
+        return shards
 
     def read(self, shard: int, skip: int, seed: int, epoch: int) -> Iterator[Any]:
         """The samples of a shard in the epoch's order, without the first `skip`."""

@@ -3,7 +3,7 @@
 
 ::
 
-    events    what stands on the lines of a log
+    events    the lines of a log
     log       RunLog and WorkerLog: what the files say
     read      log files -> RunLog
     curves    RunLog -> points to draw (loss by samples, loss by time, bytes, delays)

@@ -50,7 +50,7 @@ class LiveSnapshot:
         lost: ranks of lost workers.
         elastic_status: state of an elastic run; None for other runs.
         effective: how many workers all are worth; None where exchanges do not tell.
-        whole: share of the run that is done, and seconds to its end; None where the program has told no end.
+        whole: share of the run that is done, and seconds to its end; None where the program reports no end.
     """
 
     size: int = 0

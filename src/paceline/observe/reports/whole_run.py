@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a run is done, where the program has told its end: with `run.progress`, or through a framework's trainer.
+"""How much of a run is done, where the program reports its end: with `run.progress`, or through a framework's trainer.
 
 Of T turns of the outermost loop t are over, and the share p of the pass over the data within the present one, so that
 (t + p) / T of the run is done. The time left follows from the mean pace since the first turn.
@@ -16,7 +16,7 @@ class WholeRun:
     """Of one worker.
 
     Attributes:
-        turns: turns over, and all of them; None where the program has not told.
+        turns: turns over, and all of them; None where the program reports none.
     """
 
     def __init__(self) -> None:
