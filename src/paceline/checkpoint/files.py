@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a checkpoint: names, checksums, writing and reading.
+"""The files of a checkpoint: names, checksums, writing and reading; and how workers agree on them.
 
 The file formats do not detect flipped bytes; the sums do. File names are fixed here and never taken from a file, so
 that nothing outside of the checkpoint's directory is read, whatever a manifest says.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from paceline.communication import Transport
 from paceline.core import runtime
 from paceline.core.state_tree import build
 from paceline.errors import CheckpointError
@@ -32,7 +33,7 @@ FROZEN = "frozen"
 """The folder of frozen tensors, beside the steps that name them (:mod:`.frozen`)."""
 MANIFEST_LIMIT = 1 << 26
 """Largest size of a manifest, bytes."""
-STEP = re.compile(r"step-(\d{9,18})(\.old)?")
+STEP_OR_OLD = re.compile(r"step-(\d{9,18})(\.old)?")
 OURS = re.compile(r"being-written|manifest\.json|global\.safetensors|rank-\d{3,}\.(safetensors|json)")
 
 
@@ -182,7 +183,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     file = place / MANIFEST
     if not disk.is_file(file):
         raise CheckpointError(f"{path} is no checkpoint: it has no {MANIFEST}; give the directory that run.save wrote")
-    if disk.is_link(place) and STEP.fullmatch(place.name):
+    if disk.is_link(place) and STEP_OR_OLD.fullmatch(place.name):
         raise CheckpointError(f"{place} is a link, and a step is a directory of its own: put a copy in its place")
     if disk.is_link(file) or disk.size(file) > MANIFEST_LIMIT:
         raise CheckpointError(f"{file} is no manifest of ours: it is a link, or has more than {MANIFEST_LIMIT} bytes")
@@ -279,3 +280,60 @@ def check_files(manifest: dict[str, Any], names: Iterable[str]) -> None:
             raise
         except (SafetensorError, ValueError, OSError) as error:
             raise CheckpointError(f"{file} holds something else than its name says: {error}") from error
+
+
+Working = Callable[[Transport, Callable[[], None]], None]
+"""Does this worker's part of the work; every worker calls it at the same place."""
+
+
+def all_well(transport: Transport, problem: str, what: str, sums: dict[str, str] | None = None) -> list[Any]:
+    """All workers' sums; where one of them had a problem, the same error on every worker."""
+    everybody = transport.gather_json({"problem": problem, "sums": sums or {}})
+    world = transport.world
+    problems = [f"{world.name(rank)}: {one['problem']}" for rank, one in enumerate(everybody) if one["problem"]]
+    if problems:
+        raise CheckpointError(world.sign(f"the checkpoint {what}: " + "; ".join(problems)))
+    return [one["sums"] for one in everybody]
+
+
+def without_beats(transport: Transport, work: Callable[[], None]) -> None:
+    """Work in this thread; other workers wait for it at most until the connection's deadline."""
+    work()
+
+
+def with_beats(beat_s: float) -> Working:
+    """Work that may outlast the connection's deadline: workers exchange a message every `beat_s` seconds meanwhile."""
+
+    def working(transport: Transport, work: Callable[[], None]) -> None:
+        over = runtime.Event()
+
+        def body() -> None:
+            try:
+                work()
+            finally:
+                over.set()
+
+        runtime.thread(body, "paceline-checkpoint-files").start()
+        while True:
+            mine = over.wait(beat_s)
+            if all(transport.gather_json(mine)):
+                return
+
+    return working
+
+
+STEP = re.compile(r"step-(\d{9,18})")
+
+
+Needed = Callable[[dict[str, Any]], Iterable[str]]
+"""Manifest -> names of the files to fetch."""
+
+
+def step_name(number: int) -> str:
+    """The name of a step."""
+    return f"step-{number:09d}"
+
+
+def is_step(place: str | Path) -> bool:
+    """Whether the name is that of one step."""
+    return STEP.fullmatch(str(place).rstrip("/").rpartition("/")[2]) is not None

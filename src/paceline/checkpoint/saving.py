@@ -16,15 +16,17 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
-from paceline.checkpoint.agreement import Working, all_well, without_beats
 from paceline.checkpoint.files import (
     FROZEN,
     MANIFEST,
     MARK,
     OURS,
     Content,
+    Working,
+    all_well,
     manifest_text,
     renamed,
+    without_beats,
     write_model,
     write_rank,
 )

@@ -15,9 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.checkpoint.agreement import with_beats, without_beats
 from paceline.checkpoint.claim import InUseError
-from paceline.checkpoint.files import Content
+from paceline.checkpoint.files import Content, with_beats, without_beats
 from paceline.checkpoint.store import StepStore
 from paceline.communication import Transport
 from paceline.core import runtime

@@ -19,11 +19,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.checkpoint.agreement import Working
 from paceline.checkpoint.claim import Claim, DirectoryClaim
-from paceline.checkpoint.files import FROZEN, MANIFEST, Content, frozen_name, read_manifest, renamed
+from paceline.checkpoint.files import (
+    FROZEN,
+    MANIFEST,
+    STEP,
+    Content,
+    Needed,
+    Working,
+    frozen_name,
+    read_manifest,
+    renamed,
+    step_name,
+)
 from paceline.checkpoint.saving import remove, write
-from paceline.checkpoint.steps import STEP, Needed, step_name
 from paceline.checkpoint.urls import local_path
 from paceline.communication import Transport
 from paceline.core import runtime

@@ -25,7 +25,7 @@ else:
             "LoaderRegistry": "sharing.loader_registry",
             "ShardStream": "streams.dataset",
             "Shards": "streams.dataset",
-            "SharedLoader": "sharing.shared_loader",
+            "SharedLoader": "sharing.loader_registry",
             "by_index": "streams.libraries",
             "hugging_face": "streams.libraries",
             "json_lines": "streams.formats",

@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline import checkpoint, flow
 from paceline.checkpoint import AutoCheckpointer, new_run
-from paceline.checkpoint.source import CheckpointSource
+from paceline.checkpoint.auto_checkpointer import CheckpointSource
 from paceline.communication import SoloTransport, Transport
 from paceline.core.flat import Modules, averaged_buffers, other_buffers
 from paceline.core.optimizer_state import Owned

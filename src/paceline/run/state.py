@@ -13,8 +13,8 @@ from torch import Tensor
 
 from paceline import flow
 from paceline.checkpoint import ExchangePosition, all_well, reshard
+from paceline.checkpoint.auto_checkpointer import Kept
 from paceline.checkpoint.frozen import Read, complete, without
-from paceline.checkpoint.source import Kept
 from paceline.core import rng
 from paceline.core.bits import key
 from paceline.core.flat import module_list

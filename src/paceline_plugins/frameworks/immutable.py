@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from paceline.core.extras import needed
+from paceline.core.lazy import needed
 from paceline.doors.adapters.copied import CopiedRun, copies
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule

@@ -17,9 +17,8 @@ from torch.utils.data.distributed import DistributedSampler
 from paceline.core import rng
 from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import ENDLESS, MOST
-from paceline.data.sampling.assignment import Portion, Tail, cut_up
+from paceline.data.sampling.assignment import LookupCache, Portion, Tail, cut_up
 from paceline.data.sampling.drawing import Drawing, StreamedOrder, drawn
-from paceline.data.sampling.lookup_cache import LookupCache
 from paceline.data.sampling.order import InShards, Order, Sequential, Shuffled
 from paceline.data.sampling.position import Cut, Position, set_states
 from paceline.errors import UnsupportedError

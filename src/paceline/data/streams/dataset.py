@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from paceline.core import rng
 from paceline.data.sampling.permutation import Permutation
-from paceline.data.sampling.shard_progress import MOST_SHARDS
+from paceline.data.sampling.position import MOST_SHARDS
 
 
 class Shards(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from email.message import Message
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.core.extras import needed
+from paceline.core.lazy import needed
 from paceline.core.world import World
 from paceline.errors import UnsupportedError
 from paceline.observe.sinks.base import PREFIX, Values
