@@ -75,7 +75,7 @@ class Transport(ABC):
     def __init__(self, world: World, parent: Transport | None = None) -> None:
         self.world = world
         self.bytes_sent = 0
-        self.before_call: Callable[[], None] = lambda: None
+        self._before_call: Callable[[], None] = lambda: None
         self._parent = parent
         self._counting = threading.Lock()
 
@@ -109,6 +109,10 @@ class Transport(ABC):
     def now(self) -> float:
         """Seconds on this worker's own clock: wall time, less the turns of other virtual workers."""
         return time.perf_counter()
+
+    def before_calls(self, call: Callable[[], None]) -> None:
+        """Call this before every call of the program's that all workers make."""
+        self._before_call = call
 
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Pending:
@@ -204,9 +208,9 @@ class Transport(ABC):
     def calling(self, call: str) -> Iterator[None]:
         """Context in which agreements belong to the user's `call`, one of :mod:`paceline.communication.calls`.
 
-        `before_call` is called first.
+        what `before_calls` named is called first.
         """
-        self.before_call()
+        self._before_call()
         before, self.call = self.call, call
         try:
             yield

@@ -61,7 +61,7 @@ class StepHooks:
         self._removed = False
         self._changes = ProgramChanges(context, engine) if engine is not None else None
         if self._changes is not None:
-            self._loaders.passed = self._changes.passed
+            self._loaders.after_passes(self._changes.passed)
 
     def install(self, run: Any) -> None:
         """Hook the steps of the optimizers, and mark them as attached to `run`."""

@@ -45,7 +45,7 @@ class Mistakes:
         self._passes: list[tuple[weakref.ref[Any], int, str]] = []  # iterator, samples, calling line
         self._warned: set[str] = set()
         self._schedulers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # steps made
-        loaders.empty, loaders.warn = self._on_empty_pass, self._warn
+        loaders.warn_by(self._warn, self._on_empty_pass)
         if world.size > 1 and data != "split":
             _active.add(self)
             _patch_loaders_and_schedulers()

@@ -22,20 +22,30 @@ class MeasuredChoices:
 
     Args:
         tunables: the settings.
+        chooser: of the rule, if a probe chooses it.
+        unprobed: why no probe can begin; empty if it can, or the rule has none.
+        period_controller_for: makes the period controller of a rule.
 
     Attributes:
         period_controller: set under rules whose period follows measured times.
-        chooser: set under rules that a probe chooses.
-        period_controller_for: makes the period controller of a rule.
-        unprobed: why no probe can begin; empty if it can, or the rule has none.
     """
 
-    def __init__(self, tunables: Tunables) -> None:
-        self._tunables = tunables
+    def __init__(
+        self,
+        tunables: Tunables,
+        chooser: RuleChooser | None = None,
+        unprobed: str = "",
+        period_controller_for: PeriodControllerFor = lambda rule: None,
+    ) -> None:
+        self._tunables, self.chooser, self._unprobed = tunables, chooser, unprobed
+        self._period_controller_for = period_controller_for
         self.period_controller: PeriodController | None = None
-        self.chooser: RuleChooser | None = None
-        self.period_controller_for: PeriodControllerFor = lambda rule: None
-        self.unprobed = ""
+
+    def begin(self) -> None:
+        """The run exchanges: take the rates of its workers, and control the period where no probe comes first."""
+        self.follow_workers()
+        if not self.probing:
+            self.period_controller = self._period_controller_for(self._tunables.rule)
 
     # -- measuring --------------------------------------------------------------------------------
 
@@ -123,7 +133,7 @@ class MeasuredChoices:
         rule, factor = self._tunables.rule, self._tunables.rates.common
         if self.probing or factor == 1:
             return ""
-        why = f" without a probe: {self.unprobed}" if self.unprobed else ""
+        why = f" without a probe: {self._unprobed}" if self._unprobed else ""
         return f"{rule.name}: blocks of {rule.schedule.period} minibatches{why}{_of_one(factor)}"
 
     def _keep_numbers(self, before: Rule, asked: Rule) -> None:
@@ -139,7 +149,7 @@ class MeasuredChoices:
         """Continue with the chooser's present rule."""
         self._tunables.rule = chooser.rule
         self.follow_workers()
-        self.period_controller = None if chooser.probing else self.period_controller_for(chooser.rule)
+        self.period_controller = None if chooser.probing else self._period_controller_for(chooser.rule)
 
     def follow_workers(self) -> None:
         """Give the local learning rates the factor that the rule has for this number of workers."""

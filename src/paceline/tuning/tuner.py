@@ -48,6 +48,7 @@ class Tuner:
         request_files: requests from outside the run.
         note: writes an event.
         each: whether each worker exchanges by itself.
+        measured: what measured times change.
     """
 
     def __init__(
@@ -57,20 +58,15 @@ class Tuner:
         request_files: RequestFiles,
         note: Callable[..., None],
         each: bool = False,
+        measured: MeasuredChoices | None = None,
     ) -> None:
-        self.tunables, self._world, self._request_files, self._note, self._each = (
-            tunables,
-            world,
-            request_files,
-            note,
-            each,
-        )
+        self.tunables, self._world, self._request_files = tunables, world, request_files
+        self._note, self._each = note, each
         self.place: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Returns (exchanged blocks, minibatches of this worker) at present."""
         self.follow: Callable[[Rule], None] = lambda rule: None
         """Called with the rule after a change that waits for no exchange."""
-        self.measured = MeasuredChoices(tunables)
-        """What measured times change."""
+        self.measured = measured if measured is not None else MeasuredChoices(tunables)
         self._asked: list[TuneRequest] = []
         self._decided: list[TuneRequest] = []
         self._stack: list[dict[str, Any]] = []
@@ -79,6 +75,10 @@ class Tuner:
     @property
     def rule(self) -> Rule:
         return self.tunables.rule
+
+    def begin(self, place: Callable[[], tuple[int, int]]) -> None:
+        """The run is built; `place` returns (exchanged blocks, minibatches of this worker)."""
+        self.place = place
 
     # -- asking -----------------------------------------------------------------------------------
 

@@ -75,9 +75,12 @@ class Monitor:
     Args:
         event_log: where events go.
         transport: whose bytes are counted.
+        told: called with (block, minibatches) when a line is written.
     """
 
-    def __init__(self, event_log: EventLog, transport: Transport) -> None:
+    def __init__(
+        self, event_log: EventLog, transport: Transport, told: Callable[[int, int], None] = lambda block, steps: None
+    ) -> None:
         self._event_log, self._transport = event_log, transport
         self._lock = threading.RLock()  # guards the event log and the counts of background threads
         self._line = LogLine()
@@ -89,8 +92,7 @@ class Monitor:
         self._steps, self._samples = 0, 0
         self._exchanges = self._block = 0
         self._goes_on = False  # whether exchanges overlap with computing
-        self.told: Callable[[int, int], None] | None = None
-        """Called with (block, minibatches) when a line is written."""
+        self._told = told
         self.spent = [0.0, 0.0, 0.0]
         """Seconds of computing, of waiting for other workers, and of exchanging, since the run began."""
         self.data_s = 0.0
@@ -274,8 +276,7 @@ class Monitor:
         )
         self._line, self._bytes, self._written_s = LogLine(), sent, self._transport.now()
 
-        if self.told is not None:
-            self.told(block, self._steps)
+        self._told(block, self._steps)
 
     def _common_arrival(self) -> dict[str, Any]:
         """The exchange that `met` names, and when all had entered it by the log's clock."""
