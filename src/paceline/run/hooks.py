@@ -198,7 +198,7 @@ class ProgramChanges:
     def look(self) -> None:
         """An optimizer is about to step; what is found stays on the device, for which nothing waits within a block."""
         held, self._held = self._held, []
-        if self._at == self._now:  # else a merge or a restored state came between
+        if held and self._at == self._now:  # else a merge or a restored state came between
             with contextlib.suppress(UnsupportedError):  # the exchange refuses a model that has changed its shape
                 self._found += [(part.names, changed(part, before)) for part, before in held]
 

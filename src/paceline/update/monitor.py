@@ -133,12 +133,13 @@ class Monitor:
 
     def begin(self) -> None:
         """Begin an exchange; the time before was computing, or waiting for data."""
-        self._line.compute_s += self._worked()
-        self._since = self._transport.now()
+        now = self._transport.now()
+        self._line.compute_s += self._worked(now)
+        self._since = now
 
-    def _worked(self) -> float:
+    def _worked(self, now: float) -> float:
         """Seconds of computing since the last exchange; counts those of waiting for data."""
-        span = self._transport.now() - self._since
+        span = now - self._since
         data_s = min(self._data_s, span)
         self._line.data_s += data_s
         self.data_s += data_s
@@ -203,7 +204,7 @@ class Monitor:
         """Write the progress of a single worker, which exchanges nothing, or by itself at the end of its blocks."""
         now = self._transport.now()
         if now - self._written_s >= FOLD_S:
-            self._line.compute_s += self._worked()
+            self._line.compute_s += self._worked(now)
             self._since = now
             self._write(self._block, False)
 
@@ -323,7 +324,7 @@ class Monitor:
 
     def close(self, blocks: int) -> None:
         """Write the last line and close the log."""
-        worked = self._worked()
+        worked = self._worked(self._transport.now())
         if not self._line.empty:
             self._line.compute_s += worked if not self._line.exchanges else 0.0
             self._write(blocks, False)

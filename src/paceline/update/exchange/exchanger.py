@@ -147,6 +147,7 @@ class Exchanger:
         # virtual workers add each other's tensors, so all of them stay on one stream
         sides = SideStream.beside(devices if transport.cluster is None else ())
         self._pipeline = Pipeline(threads, self._route.stages, sides)
+        self.progress = self._pipeline.progress  # goes on with exchanges under way, without waiting
         self.voted: PendingHeader | None = None
         self.vote_s = 0.0
         self.early: list[tuple[Chunk, Running]] = []
@@ -236,10 +237,6 @@ class Exchanger:
         total, state = yield from self._route.exchange(codec, moved(x, device), chunk.layout, before)
         return x.copy_(total, non_blocking=x.is_cuda), state
 
-    def progress(self) -> None:
-        """Go on with exchanges under way, without waiting."""
-        self._pipeline.progress()
-
     def meet(self, header: ExchangeHeader) -> ExchangeSummary:
         """An exchange of headers alone."""
         return InFlightExchange.start(self, header, (), 0, IN_FLIGHT).finish()
@@ -302,9 +299,11 @@ class PendingHeader:
                 self._pending.wait()
                 summary = summary_of(self._rows.cpu().numpy().tobytes(), len(self._rows))
                 exchanger.timing.wait_s += transport.now() - began
-                agree(summary, transport.world)
-                exchanger.awaited = not summary.alike and summary.awaited
-                exchanger.departures.look(summary, transport.world, exchanger.reports.made())
+                exchanger.awaited = False
+                if not summary.alike:
+                    agree(summary, transport.world)
+                    exchanger.awaited = summary.awaited
+                    exchanger.departures.look(summary, transport.world, exchanger.reports.made())
                 if exchanger.left is None and summary.somebody_left:
                     exchanger.left = self.header.sequence
                 self._summary = summary
@@ -475,8 +474,6 @@ def with_outliers_dropped(summary: ExchangeSummary) -> ExchangeSummary:
 
 def agree(summary: ExchangeSummary, world: World) -> None:
     """Raise where workers are at different places of the program, or hold different bits."""
-    if summary.alike:
-        return
     headers = summary.headers
     check_alike([h.kind.code for h in headers], [h.leaving for h in headers], world)
     places = {(h.sequence, h.kind) for h in headers if h.brings} or {(h.sequence, NO_PAYLOAD) for h in headers}

@@ -179,7 +179,8 @@ class FragmentedModel:
 
     def __init__(self, rule: Rule, exchanger: Exchanger, run: RunContext, workers: int) -> None:
         self._rule_schedule, self._model = rule.blocks, run.model
-        self._shards = Shards(parameter for _, named in run.owned for _, parameter in named)
+        shards = Shards(parameter for _, named in run.owned for _, parameter in named)
+        self._sharded = bool(shards)
         self.updates: list[BlockUpdate] = []
         for number, part in enumerate(staggered(run.owned, rule.schedule.fragments)):
             model = None if number else run.model
@@ -187,7 +188,7 @@ class FragmentedModel:
             device = run.settings.outer_state_device
             state = FragmentState(model, optimizers, numbers, device, lambda: exchanger.transport.world)
             kind = ExchangeKind.block(number)
-            self.updates.append(BlockUpdate(state, exchanger, kind, run.settings.guard, self._shards, run.observers))
+            self.updates.append(BlockUpdate(state, exchanger, kind, run.settings.guard, shards, run.observers))
         self.schedule = FragmentSchedule([0] * len(self.updates))
         self.entered = [0] * len(self.updates)
         self._landed: set[int] = set()
@@ -312,7 +313,7 @@ class FragmentedModel:
     def land(self, fragment: int) -> ExchangeSummary:
         """Apply the exchange of a fragment that `begin` sent."""
         summary = self.updates[fragment].land(self.schedule.made.pop(fragment, None))
-        if self._shards:
+        if self._sharded:
             reshard(self._model)
         self._landed.add(fragment)
         if summary.asked:

@@ -233,7 +233,7 @@ class Engine:
 
     @property
     def gradients_due(self) -> bool:
-        return self.gradient_exchanges.each_step
+        return (self.progress.lockstep or self.host is not None) and not self.gradient_exchanges.closed
 
     @property
     def quiet_steps(self) -> int:
@@ -463,7 +463,8 @@ class Engine:
 
     def follow_choice(self) -> None:
         """After a step: let a choice of the rule take effect, if one was made."""
-        choice = self.run.tuner.measured.chosen
+        measured = self.run.tuner.measured
+        choice = measured.chosen if measured.chooser is not None else None
         if choice is None:
             return
         if not choice.lockstep:
