@@ -89,14 +89,6 @@ period follows measured times."""
 UPWARD = {
     "cli.run.elastic": "sites",
     "cli.run.elastic_launcher": "sites",
-    "cli.watch": "report",
-    "communication.ring.listener": "sites",
-    "doors.adapters.arrays": "frameworks",
-    "flow.control.client": "sites",
-    "flow.control.client_connection": "sites",
-    "flow.control.messages": "sites",
-    "flow.membership": "sites",
-    "forecast.sim.program": "zero",
 }
 """Modules of the core that name plugins."""
 SIDEWAYS = {

@@ -13,6 +13,10 @@ from paceline.errors import UnsupportedError
 
 TRANSPORTS = "paceline.transports"
 """Name of a transport -> `meet(timeout_s, group)`, which returns the connection of all workers."""
+DIALERS = "paceline.dialers"
+"""`relay` -> `join(where, tls, adopt, timeout_s)`: this process's place where no direct connection leads. It has an
+`address`, an opaque text NAME@SITE that other members `dial`, `dial_control` for the control plane, and `close`;
+`adopt` gets the connections of members that dialled it."""
 STORES = "paceline.stores"
 """`remote` -> a class of :class:`paceline.checkpoint.store.StepStore` for a URL."""
 ARRAYS = "paceline.arrays"

@@ -9,9 +9,8 @@ import pytest
 
 from paceline.forecast.sim import Clock, link
 from paceline.rules.schedule import Pace, Paced
-from paceline.tuning import timers as timed
-from paceline.tuning.period_controller import AGAIN, FIRST, PeriodController, reason
-from paceline.tuning.timers import NoTimer, SimulatedTimer, WallTimer
+from paceline.tuning import period_controller as timed
+from paceline.tuning.period_controller import AGAIN, FIRST, NoTimer, PeriodController, SimulatedTimer, WallTimer, reason
 
 
 class Said:

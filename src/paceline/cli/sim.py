@@ -15,7 +15,6 @@ from paceline.cli.console import err, error_panel, near, refuse
 from paceline.cli.console.program_options import (
     Arguments,
     AsIs,
-    ForceZeroLines,
     Log,
     Overwrite,
     RandomData,
@@ -45,7 +44,6 @@ def command(
     overwrite: Overwrite = False,
     as_is: AsIs = False,
     random_data: RandomData = False,
-    force_zero_lines: ForceZeroLines = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Only the first worker's output: no status, no summary.")
     ] = False,
@@ -61,7 +59,7 @@ def command(
         refuse(f"--hosts must lie in 1..{workers} with --workers {workers}, got {hosts}")
     program = python_program(script, arguments, "sim runs Python programs inside one process")
     checks.check_rule(rule)
-    options = ProgramOptions(as_is, random_data, force_zero_lines)
+    options = ProgramOptions(as_is, random_data)
     lines = "as-is" if not zero_lines().serves(program, options, workers) else "random-data" if random_data else "zero"
     directory = checks.log_directory(log, LaunchCluster(workers), overwrite)
     started = time.monotonic()

@@ -32,7 +32,7 @@ from paceline.run.mistakes import Mistakes
 from paceline.run.other_workers import connect_all, take_over_state
 from paceline.run.state import RunState
 from paceline.tuning.measured import MeasuredChoices
-from paceline.tuning.period_controllers import period_controller_for
+from paceline.tuning.period_controller import period_controller_for
 from paceline.tuning.request_files import RequestFiles
 from paceline.tuning.rule_chooser import rule_chooser_for
 from paceline.tuning.tunables import Tunables

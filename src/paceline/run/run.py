@@ -23,7 +23,7 @@ from paceline.rules.rule import Rule
 from paceline.run import assembly, validation
 from paceline.run.messages import Messages
 from paceline.run.progress import MainLogger, progress
-from paceline.tuning.request import TuneRequest
+from paceline.tuning.request_files import TuneRequest
 from paceline.update.engine import exit_handling, global_model
 from paceline.update.engine.settings import Settings
 

@@ -48,7 +48,7 @@ NEVER = 1 << 40
 """Exchanges from one checkpoint step to the next, in a run that is made again."""
 GRADIENTS = -1
 """Number of the "fragment" that is the model of rules, and warm-ups, that exchange gradients."""
-SEEDS = ("PACELINE_SEED", "PYTHONHASHSEED")
+SEEDS, LINES = ("PACELINE_SEED", "PYTHONHASHSEED"), "PACELINE_LINES"
 """Variables from which an unchanged program's start follows."""
 State = Mapping[int, Mapping[str, Tensor]]
 """Fragment -> its state by name."""
@@ -308,7 +308,7 @@ def machine(devices: Iterable[str]) -> dict[str, Any]:
 
 def seeds() -> dict[str, str]:
     """The variables from which an unchanged program's start follows, as far as they are set."""
-    return {name: os.environ[name] for name in SEEDS if name in os.environ}
+    return {name: os.environ[name] for name in (*SEEDS, LINES) if name in os.environ}
 
 
 def _processor() -> str:

@@ -40,14 +40,14 @@ class Enrolled:
         certificates: of these keys, as PEM.
         authority: certificate of the job's authority, as PEM.
         where: the relay listens.
-        told: the run's options that all hosts share, as far as the relay knows them.
+        run: its options that all hosts share, as far as the relay knows them.
     """
 
     keys: list[EllipticCurvePrivateKey]
     certificates: list[bytes]
     authority: bytes
     where: tuple[str, int]
-    told: dict[str, Any]
+    run: dict[str, Any]
 
     def write(self, folder: Path) -> Path:
         """Write the launcher's certificate to `folder`, and that of place K to `folder/place-K`."""

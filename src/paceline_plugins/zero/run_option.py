@@ -21,6 +21,8 @@ EXECUTABLE = (
     "see docs/guide/tools.md"
 )
 find_module = module_file.find
+LINES = "PACELINE_LINES"
+"""`zero` or `random-data`, for the receipts: how the program runs again."""
 SEED = "PACELINE_SEED"  # of paceline_plugins.zero.seeds, which loads torch
 
 
@@ -105,6 +107,8 @@ def environment(cluster: LaunchCluster, bare: bool, random_data: bool) -> dict[s
     Several hosts have no common seed here; their workers derive one from the name of the start.
     """
     added = {"PACELINE_RANDOM_DATA": "1"} if random_data else {}
+    if bare:
+        added[LINES] = "random-data" if random_data else "zero"
     if not bare or cluster.size == 1:
         return added
     if hashing.is_random(os.environ):

@@ -120,7 +120,7 @@ class ProgramCommand(typer.core.TyperCommand):
 
     def _refuse_late_options(self, ctx: Any, before: Sequence[str], own: Sequence[str]) -> None:
         options = {name: one for one in self.get_params(ctx) for name in one.opts if name.startswith("-")}
-        for name in ("--help", "-m"):  # after the program they are the program's own
+        for name in ("--help", "--help-all", "-m"):  # after the program they are the program's own
             options.pop(name, None)
         late, left = split(own, {name: not getattr(one, "is_flag", False) for name, one in options.items()})
         if not late:

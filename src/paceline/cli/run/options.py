@@ -287,8 +287,8 @@ class TrackingOptions:
 class RunOptions:
     """All of them."""
 
-    start: StartOptions
     hosts: HostOptions
+    start: StartOptions
     program: ProgramOptions
     security: Security
     elastic: ElasticOptions

@@ -83,8 +83,7 @@ class SocketService:
         self.failures = Failures(self.context, transport.gather_json(identity()))
         incoming: dict[int, Channel] = {}
         self.peers = Peers(self.context, incoming)
-        done = lambda marks: self.ledger_client.done(marks)  # noqa: E731
-        self.durability = Durability(self.context, self.peers, data.bounded, data.clients, done)
+        self.durability = Durability(self.context, self.peers, data.bounded, data.clients, self._done)
         self.ledger_client = SocketLedgerClient(self.context, self.peers, self.failures, self.durability, data)
         self.leases: Leases = self.ledger_client
         self.exchanges = Exchanges(self.context, self.peers, self.durability, self.ledger_client)
@@ -115,6 +114,10 @@ class SocketService:
         self._threads.start_single_core(bodies, context.timeout_s)
         self._threads.start("heartbeat", Heartbeat(context, peers, self.failures).run)
         self._threads.start("timers", self.exchanges.timers.run)
+
+    def _done(self, marks: list[Mark]) -> None:
+        """Report samples that every shard holds for good."""
+        self.ledger_client.done(marks)
 
     # -- losses -----------------------------------------------------------------------------------
 
