@@ -130,10 +130,6 @@ class FragmentState:
         for state in self.all:
             state.capture()
 
-    def measure(self, packings: Callable[[OuterState], Sequence[OuterStateChunk]]) -> tuple[float, bool]:
-        """The norm of the contribution, and whether all of it is finite; packs what it can on the way."""
-        return measure(self._judged, packings)
-
     def take_mean_norms(self) -> None:
         """From now on take the norm of each mean displacement that is applied."""
         for one in self.parameters:
@@ -153,10 +149,11 @@ class FragmentState:
 
     def finite(self) -> bool:
         """Whether all tensors are finite."""
-        return all_finite(state.fragment for state in self._judged)
+        return all_finite(state.fragment for state in self.judged)
 
     @property
-    def _judged(self) -> list[OuterState]:
+    def judged(self) -> list[OuterState]:
+        """All but those that all take from rank 0."""
         return [state for state in self.all if not state.fragment.from_rank_0]
 
     def checksum(self) -> int:
@@ -270,7 +267,9 @@ class BlockUpdate:
 
     def _header(self, work: LocalWork) -> ExchangeHeader:
         measured = self._measures and work.minibatches > 0
-        norm, finite = self.state.measure(partial(packings, self.chunks)) if measured else (0.0, self.state.finite())
+        norm, finite = (
+            measure(self.state.judged, partial(packings, self.chunks)) if measured else (0.0, self.state.finite())
+        )
         mean_norm, usual = self.state.mean_norm, True
         if self._sharded:
             norm, mean_norm, finite = self._shards.together(norm, mean_norm, finite)

@@ -467,14 +467,16 @@ class BlockExchanges:
             idle: whether another process of the host made it.
         """
         self._exchanger.progress()
-        blocks = self.blocks
-        blocks.schedule.stepped()
-        for fragment in blocks.landing():
+        blocks, schedule = self.blocks, self.blocks.schedule
+        schedule.stepped()
+        for fragment in blocks.landing() if schedule.made else ():
             self.land(fragment)
-        self._read_requests(rests=False)
+        if schedule.requests:
+            self._read_requests(rests=False)
         if blocks.due():
             self._end_block(leaving=False, idle=idle)
-            self._read_requests(rests=False)
+            if schedule.requests:
+                self._read_requests(rests=False)
 
     def _end_block(self, leaving: bool, idle: bool = False, waits: bool = False) -> ExchangeSummary | None:
         """End a fragment's block; returns the summary if the worker waits for the result."""

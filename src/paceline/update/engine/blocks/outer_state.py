@@ -363,7 +363,7 @@ class MomentState(OuterState):
         device: torch.device | None,
     ) -> None:
         super().__init__(fragment, device)
-        self._moment, self._decay, self._compensated = moment, decay, compensated
+        self._moment, self._decay = moment, decay
         self._snapshot_decay = 0.0
         self.init = fragment.zeros(self.device) if compensated else None
 

@@ -294,8 +294,10 @@ class Engine:
             self.end_warmup(self.exchanger.meet(self.bare_header(WARMUP_END, leaving=False)))
         elif self.block_exchanges is not None and not self.progress.lockstep:
             self.block_exchanges.advance(idle=False)
-        self.apply_requests()
-        self.follow_choice()
+        if self.run.tuner.decided:
+            self.apply_requests()
+        if self.run.tuner.measured.chooser is not None:
+            self.follow_choice()
 
     def take_written(self) -> list[Fragment]:
         return self.blocks.take_written() if self.blocks is not None else []
@@ -463,8 +465,7 @@ class Engine:
 
     def follow_choice(self) -> None:
         """After a step: let a choice of the rule take effect, if one was made."""
-        measured = self.run.tuner.measured
-        choice = measured.chosen if measured.chooser is not None else None
+        choice = self.run.tuner.measured.chosen
         if choice is None:
             return
         if not choice.lockstep:
