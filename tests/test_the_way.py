@@ -19,17 +19,17 @@ GOALS = {
     "push_changes": 50,
 }
 TODAY = {
-    "exchange_files": 41,
-    "exchange_calls": 324,
-    "exchange_changes": 195,
+    "exchange_files": 35,
+    "exchange_calls": 300,
+    "exchange_changes": 178,
     "exchange_frames": 21,
-    "quiet_step_files": 18,
+    "quiet_step_files": 13,
     "attach_files": 71,
     "attach_changes": 222,
     "share_files": 21,
     "share_changes": 102,
-    "push_files": 24,
-    "push_changes": 97,
+    "push_files": 21,
+    "push_changes": 94,
 }
 """Where a figure is still above its goal, what it is; a change that shortens a way lowers its figure here."""
 

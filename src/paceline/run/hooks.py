@@ -28,9 +28,7 @@ from paceline.core.flat import Fragment, flat_view, fragments
 from paceline.errors import UnsupportedError
 from paceline.run.mistakes import Mistakes
 from paceline.run.validation import MARK
-from paceline.update.engine import agreement
-from paceline.update.engine.context import RunContext
-from paceline.update.engine.grad_scaler import skipped
+from paceline.update.engine.context import RunContext, skipped
 from paceline.update.engine.protocol import EngineProtocol
 from paceline.update.exchange.checksum import is_sampled
 
@@ -117,11 +115,12 @@ class StepHooks:
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._removed:
             return
-        self._mistakes.on_step()
+        if self._mistakes.passes:
+            self._mistakes.on_step()
         engine, progress = self._engine, self._progress
         if engine is not None:
             if not engine.gradients_due:  # else it has looked before the step
-                agreement.check_unchanged(self._context.owned, optimizer)
+                self._context.check_unchanged(optimizer)
             engine.after_step(optimizer)
         if optimizer is not self._last or skipped(optimizer):
             return
