@@ -19,17 +19,17 @@ GOALS = {
     "push_changes": 50,
 }
 TODAY = {
-    "exchange_files": 35,
-    "exchange_calls": 300,
-    "exchange_changes": 178,
+    "exchange_files": 34,
+    "exchange_calls": 297,
+    "exchange_changes": 174,
     "exchange_frames": 21,
-    "quiet_step_files": 13,
+    "quiet_step_files": 10,
     "attach_files": 71,
-    "attach_changes": 222,
+    "attach_changes": 233,
     "share_files": 21,
-    "share_changes": 102,
-    "push_files": 21,
-    "push_changes": 94,
+    "share_changes": 113,
+    "push_files": 19,
+    "push_changes": 92,
 }
 """Where a figure is still above its goal, what it is; a change that shortens a way lowers its figure here."""
 

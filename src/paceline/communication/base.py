@@ -64,7 +64,6 @@ class Transport(ABC):
     name: str
 
     told: Callable[[list[dict[str, Any]]], None] | None = None
-    """Called when the connection has failed, with a row for each worker: what it was doing."""
 
     coarse = 1
     """Multiplies the least length of a chunk; above 1 if chunks in flight side by side gain nothing."""
@@ -109,6 +108,10 @@ class Transport(ABC):
     def now(self) -> float:
         """Seconds on this worker's own clock: wall time, less the turns of other virtual workers."""
         return time.perf_counter()
+
+    def tell(self, told: Callable[[list[dict[str, Any]]], None]) -> None:
+        """Call this when the connection has failed, with a row for each worker: what it was doing."""
+        self.told = told
 
     def before_calls(self, call: Callable[[], None]) -> None:
         """Call this before every call of the program's that all workers make."""

@@ -99,7 +99,11 @@ class Tuner:
 
     def look(self, now: bool = False) -> None:
         """After every step: time it, and at most once a second look for request files."""
-        self.measured.stepped(self.place)
+        measured = self.measured
+        if measured.period_controller is not None or measured.chooser is not None:
+            measured.stepped(self.place)
+        if self._request_files.folder is None:
+            return
         for request_file in self._request_files.look(now):
             self._take(request_file)
 

@@ -147,7 +147,6 @@ class Exchanger:
         # virtual workers add each other's tensors, so all of them stay on one stream
         sides = SideStream.beside(devices if transport.cluster is None else ())
         self._pipeline = Pipeline(threads, self._route.stages, sides)
-        self.progress = self._pipeline.progress  # goes on with exchanges under way, without waiting
         self.voted: PendingHeader | None = None
         self.vote_s = 0.0
         self.early: list[tuple[Chunk, Running]] = []
@@ -254,6 +253,10 @@ class Exchanger:
         """Seconds of waiting for a vote before the exchange that starts now."""
         waited_s, self.vote_s = self.vote_s, 0.0
         return waited_s
+
+    def progress(self) -> None:
+        """Go on with exchanges under way, without waiting."""
+        self._pipeline.progress()
 
     def continue_at(self, sequence: int) -> None:
         """The next exchange follows that of this number."""

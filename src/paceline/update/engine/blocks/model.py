@@ -466,8 +466,9 @@ class BlockExchanges:
         Args:
             idle: whether another process of the host made it.
         """
-        self._exchanger.progress()
         blocks, schedule = self.blocks, self.blocks.schedule
+        if schedule.made:
+            self._exchanger.progress()
         schedule.stepped()
         for fragment in blocks.landing() if schedule.made else ():
             self.land(fragment)

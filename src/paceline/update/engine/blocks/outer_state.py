@@ -456,14 +456,10 @@ def _states_of(
         members = {id(p) for p in group["params"]}
         names = [name for name, p in named if id(p) in members]
         pairs = list(zip(names, find(names), strict=True))
-        decay = _decay_of(optimizer, place, moment)
+        decay = lambda place=place: moment.decay(optimizer.param_groups[place])  # noqa: E731
         for fragment in fragments(f"{key}.{place}", pairs, find):
             states.append(MomentState(fragment, moment, decay, compensated, device))
     return states
-
-
-def _decay_of(optimizer: Optimizer, place: int, moment: OptimizerMoment) -> Callable[[], float]:
-    return lambda: moment.decay(optimizer.param_groups[place])
 
 
 logger = logging.getLogger("paceline")
