@@ -25,7 +25,7 @@ TODAY = {
     "exchange_frames": 21,
     "quiet_step_files": 10,
     "attach_files": 71,
-    "attach_changes": 233,
+    "attach_changes": 231,
     "share_files": 21,
     "share_changes": 113,
     "push_files": 19,

@@ -124,7 +124,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
             elastic = flow.ElasticEngine(context, membership, state.given, state.frozen_keys)
         engine: EngineProtocol | None = elastic
         if engine is None and exchanges:
-            engine = ENGINES[context.rule.schedule.engine](context)
+            engine = ENGINES[tuner.rule.schedule.engine](context)
         state.engine = engine
         tuner.begin(lambda: (engine.exchanged if engine is not None else 0, progress.steps))
         checkpointer = _checkpointer(context, membership, elastic, state) if settings.checkpoint is not None else None

@@ -132,12 +132,12 @@ class Retuning:
 
     Args:
         run: the context that the parts of the run share.
+        rule: with its present numbers.
         blocks: the run's blocks, or None.
     """
 
-    def __init__(self, run: RunContext, blocks: FragmentedModel | None) -> None:
-        self._tuner, self._transport, self._blocks = run.tuner, run.transport, blocks
-        self.rule = run.rule
+    def __init__(self, run: RunContext, rule: Rule, blocks: FragmentedModel | None) -> None:
+        self._tuner, self._transport, self.rule, self._blocks = run.tuner, run.transport, rule, blocks
 
     def begin(self, rule: Rule, blocks: FragmentedModel | None) -> None:
         """Continue with another rule and its blocks."""

@@ -197,7 +197,7 @@ class Engine:
         if blocks is not None:  # moments of before attach are rank 0's on all workers
             agreement.broadcast_start(transport, [state.fragment for state in blocks.moment_states])
             blocks.capture_moments()
-        self._retuning = Retuning(run, blocks)
+        self._retuning = Retuning(run, rule, blocks)
         self.gradient_exchanges = GradientExchanges(run, within_host=self.host is not None)
         self._exchange_blocks(blocks)
         self.handover = Handover(run, self.gradient_exchanges)
