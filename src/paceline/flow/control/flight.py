@@ -23,9 +23,9 @@ from typing import Any
 
 from paceline.communication.sockets.channel import Frame
 from paceline.flow.control import wire
+from paceline.flow.control.members import ControlMessage
 from paceline.flow.control.messages import Terms
 from paceline.flow.control.state_machine import StateMachine
-from paceline.flow.control.worker_record import ControlMessage
 
 VERSION = 1
 

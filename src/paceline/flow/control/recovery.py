@@ -1,18 +1,150 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves the state machine in the record, and takes its members back after a restart of the server."""
+"""The control plane's record: it is on disk before any message that depends on it, and a restarted server loads it.
+
+One write serves all events that wait. While one thread writes, the other threads carry out their events; the next write
+has all of them. Each thread waits until the record has its own event (D. DeWitt et al., Implementation Techniques for
+Main Memory Database Systems, SIGMOD 1984).
+"""
 
 from __future__ import annotations
 
 import hmac
+import json
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from paceline.communication.sockets.identity import Identity
+from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark
-from paceline.errors import GivenUpError, RefusedError
+from paceline.errors import CheckpointError, GivenUpError, RefusedError
+from paceline.flow.control.members import WorkerRecord
 from paceline.flow.control.messages import Generation, WorkerAddress
 from paceline.flow.control.state_machine import StateMachine
-from paceline.flow.control.worker_record import WorkerRecord
+
+
+class GroupCommit:
+    """The writer of the record, and the queue of what is sent after it.
+
+    Args:
+        lock: of the state; a caller of `add` and `flush` holds it, once.
+        changed: with the lock held: the state to write; None if nothing has changed.
+        write: writes that state, without the lock.
+    """
+
+    def __init__(
+        self, lock: threading.RLock, changed: Callable[[], bytes | None], write: Callable[[bytes], None]
+    ) -> None:
+        self._lock, self._changed, self._write = lock, changed, write
+        self._idle = runtime.Condition(lock)
+        self._busy = False
+        self._calls: deque[Callable[[], object]] = deque()
+        self._flushes = self._done = 0
+
+    def add(self, call: Callable[[], object]) -> None:
+        """`call` tells of an event: it is made once the record has that event, with the lock held, in order."""
+        self._calls.append(call)
+
+    def flush(self) -> None:
+        """Return once the record has all events so far, and all calls so far are made; the lock is free meanwhile."""
+        self._flushes += 1
+        mine = self._flushes
+        while self._done < mine:
+            if self._busy:
+                self._idle.wait()
+            else:
+                self._round()
+
+    def close(self) -> None:
+        """Flush, and write nothing more: a successor may read the record. The caller sees to it that no call tells."""
+        self.flush()
+        while self._busy:
+            self._idle.wait()
+        self._changed = lambda: None
+
+    def _round(self) -> None:
+        """One write, and the calls that waited for it."""
+        self._busy, number, count = True, self._flushes, len(self._calls)
+        try:
+            state = self._changed()
+            if state is not None:
+                self._lock.release()
+                try:
+                    self._write(state)
+                finally:
+                    self._lock.acquire()
+            for _ in range(count):
+                self._calls.popleft()()
+            self._done = number
+        finally:
+            self._busy = False
+            self._idle.notify_all()
+
+
+FORMAT = "paceline control 2"
+WITHOUT_CHECKSUM = "paceline control 1"
+"""An earlier format, which is still read."""
+ADVICE = "move it away to begin anew; the workers then start from a checkpoint"
+
+
+def encode(state: dict[str, Any]) -> bytes:
+    """The contents of the file of a record."""
+    text = _text(state)
+    head = _text({"format": FORMAT, "crc32": zlib.crc32(text)})
+    return head[:-1] + b"," + text[1:]  # encoded once: it is long with many workers
+
+
+def write(path: Path, text: bytes) -> None:
+    """Replace the record by a result of `encode`; only its owner can read it, since it holds the workers' secrets.
+
+    Raises:
+        OSError: it cannot be written; the previous record is kept.
+    """
+    beside, disk = path.with_name(f"{path.name}.tmp"), runtime.disk()
+    disk.write_private(beside, text)
+    disk.sync(beside)
+    disk.replace(beside, path)
+    disk.sync_folder(path.parent)
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """The last written record; None if there is no file.
+
+    It is on the disk for sure when this returns. The process that renamed it may have been killed before it had synced
+    the folder, and the reader will tell workers what is in it.
+
+    Raises:
+        CheckpointError: the file is damaged, or of another kind.
+    """
+    disk = runtime.disk()
+    try:
+        said = json.loads(disk.read(path))
+        disk.sync(path)
+        disk.sync_folder(path.parent)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise damaged(path, str(error)) from error
+    if not isinstance(said, dict) or said.get("format") not in (FORMAT, WITHOUT_CHECKSUM):
+        found = said.get("format") if isinstance(said, dict) else type(said).__name__
+        raise CheckpointError(f"{path} is no record of the control plane: it has {found!r}, not {FORMAT!r}; {ADVICE}")
+    state = {name: value for name, value in said.items() if name not in ("format", "crc32")}
+    if said["format"] == FORMAT and said.get("crc32") != zlib.crc32(_text(state)):
+        raise damaged(path, "its checksum does not fit its contents")
+    return state
+
+
+def _text(state: dict[str, Any]) -> bytes:
+    return json.dumps(state, separators=(",", ":")).encode()
+
+
+def damaged(path: Path | None, why: str) -> CheckpointError:
+    """The error for an invalid record."""
+    return CheckpointError(f"the control plane's record {path} cannot be read: {why}; {ADVICE}")
 
 
 @dataclass(frozen=True)
