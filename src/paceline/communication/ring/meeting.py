@@ -18,11 +18,11 @@ from paceline.communication.ring.listener import RingListener
 from paceline.communication.ring.transport import RingTransport
 from paceline.communication.ring.wire import Address
 from paceline.communication.schedulers import LAUNCHER_VARIABLES
-from paceline.communication.sockets.address import find_address
 from paceline.communication.sockets.channel import TLS
 from paceline.communication.sockets.identity import rank_role
 from paceline.communication.torch import rendezvous
 from paceline.communication.torch.groups import first_line
+from paceline.communication.torch.rendezvous import find_address
 from paceline.communication.torch.transport import fresh_name
 from paceline.core import runtime
 from paceline.core.world import World, host_name

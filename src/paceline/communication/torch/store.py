@@ -52,7 +52,7 @@ def listen(host: str, port: int) -> socket.socket | None:
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for family, _, _, _, where in sorted(found, key=lambda entry: entry[0] != socket.AF_INET):
-        if _is_loopback(str(where[0])) and not is_local(host):
+        if is_loopback(str(where[0])) and not is_local(host):
             continue
         try:
             return socket.create_server((str(where[0]), port), family=family, backlog=BACKLOG)
@@ -63,7 +63,7 @@ def listen(host: str, port: int) -> socket.socket | None:
 
 def is_local(host: str) -> bool:
     """Whether this name means the local host on every host."""
-    return host == "localhost" or _is_loopback(host)
+    return host == "localhost" or is_loopback(host)
 
 
 def own_address(towards: str) -> str:
@@ -82,10 +82,11 @@ def own_address(towards: str) -> str:
             own = str(sock.getsockname()[0])
     except (OSError, UnicodeError) as error:  # the latter: not a host name
         raise UnsupportedError(f"there is no way from here to {towards!r}: {error}; name an address") from error
-    return LOOPBACK if _is_loopback(own) and family == socket.AF_INET else own
+    return LOOPBACK if is_loopback(own) and family == socket.AF_INET else own
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether it is an address of the loopback interface."""
     try:
         return ipaddress.ip_address(host.split("%")[0]).is_loopback
     except ValueError:

@@ -20,10 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.communication.base import Pending, check_other, check_sizes, world_within
+from paceline.communication.base import Pending, SubgroupTransport, check_other, check_sizes, world_within
 from paceline.communication.calls import AGREEMENT
 from paceline.communication.schedulers import LAUNCHER_VARIABLES
-from paceline.communication.subgroups import SubgroupTransport
 from paceline.communication.torch import attempt, rendezvous
 from paceline.communication.torch.groups import Begin, Connection, GroupHolder
 from paceline.core.world import World, host_name

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Sequence
 
 from paceline.communication import Transport
-from paceline.communication.sockets.address import find_address
 from paceline.communication.sockets.channel import TLS, Channel, Listener, connect, listen
 from paceline.communication.sockets.identity import rank_role, refusal
 from paceline.communication.sockets.rejected import turned_away
+from paceline.communication.torch.rendezvous import find_address
 from paceline.core import runtime
 from paceline.core.world import World
 from paceline.errors import MismatchError, PacelineError, PeerLostError
