@@ -79,6 +79,10 @@ class Transport(ABC):
         self._parent = parent
         self._counting = threading.Lock()
 
+    def count_for(self, parent: Transport) -> None:
+        """From now on `parent` counts what is sent here."""
+        self._parent = parent
+
     @property
     def cluster(self) -> Cluster | None:
         """The simulated cluster whose virtual workers share this process; None if a worker has its own process."""

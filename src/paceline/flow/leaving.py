@@ -106,9 +106,10 @@ class Leaving:
 
     def _terminated(self, number: int, frame: FrameType | None) -> None:
         self.close()
-        self.asked = self._membership.control.leaves = True
+        self.asked = True
+        self._membership.control.leave_soon()
         if not self._holds():
-            self._membership.control.left = True
+            self._membership.control.leave_at_once()
             raise SystemExit(LEFT)
 
     def leave(self, exchange: Callable[[], object]) -> NoReturn:

@@ -43,7 +43,7 @@ class MembersTransport(Transport):
         """Switch to the connection among new members."""
         self.inner.close()
         self.inner, self.world = inner, inner.world
-        inner._parent = self  # which counts the bytes sent
+        inner.count_for(self)
 
     @property
     def background(self) -> bool:

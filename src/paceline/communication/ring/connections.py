@@ -421,7 +421,7 @@ class Connections:
                 channel.send(BREAK, note=notice.note(), deadline_s=DIAL_S)
             turned_away(channel.peer, problem)
             return False
-        channel.peer = self.world.name(rank)
+        channel.adjust(peer=self.world.name(rank))
         link = self._links[rank]
         if not link.attach(channel):
             return False

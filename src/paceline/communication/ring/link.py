@@ -77,7 +77,7 @@ class Link:
         with self._changed:
             if self._channel is not None or self.lost or self._closing:
                 return False
-            channel.limit, channel.stall_s = PIECE, self._timeout_s
+            channel.adjust(limit=PIECE, stall_s=self._timeout_s)
             self._channel = channel
         runtime.thread(self._send, f"to-{self.rank}", (channel,)).start()
         return True

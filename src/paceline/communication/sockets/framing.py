@@ -173,6 +173,12 @@ class Channel:
         self._head = memoryview(bytearray(HEADER_BYTES))
         set_options(sock)
 
+    def adjust(self, *, limit: int | None = None, stall_s: float | None = None, peer: str | None = None) -> None:
+        """Set what is known of the other end by now; arguments as the attributes, None to keep one."""
+        self.limit = self.limit if limit is None else limit
+        self.stall_s = self.stall_s if stall_s is None else stall_s
+        self.peer = self.peer if peer is None else peer
+
     @property
     def closed(self) -> bool:
         """Whether this end has closed the channel, by `close` or after an error."""

@@ -18,7 +18,14 @@ from paceline.data.ledger.epoch_ledger import Mark, Question
 from paceline.data.ledger.ranges import Ranges
 from paceline.errors import LEFT, ClosedError, MismatchError, PacelineError, PeerLostError
 from paceline.flow.control import validation, wire
-from paceline.flow.control.client_connection import ClientConnection, ControlAddress, FrameParts, Heartbeats, given_up
+from paceline.flow.control.client_connection import (
+    ClientConnection,
+    ConnectionEvents,
+    ControlAddress,
+    FrameParts,
+    Heartbeats,
+    given_up,
+)
 from paceline.flow.control.ledger import NOTHING, OVER, WORK
 from paceline.flow.control.messages import About, CommitOutcome, Generation
 
@@ -125,7 +132,7 @@ class ControlClient:
         self._changed = runtime.Condition(runtime.RLock())
         self._calls: dict[str, Callable[[Any], None]] = {}
         self._terms: dict[str, float] = {}
-        self._connection = ClientConnection(where, timeout_s, self)
+        self._connection = ClientConnection(where, timeout_s, self._events())
         beat_s, silence_s = self._terms["beat_s"], self._terms["silence_s"]
         self._heartbeats = Heartbeats(where, self._identity, self._known, self._beat, self._beaten, (beat_s, silence_s))
         self._connection.start()
@@ -178,6 +185,14 @@ class ControlClient:
             self.close()
         self._goodbye = None
         return self._alone
+
+    def leave_soon(self) -> None:
+        """This worker is to leave in order, after its next exchange."""
+        self.leaves = True
+
+    def leave_at_once(self) -> None:
+        """This worker leaves without a goodbye: it holds nothing that others need."""
+        self.left = True
 
     def close(self) -> None:
         """Close without a goodbye: the control plane takes this worker for dead."""
@@ -345,6 +360,9 @@ class ControlClient:
         return self.generation
 
     # -- the control plane's messages, which the connection's thread delivers ---------------------
+
+    def _events(self) -> ConnectionEvents:
+        return ConnectionEvents(self.hello, self.welcome, self.may_rejoin, self.to_resend, self.received, self.ended)
 
     def _identity(self) -> tuple[int, str]:
         return self.worker, self._secret

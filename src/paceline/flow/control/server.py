@@ -352,7 +352,7 @@ class ControlServer:
 
     def _serve(self, channel: Channel) -> None:
         """Serve one connection until it ends."""
-        channel.limit, channel.stall_s = 0, STALL_S
+        channel.adjust(limit=0, stall_s=STALL_S)
         try:
             hello = channel.receive(deadline_s=HELLO_S)
             if hello.kind != wire.PULSE:
@@ -435,7 +435,7 @@ class ControlServer:
                 raise MismatchError(f"a connection begins with a hello, not with a frame of kind {hello.kind}")
             connection = self._connections[record.worker] = ServerConnection(channel, str(record.worker))
             del self._unidentified[channel]
-            channel.peer = record.name
+            channel.adjust(peer=record.name)
             terms = self._machine.terms
             note = {"secret": record.secret, "beat_s": terms.beat_s, "silence_s": terms.silence_s}
             note |= {"quorum_s": terms.quorum_s, "run": self._machine.run, "most": terms.max_workers}

@@ -37,7 +37,3 @@ class AnswerHandler:
             parts.durability.replica_kept(*frame.numbers[:2])
         elif frame.kind == FrameKind.LEASED:
             parts.ledger_client.answered(frame.numbers)
-
-    def connection_ended(self, rank: int, why: str) -> None:
-        """Report that the connection to worker `rank` ended."""
-        self._parts.failures.connection_ended(rank, why)

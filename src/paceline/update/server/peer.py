@@ -6,9 +6,10 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,17 +27,19 @@ BATCH = 64
 """Frames that are sent together, at most: Python takes half the time for what it does many times over."""
 
 
-class Receiver(Protocol):
-    """Handles the frames that a peer sends back."""
+@dataclass(frozen=True)
+class Receiver:
+    """Handles the frames that peers send back.
 
-    def place(self, rank: int, header: FrameHeader) -> Tensor:
-        """Memory for the body of a frame of worker `rank`."""
+    Attributes:
+        place: (rank, header) -> memory for the body of a frame of worker `rank`.
+        take: handles a frame of worker `rank`.
+        ended: handles the end of the connection to worker `rank`, and why it ended.
+    """
 
-    def take(self, rank: int, frame: Frame) -> None:
-        """Handle a frame of worker `rank`."""
-
-    def connection_ended(self, rank: int, why: str) -> None:
-        """Handle the end of the connection to worker `rank`."""
+    place: Callable[[int, FrameHeader], Tensor]
+    take: Callable[[int, Frame], None]
+    ended: Callable[[int, str], None]
 
 
 class SendQueue(ABC):
@@ -176,7 +179,7 @@ class Peer(SendQueue):
                 else:
                     self._waker.clear()
         except PeerLostError as error:
-            self._receiver.connection_ended(self.rank, str(error))
+            self._receiver.ended(self.rank, str(error))
         finally:
             self._left.set()
             self._waker.close()

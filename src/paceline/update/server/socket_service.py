@@ -23,9 +23,10 @@ from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.ledger.leases import Leases
 from paceline.errors import PacelineError
+from paceline.update.monitor import Monitor
 from paceline.update.server.answer_handler import AnswerHandler
 from paceline.update.server.barriers import Barriers
-from paceline.update.server.context import Reports, ServiceContext
+from paceline.update.server.context import ServiceContext
 from paceline.update.server.durability import Durability
 from paceline.update.server.exchanges import Exchanges
 from paceline.update.server.failures import OUT_S, Failures
@@ -36,7 +37,7 @@ from paceline.update.server.membership import ServerMembership
 from paceline.update.server.own_peer import OwnPeer
 from paceline.update.server.owner import ShardServer
 from paceline.update.server.parts import ServiceParts
-from paceline.update.server.peer import Peer
+from paceline.update.server.peer import Peer, Receiver
 from paceline.update.server.peer_server import PeerServer
 from paceline.update.server.peers import Peers
 from paceline.update.server.protocol import PendingExchange
@@ -72,7 +73,7 @@ class SocketService:
         data: DataAccess,
         timeout_s: float,
         tls: TLS | None,
-        reports: Reports,
+        reports: Monitor,
     ) -> None:
         world = transport.world
         membership = ServerMembership(world.rank, world.size, owners)
@@ -104,7 +105,8 @@ class SocketService:
         """Start all threads, before the first request."""
         parts, peers = self._parts, self._parts.peers
         answers = AnswerHandler(parts)
-        remote = {rank: Peer(self._context, answers, rank, channel) for rank, channel in outgoing.items()}
+        receiver = Receiver(answers.place, answers.take, parts.failures.connection_ended)
+        remote = {rank: Peer(self._context, receiver, rank, channel) for rank, channel in outgoing.items()}
         peers.connect(remote, OwnPeer(parts))
         bodies = {f"serve-{rank}": PeerServer(parts, rank, channel).run for rank, channel in peers.incoming.items()}
         bodies |= {f"peer-{rank}": peer.run for rank, peer in peers.all.items()}
