@@ -41,7 +41,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 from paceline.rules.topology import Sharded
-from paceline.update.server import peer
+from paceline.update.server import peers
 from paceline.update.server.durability import Durability
 from paceline.update.server.frames import FrameKind
 from paceline.update.server.ledger_client import SocketLedgerClient
@@ -148,7 +148,7 @@ class Deaths(KillPoints):
             whole(ledger_client, rank, channel, frame)
 
         SocketLedgerClient.handle = handle  # type: ignore[method-assign, assignment]
-        send = peer.Peer._send
+        send = peers.Peer._send
 
         def torn(line: Any, pending: Any, request: Any) -> None:
             if request.values is not None:
@@ -156,7 +156,7 @@ class Deaths(KillPoints):
                 self.at("torn")
             send(line, pending, request)
 
-        peer.Peer._send = torn  # type: ignore[method-assign, assignment]
+        peers.Peer._send = torn  # type: ignore[method-assign, assignment]
 
 
 class Counts(nn.Module):

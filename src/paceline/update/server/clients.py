@@ -3,17 +3,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch.optim import Optimizer
 
 from paceline.core.flat import Fragment
+from paceline.data.ledger.epoch_ledger import Mark
 from paceline.rules.schedule.bounded import Bounded
 from paceline.tuning.tuner import Tuner
 from paceline.update.server.client import Client
 from paceline.update.server.delta_client import DeltaClient
 from paceline.update.server.gradient_client import GradientClient
+
+
+class UnpushedSamples:
+    """The sample ranges that each client has not pushed.
+
+    Args:
+        take: gives the ranges that the loaders have handed out since the last call.
+        clients: how many push what they make of a batch; the pushes of the first one count the samples.
+    """
+
+    def __init__(self, take: Callable[[], list[Mark]], clients: int) -> None:
+        self._take = take
+        self._pending: list[list[Mark]] = [[] for _ in range(max(1, clients))]
+
+    def push(self, client: int) -> list[Mark]:
+        """The sample ranges of a client's push."""
+        taken = self._take()
+        for pending in self._pending:
+            pending += taken
+        marks, self._pending[client] = self._pending[client], []
+        return marks
+
+    def rest(self) -> list[Mark]:
+        """The ranges that will not be pushed."""
+        marks = self.push(0)
+        self._pending = [[] for _ in self._pending]
+        return marks
+
+    @property
+    def waiting(self) -> list[Mark]:
+        """Ranges that another client has pushed and the first has not."""
+        return list(self._pending[0])
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from paceline.update.engine.blocks.buffers import names_apart, say_apart
 from paceline.update.engine.common_start import begin_together
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import refuse_hidden_scaler, skipped, stepping_scaler
-from paceline.update.server.client import Client, ClientContext
-from paceline.update.server.clients import Clients
+from paceline.update.server.client import Client, ClientContext, ExchangeTally
+from paceline.update.server.clients import Clients, UnpushedSamples
 from paceline.update.server.delta_client import DeltaClient
 from paceline.update.server.engine_state import EngineState
 from paceline.update.server.gradient_client import GradientClient
@@ -35,8 +35,6 @@ from paceline.update.server.scaler_watch import watch_skipped_steps
 from paceline.update.server.sharding import host
 from paceline.update.server.simulated_service import SimulatedService
 from paceline.update.server.socket_service import SocketService
-from paceline.update.server.tally import ExchangeTally
-from paceline.update.server.unpushed_samples import UnpushedSamples
 
 
 class Asynchronous:

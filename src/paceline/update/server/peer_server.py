@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves one other worker: a thread takes its requests in order, and answers them."""
+"""What a worker does with the frames of others and its own: serves their requests, takes their answers.
+
+One thread for each other worker takes its requests in order, and answers them. A worker's requests to itself go over no
+wire, and the training thread does not wait for them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,13 +17,116 @@ from paceline.communication.sockets.channel import Channel, Frame, FrameHeader
 from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import MismatchError, PeerLostError
-from paceline.update.server.frames import BACKGROUND, LEDGER, FrameKind
-from paceline.update.server.incoming import check
+from paceline.update.server.barriers import Barriers
+from paceline.update.server.context import ServiceContext
+from paceline.update.server.durability import Durability
+from paceline.update.server.exchanges import Exchanges
+from paceline.update.server.failures import Failures
+from paceline.update.server.frames import BACKGROUND, LEDGER, FrameKind, check
+from paceline.update.server.ledger_client import SocketLedgerClient
 from paceline.update.server.membership import LOOK_EVERY_S
-from paceline.update.server.parts import ServiceParts
-from paceline.update.server.peer import fresh
+from paceline.update.server.peers import Peers, SendQueue, fresh
+from paceline.update.server.protocol import PendingExchange, ShardRequest
 from paceline.update.server.shard import NO_READER
+from paceline.update.server.shard_service import ShardService
 from paceline.update.server.shard_updates import GroupSettings, IncomingPush
+
+
+@dataclass(frozen=True)
+class ServiceParts:
+    """The parts of one service; `exchanges` are this worker's requests, `shards` serves those of other workers."""
+
+    context: ServiceContext
+    peers: Peers
+    failures: Failures
+    durability: Durability
+    ledger_client: SocketLedgerClient
+    exchanges: Exchanges
+    shards: ShardService
+    barriers: Barriers
+
+
+class AnswerHandler:
+    """Handles the answers of all peers."""
+
+    def __init__(self, parts: ServiceParts) -> None:
+        self._parts = parts
+
+    def place(self, rank: int, header: FrameHeader) -> Tensor:
+        """Memory for a frame's body: the destination of the exchange that awaits it, if one does."""
+        awaited = header.kind == FrameKind.ANSWER and rank not in self._parts.context.membership.lost
+        pending = self._parts.exchanges.find(header.numbers[3]) if awaited else None
+        request = pending.request(header.numbers[0]) if pending is not None else None
+        return request.out if request is not None and request.out is not None else fresh(header)
+
+    def take(self, rank: int, frame: Frame) -> None:
+        """Handle a frame of worker `rank`."""
+        parts = self._parts
+        if frame.kind == FrameKind.OUT:
+            parts.failures.told(frame.numbers[0], str(frame.note), bool(frame.numbers[1]))
+        elif frame.kind == FrameKind.ANSWER:
+            shard, version, delay, number, *safe = frame.numbers[:6]
+            parts.durability.safe(rank, [(shard, *safe)])
+            parts.exchanges.answered(number, shard, version, delay, frame.note, rank)
+        elif frame.kind == FrameKind.KEPT:
+            parts.durability.replica_kept(*frame.numbers[:2])
+        elif frame.kind == FrameKind.LEASED:
+            parts.ledger_client.answered(frame.numbers)
+
+
+class OwnPeer(SendQueue):
+    """Answers this worker's own requests, in order, in a thread."""
+
+    def __init__(self, parts: ServiceParts) -> None:
+        super().__init__(parts.context.membership.rank)
+        self._parts = parts
+        self._held: list[tuple[PendingExchange, ShardRequest, int]] = []  # pushes whose answers have to wait
+        parts.context.watchers.append(lambda: self._put(self._release) if self._held else None)
+
+    def run(self) -> None:
+        """Answer until it is closed."""
+        while not self._over:
+            self._queue.get()()
+
+    def _send(self, pending: PendingExchange, request: ShardRequest) -> None:
+        rank, shard, delay = self.rank, request.shard, 0
+        shards, durability = self._parts.shards, self._parts.durability
+        if request.values is not None:
+            answer = shards.push(shard, request.values, pending.incoming(rank, request), request.out)
+            delay = answer.delay
+            if not answer.may_start:  # what this worker says next must not wait for that
+                self._held.append((pending, request, delay))
+                self._put(self._release)  # clocks may have changed before it was held
+                durability.applied(shard)
+                return
+        self._answer(pending, request, delay)
+        if request.values is not None:
+            durability.applied(shard)
+
+    def _release(self) -> None:
+        """Answer the pushes after which this worker may go on."""
+        self._held = [one for one in self._held if not self._released(*one)]
+
+    def _released(self, pending: PendingExchange, request: ShardRequest, delay: int) -> bool:
+        if self._parts.shards.held_back(request.shard, self.rank):
+            return False
+        self._answer(pending, request, delay)
+        return True
+
+    def _answer(self, pending: PendingExchange, request: ShardRequest, delay: int) -> None:
+        rank, shard = self.rank, request.shard
+        server, durability = self._parts.context.server, self._parts.durability
+        reader = NO_READER if pending.peeks else rank
+        version = server.read(shard, reader, request.out, after_push=request.values is not None)
+        durability.safe(rank, [(shard, *durability.up_to(shard, rank))])
+        self._parts.exchanges.answered(pending.number, shard, version, delay, None, rank)
+
+    def _write(self, kind: FrameKind, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
+        """Handle the only frames that a worker sends itself: to its shards' clocks and to the ledger that it keeps."""
+        if kind == FrameKind.IDLE:
+            self._parts.shards.idle(self.rank)
+        elif kind in LEDGER:
+            self._parts.ledger_client.handle(self.rank, None, Frame(kind, numbers, None, note))
 
 
 class _Buffers:

@@ -1,16 +1,216 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connections of a worker, and waits that keep them alive."""
+"""The connections of a worker to the others: requests in order, their answers, and waits that keep them alive."""
 
 from __future__ import annotations
 
+import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
-from paceline.communication.sockets.channel import Channel
+import torch
+from torch import Tensor
+
+from paceline.communication.sockets.channel import Channel, Frame, FrameHeader
+from paceline.communication.sockets.frames import Outgoing
+from paceline.core import runtime
+from paceline.errors import PeerLostError
 from paceline.update.server.context import ServiceContext
 from paceline.update.server.frames import FrameKind
 from paceline.update.server.membership import LOOK_EVERY_S
-from paceline.update.server.peer import Peer, SendQueue
+from paceline.update.server.protocol import PendingExchange, ShardRequest
+from paceline.update.server.shard_updates import GroupSettings
+
+BATCH = 64
+"""Frames that are sent together, at most: Python takes half the time for what it does many times over."""
+
+
+@dataclass(frozen=True)
+class Receiver:
+    """Handles the frames that peers send back.
+
+    Attributes:
+        place: (rank, header) -> memory for the body of a frame of worker `rank`.
+        take: handles a frame of worker `rank`.
+        ended: handles the end of the connection to worker `rank`, and why it ended.
+    """
+
+    place: Callable[[int, FrameHeader], Tensor]
+    take: Callable[[int, Frame], None]
+    ended: Callable[[int, str], None]
+
+
+class SendQueue(ABC):
+    """Frames and requests to worker `rank`, which a thread sends in order.
+
+    Attributes:
+        spoke_at: when a frame was last queued.
+        said_at: when this worker's program last queued a frame; heartbeats do not count.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._queue: SimpleQueue[Callable[[], None]] = runtime.SimpleQueue()
+        self.spoke_at = self.said_at = self._since = runtime.monotonic()
+        self._open, self._counting = 0, runtime.Lock()
+        self._over, self._left = False, runtime.Event()
+
+    def request(self, pending: PendingExchange, *requests: ShardRequest) -> None:
+        """Queue requests for shards."""
+        self._opened(len(requests))
+        for request in requests:
+            self._queue.put(partial(self._send, pending, request))
+        self._wake()
+
+    def inquire(self, kind: FrameKind, numbers: tuple[int, ...]) -> None:
+        """Queue a request that is only numbers, and whose answer is."""
+        self._opened(1)
+        self._put(lambda: self._write(kind, numbers, None, None))
+
+    def say(self, kind: FrameKind, numbers: tuple[int, ...], body: Tensor | None = None, note: Any = None) -> None:
+        """Queue a frame that has no answer."""
+        self.spoke_at = self.said_at = runtime.monotonic()
+        self._put(lambda: self._write(kind, numbers, body, note))
+
+    def beat(self) -> None:
+        """Queue a heartbeat: the process lives, whatever its program does."""
+        self.spoke_at = runtime.monotonic()
+        self._put(lambda: self._write(FrameKind.ALIVE, (), None, None))
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until everything queued is sent; once, at the end."""
+        self._put(self._all_left)
+        self._left.wait(timeout_s)
+
+    def _all_left(self) -> None:
+        self._left.set()
+
+    def _opened(self, count: int) -> None:
+        self.spoke_at = self.said_at = runtime.monotonic()
+        with self._counting:
+            if self._open == 0:
+                self._since = runtime.monotonic()
+            self._open += count
+
+    def _put(self, send: Callable[[], None]) -> None:
+        self._queue.put(send)
+        self._wake()
+
+    def _wake(self) -> None:  # noqa: B027
+        """Called when something has been queued."""
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over = True
+        self._put(lambda: None)
+
+    @abstractmethod
+    def run(self) -> None:
+        """The body of its thread."""
+
+    @abstractmethod
+    def _send(self, pending: PendingExchange, request: ShardRequest) -> None:
+        """Send one request."""
+
+    @abstractmethod
+    def _write(self, kind: FrameKind, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
+        """Send one frame."""
+
+
+class Peer(SendQueue):
+    """The connection to another worker: one thread sends what is queued, and receives the answers."""
+
+    def __init__(self, context: ServiceContext, receiver: Receiver, rank: int, channel: Channel) -> None:
+        super().__init__(rank)
+        self.channel, self._context, self._receiver = channel, context, receiver
+        self._settings: dict[int, GroupSettings] = {}  # last sent, by span
+        self._marked = 0  # the exchange whose sample ranges were sent last
+        self._batch: list[Outgoing] = []  # frames that are sent next, together
+        self._place = partial(receiver.place, rank)
+        self._waker = channel.waker()  # ends the wait for an answer when there is something to send
+
+    def _wake(self) -> None:
+        self._waker.wake()
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When the last frame arrived, while an answer is due; None where none is."""
+        with self._counting:
+            return self._since if self._open else None
+
+    def _send(self, pending: PendingExchange, request: ShardRequest) -> None:
+        if request.values is None:
+            self._write(FrameKind.PULL, (request.shard, pending.number, int(pending.peeks)), None, None)
+            return
+        settings = pending.settings.get(request.span, {})
+        if self._settings.get(request.span) != settings:
+            self._settings[request.span] = settings
+            self._write(FrameKind.SETTINGS, (request.span,), None, settings)
+        if pending.marks and self._marked != pending.number:
+            self._marked = pending.number
+            self._write(FrameKind.MARKS, (pending.number,), None, pending.marks)
+        identity = request.shard, pending.clock, request.version, pending.minibatches
+        answered_with_values = int(request.out is not None)
+        numbers = (*identity, pending.number, request.span, answered_with_values)
+        self._write(FrameKind.PUSH, numbers, request.values, None)
+
+    def _write(self, kind: FrameKind, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
+        self._batch.append((kind, numbers, body, note))
+
+    def _all_left(self) -> None:
+        self._send_batch()
+        super()._all_left()
+
+    def _send_batch(self) -> None:
+        batch, self._batch = self._batch, []
+        if batch:
+            self._context.send_all(self.channel, batch, meanwhile=self._receive)
+
+    def run(self) -> None:
+        """Send what is queued and receive answers until the connection ends."""
+        try:
+            while not self._over:
+                if self._send_queued():  # which receives where the kernel takes no more
+                    continue
+                if self.channel.wait(self._waker):
+                    self._receive()
+                else:
+                    self._waker.clear()
+        except PeerLostError as error:
+            self._receiver.ended(self.rank, str(error))
+        finally:
+            self._left.set()
+            self._waker.close()
+
+    def _send_queued(self) -> bool:
+        """Send what is queued, at most `BATCH` frames at once; whether there was any."""
+        found = False
+        with contextlib.suppress(Empty):
+            while len(self._batch) < BATCH:
+                self._queue.get_nowait()()
+                found = True
+        self._send_batch()
+        return found
+
+    def _receive(self) -> None:
+        frame = self.channel.receive(self._place)
+        with self._counting:
+            self._since = runtime.monotonic()
+            self._open -= frame.kind in (FrameKind.ANSWER, FrameKind.LEASED)
+        self._receiver.take(self.rank, frame)
+
+    def close(self) -> None:
+        """Close the connection; the thread ends."""
+        super().close()
+        self.channel.close()
+
+
+def fresh(header: FrameHeader) -> Tensor:
+    """New memory for a frame's body."""
+    return torch.empty(header.numel, dtype=header.dtype)
 
 
 class Peers:

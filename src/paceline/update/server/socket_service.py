@@ -24,24 +24,18 @@ from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.ledger.leases import Leases
 from paceline.errors import PacelineError
 from paceline.update.monitor import Monitor
-from paceline.update.server.answer_handler import AnswerHandler
 from paceline.update.server.barriers import Barriers
 from paceline.update.server.context import ServiceContext
 from paceline.update.server.durability import Durability
 from paceline.update.server.exchanges import Exchanges
-from paceline.update.server.failures import OUT_S, Failures
+from paceline.update.server.failures import OUT_S, Failures, Heartbeat, identity
 from paceline.update.server.frames import FrameKind
-from paceline.update.server.heartbeat import Heartbeat
 from paceline.update.server.ledger_client import DataAccess, SocketLedgerClient
 from paceline.update.server.membership import ServerMembership
-from paceline.update.server.own_peer import OwnPeer
 from paceline.update.server.owner import ShardServer
-from paceline.update.server.parts import ServiceParts
-from paceline.update.server.peer import Peer, Receiver
-from paceline.update.server.peer_server import PeerServer
-from paceline.update.server.peers import Peers
+from paceline.update.server.peer_server import AnswerHandler, OwnPeer, PeerServer, ServiceParts
+from paceline.update.server.peers import Peer, Peers, Receiver
 from paceline.update.server.protocol import PendingExchange
-from paceline.update.server.quorum import identity
 from paceline.update.server.rendezvous import connect_all
 from paceline.update.server.service_threads import ServiceThreads
 from paceline.update.server.shard import LEDGER_SHARD
