@@ -90,7 +90,7 @@ class Transport(ABC):
 
     @property
     def lost(self) -> frozenset[int]:
-        """Ranks of the whole connection that were found lost so far, if the transport can tell."""
+        """Ranks of the whole connection that are known to be lost so far, if the transport can tell."""
         return frozenset()
 
     def cancel(self, why: str) -> None:  # noqa: B027

@@ -65,8 +65,8 @@ class GivenState(OldCheckpoint):
 
     def model(self) -> dict[str, Tensor]:
         """The global model."""
-        found: dict[str, Tensor] = self._model
-        return found
+        result: dict[str, Tensor] = self._model
+        return result
 
 
 def tell_held(transport: Transport, to: int, keys: dict[str, str]) -> Pending | None:
@@ -82,9 +82,9 @@ def held_by(transport: Transport, ranks: Sequence[int], keys: dict[str, str]) ->
     """
     held = keys
     for rank in ranks if keys else ():
-        told = torch.empty(KEY_CHARACTERS * len(keys), dtype=torch.uint8)
-        transport.receive(told, rank).wait()
-        text = told.numpy().tobytes().decode("latin-1")
+        announced = torch.empty(KEY_CHARACTERS * len(keys), dtype=torch.uint8)
+        transport.receive(announced, rank).wait()
+        text = announced.numpy().tobytes().decode("latin-1")
         theirs = {name: text[KEY_CHARACTERS * n :][:KEY_CHARACTERS] for n, name in enumerate(keys)}
         held = {name: one for name, one in held.items() if theirs[name] == one}
     return held
@@ -246,10 +246,10 @@ class Joining:
                     limit += sum(t.numel() * t.element_size() for _, t in self._rest)
                     limit += 32 * sum(part.numel for part in self._parts)
                     donor = membership.rank_of(membership.generation.donor)
-                    told = tell_held(membership.transport, donor, self._keys)
+                    announced = tell_held(membership.transport, donor, self._keys)
                     self.given = receive_state(membership.transport, donor, limit)
-                    if told is not None:
-                        told.wait()
+                    if announced is not None:
+                        announced.wait()
                     self.must_resume = False
                 else:
                     self.must_resume = membership.generation.restored
@@ -296,21 +296,21 @@ class Joining:
         """
         if self.settled:
             return self.given is not None or resume()
-        found = False
+        result = False
         while not self.settled:
             try:
-                found = resume()
+                result = resume()
             except GivenUpError:
                 raise
             except PeerLostError as error:
                 self._restart(error)
                 continue
-            if self.must_resume and not found:
+            if self.must_resume and not result:
                 logger.warning("%s", self._membership.transport.world.sign(ANEW))
             self.must_resume = False
             self._report_state()
         self._membership.follow_control()  # workers that the checkpoint wants may have joined
-        return found or self.given is not None
+        return result or self.given is not None
 
     def _restart(self, error: PeerLostError) -> None:
         """The members have changed: get their state once more."""

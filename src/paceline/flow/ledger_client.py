@@ -41,7 +41,7 @@ class UncommittedPlaces:
             committed: steps of this worker that are in the exchange, or were in earlier ones.
 
         Returns:
-            The places whose work enters the global model; those whose work was left out, so that another worker uses
+            The places whose work enters the global model; those whose work was rejected, so that another worker uses
             them; facts for the status.
         """
         marks = [mark for step, some in self._by_step if step <= committed for mark in some]

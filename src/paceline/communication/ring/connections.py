@@ -2,9 +2,9 @@
 """All connections of one worker to the same other workers: they deliver frames to operations, and fail together.
 
 An operation in flight follows its plan as pieces arrive and as the network takes others. Two rules bound memory. Parts
-larger than `EAGER` are sent only to a worker that has begun the same operation and said so (a grant). Smaller ones wait
-at a receiver that has not begun it, and at most `WINDOW` collectives of a sequence are in flight; further ones begin
-when one of those completes.
+larger than `EAGER` are sent only to a worker that has begun the same operation and has granted it. Smaller ones wait at
+a receiver that has not begun it, and at most `WINDOW` collectives of a sequence are in flight; further ones begin when
+one of those completes.
 
 A piece is copied to its place under a lock, never read straight into the tensor: once a wait has ended with an error,
 nothing is written there any more.
@@ -103,18 +103,18 @@ class OpSequence:
 
     def at(self) -> dict[str, int]:
         """Operations started, as `BreakNotice.at` has them."""
-        found = {}
+        counts = {}
         for (role, peer), count in list(self._counts.items()):
             place = self.label if role == COLLECTIVE else f"{self.label}{'<' if role == RECEIVING else '>'}{peer}"
-            found[place] = count
-        return found
+            counts[place] = count
+        return counts
 
 
 class UnmatchedPiece(NamedTuple):
     """A small piece for an operation that has not begun here."""
 
     rank: int
-    said: int
+    theirs: int
     step: int
     nth: int
     body: Tensor
@@ -143,12 +143,12 @@ class UnmatchedReceives:
         self._bytes[rank] += nbytes + UNMATCHED_COST
         self._pieces[key].append(piece._replace(body=piece.body.clone()))
 
-    def grant(self, key: Key, rank: int, said: int) -> None:
+    def grant(self, key: Key, rank: int, theirs: int) -> None:
         """Keep a grant of `rank`."""
         if self._granted[rank] >= GRANTS:
             raise MismatchError(f"it waits for more than {GRANTS} exchanges that have not begun here")
         self._granted[rank] += 1
-        self._grants[key][rank] = said
+        self._grants[key][rank] = theirs
 
     def take(self, key: Key) -> tuple[list[UnmatchedPiece], dict[int, int]]:
         """Remove and return the pieces and grants of an operation that begins."""
@@ -220,18 +220,18 @@ class Operation:
         if over:
             self._end()
 
-    def granted(self, rank: int, said: int) -> None:
+    def granted(self, rank: int, theirs: int) -> None:
         """Rank `rank` has begun it, with this signature."""
-        self._compare(rank, said)
+        self._compare(rank, theirs)
         with self._lock:
             pieces = self._held.pop(rank, [])
             self.progress = runtime.monotonic()
         for piece in pieces:
             self._send(piece, False)
 
-    def arrived(self, rank: int, said: int, step: int, index: int, body: Tensor) -> None:
+    def arrived(self, rank: int, theirs: int, step: int, index: int, body: Tensor) -> None:
         """A piece has arrived; MismatchError if it does not belong here."""
-        self._compare(rank, said)
+        self._compare(rank, theirs)
         with self._placing:
             if not self._live:
                 return
@@ -286,8 +286,8 @@ class Operation:
         role_there = OTHER_END.get(self.key.role, self.key.role)
         return self.key.sequence, self.key.number, role_there, self._signature
 
-    def _compare(self, rank: int, said: int) -> None:
-        if said != self._signature:
+    def _compare(self, rank: int, theirs: int) -> None:
+        if theirs != self._signature:
             raise MismatchError(
                 f"at exchange {self.key.number} of {self.sequence.label} it does something else than {self.name}: "
                 "another operation, size or dtype. The workers' programs must make the same calls in the same order"
@@ -348,7 +348,7 @@ class Connections:
         tls: certificates for the connections to lower ranks.
 
     Attributes:
-        lost: ranks found lost so far.
+        lost: ranks known to be lost so far.
     """
 
     def __init__(
@@ -500,8 +500,8 @@ class Connections:
                 self.break_off(why, [rank], self._failed_operation(operation), True)
                 return
         try:  # before anything is sent: a worker that has received all of it may say goodbye
-            for rank, said in grants.items():
-                operation.granted(rank, said)
+            for rank, theirs in grants.items():
+                operation.granted(rank, theirs)
             for piece in pieces:
                 rank = piece.rank
                 operation.arrived(*piece)
@@ -529,7 +529,7 @@ class Connections:
             raise MismatchError(f"a frame of kind {frame.kind}, which has no meaning here")
 
     def _deliver_to_operation(self, rank: int, frame: Frame) -> None:
-        sequence, number, role, said, step, index = frame.numbers[:6]
+        sequence, number, role, theirs, step, index = frame.numbers[:6]
         if role not in (COLLECTIVE, RECEIVING if frame.kind == DATA else SENDING):
             raise MismatchError(f"a frame of kind {frame.kind} for an operation of role {role}")
         if (frame.body is None) != (frame.kind == GRANT):
@@ -542,20 +542,20 @@ class Connections:
                     self._keep(key, rank, frame)
                 return
         if frame.body is None:
-            operation.granted(rank, said)
+            operation.granted(rank, theirs)
         else:
-            operation.arrived(rank, said, step, index, frame.body)
+            operation.arrived(rank, theirs, step, index, frame.body)
 
     def _keep(self, key: Key, rank: int, frame: Frame) -> None:
         """Keep a frame for an operation that has not begun."""
         sequence = self._sequences.get(key.sequence)
         if key.number < 1 or (sequence is not None and key.number <= sequence.begun(key.role, key.peer)):
             raise MismatchError(f"a frame of kind {frame.kind} for exchange {key.number}, which is over")
-        said, step, index = frame.numbers[3:6]
+        theirs, step, index = frame.numbers[3:6]
         if frame.body is None:
-            self._unmatched.grant(key, rank, said)
+            self._unmatched.grant(key, rank, theirs)
         else:
-            self._unmatched.keep(key, UnmatchedPiece(rank, said, step, index, frame.body))
+            self._unmatched.keep(key, UnmatchedPiece(rank, theirs, step, index, frame.body))
 
     # -- failures ---------------------------------------------------------------------------------
 
@@ -619,7 +619,7 @@ class Connections:
         self.break_off(why, notice.lost, notice.case, notice.definite or notice.case is None)
 
     def _gone(self, link: Link, reason: str) -> None:
-        """A connection has ended, or the other worker has said goodbye."""
+        """A connection has ended, or the other worker has left in order."""
         with self._changed:
             if self._over.is_set():
                 return

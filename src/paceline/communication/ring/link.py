@@ -53,7 +53,7 @@ class Link:
         gone: gets why the connection ended, and again if a frame was to be sent over it later.
 
     Attributes:
-        left: the other worker has said goodbye.
+        left: the other worker has left in order.
         lost: why the connection ended; empty before.
     """
 
@@ -126,7 +126,7 @@ class Link:
             self._data.clear()
 
     def said_goodbye(self) -> None:
-        """The other worker has said goodbye."""
+        """The other worker has left in order."""
         with self._changed:
             self.left = True
             self._changed.notify_all()

@@ -39,21 +39,21 @@ def expand(text: str) -> list[str]:
     items = _ITEMS.findall(text)
     if ",".join(items) != text or not items:
         raise _wrong(text, "brackets or commas do not match")
-    found: list[str] = []
+    result: list[str] = []
     for item in items:
         parts = [_numbers(inside, text) if not outside else [outside] for inside, outside in _PIECES.findall(item)]
         count = 1
         for part in parts:
             count *= len(part)
-        if len(found) + count > MOST:
+        if len(result) + count > MOST:
             raise _wrong(text, f"more than {MOST} hosts")
-        found += ["".join(name) for name in product(*parts)]
-    return found
+        result += ["".join(name) for name in product(*parts)]
+    return result
 
 
 def _numbers(inside: str, text: str) -> list[str]:
     """The numbers of one pair of brackets, with their leading zeros."""
-    found: list[str] = []
+    result: list[str] = []
     for part in inside.split(","):
         match = _RANGE.fullmatch(part)
         if match is None:
@@ -61,8 +61,8 @@ def _numbers(inside: str, text: str) -> list[str]:
         first, last = match[1], match[2] or match[1]
         if int(last) < int(first) or int(last) - int(first) >= MOST:
             raise _wrong(text, f"the range {part} is empty or too long")
-        found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
-    return found
+        result += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return result
 
 
 def _wrong(text: str, why: str) -> UnsupportedError:
@@ -155,13 +155,13 @@ def _tasks(environment: Environment) -> list[int]:
     if not text:
         each = number(environment, "SLURM_NTASKS_PER_NODE", 1)
         return [each] * _nodes(environment)
-    found: list[int] = []
+    result: list[int] = []
     for part in text.split(","):
         match = _COUNT.fullmatch(part)
         if match is None or int(match[2] or 1) > MOST:
             raise UnsupportedError(f"tasks per node are told as in 2(x3),1, got {text!r}")
-        found += [int(match[1])] * int(match[2] or 1)
-    return found
+        result += [int(match[1])] * int(match[2] or 1)
+    return result
 
 
 def _master(environment: Environment) -> tuple[str, int]:

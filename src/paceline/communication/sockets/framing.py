@@ -305,11 +305,11 @@ class Channel:
         """Receive the rest of a frame after the first `begun` bytes of its header."""
         self._fill(self._head[begun:], deadline)
         header = FrameHeader.read(self._head, self.limit)
-        said = body = None
+        content = body = None
         if header.note_bytes:
             note = bytearray(header.note_bytes)
             self._fill(memoryview(note), deadline)
-            said = read_note(note)
+            content = read_note(note)
         if header.dtype is not None:
             if buffer is None:
                 body = torch.empty(header.numel, dtype=header.dtype)
@@ -317,7 +317,7 @@ class Channel:
                 body = buffer if isinstance(buffer, Tensor) else buffer(header)
             self._fill(fitting(body, header), deadline)
         self.bytes_received += HEADER_BYTES + header.note_bytes + header.body_bytes
-        return Frame(header.kind, header.numbers, body, said)
+        return Frame(header.kind, header.numbers, body, content)
 
     def readable(self) -> bool:
         """Whether data wait to be received, or the connection has ended."""
@@ -350,8 +350,8 @@ class Channel:
             poll.register(own, select.POLLIN)
             if other is not None:
                 poll.register(other, select.POLLIN)
-            found = poll.poll(milliseconds(deadline))
-            return bool(found) and own in (found[0][0], found[-1][0])
+            polled = poll.poll(milliseconds(deadline))
+            return bool(polled) and own in (polled[0][0], polled[-1][0])
         finally:
             self._unuse()
 
@@ -422,10 +422,10 @@ class Channel:
             return True
         poll = select.poll()
         poll.register(self._sock, select.POLLIN | select.POLLOUT)
-        found = poll.poll(milliseconds(deadline))
-        if not found:
+        polled = poll.poll(milliseconds(deadline))
+        if not polled:
             raise Late(f"{self.peer} did not take what was sent in time")
-        return bool(found[0][1] & ~select.POLLOUT)
+        return bool(polled[0][1] & ~select.POLLOUT)
 
     def _poll(self, error: OSError, events: int, deadline: float | None) -> None:
         """Wait until the call that ended with `error` can continue; `Late` at the deadline."""

@@ -50,8 +50,8 @@ def listen(host: str, port: int) -> socket.socket | None:
     For example behind a router with port forwarding, or if a host resolves its own name to a loopback address. Then
     torch's store listens at every interface.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    for family, _, _, _, where in sorted(found, key=lambda entry: entry[0] != socket.AF_INET):
+    candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for family, _, _, _, where in sorted(candidates, key=lambda entry: entry[0] != socket.AF_INET):
         if is_loopback(str(where[0])) and not is_local(host):
             continue
         try:
@@ -75,8 +75,8 @@ def own_address(towards: str) -> str:
     if simulated is not None:
         return simulated[1]
     try:
-        found = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
-        family, kind, protocol, _, where = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+        candidates = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, where = min(candidates, key=lambda entry: entry[0] != socket.AF_INET)
         with socket.socket(family, kind, protocol) as sock:
             sock.connect(where)
             own = str(sock.getsockname()[0])

@@ -118,7 +118,7 @@ class ControlClient:
         self._checkpoint = (0, 0)  # exchanges and wanted members of the checkpoint from which it has that state
         self._news = 0
         self._seen_news = 0
-        self._moved = runtime.monotonic()  # when a wait's deadline last started anew
+        self._moved = runtime.monotonic()  # when a wait's deadline last started again
         self._doing, self._step = "", 0
         self._serial = 0
         self._start = ""  # of the server
@@ -227,7 +227,7 @@ class ControlClient:
             exchange: its number.
             marks: the places whose work by this worker went into it.
             facts: further facts for the status; small.
-            returned: places of its leases whose work was left out of the exchange.
+            returned: places of its leases whose work was rejected.
             wanted: members that the run wants from then on; the same on all members. 0: as many as there are.
 
         Raises:
@@ -300,17 +300,17 @@ class ControlClient:
         "left" loader epoch marks; "ends" loader epoch total; "done" marks; "expect" loader epoch ranges; "waits" bool.
         """
         if kind == "holds" or self.left:
-            return  # sent automatically; or the goodbye has said it
+            return  # sent automatically; or the goodbye includes it
         self.check()
-        if kind == "left":  # at once: a server restarted after this message would lease them anew
+        if kind == "left":  # at once: a server restarted after this message would lease them again
             with self._changed:
                 self._held_leases.settle(values[-1])
         self._connection.request(wire.TELL, (self._next(),), [kind, *values])
 
     def ledger(self) -> tuple[int, dict[str, Any]]:
         """The number of the last committed exchange, and the ledger's state as of that commit."""
-        said = self._request(wire.LEDGER, (), None, "for the ledger", 1)
-        return said.numbers[1], validation.table(said.note, "a ledger")
+        fields = self._request(wire.LEDGER, (), None, "for the ledger", 1)
+        return fields.numbers[1], validation.table(fields.note, "a ledger")
 
     # -- within: waiting --------------------------------------------------------------------------
 
@@ -371,7 +371,7 @@ class ControlClient:
         return max(0, self._step), self._doing
 
     def _known(self, frame: Frame) -> None:
-        """Heartbeats are welcome: to another server, if its machine lost power and nothing has told the connection."""
+        """Heartbeats are welcome: to another server, if its machine lost power and the connection has not noticed."""
         start = validation.table(frame.note or {}, "a welcome").get("start", self._start)
         with self._changed:
             gone = start != self._start
@@ -395,10 +395,10 @@ class ControlClient:
     def to_resend(self) -> list[FrameParts]:
         """Frames that may have been lost while there was no connection."""
         with self._changed:
-            said: list[FrameParts] = [(wire.STARTS, (self._started, int(self.leaves)), None)] if self._started else []
+            fields: list[FrameParts] = [(wire.STARTS, (self._started, int(self.leaves)), None)] if self._started else []
             if self._state == self.generation.exchange:
-                said.append((wire.HOLDS, (self.generation.number, *self._checkpoint), None))
-            return [*said, (wire.BYE, (self._goodbye,), None)] if self._goodbye is not None else said
+                fields.append((wire.HOLDS, (self.generation.number, *self._checkpoint), None))
+            return [*fields, (wire.BYE, (self._goodbye,), None)] if self._goodbye is not None else fields
 
     def may_rejoin(self) -> bool:
         """Whether this worker can join as a new one."""
@@ -409,13 +409,16 @@ class ControlClient:
 
     def welcome(self, frame: Frame) -> None:
         """The answer to the hello."""
-        said = validation.table(frame.note, "a welcome")
+        fields = validation.table(frame.note, "a welcome")
         with self._changed:
             self.worker = frame.numbers[0]
-            self._secret, self.run = str(said["secret"]), validation.text(said.get("run", ""), 64, "the name of a run")
-            self._start = str(said.get("start", ""))
-            self._terms = {name: float(said[name]) for name in ("beat_s", "silence_s", "quorum_s")}
-            self.most = validation.whole(said.get("most", 0), 0, validation.WORKERS, "the most workers")
+            self._secret, self.run = (
+                str(fields["secret"]),
+                validation.text(fields.get("run", ""), 64, "the name of a run"),
+            )
+            self._start = str(fields.get("start", ""))
+            self._terms = {name: float(fields[name]) for name in ("beat_s", "silence_s", "quorum_s")}
+            self.most = validation.whole(fields.get("most", 0), 0, validation.WORKERS, "the most workers")
             self.held = ""
             self._moved = runtime.monotonic()
 

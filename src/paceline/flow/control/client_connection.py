@@ -126,7 +126,7 @@ class ClientConnection:
         self._closing.set()
 
     def renew(self) -> None:
-        """The server is another one than that to which this connects: connect anew."""
+        """The server is another one than that to which this connects: connect again."""
         self._channel.close()
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class Commit:
         serial: of its request.
         marks: the places whose work went into it.
         facts: further facts, for the status.
-        returned: places whose work was left out of it.
+        returned: places whose work was rejected.
         wanted: members that the run wants from then on; 0: as many as there are.
     """
 
@@ -74,7 +74,7 @@ class WorkerRecord:
         dry: it asked for data, has none left, and got none.
         left: it has ended its pass before the epoch was over.
         waits: it waits for other members, as at a checkpoint.
-        held: it waits to join, and was told that the run wants no more members at present.
+        held: it waits to join, and knows that the run wants no more members at present.
         wrong: its messages that contradicted other workers.
         commit: its commit of the current exchange.
         failed: the serial of its complaint about the current exchange.

@@ -122,18 +122,20 @@ def read(path: Path) -> dict[str, Any] | None:
     """
     disk = runtime.disk()
     try:
-        said = json.loads(disk.read(path))
+        content = json.loads(disk.read(path))
         disk.sync(path)
         disk.sync_folder(path.parent)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, str(error)) from error
-    if not isinstance(said, dict) or said.get("format") not in (FORMAT, WITHOUT_CHECKSUM):
-        found = said.get("format") if isinstance(said, dict) else type(said).__name__
-        raise CheckpointError(f"{path} is no record of the control plane: it has {found!r}, not {FORMAT!r}; {ADVICE}")
-    state = {name: value for name, value in said.items() if name not in ("format", "crc32")}
-    if said["format"] == FORMAT and said.get("crc32") != zlib.crc32(_text(state)):
+    if not isinstance(content, dict) or content.get("format") not in (FORMAT, WITHOUT_CHECKSUM):
+        its_format = content.get("format") if isinstance(content, dict) else type(content).__name__
+        raise CheckpointError(
+            f"{path} is no record of the control plane: it has {its_format!r}, not {FORMAT!r}; {ADVICE}"
+        )
+    state = {name: value for name, value in content.items() if name not in ("format", "crc32")}
+    if content["format"] == FORMAT and content.get("crc32") != zlib.crc32(_text(state)):
         raise damaged(path, "its checksum does not fit its contents")
     return state
 
@@ -192,20 +194,20 @@ def _saved(record: WorkerRecord) -> dict[str, Any]:
     }
 
 
-def load(machine: StateMachine, said: dict[str, Any], now: float) -> None:
+def load(machine: StateMachine, content: dict[str, Any], now: float) -> None:
     """Load a result of `state`: wait for its members, and lease nothing before all have reconnected."""
-    machine.generation = Generation.read(said["generation"])
-    machine.exchange, machine.committed_in = said["exchange"], said["committed_in"]
+    machine.generation = Generation.read(content["generation"])
+    machine.exchange, machine.committed_in = content["exchange"], content["committed_in"]
     machine.recorded = (machine.generation.number, machine.exchange)
-    machine.next_worker, machine.fingerprint = said["next_worker"], said["fingerprint"]
-    machine.gone = {int(worker): str(why) for worker, why in said["gone"]}
-    machine.finished, machine.ended = bool(said["finished"]), str(said["ended"])
-    machine.run = str(said.get("run", machine.run))
-    machine.wanted = said.get("wanted", 0)
-    machine.restores, machine.restored_from = said.get("restores", [0, -1])
-    machine.ledger.load(said["books"], now)
-    machine.admission.load(said.get("admission", {}))
-    for one in said["people"]:
+    machine.next_worker, machine.fingerprint = content["next_worker"], content["fingerprint"]
+    machine.gone = {int(worker): str(why) for worker, why in content["gone"]}
+    machine.finished, machine.ended = bool(content["finished"]), str(content["ended"])
+    machine.run = str(content.get("run", machine.run))
+    machine.wanted = content.get("wanted", 0)
+    machine.restores, machine.restored_from = content.get("restores", [0, -1])
+    machine.ledger.load(content["books"], now)
+    machine.admission.load(content.get("admission", {}))
+    for one in content["people"]:
         place = WorkerAddress.read(one["place"])
         machine.workers[place.worker] = WorkerRecord(
             place, str(one["secret"]), now, bool(one["member"]), bool(one["holds"]), absent=now, told=int(one["told"])
@@ -239,7 +241,7 @@ def known(machine: StateMachine, worker: int, secret: Any, identity: Identity | 
     return record
 
 
-def back(machine: StateMachine, record: WorkerRecord, said: MemberState, marks: list[Mark], now: float) -> None:
+def back(machine: StateMachine, record: WorkerRecord, reported: MemberState, marks: list[Mark], now: float) -> None:
     """A member has reconnected after a restart of the server.
 
     The restarted server may have formed a generation without it, and counted it among those that need the state, since
@@ -248,7 +250,7 @@ def back(machine: StateMachine, record: WorkerRecord, said: MemberState, marks: 
     Args:
         machine: of the run.
         record: the member's.
-        said: what it says of itself.
+        reported: what it says of itself.
         marks: the leases that it holds.
         now: the time.
 
@@ -258,7 +260,7 @@ def back(machine: StateMachine, record: WorkerRecord, said: MemberState, marks: 
     if record.absent is None:
         raise GivenUpError(f"worker {record.worker} was given up: it was taken for dead, or came twice")
     generation, exchange = machine.recorded
-    ahead = (("holds exchange", said.holding, exchange), ("knows generation", said.generation, generation))
+    ahead = (("holds exchange", reported.holding, exchange), ("knows generation", reported.generation, generation))
     for what, its, recorded in ahead:
         if its > recorded:  # the disk was full when the record should have been written
             raise GivenUpError(
@@ -269,14 +271,14 @@ def back(machine: StateMachine, record: WorkerRecord, said: MemberState, marks: 
     record.absent, record.seen = None, now
     machine.absent.discard(record.worker)
     machine.suspicion.heard(record.worker, now)
-    record.holds = record.holds or said.holding == machine.exchange
-    record.started = min(said.started, machine.exchange + 1)
+    record.holds = record.holds or reported.holding == machine.exchange
+    record.started = min(reported.started, machine.exchange + 1)
     if record.member:
         machine.roll.note(record)
     machine.ledger.holds(record.worker, marks)
     machine.outbox.log("back", worker=record.worker, host=record.place.host)
     if record.member and not machine.broken:
-        behind = said.generation < machine.generation.number
+        behind = reported.generation < machine.generation.number
         if behind and record.holds and record.worker in machine.generation.newcomers:
             machine.break_off(f"{record.name} has come back, and has the state", now)
         else:

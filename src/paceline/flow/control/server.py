@@ -178,16 +178,16 @@ def dispatch(machine: StateMachine, worker: int, frame: Frame, now: float) -> No
     else:
         serial = validation.whole(first, 1, validation.HUGE, "a serial number")
         if frame.kind == wire.COMMIT:
-            said = validation.table(frame.note, "a commit")
-            facts = validation.small(said.get("facts"), 1 << 12, "the facts of a commit")
-            returned = validation.marks(said.get("returned", []))
-            wanted = validation.whole(said.get("wanted", 0), 0, validation.WORKERS, "wanted workers")
-            commit = Commit(serial, validation.marks(said.get("marks")), facts, returned, wanted)
+            fields = validation.table(frame.note, "a commit")
+            facts = validation.small(fields.get("facts"), 1 << 12, "the facts of a commit")
+            returned = validation.marks(fields.get("returned", []))
+            wanted = validation.whole(fields.get("wanted", 0), 0, validation.WORKERS, "wanted workers")
+            commit = Commit(serial, validation.marks(fields.get("marks")), facts, returned, wanted)
             machine.commit(worker, *_whole(second, third), commit, now)
         elif frame.kind == wire.FAILED:
-            said = validation.table(frame.note, "a complaint")
-            why = validation.text(said.get("why"), validation.REASON, "why")
-            suspects = validation.workers(said.get("suspects"))
+            fields = validation.table(frame.note, "a complaint")
+            why = validation.text(fields.get("why"), validation.REASON, "why")
+            suspects = validation.workers(fields.get("suspects"))
             machine.failed(worker, serial, _whole(second, 0)[0], why, suspects, now)
         elif frame.kind == wire.ASK:
             machine.ask(worker, serial, validation.question(frame.numbers[1:7]), now)
@@ -426,9 +426,9 @@ class ControlServer:
             if hello.kind == wire.HELLO:
                 record = self._machine.join(About.read(hello.note), now, channel.identity)
             elif hello.kind == wire.BACK:
-                said = validation.table(hello.note, "what a worker says that comes back")
-                marks = validation.marks(said.get("marks"))
-                record = recovery.known(self._machine, hello.numbers[0], said.get("secret"), channel.identity)
+                fields = validation.table(hello.note, "what a worker says that comes back")
+                marks = validation.marks(fields.get("marks"))
+                record = recovery.known(self._machine, hello.numbers[0], fields.get("secret"), channel.identity)
                 state = recovery.MemberState(*hello.numbers[1:4])
                 recovery.back(self._machine, record, state, marks, now)
             else:

@@ -46,7 +46,7 @@ NOT_WANTED = "the run is over: this worker waited until it would be worth it, an
 HELD = "the run has as many workers as are worth it at present"
 FEW, ADMIT_S = 64, 0.001
 """Before the first commit joining workers become members at once; with more than `FEW` members, `ADMIT_S` seconds for
-each further one after the last change of the members, which is told to all of them."""
+each further one after the last change of the members, which all of them get."""
 REMEMBERED = 1024
 """Number of lost workers whose reason is remembered."""
 MOST_WRONG = 3
@@ -184,7 +184,7 @@ class StateMachine:
     def leave(self, worker: int, anyway: bool, now: float) -> None:
         """A worker says goodbye before the end of its program: all of its work is committed.
 
-        The last member that holds the state is told that it is, and may save it before it says goodbye again.
+        The last member that holds the state learns that, and may save it before it says goodbye again.
 
         Args:
             worker: its number.
@@ -216,10 +216,10 @@ class StateMachine:
         Raises:
             RefusedError: one of the workers has no certificate, or is not known; nothing is revoked then.
         """
-        found, missing = self.admission.of_workers(workers)
+        certified, missing = self.admission.of_workers(workers)
         if missing:
             raise RefusedError(f"no certificate is known here of worker {missing[0]}")
-        revoked = [*found, *certificates]
+        revoked = [*certified, *certificates]
         self.admission.revoked |= dict.fromkeys(revoked, why)
         if unknown:
             self.admission.closed = why
@@ -443,28 +443,28 @@ class StateMachine:
         self.calls.hurried = self.calls.hurried or (leaves and record.started > self.exchange)
         self.call(now)
 
-    def commit(self, worker: int, generation: int, exchange: int, said: Commit, now: float) -> None:
+    def commit(self, worker: int, generation: int, exchange: int, report: Commit, now: float) -> None:
         """A worker has completed exchange `exchange` of `generation`."""
         record = self.member(worker)
         current = self.generation.number
         if exchange == self.exchange and generation == self.committed_in:  # sent again: the answer was lost
-            self.ledger.settled(worker, [*said.marks, *said.returned])
+            self.ledger.settled(worker, [*report.marks, *report.returned])
             self.hint()
-            self.outbox.send(worker, "verdict", said.serial, (1,), self.generation.note())
+            self.outbox.send(worker, "verdict", report.serial, (1,), self.generation.note())
         elif exchange != self.exchange + 1 or generation > current:
             raise MismatchError(
                 f"{record.name} commits exchange {exchange} of generation {generation}; the next one is "
                 f"{self.exchange + 1}, of generation {current}"
             )
         elif generation < current:
-            self.outbox.send(worker, "verdict", said.serial, (0,), self.generation.note())
+            self.outbox.send(worker, "verdict", report.serial, (0,), self.generation.note())
         elif not record.holds:
             raise MismatchError(f"{record.name} commits exchange {exchange}, but has not said that it holds the state")
         else:
-            self._check_wanted(record, said.wanted)
-            self.ledger.check(worker, [*said.marks, *said.returned])
-            self.ledger.prepare(worker, said.marks)
-            record.commit = said
+            self._check_wanted(record, report.wanted)
+            self.ledger.check(worker, [*report.marks, *report.returned])
+            self.ledger.prepare(worker, report.marks)
+            record.commit = report
             self.roll.note(record)
             self.call(now)
             self.conclude(now)
@@ -516,7 +516,7 @@ class StateMachine:
         self._committed(living, now)
 
     def _give_back(self, one: WorkerRecord) -> None:
-        """Return the places whose work was left out of the exchange, for another worker."""
+        """Return the places whose work was rejected, for another worker."""
         if one.commit is not None and one.commit.returned:
             skipped = self.ledger.give_back(one.worker, one.commit.returned)
             places = sum(end - begin for *_, begin, end in one.commit.returned)
@@ -529,9 +529,9 @@ class StateMachine:
         self.calls.over()
         self.suspicion.forget()
         self.ledger.save()
-        first, said = living[0].worker, living[0].commit
-        if said is not None:
-            self.want(said.wanted, f"{len(living)} workers were worth {said.facts.get('effective', 'so many')}")
+        first, report = living[0].worker, living[0].commit
+        if report is not None:
+            self.want(report.wanted, f"{len(living)} workers were worth {report.facts.get('effective', 'so many')}")
         self.generation = self.generation.committed(self.committed_in, self.exchange, first, self.wanted)
         serials = [(one, one.commit.serial) for one in living if one.commit is not None]
         for one in living:
@@ -550,7 +550,7 @@ class StateMachine:
         now_is = self.generation
         numbers = (1, now_is.number, now_is.exchange, first, now_is.wanted)
         note = None if now_is.number == self.committed_in else now_is.note()
-        for one, serial in serials:  # first: a worker told to save while the run waits must know the verdict
+        for one, serial in serials:  # first: a worker that is to save while the run waits must know the verdict
             self.outbox.send(one.worker, "verdict", serial, numbers, note)
         self.outbox.add(after)
 
@@ -693,7 +693,7 @@ class StateMachine:
         self.outbox.send(worker, "ack", serial)
 
     def _wrong(self, record: WorkerRecord, error: MismatchError) -> None:
-        """A worker ends when it is told that it is wrong; one that goes on is put out."""
+        """A worker ends when it learns that it is wrong; one that goes on is put out."""
         record.wrong += 1
         if record.wrong > MOST_WRONG:
             raise MismatchError(f"{record.name} was told {MOST_WRONG} times that it is wrong, and goes on: {error}")

@@ -36,7 +36,7 @@ class EngineState:
 
         Args:
             whole: push the steps of an unfinished block, too, and go on without lost workers: two owners have what
-                the living ones pushed, so that these take the same values whoever is lost.
+                the living ones pushed, so that these take the same values.
         """
         leases = self._service.leases
         leases.waits(True)  # other workers may have to begin the next epoch before they come here
@@ -73,21 +73,21 @@ class EngineState:
     def reshard(self, old: OldCheckpoint) -> Callable[[], None]:
         """Read and check the checkpoint of another number of workers; the returned function applies it."""
         clocks = old_clocks(old, len(self._clients))
-        found: dict[int, dict[str, Any]] | None = None
+        states: dict[int, dict[str, Any]] | None = None
         if old.size > 1:
-            found = {}
+            states = {}
             numels = [span.numel for span in self._shards.layout.spans]
             shards = OldShards(old, numels, self._context.rule.sharded)
             for client, clock in zip(self._clients, clocks, strict=True):
                 alike = [(rank, clock) for rank in range(self._context.transport.world.size)]
-                found |= resharded(shards, client.every, self._server.shards, alike)
-        return lambda: self._begin(found, clocks)
+                states |= resharded(shards, client.every, self._server.shards, alike)
+        return lambda: self._begin(states, clocks)
 
-    def _begin(self, found: dict[int, dict[str, Any]] | None, clocks: list[int]) -> None:
+    def _begin(self, states: dict[int, dict[str, Any]] | None, clocks: list[int]) -> None:
         """Load the shards found, or else the model and the optimizers; then all workers begin at the global model."""
         for span in self._shards.layout.spans:
             span.read(span.pulled)
-        for number, state in (self._shards.from_one_worker() if found is None else found).items():
+        for number, state in (self._shards.from_one_worker() if states is None else states).items():
             self._server.shards[number].load(state)
         for client, clock in zip(self._clients, clocks, strict=True):
             client.clock = clock

@@ -69,7 +69,7 @@ class Exchanges:
         """Note an answer of worker `rank`, whose values have been received.
 
         Ignore late answers of a lost worker: its successor got the same request, and the successor's first answer
-        brings the whole ledger, which must not be missed.
+        has the whole ledger, which must not be missed.
         """
         with self._context.changed:
             pending = self._pending.get(number)

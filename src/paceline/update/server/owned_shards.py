@@ -94,10 +94,10 @@ class OwnedShards:
 
     def from_one_worker(self) -> dict[int, dict[str, Any]]:
         """States of this worker's shards, made from the model and the optimizers of a single worker."""
-        found: dict[int, dict[str, Any]] = {}
+        result: dict[int, dict[str, Any]] = {}
         for span in self.layout.spans:
-            found |= from_one_worker(span, self._stepping(span), self.server.shards)
-        return found
+            result |= from_one_worker(span, self._stepping(span), self.server.shards)
+        return result
 
     # -- the global model ---------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class OwnedShards:
 
     def global_tensors(self) -> dict[str, Tensor]:
         """Name -> copy of the global model's parameter or buffer, in the model's dtype and shape."""
-        found: dict[str, Tensor] = {}
+        result: dict[str, Tensor] = {}
         for span in self.layout.spans:
-            found |= span.fragment.unflatten(span.exported)
-        return found
+            result |= span.fragment.unflatten(span.exported)
+        return result

@@ -68,8 +68,8 @@ class ShardServer:
     def repeated(self, number: int) -> int:
         """Samples that shard `number` had to apply twice since the last call."""
         numbered = self.shards[number].numbered
-        found, numbered.repeated = numbered.repeated, 0
-        return found
+        count, numbered.repeated = numbered.repeated, 0
+        return count
 
     def may_start(self, number: int, rank: int) -> bool:
         """Whether the bound on staleness lets worker `rank` go on, by the clocks of shard `number`."""

@@ -40,11 +40,11 @@ class PartialPushes:
 
     def __init__(self, context: ServiceContext, peers: Peers, ledger: Ledger) -> None:
         self._context, self._peers, self._ledger = context, peers, ledger
-        self._heard: defaultdict[int, set[int]] = defaultdict(set)  # worker -> the losses that it told this one of
+        self._heard: defaultdict[int, set[int]] = defaultdict(set)  # worker -> the losses that it has reported
         self._reported: defaultdict[int, set[int]] = defaultdict(set)  # owner -> the losses before its last report
 
     def told(self, sender: int, rank: int) -> None:
-        """Worker `sender` has said that `rank` is lost."""
+        """Worker `sender` has reported that `rank` is lost."""
         with self._context.changed:
             self._heard[sender].add(rank)
             self.report()

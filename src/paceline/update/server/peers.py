@@ -187,13 +187,13 @@ class Peer(SendQueue):
 
     def _send_queued(self) -> bool:
         """Send what is queued, at most `BATCH` frames at once; whether there was any."""
-        found = False
+        queued = False
         with contextlib.suppress(Empty):
             while len(self._batch) < BATCH:
                 self._queue.get_nowait()()
-                found = True
+                queued = True
         self._send_batch()
-        return found
+        return queued
 
     def _receive(self) -> None:
         frame = self.channel.receive(self._place)

@@ -48,7 +48,7 @@ class PendingExchange:
         number: of this exchange among the worker's.
         requests: one for each shard.
         clock: the clock that the worker reaches with this push; 0 for a bare pull.
-        minibatches: that the push stands for.
+        minibatches: in the push.
         settings: of the optimizers' groups, by span.
         peeks: whether no gradient will be computed at the values of a bare pull.
         marks: sample ranges that the push was computed on.

@@ -88,10 +88,10 @@ def connect_all(transport: Transport, timeout_s: float, tls: TLS | None) -> tupl
 def _agree(transport: Transport, problem: PacelineError | None) -> None:
     """Raise on every worker where one of them has a problem."""
     mismatch = isinstance(problem, MismatchError)
-    said = transport.gather_json({"problem": "" if problem is None else str(problem), "mismatch": mismatch})
+    reports = transport.gather_json({"problem": "" if problem is None else str(problem), "mismatch": mismatch})
     if problem is not None:
         raise problem
-    for rank, one in enumerate(said):
+    for rank, one in enumerate(reports):
         if one["problem"]:
             kind = MismatchError if one["mismatch"] else PeerLostError
             name = transport.world.name(rank)

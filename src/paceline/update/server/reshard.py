@@ -109,14 +109,14 @@ def from_one_worker(span: Span, optimizer: Optimizer | None, own: Container[int]
     """
     tensors, numbers = optimizer_state(optimizer, span.fragment, 0, span.numel) if optimizer is not None else ({}, {})
     about = {"version": 0, "numbers": numbers, "clocks": []}
-    found = {}
+    states = {}
     for one in span.ranges:
         if one.number in own:
             low, high = one.cut.begin, one.cut.end
             values = span.pulled[low:high]
             kept = {name: tensor[low:high] for name, tensor in tensors.items()}
-            found[one.number] = {"about": about, "anchor": values, "tensors": kept, "origins": {}, "first": values}
-    return found
+            states[one.number] = {"about": about, "anchor": values, "tensors": kept, "origins": {}, "first": values}
+    return states
 
 
 def old_clocks(old: OldCheckpoint, count: int) -> list[int]:
@@ -133,20 +133,20 @@ def whole_optimizers(old: OldCheckpoint, model: Modules, owned: Owned, topology:
         owned: (optimizer, its named parameters) pairs.
         topology: how spans were cut.
     """
-    found: list[dict[str, Any]] = old.part(0, "optimizers")
+    states: list[dict[str, Any]] = old.part(0, "optimizers")
     layout = ShardLayout(topology, 1)
     spans = [layout.add_optimizer(optimizer, named) for optimizer, named in owned]
     numels = [span.numel for span in layout.spans]
     numels += [part.numel for part in buffer_fragments(model)]
     shards = OldShards(old, numels, topology)
-    for (optimizer, _), own, one in zip(owned, spans, found, strict=True):
+    for (optimizer, _), own, one in zip(owned, spans, states, strict=True):
         every = [p for group in optimizer.param_groups for p in group["params"]]
         place = {id(parameter): number for number, parameter in enumerate(every)}
         one["state"] = {}
         for span in own:
             for number, state in _states(span, shards.cut(span.number, 0, span.numel), place):
                 one["state"][number] = state
-    return found
+    return states
 
 
 def _states(span: Span, shard: dict[str, Any], place: dict[int, int]) -> list[tuple[int, dict[str, Tensor]]]:
@@ -158,10 +158,10 @@ def _states(span: Span, shard: dict[str, Any], place: dict[int, int]) -> list[tu
         if key.startswith(prefix)
     }
     numbers = {k.removeprefix(prefix): v for k, v in shard["about"]["numbers"].items() if k.startswith(prefix)}
-    found = []
+    states = []
     for name, parameter in zip(span.fragment.names, span.fragment.tensors, strict=True):
         state = {key: row[name] for key, row in rows.items()}
         state |= {key: torch.tensor(value, dtype=torch.float32) for key, value in numbers.items()}
         if state:
-            found.append((place[id(parameter)], state))
-    return found
+            states.append((place[id(parameter)], state))
+    return states

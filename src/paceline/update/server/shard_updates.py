@@ -30,7 +30,7 @@ class IncomingPush:
         sender: its rank.
         clock: that it reaches with this push; 1 for the first push.
         version: of the values at which the push was computed.
-        minibatches: that the push stands for.
+        minibatches: in the push.
         settings: of the optimizer's group at the sender (learning rate, ...).
         marks: (loader, epoch, begin, end): sample ranges that the push was computed on.
     """
@@ -125,13 +125,13 @@ class OptimizerSteps(UpdateRule):
 
     def numbers(self) -> dict[str, float]:
         shape = self._parameter.shape
-        found = {"highest_lr": self._highest_lr}
+        result = {"highest_lr": self._highest_lr}
         for name, value in self._kept().items():
             if isinstance(value, Tensor) and value.shape == shape:
                 continue
             if isinstance(value, (Tensor, int, float)) and not (isinstance(value, Tensor) and value.numel() != 1):
-                found[f"optimizer.{name}"] = float(value)
-        return found
+                result[f"optimizer.{name}"] = float(value)
+        return result
 
     def load(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
         self._highest_lr = numbers.get("highest_lr", 0.0)
@@ -158,10 +158,10 @@ def unprofiled(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
     step: Any = kind.step
     profiled: Any = Optimizer.profile_hook_step(Optimizer.step)
     # Not by torch's mark, which `functools.wraps` copies to what a user puts around the step.
-    found: Callable[[Optimizer], Any] = step
+    result: Callable[[Optimizer], Any] = step
     if getattr(step, "__code__", None) is profiled.__code__:
-        found = step.__wrapped__
-    return found
+        result = step.__wrapped__
+    return result
 
 
 class AddDelta(UpdateRule):

@@ -73,12 +73,12 @@ class Span:
     @torch.no_grad()
     def changed(self) -> list[str]:
         """The tensors that do not hold the values that were pulled last."""
-        part, found = self.fragment, []
+        part, result = self.fragment, []
         for slot, tensor in zip(part.slots, part.tensors, strict=True):
             now = flat_view(slot.name, tensor)
             if not torch.equal(now, self.pulled[slot.offset : slot.end].to(now.device, now.dtype)):
-                found.append(slot.name)
-        return found
+                result.append(slot.name)
+        return result
 
     def settings(self) -> GroupSettings:
         """The optimizer group's settings at present, as JSON types."""
@@ -166,13 +166,13 @@ class ShardLayout:
     def add_optimizer(self, optimizer: Optimizer, named: Named) -> list[Span]:
         """The parameters of an optimizer, group by group."""
         names = {id(parameter): name for name, parameter in named}
-        found = []
+        result = []
         for k, group in enumerate(optimizer.param_groups):
             pairs = [(names[id(p)], p) for p in group["params"] if id(p) in names and p.numel()]
             _refuse_unsupported(pairs)
             now = partial(_group_now, optimizer, k)
-            found += [self.add(fragment, now) for fragment in fragments("parameters", pairs)]
-        return found
+            result += [self.add(fragment, now) for fragment in fragments("parameters", pairs)]
+        return result
 
     def shard(self, number: int) -> tuple[Span, ShardRange]:
         """The span and the range of shard `number`."""
@@ -185,8 +185,8 @@ class ShardLayout:
 
 def _group_now(optimizer: Optimizer, number: int) -> dict[str, Any]:
     """The group as it is now: `load_state_dict` replaces the dictionaries of all groups."""
-    found: dict[str, Any] = optimizer.param_groups[number]
-    return found
+    result: dict[str, Any] = optimizer.param_groups[number]
+    return result
 
 
 def _refuse_unsupported(pairs: Named) -> None:

@@ -46,15 +46,15 @@ class SimulatedLedgerClient:
         if mark is not None or not question.dry or self._over(question):
             return mark
         self._idle()
-        found: list[Mark] = []
+        leased: list[Mark] = []
 
         def answered() -> bool:
-            if not found:
-                found.extend(mark for mark in [self._ask(question)] if mark is not None)
-            return bool(found) or self._over(question)
+            if not leased:
+                leased.extend(mark for mark in [self._ask(question)] if mark is not None)
+            return bool(leased) or self._over(question)
 
         self._wait(answered)
-        return found[0] if found else None
+        return leased[0] if leased else None
 
     def _ask(self, question: Question) -> Mark | None:
         return self._ledger.ask(self._rank, question, self._now())

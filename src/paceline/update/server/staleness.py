@@ -33,7 +33,7 @@ class WorkerClocks:
         self._left: dict[int, int] = {}
 
     def sharing(self, clock: int) -> int:
-        """N of a push that brings its worker to `clock`: the workers that reach this clock, at least 1.
+        """N of a push with which its worker reaches `clock`: the workers that reach this clock, at least 1.
 
         Those are all that take part, and those that had reached it when they left: equal workers end one after another,
         and the last one's push still counts as one of N.
