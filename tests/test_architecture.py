@@ -86,32 +86,10 @@ COMPOSED = {
 }
 """What is made of equations: a list of names, a codec after a warm-up, a mean applied in another way, blocks whose
 period follows measured times."""
-UPWARD = {
-    "cli.run.command": "mpi receipts sites ssh zero",
-    "cli.run.elastic": "sites zero",
-    "cli.run.elastic_launcher": "sites",
-    "cli.run.program": "zero",
-    "cli.sim": "zero",
-    "cli.watch": "report",
-    "forecast.sim.program": "zero",
-    "run.assembly": "receipts search",
-    "run.attach": "receipts search",
-    "run.other_workers": "receipts",
-    "run.state": "receipts",
-    "update.engine.blocks.update": "receipts",
-    "update.engine.collective.engine": "receipts",
-    "update.engine.context": "receipts",
-    "update.engine.settings": "search",
-    "update.monitor": "data",
-}
+UPWARD: dict[str, str] = {}
 """Modules of the core that name plugins."""
 SIDEWAYS = {
-    ("files", "zero"),
     ("forecast", "report"),
-    ("mpi", "zero"),
-    ("receipts", "zero"),
-    ("report", "forecast"),
-    ("sites", "zero"),
 }
 """Plugins that name another one."""
 KNOWN_CIRCLES: set[frozenset[str]] = set()

@@ -91,7 +91,7 @@ def in_worker(points: Points) -> None:
     from paceline.checkpoint import find, saving, store
     from paceline.flow import joining, membership
     from paceline.flow.control import client
-    from paceline.run import resume
+    from paceline.run import assembly
     from paceline.update.exchange.exchanger import Exchanger
 
     points.around(Exchanger, "open", before="exchange")
@@ -99,7 +99,7 @@ def in_worker(points: Points) -> None:
     points.around(joining, "receive_state", before="take")
     points.around(joining.PackedState, "give", before="give")
     points.around(find.CheckpointFinder, "found", after="resume")
-    points.around(resume, "_load", after="loaded")
+    points.around(assembly, "_load", after="loaded")
     points.around(membership.ElasticMembership, "commit", before="summed", after="verdict")
     points.around(membership.ElasticMembership, "take_over", before="applied")
     points.around(saving, "write_rank", after="written")

@@ -41,14 +41,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 from paceline.rules.topology import Sharded
-from paceline.update.server import peers
+from paceline.update.server import peer
 from paceline.update.server.durability import Durability
 from paceline.update.server.frames import FrameKind
 from paceline.update.server.ledger_client import SocketLedgerClient
 from paceline.update.server.membership import StallDetector
-from paceline.update.server.peer_server import PeerServer
-from paceline.update.server.shard_service import ShardService
-from paceline.update.server.socket_service import SocketService
+from paceline.update.server.socket_service import PeerServer, ShardService, SocketService
 
 UNIT = 64
 
@@ -148,7 +146,7 @@ class Deaths(KillPoints):
             whole(ledger_client, rank, channel, frame)
 
         SocketLedgerClient.handle = handle  # type: ignore[method-assign, assignment]
-        send = peers.Peer._send
+        send = peer.Peer._send
 
         def torn(line: Any, pending: Any, request: Any) -> None:
             if request.values is not None:
@@ -156,7 +154,7 @@ class Deaths(KillPoints):
                 self.at("torn")
             send(line, pending, request)
 
-        peers.Peer._send = torn  # type: ignore[method-assign, assignment]
+        peer.Peer._send = torn  # type: ignore[method-assign, assignment]
 
 
 class Counts(nn.Module):

@@ -10,11 +10,9 @@ from devtools.storm.mutants import Plant, _instead, _nothing
 from paceline.data.ledger.ledger import Ledger
 from paceline.update.server.durability import Durability, Replicas
 from paceline.update.server.failures import Quorum
-from paceline.update.server.ledger_client import SocketLedgerClient
+from paceline.update.server.ledger_client import PartialPushes, PushedAlone, SocketLedgerClient
 from paceline.update.server.owner import ShardServer
-from paceline.update.server.partial_pushes import PartialPushes, PushedAlone
-from paceline.update.server.push_numbers import PushNumbers
-from paceline.update.server.shard import ParameterShard
+from paceline.update.server.shard import ParameterShard, PushNumbers
 
 
 def _applies_again() -> Any:

@@ -10,9 +10,7 @@ import pytest
 
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.schedule import Paced
-from paceline.tuning.codec_controller import CodecController
-from paceline.tuning.period_controller import AGAIN, FIRST
-from paceline.tuning.timers import NoTimer
+from paceline.tuning.period_controller import AGAIN, FIRST, CodecController, NoTimer
 from paceline.tuning.tunables import Tunables
 
 BYTES = {"dense": 400, "bf16": 200, "int8": 100, "e3m0": 50}

@@ -17,7 +17,7 @@ from torch import nn
 import paceline
 from paceline.forecast.sim import Clock
 from paceline.observe.reports.read import read_run
-from paceline.tuning.probe_timers import WallProbeTimer
+from paceline.tuning.rule_chooser import WallProbeTimer
 from paceline_plugins.report.report import write_report
 from tests.helpers import Outcome, Place, Program, adam, momentum_sgd, same_bits, train
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-import paceline
 from paceline.errors import RuleError, UnsupportedError
-from paceline.tuning import BatchGrowth, Newbob, PeriodFromExchange, WarmUp
+from paceline.tuning import BatchGrowth, Newbob, WarmUp
 from tests.helpers import Place, adam, make_data, momentum_sgd, same_bits, sgd, train
 
 LOSSES = [4.0, 2.0, 1.99, 1.9, 2.1, 1.0, 0.9995]
@@ -114,43 +113,6 @@ def test_warm_up_refuses_what_cannot_be() -> None:
             WarmUp(place.run, rate=0.1, samples=8, minibatch=4)
 
     train("asgd()", 2, after_step=free, epochs=1)
-
-
-@pytest.mark.parametrize(
-    ("exchange_s", "minibatch_s", "period"),
-    [(0.95, 0.05, 361), (0.05, 0.95, 1), (0.1, 0.1, 19), (5.0, 0.01, 400), (1.0, 0.0, 400)],
-)
-def test_the_period_that_keeps_exchanging_at_its_share(exchange_s: float, minibatch_s: float, period: int) -> None:
-    def hook(place: Place) -> None:
-        rule = PeriodFromExchange(place.run, share=0.05, most=400)
-        found = rule.period_for(exchange_s, minibatch_s)
-        assert found == period
-        if found < 400:
-            assert exchange_s / (exchange_s + found * minibatch_s) <= 0.05 + 1e-9
-            assert found == 1 or exchange_s / (exchange_s + (found - 1) * minibatch_s) > 0.05
-
-    train("averaging(period=3)", 1, after_step=hook, epochs=1, samples=8)
-
-
-@pytest.mark.parametrize(("exchange_s", "period"), [(0.2, 19), (0.094, 8), (0.07, 8), (0.05, 5)])
-def test_the_period_follows_what_was_measured(exchange_s: float, period: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minibatch takes 0.2 s and the slowest worker's exchange so long; the present period is 8."""
-
-    def spent(run: Any) -> tuple[float, float, float]:
-        slowest = exchange_s if run.world.rank else exchange_s / 2
-        return 0.2 * run.minibatches, 100.0, slowest * run.blocks
-
-    monkeypatch.setattr(paceline.Run, "spent", property(spent))
-
-    def hook(place: Place) -> None:
-        if "period" not in place.extra:
-            place.extra["period"] = PeriodFromExchange(place.run, every=2)
-        place.extra["period"].stepped()
-        place.extra["rule"] = place.run.rule
-
-    outs = train("averaging(period=8)", 2, after_step=hook, samples=96)
-    assert [out.extra["rule"].schedule.period for out in outs] == [period] * 2
-    assert same_bits(outs[0].model, outs[1].model)
 
 
 TRIALS = [

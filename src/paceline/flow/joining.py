@@ -40,7 +40,7 @@ from paceline.core.state_tree import build, flatten
 from paceline.errors import CheckpointError, GivenUpError, PeerLostError
 from paceline.flow.membership import ElasticMembership
 from paceline.update.engine import agreement
-from paceline.update.engine.common_start import take_untrained
+from paceline.update.engine.agreement import take_untrained
 from paceline.update.monitor import Monitor
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from paceline.core.flat import Fragment
     from paceline.core.optimizer_state import Owned
-    from paceline.update.engine.blocks.fragmented_model import FragmentedModel
+    from paceline.update.engine.blocks.model import FragmentedModel
 
 TEXT_LIMIT = 1 << 28
 """Bytes of the text, at most."""

@@ -9,9 +9,8 @@ from paceline.core.lazy import lazily
 
 if TYPE_CHECKING:
     from paceline.tuning.batch_growth import BatchGrowth
-    from paceline.tuning.exchange_time import PeriodFromExchange
     from paceline.tuning.newbob import Newbob
-    from paceline.tuning.request import TuneRequest
+    from paceline.tuning.request_files import TuneRequest
     from paceline.tuning.warm_up import WarmUp
 else:
     __getattr__, __dir__ = lazily(
@@ -19,10 +18,9 @@ else:
         {
             "BatchGrowth": "batch_growth",
             "Newbob": "newbob",
-            "PeriodFromExchange": "exchange_time",
-            "TuneRequest": "request",
+            "TuneRequest": "request_files",
             "WarmUp": "warm_up",
         },
     )
 
-__all__ = ["BatchGrowth", "Newbob", "PeriodFromExchange", "TuneRequest", "WarmUp"]
+__all__ = ["BatchGrowth", "Newbob", "TuneRequest", "WarmUp"]

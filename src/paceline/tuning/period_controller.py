@@ -1,30 +1,166 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the period from measured times, under the schedule :class:`paceline.rules.schedule.Paced`.
+"""Chooses the period from measured times, under the schedule `Paced`; also the codec in elastic runs of `auto`.
 
-Every worker times its steps and its exchanges (:mod:`.timers`). After enough blocks it says so in the header of its
-next exchange, as for a request to tune; after that exchange all workers gather all measurements, and each computes the
-same period:
+Every worker times its steps and its exchanges, by the wall clock or by the simulated one. After enough blocks it says
+so in the header of its next exchange, as for a request to tune; after that exchange all workers gather all
+measurements, and each computes the same period:
 
     e = max_i e_i,    c = median_i c_i,    tau as in :mod:`paceline.rules.schedule.paced`
 
 e_i and c_i are medians over worker i's blocks: the slowest link, and the usual step. Waiting for slower workers counts
 in neither: a longer period does not make them faster. Later looks only change a period that is clearly wrong.
+
+Under a simulated clock an exchange of B bytes from each of N workers is taken for a ring: 2 (N-1) messages, one after
+another, of B / (2 (N-1)) bytes, each worker to the next. What d minibatches of overlap hide of a fragment is taken off:
+
+    e = F max(0, r / F - d c),    r = 2 (N-1) * network(B / (2 (N-1)))
+
+F is the number of fragments. A number is a function of the clock, the block and the step alone, so that a run which was
+resumed measures what one that went on does.
+
+Of the codec: at each look, and soon after the membership changed, all workers know e and c under the present codec k.
+Under another codec j an exchange is taken for what it took under j among the present workers, or
+
+    e_j = e_k bytes_j / bytes_k,    but no less than under a codec of fewer bytes
+
+A codec whose exchanges take more than 1 / 1.25 of the time of the row before is no candidate: where messages are short,
+bytes do not count. The next look is soon, since that time was computed: on a link of a long delay it is longer, and
+takes a longer period. Of the others it is that of the first row of :data:`paceline.rules.choice.LADDER` whose periods
+suffice without overlap. The present one stays where it lies between the codecs that come out with exchanges a quarter
+shorter and a quarter longer: so noise does not change it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
+from paceline.communication import Transport
+from paceline.communication.virtual.clock import Clock
 from paceline.core.optimizer_state import Owned, moments
 from paceline.core.world import World
-from paceline.rules.codec import Layout
+from paceline.rules.choice import LADDER, MARGIN, chooses_codec, codec_for, worth_it
+from paceline.rules.codec import Layout, codec_from_text
 from paceline.rules.rule import Rule
-from paceline.rules.schedule import Paced
+from paceline.rules.schedule import EveryBlock, Paced
 from paceline.rules.traffic import bytes_per_block
 from paceline.tuning.names import Changes
-from paceline.tuning.timers import Timer
+
+SKIPPED = 2
+"""Blocks at the start that are not counted, while memory and connections are set up."""
+LEAST = 4
+"""The least number of blocks for a measurement."""
+MOST = 64
+"""Only the last so many blocks count."""
+
+
+class Timer(Protocol):
+    """Measures on one worker."""
+
+    def stepped(self, blocks: int, steps: int) -> None:
+        """A step was made; `blocks` have been exchanged, and this worker has made `steps` minibatches."""
+
+    def measured(self) -> tuple[float, float] | None:
+        """(seconds of exchanging the model once, seconds of a minibatch); None if unknown."""
+
+    def restart(self) -> None:
+        """Forget all measurements."""
+
+
+class WallTimer:
+    """By the wall clock.
+
+    Args:
+        exchanged: total seconds of waiting for other workers in exchanges of blocks, and of these exchanges; the
+            monitor updates this list in place.
+    """
+
+    def __init__(self, exchanged: Sequence[float]) -> None:
+        self._exchanged = exchanged
+        self._rows: deque[tuple[float, float]] = deque(maxlen=MOST)
+        self._skip, self._blocks = SKIPPED, -1
+        self._before = [0.0, 0.0, 0.0, 0.0]
+
+    def stepped(self, blocks: int, steps: int) -> None:
+        if blocks == self._blocks:
+            return
+        now = [time.perf_counter(), *self._exchanged[:2], float(steps)]
+        between_s, wait_s, exchange_s, made = (after - was for after, was in zip(now, self._before, strict=True))
+        count, known = blocks - self._blocks, self._blocks >= 0
+        self._before, self._blocks = now, blocks
+        if not known:
+            return
+        if self._skip:
+            self._skip -= 1
+        elif made > 0 and count > 0:
+            self._rows.append((exchange_s / count, (between_s - wait_s - exchange_s) / made))
+
+    def measured(self) -> tuple[float, float] | None:
+        if len(self._rows) < LEAST:
+            return None
+        return median(e for e, _ in self._rows), median(c for _, c in self._rows)
+
+    def restart(self) -> None:
+        self._rows.clear()
+        self._skip, self._blocks = SKIPPED, -1
+
+
+class SimulatedTimer:
+    """By the simulated clock.
+
+    Args:
+        clock: the cluster's.
+        schedule: the rule's.
+        rank: this worker.
+        workers: N.
+        nbytes: that this worker sends in an exchange of the whole model.
+    """
+
+    def __init__(self, clock: Clock, schedule: EveryBlock, rank: int, workers: int, nbytes: int) -> None:
+        self._clock, self._schedule, self._rank, self._workers, self._nbytes = clock, schedule, rank, workers, nbytes
+        self._blocks = self._steps = 0
+
+    def stepped(self, blocks: int, steps: int) -> None:
+        self._blocks, self._steps = blocks, steps
+
+    def measured(self) -> tuple[float, float] | None:
+        """From the last minibatches and the last exchange."""
+        if not self._blocks:
+            return None
+        steps = range(max(0, self._steps - MOST), self._steps)
+        step_s = median(self._clock.compute_s(self._rank, step) for step in steps)
+        parts, hidden_s = self._schedule.fragments, self._schedule.overlap * step_s
+        whole_s = ring_s(self._clock, self._rank, self._workers, self._nbytes, self._blocks)
+        return parts * max(0.0, whole_s / parts - hidden_s), step_s
+
+    def restart(self) -> None:
+        """There is nothing to forget."""
+
+
+def ring_s(clock: Clock, rank: int, workers: int, nbytes: int, number: int) -> float:
+    """r, seconds of exchange `number` of so many bytes from each of N workers."""
+    rounds = 2 * (workers - 1)
+    to, piece, first = (rank + 1) % workers, -(-nbytes // rounds), number * rounds
+    return sum(clock.message_s(rank, to, piece, first + k) for k in range(rounds))
+
+
+class NoTimer:
+    """For virtual workers without a clock: the times of the one machine that runs them all mean nothing."""
+
+    def stepped(self, blocks: int, steps: int) -> None:
+        pass
+
+    def measured(self) -> tuple[float, float] | None:
+        return None
+
+    def restart(self) -> None:
+        pass
+
 
 FIRST = 8
 """Blocks before the first look."""
@@ -133,3 +269,97 @@ def reason(schedule: Paced, period: int, exchange_s: float, step_s: float) -> st
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+class CodecController(PeriodController):
+    """One worker's measurements, and the agreement on a codec and a period.
+
+    Args:
+        timer: measures.
+        bytes_of: codec -> what a worker sends for a block, in the order of the ladder.
+
+    Attributes:
+        codec: at present.
+    """
+
+    def __init__(self, timer: Timer, bytes_of: Mapping[str, int]) -> None:
+        super().__init__(timer)
+        self._bytes_of = dict(bytes_of)
+        self.codec = next(iter(bytes_of))
+        self._seen: dict[str, float] = {}
+
+    def agree(self, rows: Sequence[Any], schedule: Paced, blocks: int) -> tuple[Changes, str] | None:
+        found = self._together(rows)
+        if found is None:
+            return None
+        exchange_s, step_s = found
+        self._seen[self.codec] = exchange_s
+        block_s = self._times()
+        before, self.codec = self.codec, codec_for(block_s, step_s, schedule, self.codec)
+        if self.codec == before:
+            return self._follow(exchange_s, step_s, schedule, blocks)
+        period = schedule.period_for(block_s[self.codec], step_s)
+        self._looked(blocks, FIRST)
+        return {"codec": self.codec, "period": period}, reason(schedule, schedule.period, exchange_s, step_s)
+
+    def _times(self) -> dict[str, float]:
+        """codec -> e, of those that win time."""
+        byte_s, least, found = self._seen[self.codec] / max(1, self._bytes_of[self.codec]), 0.0, {}
+        for codec in reversed(self._bytes_of):
+            found[codec] = self._seen.get(codec, max(least, self._bytes_of[codec] * byte_s))
+            least = max(least, found[codec])
+        kept: dict[str, float] = {}
+        for codec in self._bytes_of:
+            if not kept or found[codec] * MARGIN <= min(kept.values()):
+                kept[codec] = found[codec]
+        return kept
+
+    def renew(self) -> None:
+        self._seen = {}
+        super().renew()
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "codec": self.codec, "seen": self._seen}
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        self.codec, self._seen = state.get("codec", self.codec), dict(state.get("seen", {}))
+
+
+logger = logging.getLogger("paceline")
+TWO = World(0, 2, 0, 1, "one", ("one", "two"))
+"""For what codecs send, in proportion; the number of workers of an elastic run changes."""
+
+
+def period_controller_for(
+    rule: Rule, transport: Transport, owned: Owned, buffers: int, exchanged: Sequence[float]
+) -> PeriodController | None:
+    """The controller of one of several workers; None under rules whose period does not follow measured times.
+
+    Args:
+        rule: the rule.
+        transport: the connection.
+        owned: (optimizer, its named parameters) pairs.
+        buffers: elements of averaged buffers.
+        exchanged: as for :class:`WallTimer`.
+    """
+    schedule, world, cluster = rule.schedule, transport.world, transport.cluster
+    if not schedule.follows_times:
+        return None
+    timer: Timer = NoTimer()
+    if cluster is None:
+        timer = WallTimer(exchanged)
+    elif cluster.timed:
+        nbytes = block_bytes(rule, world, owned, buffers, world.rank)
+        timer = SimulatedTimer(cluster.clock, rule.blocks, world.rank, world.size, nbytes)
+    elif world.rank == 0:
+        logger.warning(
+            "virtual workers have no times of their own, so the period stays at %d; "
+            "simulate(.., clock=Clock(..)) gives them a clock",
+            schedule.period,
+        )
+    if chooses_codec(rule):
+        coded = {codec: replace(rule, codec=codec_from_text(codec)) for codec, _ in LADDER}
+        sent = {codec: block_bytes(one, TWO, owned, buffers, 0) for codec, one in coded.items()}
+        return CodecController(timer, {codec: sent[codec] for codec in worth_it(sent)})
+    return PeriodController(timer)

@@ -26,8 +26,7 @@ from paceline.observe.event_log import log_name
 from paceline.rules.rule import Rule
 from paceline.tuning.measured import MeasuredChoices
 from paceline.tuning.names import Changes, flat
-from paceline.tuning.request import TuneRequest
-from paceline.tuning.request_files import RequestFile, RequestFiles
+from paceline.tuning.request_files import RequestFile, RequestFiles, TuneRequest
 from paceline.tuning.tunables import Tunables
 
 logger = logging.getLogger("paceline")

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from paceline.cli.console import command_app, err, out, refuse
 from paceline.errors import PacelineError
+from paceline.extensions import REMARKS, extension
 from paceline.observe.reports.log import RunLog
 from paceline.observe.reports.summary import data_wait_sentence, waits_long_for_data, warnings
 from paceline_plugins.report.tables import comparison, event_rows
@@ -29,7 +30,6 @@ def command(
     output: Annotated[Path, typer.Option(help="Directory for the page (index.html) and its pictures.")] = Path(
         "report"
     ),
-    debug: Annotated[bool, typer.Option("--debug", help="Every event of elastic runs, also unimportant ones.")] = False,
 ) -> None:
     """Make a page with figures from the logs of one run, or compare several."""
     from paceline_plugins.report.report import load, write_runs  # slow to import
@@ -41,7 +41,7 @@ def command(
     except OSError as error:
         refuse(f"cannot read the logs: {error}")
     try:
-        page = write_runs(runs, output, debug=debug)
+        page = write_runs(runs, output)
     except PacelineError as error:
         refuse(str(error))
     except OSError as error:
@@ -56,7 +56,7 @@ def command(
             out().print(f"{run.label}: {told}" if len(runs) > 1 else told, markup=False)
     for run in runs:
         if run.events:
-            out().print(_events(run, debug))
+            out().print(_events(run))
     for text in _notes(runs):
         err().print(f"note: {text}", markup=False)
     out().print(f"report: {page}", soft_wrap=True, markup=False)
@@ -64,10 +64,8 @@ def command(
 
 def _forecast(run: RunLog) -> list[str]:
     """A sentence on other numbers of workers, where the log tells enough."""
-    from paceline_plugins.forecast.plan_command.quality import quality_forecast  # torch is slow to import
-
     try:
-        return [quality_forecast(run).sentence]
+        return [extension(REMARKS, "forecast")(run).sentence]
     except PacelineError:
         return []
 
@@ -83,10 +81,10 @@ def as_table(rows: Sequence[Mapping[str, str]]) -> Table:
     return table
 
 
-def _events(run: RunLog, debug: bool) -> Table:
+def _events(run: RunLog) -> Table:
     """The latest events of an elastic run; the page has more."""
     table = Table("after", "event", "what", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for row in event_rows(run, LATEST, debug):
+    for row in event_rows(run, LATEST):
         table.add_row(*(Text(text) for text in row.values()))
     return table
 

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.tune.command import show
 from paceline_plugins.search.population import PopulationMember
+from paceline_plugins.search.tune_command import show
 
 
 def table(members: Sequence[PopulationMember], title: str, measure: str, busy: Collection[int]) -> Table:

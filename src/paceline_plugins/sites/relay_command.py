@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.console import command_app, err, near, out, refuse
-from paceline.cli.launch import saved_plan
+from paceline.cli.launch.cluster import address_text
 from paceline.cli.launch.signals import SignalListener
-from paceline.cli.run import checks, elastic_checks
+from paceline.cli.run import checks
 from paceline.cli.run.certificates import JOB
 from paceline.errors import PacelineError
-from paceline_plugins.sites import sites
+from paceline_plugins.sites import elastic_checks, sites
 
 if TYPE_CHECKING:
     from paceline.communication.sockets.certificates import Authority
@@ -33,15 +33,14 @@ def command(
     public: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Where they reach it, if a router forwards it to --listen.")
     ] = None,
-    folder: Annotated[Path, typer.Option(help="For the keys, so that the next start prints the same lines.")] = Path(
-        "paceline-relay"
-    ),
 ) -> None:
     """Pass on what the hosts of an elastic run say to each other, until a signal ends it.
 
     For runs whose hosts are all behind routers: only this host needs an open port. It trains nothing, and cannot read
-    what it passes on. It serves one run at a time.
+    what it passes on. It serves one run at a time. Its keys are in ./paceline-relay: the next start there prints the
+    same lines.
     """
+    folder = Path("paceline-relay")
     where = elastic_checks.listen(listen)
     if where[1] == 0:
         refuse(f"--listen must name a port, got {listen}: the lines that are printed have it")
@@ -54,10 +53,10 @@ def command(
         refuse(str(error))
 
 
-def _lock(folder: Path) -> saved_plan.Lock:
-    with checks.refuse_unwritable(folder, "--folder"):
+def _lock(folder: Path) -> checks.Lock:
+    with checks.refuse_unwritable(folder, "the folder of the keys"):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return saved_plan.Lock(folder, "relay.lock")
+    return checks.Lock(folder, "relay.lock")
 
 
 def _relay(folder: Path, where: tuple[str, int], shown: tuple[str, int]) -> RelayServer:
@@ -77,7 +76,7 @@ def _relay(folder: Path, where: tuple[str, int], shown: tuple[str, int]) -> Rela
     join = _line(folder / "join", authority, shown, JOIN)
     server = RelayServer(*where, tls, Registrar(authority, [lead, join]))
     err().print(
-        f"the relay listens at {saved_plan.address_text(*where)}; keep these lines secret: whoever has one can take "
+        f"the relay listens at {address_text(*where)}; keep these lines secret: whoever has one can take "
         f"part until {join.until} (they are also in {near(folder)}). Where the run starts, paceline run --elastic 1:64 "
         "--relay - PROGRAM asks for the first one; elsewhere paceline join - PROGRAM asks for the second one",
         markup=False,

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.console import err, near, refuse
-from paceline.cli.launch.saved_plan import SavedPlan, address_text
+from paceline.cli.launch.cluster import address_text
 from paceline.cli.run import checks
 from paceline.cli.run.certificates import JOB
 from paceline.cli.run.options import ElasticOptions, Security
 from paceline.errors import PacelineError, PeerLostError
+from paceline_plugins.sites.saved_plan import SavedPlan
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -40,14 +41,14 @@ class Enrolled:
         certificates: of these keys, as PEM.
         authority: certificate of the job's authority, as PEM.
         where: the relay listens.
-        told: the run's options that all hosts share, as far as the relay knows them.
+        run: its options that all hosts share, as far as the relay knows them.
     """
 
     keys: list[EllipticCurvePrivateKey]
     certificates: list[bytes]
     authority: bytes
     where: tuple[str, int]
-    told: dict[str, Any]
+    run: dict[str, Any]
 
     def write(self, folder: Path) -> Path:
         """Write the launcher's certificate to `folder`, and that of place K to `folder/place-K`."""

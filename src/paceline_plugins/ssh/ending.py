@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.text import Text
 
 from paceline.cli.console import err, error_panel
-from paceline.cli.run import conclusion, ended_file
+from paceline.cli.run import conclusion
 from paceline.observe.reports.summary import seconds_text
 from paceline_plugins.ssh import words
 from paceline_plugins.ssh.follow import Ended, worker_files
@@ -52,7 +54,7 @@ def _verdict(
     hosts: Sequence[Host], ended: Ended, stopped_by: int | None, output: Path, seconds: float, quiet: bool
 ) -> int:
     files = {rank: path for rank, (_, path) in worker_files(output).items()}
-    said = {index: ended_file.read(output / f"{words.said_by(index)}.json") for index in range(len(hosts))}
+    said = {index: read(output / f"{words.said_by(index)}.json") for index in range(len(hosts))}
     names = [host.name for host in words.by_rank(hosts)]
     if stopped_by is not None and not ended.lost:
         return conclusion.stopped(stopped_by)
@@ -95,3 +97,26 @@ def _refused(hosts: Sequence[Host], ended: Ended, output: Path) -> int:
     for line in own or ["(nothing)"]:
         err().print(line, markup=False, soft_wrap=True)
     return ended.codes[ended.first]
+
+
+@dataclass(frozen=True)
+class LauncherEnding:
+    """Exit codes by rank, -n for signal n.
+
+    Attributes:
+        codes: of the workers that failed.
+        lost: of those that failed where the other ones continued.
+    """
+
+    codes: Mapping[int, int] = field(default_factory=dict)
+    lost: Mapping[int, int] = field(default_factory=dict)
+
+
+def read(path: Path) -> LauncherEnding:
+    """What a launcher wrote; empty where it wrote nothing."""
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        codes, lost = ({int(rank): int(code) for rank, code in said[name].items()} for name in ("codes", "lost"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return LauncherEnding()
+    return LauncherEnding(codes, lost)

@@ -18,10 +18,9 @@ import typer
 from rich.text import Text
 
 from paceline.cli.console import USAGE, err, error_panel
-from paceline.cli.launch.cluster import LaunchCluster
-from paceline.cli.launch.saved_plan import address_text
+from paceline.cli.launch.cluster import LaunchCluster, address_text
 from paceline.cli.launch.signals import SignalListener
-from paceline.cli.run import checks, elastic_checks, start
+from paceline.cli.run import checks, start
 from paceline.cli.run.conclusion import stopped
 from paceline.cli.run.options import StartOptions
 from paceline_plugins.ssh import check, words
@@ -98,7 +97,7 @@ def _run(job: Job, links: Links) -> int:
     _bring(job, links, plans)
     cluster = LaunchCluster(job.size, timeout_s=job.start.timeout)
     if job.elastic and log is not None:
-        elastic_checks.vacant(log, overwrite)
+        checks.vacant(log, overwrite)
     directory = checks.log_directory(log, cluster, overwrite)
     forget_output(directory / "output")
     job.say(f"starting {job.size} worker{'s' if job.size > 1 else ''} on {hosts}")

@@ -39,14 +39,6 @@ def test_the_index_gives_the_size_of_samples(tmp_path: Path) -> None:
     assert found.file_bytes == index.total_bytes / len(index.shards)
 
 
-def test_files_that_differ_after_the_dot_are_a_sample(tmp_path: Path) -> None:
-    made = folder(tmp_path, 10)
-    total = sum(len(data) for sample in made.values() for data in sample.values())
-    found = inspect(Storage(str(tmp_path)))
-    assert (found.kind, found.bytes) == ("files", total)
-    assert found.bytes_per_sample == total / 10
-
-
 def test_of_many_files_only_some_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder(tmp_path, 10)
     monkeypatch.setattr(measure, "MOST_FILES", 5)
@@ -56,11 +48,10 @@ def test_of_many_files_only_some_are_listed(tmp_path: Path, monkeypatch: pytest.
     assert "only the first 5 files were looked at" in found.notes
 
 
-def test_the_size_of_a_sample_can_be_given(tmp_path: Path) -> None:
+def test_files_that_do_not_show_the_size_of_a_sample(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("{}\n" * 10)
-    with pytest.raises(DataError, match="give --bytes-per-sample, or pack them first"):
+    with pytest.raises(DataError, match="pack them first"):
         inspect(Storage(str(tmp_path)))
-    assert inspect(Storage(str(tmp_path)), 3.0).bytes_per_sample == 3.0
 
 
 def test_a_storage_without_data(tmp_path: Path) -> None:
@@ -85,16 +76,6 @@ def test_the_speed_counts_the_bytes_read(tmp_path: Path, remote: str, far: bool)
         assert measured.seconds >= 0.05
         assert 0 < measured.bytes <= measured.files * max(size for _, size in found.files)
         assert measured.bytes_s == measured.bytes / measured.seconds
-
-
-def test_remote_files_are_listed(remote: str, tmp_path: Path) -> None:
-    import fsspec
-
-    fsspec.filesystem("memory").rm_file(f"{remote}/index.json")
-    found = inspect(Storage(remote), 100.0)
-    assert sorted(found.files) == sorted(
-        (path.name, path.stat().st_size) for path in (tmp_path / "packed").iterdir() if path.name != "index.json"
-    )
 
 
 def test_a_file_that_vanishes_is_named(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.communication import SoloTransport, Transport, virtual
+from paceline.communication import Transport, virtual
 from paceline.rules.codec.base import Codec, State, Steps
 from paceline.rules.codec.dense import Dense
 from paceline.rules.codec.int8 import Int8
@@ -82,21 +82,10 @@ def test_bytes(route: Topology) -> None:
     assert route.bytes_sent(Dense(), Layout.vector(1000), ["h"], 0) == 0
 
 
-def test_ordered_with_double_and_whole_numbers() -> None:
-    brought = [torch.arange(10) * (r + 1) for r in range(3)]
-    assert all(torch.equal(x, torch.arange(10) * 6) for x, _ in over(Ordered(), brought, [(0, 10)]))
-
-
-@pytest.mark.parametrize("route", [Flat(), Ordered()])
-def test_alone(route: Topology) -> None:
-    x = torch.randn(7)
-    assert torch.equal(total_of(route, SoloTransport(), x.clone(), Dense()), x)
-
-
 @pytest.mark.parametrize("pieces", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("elements", [0, 1, -1, -2, 1_000_003, 2_000_003])
 def test_cuts_cover_everything_once(pieces: int, elements: int) -> None:
-    from paceline.update.engine.blocks.chunks import SMALL_ELEMENTS, cut
+    from paceline.update.engine.blocks.outer_state import SMALL_ELEMENTS, cut
 
     elements = elements if elements >= 0 else SMALL_ELEMENTS + elements + 1
     ranges = cut(Layout.vector(elements), pieces, Dense())
@@ -108,7 +97,7 @@ def test_cuts_cover_everything_once(pieces: int, elements: int) -> None:
 
 def test_coarse_chunks_are_for_exact_codecs_only() -> None:
     """What a lossy codec loses depends on where chunks are cut, so it is cut alike on every carrier."""
-    from paceline.update.engine.blocks.chunks import cut
+    from paceline.update.engine.blocks.outer_state import cut
 
     layout = Layout.vector(1 << 22)
     assert len(cut(layout, 4, Dense(), coarse=32)) == 1

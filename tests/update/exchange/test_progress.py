@@ -21,15 +21,12 @@ from paceline.core.optimizer_state import Owned
 from paceline.core.world import World
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.topology.flat import Flat
-from paceline.update.engine.blocks.chunks import OuterStateChunk, cut_states
-from paceline.update.engine.blocks.fragment_state import FragmentState
-from paceline.update.engine.blocks.local_optimizers import LocalOptimizers
-from paceline.update.engine.blocks.numbers import BlockNumbers
+from paceline.update.engine.blocks.fragment import FragmentState
+from paceline.update.engine.blocks.numbers import BlockNumbers, LocalOptimizers
+from paceline.update.engine.blocks.outer_state import OuterStateChunk, cut_states
 from paceline.update.exchange.exchanger import Exchanger
-from paceline.update.exchange.header import ExchangeHeader
-from paceline.update.exchange.kind import ExchangeKind
-from paceline.update.exchange.pipeline import LastWait, Pipeline
-from paceline.update.exchange.side_stream import SideStream
+from paceline.update.exchange.header import ExchangeHeader, ExchangeKind
+from paceline.update.exchange.pipeline import LastWait, Pipeline, SideStream
 
 
 class Stream(SideStream):
@@ -221,7 +218,7 @@ def moved(rule: str) -> tuple[FragmentState, list[OuterStateChunk], Exchanger, C
     owned: Owned = [(torch.optim.SGD(model.parameters(), lr=0.1), list(model.named_parameters()))]
     numbers, communicator = BlockNumbers(made, 2), Communicator()
     numbers.minibatches = 2
-    state = FragmentState(made, model, LocalOptimizers(made.delta, owned), numbers, None, False, World)
+    state = FragmentState(model, LocalOptimizers(made.delta, owned), numbers, None, World)
     exchanger = Exchanger(communicator, made.codec, Flat(), overlapped=True)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -309,16 +306,6 @@ def test_exchanges_progress_at_every_step(monkeypatch: pytest.MonkeyPatch) -> No
 
     paceline.simulate(program, 2)
     assert len(called) == 14
-
-
-def test_without_cuda_there_is_no_side_stream() -> None:
-    cuda = torch.device("cuda", 0), torch.device("cuda", 1)
-    for devices in ([], [torch.device("cpu")], cuda, [torch.device("cpu"), cuda[0]]):
-        (side,) = SideStream.beside(devices)
-        assert not side.apart
-        side.fork()
-        with side.entered():
-            side.join()
 
 
 def test_virtual_workers_share_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,14 @@ from torch import Tensor
 from paceline.rules.outer import Elastic, Sum
 from paceline.rules.schedule import Bounded
 from paceline.update.server.owner import PushResult, ShardServer
-from paceline.update.server.shard import REFUSED, ParameterShard
-from paceline.update.server.shard_updates import ElasticPull, IncomingPush, OptimizerSteps
-from paceline.update.server.staleness import WorkerClocks
+from paceline.update.server.shard import (
+    REFUSED,
+    ElasticPull,
+    IncomingPush,
+    OptimizerSteps,
+    ParameterShard,
+    WorkerClocks,
+)
 
 
 def make(number: int, value: float = 0.0, *, staleness: int | None = None, elastic: bool = False) -> ParameterShard:

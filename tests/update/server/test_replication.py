@@ -21,10 +21,7 @@ from paceline.update.server.durability import KEPT_BYTES, Replicas, UnsafePushes
 from paceline.update.server.membership import ServerMembership
 from paceline.update.server.owner import ShardServer
 from paceline.update.server.protocol import PendingExchange, ShardRequest
-from paceline.update.server.push_numbers import EPOCHS, PushNumbers
-from paceline.update.server.shard import ParameterShard
-from paceline.update.server.shard_updates import AddDelta, IncomingPush
-from paceline.update.server.staleness import WorkerClocks
+from paceline.update.server.shard import EPOCHS, AddDelta, IncomingPush, ParameterShard, PushNumbers, WorkerClocks
 
 WORKERS, SHARDS, SAMPLES, EVERY = 5, 5, 40, 3
 

@@ -13,24 +13,21 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import paceline
-from paceline.errors import CheckpointError
 from paceline.rules.topology.sharded import Sharded
 from paceline.update.server import Asynchronous
-from paceline.update.server.reshard import OldShards
+from paceline.update.server.sharding import OldShards
 from tests.checkpoint.test_reshard import SIZES, Make, Quadratic, mean, momentum_sgd, rank, read_back
 from tests.helpers import adam, same_bits, sgd, state_of
-from tests.tables import rest_is_full
+from tests.tables import dealt
 from tests.update.server.programs import RECIPES, simulate
 
 CASES: list[tuple[str, Make]] = [
     *((rule, lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.5)) for rule in RECIPES),
     *((rule, adam) for rule in ("asgd(piece=64)", "asgd(period=4)", "easgd(period=3)", "ssp(staleness=1)")),
 ]
-NAMES = [f"{rule}-{'adam' if make is adam else 'sgd'}" for rule, make in CASES]
 
 
-@pytest.mark.parametrize(("old", "new"), rest_is_full(SIZES, 1))
-@pytest.mark.parametrize(("rule", "optimizer"), CASES, ids=NAMES)
+@pytest.mark.parametrize(("rule", "optimizer", "old", "new"), dealt(CASES, SIZES))
 def test_another_number_goes_on(rule: str, optimizer: Make, old: int, new: int, tmp_path: Path) -> None:
     """All begin at the saved global model, bit for bit, and end alike and better."""
     before = simulate(Quadratic(rule, optimizer, save=tmp_path / "c"), old)
@@ -307,10 +304,3 @@ def test_what_a_piece_has_once_is_that_of_the_newest() -> None:
     assert torch.equal(both["tensors"]["optimizer.m"], torch.cat([torch.ones(32), torch.zeros(32)]))
     second = shards.cut(0, 64, 128, [(0, 3)])
     assert second["about"] == {"version": 8, "numbers": {}, "tensors": [], "clocks": [(0, 3)]}
-
-
-def test_pieces_of_another_model() -> None:
-    with pytest.raises(CheckpointError, match="holds 2 shards, and 2 workers have 4 of this model"):
-        OldShards(Fake(), [128, 128], Sharded())  # type: ignore[arg-type]
-    with pytest.raises(CheckpointError, match="shard 0 has 64 elements there and 128 here"):
-        OldShards(Fake(), [256], Sharded()).cut(0, 0, 64)  # type: ignore[arg-type]

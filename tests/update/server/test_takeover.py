@@ -8,9 +8,7 @@ import torch
 from paceline.rules.outer import Share
 from paceline.rules.schedule.bounded import Bounded
 from paceline.update.server.owner import ShardServer
-from paceline.update.server.shard import ParameterShard
-from paceline.update.server.shard_updates import AddDelta, IncomingPush
-from paceline.update.server.staleness import WorkerClocks
+from paceline.update.server.shard import AddDelta, IncomingPush, ParameterShard, WorkerClocks
 
 WORKERS = 3
 

@@ -25,7 +25,7 @@ class ServiceContext:
     """What all parts of a worker's socket service share.
 
     Attributes:
-        transport: the connection over which workers met; it counts the bytes.
+        transport: the connection over which workers found each other; it counts the bytes.
         server: the shards that this worker owns.
         membership: which workers take part.
         reports: takes reports about lost workers.

@@ -27,7 +27,7 @@ from paceline.update.server.context import ServiceContext
 from paceline.update.server.frames import FrameKind
 from paceline.update.server.membership import LOOK_EVERY_S
 from paceline.update.server.owner import ShardServer
-from paceline.update.server.peers import Peers
+from paceline.update.server.peer import Peers
 from paceline.update.server.protocol import PendingExchange, ShardRequest
 
 KEPT_BYTES = 1 << 30

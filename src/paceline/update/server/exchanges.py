@@ -10,9 +10,8 @@ from paceline.update.server.context import ServiceContext
 from paceline.update.server.durability import Durability
 from paceline.update.server.frames import FrameKind
 from paceline.update.server.ledger_client import SocketLedgerClient
-from paceline.update.server.peers import Peers
-from paceline.update.server.protocol import PendingExchange, ShardRequest
-from paceline.update.server.timers import Once, Timers
+from paceline.update.server.peer import Peers
+from paceline.update.server.protocol import Once, PendingExchange, ShardRequest, Timers
 
 
 class Exchanges:
@@ -69,7 +68,7 @@ class Exchanges:
         """Note an answer of worker `rank`, whose values have been received.
 
         Ignore late answers of a lost worker: its successor got the same request, and the successor's first answer
-        has the whole ledger, which must not be missed.
+        brings the whole ledger, which must not be missed.
         """
         with self._context.changed:
             pending = self._pending.get(number)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides that a worker is lost, or that this one has to stop.
 
-Which side of a network partition goes on, so that a run never ends with two models.
-
-A worker that is silent, or whose connection has ended, may be dead, or alive on the other side of a partition. So only
-a majority goes on; of two halves the one with the lowest rank. A partition is detected worker by worker: all workers
-that are missed within a deadline of each other count as missed at once.
+A worker that is silent, or whose connection has ended, may be dead, or alive on the other side of a network partition.
+So that a run never ends with two models, only a majority goes on; of two halves the one with the lowest rank. A
+partition is detected worker by worker: all workers that are missed within a deadline of each other count as missed at
+once.
 
 Workers that have certainly stopped are not counted: those that announced that they leave, and processes of this host
 that the kernel no longer has; workers of that host tell the other hosts. So any number of workers of one host may be
@@ -22,8 +21,6 @@ from pathlib import Path
 from paceline.core import runtime
 from paceline.errors import PeerLostError
 from paceline.update.server.context import ServiceContext
-from paceline.update.server.membership import LOOK_EVERY_S, silence
-from paceline.update.server.peers import Peers
 
 Identity = list[str]
 """Kernel, process namespace, process id and start time; [] where /proc does not have them."""
@@ -262,31 +259,3 @@ class Failures:
                 )
             )
         )
-
-
-class Heartbeat:
-    """Sends heartbeats and looks for missing ones, whatever the training thread does meanwhile."""
-
-    def __init__(self, context: ServiceContext, peers: Peers, failures: Failures) -> None:
-        self._context, self._peers, self._failures = context, peers, failures
-        self._silence_s = silence(context.timeout_s)
-
-    def run(self) -> None:
-        """The body of a thread, until the service closes."""
-        while not self._context.closed.wait(min(LOOK_EVERY_S, self._silence_s / 4)):
-            now = self._context.stall_detector.beat()
-            self._context.news()
-            for rank in self._context.membership.live:
-                if rank != self._context.membership.rank:
-                    self._look(rank, now)
-
-    def _look(self, rank: int, now: float) -> None:
-        stall_detector, members, peer = self._context.stall_detector, self._context.membership, self._peers.remote[rank]
-        if now - peer.spoke_at > self._silence_s / 4:
-            peer.beat()
-        heard = max(members.heard[rank], peer.channel.heard_at, self._peers.incoming[rank].heard_at)
-        since = peer.waiting_since
-        if stall_detector.silent(heard) and rank not in members.confirmed:
-            self._failures.declare_lost(rank, f"gave no sign of life for {self._silence_s:g} s")
-        elif since is not None and stall_detector.overdue(since):
-            self._failures.declare_lost(rank, f"did not answer within {self._context.timeout_s:g} s", gone=True)

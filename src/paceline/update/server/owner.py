@@ -13,8 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.update.server.shard import ParameterShard
-from paceline.update.server.shard_updates import IncomingPush
+from paceline.update.server.shard import IncomingPush, ParameterShard
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,8 @@ class ShardServer:
     def repeated(self, number: int) -> int:
         """Samples that shard `number` had to apply twice since the last call."""
         numbered = self.shards[number].numbered
-        count, numbered.repeated = numbered.repeated, 0
-        return count
+        found, numbered.repeated = numbered.repeated, 0
+        return found
 
     def may_start(self, number: int, rank: int) -> bool:
         """Whether the bound on staleness lets worker `rank` go on, by the clocks of shard `number`."""

@@ -23,6 +23,8 @@ from paceline_plugins.files.blocks_command import workplace
 from paceline_plugins.files.blocks_command.options import DataOptions, ModelOptions, RateOptions, plan_of
 
 WORKER = "paceline_plugins.files.worker"  # which loads torch
+START_S = 600.0
+"""For which hosts wait for each other at the start."""
 
 
 def blocks(
@@ -46,7 +48,6 @@ def blocks(
     data: Annotated[
         Path | None, typer.Option(help="List of samples, one a line: {list} is a file of this part's lines.")
     ] = None,
-    shuffle: Annotated[bool, typer.Option(help="Give each epoch an order of its own.")] = True,
     seed: Annotated[int, typer.Option(help="Seed of the orders, and of {seed}.")] = 0,
     lr: Annotated[float | None, typer.Option(help="Rate of the first block, for {lr}.")] = None,
     lr_final: Annotated[float | None, typer.Option(help="Rate to which it falls exponentially.")] = None,
@@ -57,29 +58,21 @@ def blocks(
     newbob: Annotated[
         bool, typer.Option("--newbob", help="Halve the rate once the loss stalls at an epoch's end, and stop.")
     ] = False,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            help="Of model files: npy, npz, safetensors, kaldi, kaldi-text, caffemodel, flat.",
-            show_default="recognised",
-        ),
-    ] = None,
     layout: Annotated[
         str | None,
-        typer.Option(help="Of raw numbers: f32, or entries such as 'skip:16, w:f32:784x100, b:f32:100'."),
+        typer.Option(
+            help="Of model files: npy, npz, safetensors, kaldi, kaldi-text, caffemodel; of raw numbers f32, or entries "
+            "such as 'skip:16, w:f32:784x100, b:f32:100'.",
+            show_default="recognised",
+        ),
     ] = None,
     work: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints and logs.", show_default="./MODEL.blocks")
     ] = None,
-    keep: Annotated[int, typer.Option(help="Merged models that are kept, of the newest blocks.")] = 3,
     overwrite: Overwrite = False,
     restarts: Annotated[
         int, typer.Option(help="How often to restart all workers when one fails, from the last block.")
     ] = 0,
-    tool_timeout: Annotated[
-        float, typer.Option(help="Seconds that a worker waits at most for the tools of the others.")
-    ] = 86400.0,
     hosts: Annotated[
         int | None,
         typer.Option(help="Number of hosts; start this command on each.", show_default="1, or as Slurm says"),
@@ -88,7 +81,6 @@ def blocks(
         int | None, typer.Option(help="Which of the hosts this is, from 0.", show_default="0, or as Slurm says")
     ] = None,
     master: Master = None,
-    timeout: Annotated[float, typer.Option(help="Seconds that hosts wait for each other at the start.")] = 600.0,
     quiet: Quiet = False,
 ) -> None:
     """Train with a tool that cannot be changed: a block is one invocation of it on each worker.
@@ -101,12 +93,12 @@ def blocks(
     """
     program = find(script, arguments)
     asked = HostOptions(workers, None if hosts is None else str(hosts), host_index, master)
-    cluster, _ = resolve_cluster(asked, timeout)
+    cluster, _ = resolve_cluster(asked, START_S)
     plan = plan_of(
         program.command(),
         cluster.size,
-        ModelOptions(model, out, work, form, layout, rule, keep, tool_timeout),
-        DataOptions(data, parts, epochs, shuffle, seed),
+        ModelOptions(model, out, work, layout, rule),
+        DataOptions(data, parts, epochs, seed),
         RateOptions(lr, lr_final, loss, newbob),
     )
     checks.free_port(cluster)

@@ -18,7 +18,7 @@ import pytest
 
 from paceline_plugins.data.packed import DataError, open_source, pack
 from paceline_plugins.data.packed.packing import Members, SourceProgress, Task
-from paceline_plugins.data.packed.packing.pack import OTHER, PackProgress
+from paceline_plugins.data.packed.packing.pack import PackProgress
 from paceline_plugins.data.packed.packing.partial import partial_directory
 
 from ..made import back, by_key, folder, index_of
@@ -130,22 +130,6 @@ def test_a_sample_larger_than_a_shard_has_one_of_its_own(tmp_path: Path) -> None
     ]
 
 
-def test_kinds_of_samples_are_counted_up_to_a_limit(tmp_path: Path) -> None:
-    samples: list[Members] = [{f"e{number}": b""} for number in range(30)]
-    result = pack(given(*samples), tmp_path / "out")
-    assert sum(result.kinds.values()) == 30
-    assert result.kinds[OTHER] == 10
-
-
-def test_progress_is_reported(tmp_path: Path) -> None:
-    folder(tmp_path / "in", 5)
-    told: list[PackProgress] = []
-    pack(open_source(str(tmp_path / "in")), tmp_path / "out", seed=1, on_sample=told.append)
-    assert [done.samples for done in told] == [1, 2, 3, 4, 5]
-    fractions = [done.fraction or 0.0 for done in told]
-    assert fractions == sorted(fractions) and fractions[-1] == 0.8
-
-
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_failed_pack_leaves_no_files(tmp_path: Path, jobs: int) -> None:
     def broken() -> Members:
@@ -197,9 +181,9 @@ def test_a_sample_that_a_shard_cannot_hold_is_refused(tmp_path: Path, sample: Me
 
 
 def test_settings_out_of_range_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="--shard-size must be at least 2048 bytes, got 5"):
+    with pytest.raises(DataError, match="shard_bytes must be at least 2048 bytes, got 5"):
         pack(given({"a": b""}), tmp_path / "out", shard_bytes=5)
-    with pytest.raises(DataError, match=r"--jobs must lie in 1\.\.256, got 0"):
+    with pytest.raises(DataError, match=r"jobs must lie in 1\.\.256, got 0"):
         pack(given({"a": b""}), tmp_path / "out", jobs=0)
     with pytest.raises(DataError, match="no samples"):
         pack(given(), tmp_path / "out")
