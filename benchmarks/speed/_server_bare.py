@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from paceline.communication.sockets.frames import HEADER_BYTES, advance
-from paceline.communication.sockets.polls import set_options
+from paceline.communication.sockets.framing import set_options
 
 
 def connect(rank: int) -> socket.socket:

@@ -89,7 +89,7 @@ def lives(pid: int) -> bool:
 def in_worker(points: Points) -> None:
     """The places of a worker, but for those that its program has itself."""
     from paceline.checkpoint import loading, saving, store
-    from paceline.flow import joining, membership, state_transfer
+    from paceline.flow import joining, membership
     from paceline.flow.control import client
     from paceline.run import assembly
     from paceline.update.exchange.exchanger import Exchanger
@@ -97,7 +97,7 @@ def in_worker(points: Points) -> None:
     points.around(Exchanger, "open", before="exchange")
     points.around(client.ControlClient, "holds_state", after="holds")
     points.around(joining, "receive_state", before="take")
-    points.around(state_transfer.PackedState, "give", before="give")
+    points.around(joining.PackedState, "give", before="give")
     points.around(loading.CheckpointFinder, "found", after="resume")
     points.around(assembly, "_load", after="loaded")
     points.around(membership.ElasticMembership, "commit", before="summed", after="verdict")

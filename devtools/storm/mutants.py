@@ -16,9 +16,8 @@ from paceline.checkpoint.store import DirectoryStore
 from paceline.flow.commit import CommittedExchange
 from paceline.flow.control import recovery
 from paceline.flow.control.client_connection import ClientConnection
-from paceline.flow.control.group_commit import GroupCommit
 from paceline.flow.control.ledger import ControlLedger
-from paceline.flow.control.membership import MembershipState
+from paceline.flow.control.recovery import GroupCommit
 from paceline.flow.control.state_machine import StateMachine
 from paceline.flow.joining import Joining
 from paceline.flow.ledger_client import ControlLedgerClient
@@ -101,7 +100,7 @@ def _leases_before_all_are_back() -> Any:
 
 
 def _everybody_holds_the_state() -> Any:
-    make = MembershipState.make
+    make = StateMachine.make
 
     def holds(self: Any, chosen: Any, *rest: Any) -> None:
         if any(one.holds for one in chosen):
@@ -109,7 +108,7 @@ def _everybody_holds_the_state() -> Any:
                 one.holds = True
         make(self, chosen, *rest)
 
-    return _instead(MembershipState, "make", holds)
+    return _instead(StateMachine, "make", holds)
 
 
 def _resends_nothing() -> Any:

@@ -181,7 +181,7 @@ class SimQueue:
 
 
 class SimWaker:
-    """What :class:`paceline.communication.sockets.waker.Waker` is.
+    """What :class:`paceline.communication.sockets.framing.Waker` is.
 
     Attributes:
         woken: since it was cleared.

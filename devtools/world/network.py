@@ -30,6 +30,7 @@ from paceline.communication.sockets.frames import (
     read_note,
     write_note,
 )
+from paceline.communication.sockets.framing import Channel
 from paceline.errors import MismatchError, UnsupportedError
 
 LATENCY_S = (5e-5, 2e-3)
@@ -209,6 +210,8 @@ class SimChannel:
         self._last = 0.0  # when the last frame under way arrives at the other end
         network.channels[self] = None
         process.channels[self] = None
+
+    adjust = Channel.adjust
 
     def send(
         self,

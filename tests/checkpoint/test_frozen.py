@@ -18,7 +18,7 @@ import paceline
 from paceline.core import bits
 from paceline.core.bits import checksum
 from paceline.errors import CheckpointError
-from paceline.flow.state_transfer import PackedState, held_by, receive_state, tell_held
+from paceline.flow.joining import PackedState, held_by, receive_state, tell_held
 from paceline.update.engine import agreement
 from tests.helpers import State, adam, same_bits, simulate, state_of
 

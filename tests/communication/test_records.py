@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.communication.sockets.channel import Channel
-from paceline.communication.sockets.records import AGAIN, receive_records
+from paceline.communication.sockets.framing import AGAIN, receive_records
 from tests.communication.connections import pair
 from tests.communication.test_tls import Authority
 

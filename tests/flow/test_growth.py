@@ -10,7 +10,7 @@ import pytest
 from devtools.counting.job import Job, Kill
 from devtools.counting.play import Played, judged, play
 
-from paceline.flow.control.membership import HELD
+from paceline.flow.control.state_machine import HELD
 from paceline.observe import read_run
 from tests.flow.cluster import Cluster
 from tests.flow.test_elastic import check, terms

@@ -27,8 +27,8 @@ from paceline.communication.sockets.identity import CONTROL, WORKER, Identity
 from paceline.data.ledger.epoch_ledger import Question
 from paceline.errors import GivenUpError, MismatchError, PacelineError
 from paceline.flow.control import About, ControlClient, Generation, Terms, wire
-from paceline.flow.control.dispatch import dispatch
 from paceline.flow.control.messages import WorkerAddress
+from paceline.flow.control.server import dispatch
 from paceline.flow.control.state_machine import StateMachine
 from tests.flow.control.cluster import HERE, SOON, control, member, together, work
 

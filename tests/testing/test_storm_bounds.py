@@ -11,7 +11,7 @@ from devtools.storm.control import ControlStorm
 from devtools.storm.elastic import RECORD, StormSettings
 from devtools.world.process import Process
 
-from paceline.flow.control import membership
+from paceline.flow.control import state_machine
 
 EVERY_S = 5.0
 """Seconds from one death to the next: longer than a replacement needs to become a member."""
@@ -68,7 +68,7 @@ def held(storm: Deaths) -> dict[str, int]:
 
 
 def test_what_a_run_holds_does_not_grow_with_deaths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "REMEMBERED", REMEMBERED)
+    monkeypatch.setattr(state_machine, "REMEMBERED", REMEMBERED)
     storm = Deaths(3, StormSettings("control"))
     found: list[dict[str, int]] = []
     for deaths in range(8, 13), range(30, 35):

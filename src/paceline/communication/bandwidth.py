@@ -29,12 +29,12 @@ APART = 3.0
 def rounds(workers: int) -> list[list[tuple[int, int]]]:
     """Each pair of workers once, in rounds of disjoint pairs (round robin: one is fixed, the others rotate)."""
     ring: list[int] = list(range(workers + workers % 2))
-    found = []
+    result = []
     for _ in range(len(ring) - 1):
         pairs = [(ring[k], ring[-1 - k]) for k in range(len(ring) // 2)]
-        found.append([(min(p), max(p)) for p in pairs if max(p) < workers])
+        result.append([(min(p), max(p)) for p in pairs if max(p) < workers])
         ring = [ring[0], ring[-1], *ring[1:-1]]
-    return found
+    return result
 
 
 def measure(transport: Transport, nbytes: int = BYTES) -> list[list[float]]:
@@ -59,8 +59,8 @@ def measure(transport: Transport, nbytes: int = BYTES) -> list[list[float]]:
                     arriving.wait()
                     if x.numel() == nbytes:
                         best[other] = max(best[other], nbytes / (time.perf_counter() - began))
-    found: list[list[float]] = transport.gather_json(best)
-    return [[min(found[i][j], found[j][i]) for j in range(size)] for i in range(size)]
+    result: list[list[float]] = transport.gather_json(best)
+    return [[min(result[i][j], result[j][i]) for j in range(size)] for i in range(size)]
 
 
 def neighbours(matrix: Sequence[Sequence[float]]) -> list[int]:

@@ -27,7 +27,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -78,6 +78,10 @@ class Transport(ABC):
         self._parent = parent
         self._counting = threading.Lock()
 
+    def count_for(self, parent: Transport) -> None:
+        """From now on `parent` counts what is sent here."""
+        self._parent = parent
+
     @property
     def cluster(self) -> Cluster | None:
         """The simulated cluster whose virtual workers share this process; None if a worker has its own process."""
@@ -85,7 +89,7 @@ class Transport(ABC):
 
     @property
     def lost(self) -> frozenset[int]:
-        """Ranks of the whole connection that were found lost so far, if the transport can tell."""
+        """Ranks of the whole connection that are known to be lost so far, if the transport can tell."""
         return frozenset()
 
     def cancel(self, why: str) -> None:  # noqa: B027
@@ -352,3 +356,65 @@ def same_json(transport: Transport, value: Any) -> bool:
     """Whether every worker's `value` is the same; False also where only the order of its keys differs."""
     digest = hashlib.sha256(json.dumps(value).encode()).digest()
     return len(set(transport.meet(int.from_bytes(digest[:7], "big")))) == 1
+
+
+Kin = TypeVar("Kin", bound=Transport)
+
+
+class SubgroupTransport(Transport, Generic[Kin]):
+    """A transport whose channels and subgroups are of its own kind, with the same labels on all members."""
+
+    def _init_subgroups(self, label: str, ranks: list[int]) -> None:
+        """Begin without subgroups; `ranks` are those of the members in the whole cluster."""
+        self._label, self._ranks = label, ranks
+        self._channels: list[Kin] = []
+        self._parts: list[Kin] = []
+
+    @abstractmethod
+    def _subgroup(self, label: str, ranks: list[int], world: World) -> Kin:
+        """A new connection of some or all of this one's members."""
+
+    def open_channels(self, number: int) -> None:
+        while len(self._channels) + 1 < number:
+            label = f"channel{len(self._channels) + 1}"
+            self._channels.append(self._subgroup(label, self._ranks, self.world))
+
+    def channel(self, k: int) -> Transport:
+        if not 0 <= k <= len(self._channels):
+            raise IndexError(f"channel {k} was not opened: open_channels({k + 1}) comes first, on every worker")
+        return self if k == 0 else self._channels[k - 1]
+
+    def part(self, groups: Sequence[Sequence[int]]) -> Transport:
+        number, mine = group_of(self.world, groups)
+        ranks = [self._ranks[rank] for rank in mine]
+        part = self._subgroup(f"part{len(self._parts)}.{number}", ranks, world_within(self.world, mine))
+        self._parts.append(part)
+        return part
+
+
+def flat(x: Tensor) -> Tensor:
+    """A one-dimensional view of a contiguous host tensor: the same memory, without autograd."""
+    if not x.numel():
+        return torch.empty(0, dtype=x.dtype)
+    return torch.from_numpy(x.detach().reshape(-1).view(torch.uint8).numpy()).view(x.dtype)
+
+
+def staged(x: Tensor) -> tuple[Tensor, Callable[[], None]]:
+    """The elements of `x`, one-dimensional in host memory, and a function that copies them back if that is a copy."""
+    if x.device.type == "cpu" and x.is_contiguous():
+        return flat(x), lambda: None
+    copy = flat(x.detach().cpu().contiguous().clone())
+    return copy, lambda: put(x, copy)
+
+
+def put(place: Tensor, elements: Tensor) -> None:
+    """Copy one-dimensional `elements` into `place`, of any shape and device."""
+    place.detach().copy_(elements.view(place.shape))
+
+
+def ordered_sum(rows: Tensor) -> Tensor:
+    """The sum of the rows, in their order."""
+    total = rows[0].clone()
+    for row in rows[1:]:
+        total.add_(row)
+    return total

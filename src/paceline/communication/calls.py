@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each worker's present call, compared before anything is exchanged, so that different calls are found at once.
+"""Each worker's present call, compared before anything is exchanged, so that different calls are detected at once.
 
 Every operation among all workers begins with a row of one shape: an exchange of the training with its header, a call
 such as `run.save` with the row made here. So workers that make different calls compare their rows before they send

@@ -69,10 +69,10 @@ class Doing:
     def unpack(cls, text: bytes) -> Doing:
         """The inverse of `pack`; only "busy" if it is malformed."""
         try:
-            said = json.loads(text[: 20 * LONGEST])
-            state = "waits" if said["state"] == "waits" else "busy"
-            operation, at = str(said["operation"])[:LONGEST], str(said["at"])[:LONGEST]
-            return cls(state, operation, int(said["number"]), float(said["since_s"]), at)
+            fields = json.loads(text[: 20 * LONGEST])
+            state = "waits" if fields["state"] == "waits" else "busy"
+            operation, at = str(fields["operation"])[:LONGEST], str(fields["at"])[:LONGEST]
+            return cls(state, operation, int(fields["number"]), float(fields["since_s"]), at)
         except (ValueError, KeyError, TypeError):
             return cls("busy")
 
@@ -143,7 +143,7 @@ class DiagnosisKeys:
         self.store, self._name = store, f"paceline/{name}"
 
     def failed(self, rank: int) -> str:
-        """Has what a worker was waiting for when it found the failure."""
+        """Has what a worker was waiting for when it detected the failure."""
         return f"{self._name}/failed/{rank}"
 
     def asked(self, rank: int) -> str:

@@ -16,20 +16,20 @@ from paceline.core.lazy import lazily
 if TYPE_CHECKING:
     from paceline.flow.checks import check_rule, fingerprint
     from paceline.flow.engine import ElasticEngine
+    from paceline.flow.joining import GivenState
+    from paceline.flow.leaving import save_while_paused
     from paceline.flow.membership import ElasticMembership, join
-    from paceline.flow.pause import save_while_paused
-    from paceline.flow.state_transfer import GivenState
 else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
             "ElasticEngine": "engine",
-            "GivenState": "state_transfer",
+            "GivenState": "joining",
             "ElasticMembership": "membership",
             "check_rule": "checks",
             "fingerprint": "checks",
             "join": "membership",
-            "save_while_paused": "pause",
+            "save_while_paused": "leaving",
         },
     )
 

@@ -35,7 +35,7 @@ def fingerprint(rule: Rule, model: Modules, owned: Owned, settings: Settings) ->
     about = agreement.about_optimizers(owned)
     del about["optimizer state at attach"]  # a joining worker receives it
     about["guard"] = str(settings.guard)
-    found = {"rule": rule.text(), "seed": settings.seed, "outer_state": settings.outer_state, **about}
+    shared = {"rule": rule.text(), "seed": settings.seed, "outer_state": settings.outer_state, **about}
     numbers = sum(p.numel() for _, named in owned for _, p in named)
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
-    return {**found, "tensors": len(rows), "numbers": numbers, "model": digest}
+    return {**shared, "tensors": len(rows), "numbers": numbers, "model": digest}

@@ -15,12 +15,10 @@ from paceline.core.flat import Fragment
 from paceline.core.world import World
 from paceline.errors import CheckpointError
 from paceline.flow.commit import CommittingExchanger
-from paceline.flow.donor import Donor
-from paceline.flow.joining import Joining
+from paceline.flow.joining import Donor, Joining
 from paceline.flow.leaving import Leaving
-from paceline.flow.ledger_client import ControlLedgerClient
+from paceline.flow.ledger_client import ControlLedgerClient, UncommittedPlaces
 from paceline.flow.membership import CommitReport, ElasticMembership
-from paceline.flow.uncommitted import UncommittedPlaces
 from paceline.flow.wanted import WantedWorkers
 from paceline.rules.rule import Rule
 from paceline.update.engine import exit_handling, global_model

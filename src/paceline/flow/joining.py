@@ -6,20 +6,42 @@ start, or after all holders are lost), all members start from rank 0's model, an
 once. Until then none reports that it holds the state: the control plane could else have an untrained model saved as
 the newest step, or sent to joining workers. So a worker reports it after `run.resume`, or, if the program does not
 call that, before the first batch or step.
+
+A state is sent over the members' own connection, as a checkpoint:
+
+::
+
+    keys      to the live worker: the joining one's keys of its frozen tensors (:func:`paceline.core.bits.key`)
+    lengths   int64, shape (2,): bytes of the text, bytes of the tensors
+    text      JSON: the state without its tensors, and the sha256 sum of the tensors' bytes
+    tensors   safetensors, as one piece
+
+Frozen tensors whose keys all joining workers have are not sent. None of it is ever executed. The receiver checks the
+sum before it loads anything; the next exchange compares its model with the other members'.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from paceline.checkpoint.reshard import OldCheckpoint
+from paceline.communication.base import Pending, Transport
 from paceline.communication.calls import AGREEMENT
+from paceline.core.bits import KEY_CHARACTERS
+from paceline.core.state_tree import build, flatten
 from paceline.errors import CheckpointError, GivenUpError, PeerLostError
 from paceline.flow.membership import ElasticMembership
-from paceline.flow.state_transfer import GivenState, receive_state, tell_held
 from paceline.update.engine import agreement
 from paceline.update.engine.agreement import take_untrained
+from paceline.update.monitor import Monitor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +49,153 @@ if TYPE_CHECKING:
     from paceline.core.flat import Fragment
     from paceline.core.optimizer_state import Owned
     from paceline.update.engine.blocks.model import FragmentedModel
+
+TEXT_LIMIT = 1 << 28
+"""Bytes of the text, at most."""
+
+
+class GivenState(OldCheckpoint):
+    """The state that a live worker sent, read as a checkpoint of one worker."""
+
+    def __init__(self, rest: Any, tensors: dict[str, Tensor]) -> None:
+        super().__init__({"size": 1}, _not_sent)
+        self._rests = {0: rest["state"]}
+        self._tensors = [tensors]
+        self._model = build(rest["model"], tensors)
+
+    def model(self) -> dict[str, Tensor]:
+        """The global model."""
+        result: dict[str, Tensor] = self._model
+        return result
+
+
+def tell_held(transport: Transport, to: int, keys: dict[str, str]) -> Pending | None:
+    """Start to tell a live worker the keys of this worker's frozen tensors, if there are any."""
+    return transport.send(_bytes("".join(keys.values()).encode()), to) if keys else None
+
+
+def held_by(transport: Transport, ranks: Sequence[int], keys: dict[str, str]) -> dict[str, str]:
+    """Those of this worker's frozen tensors, name -> key, that all joining workers hold; theirs have the same names.
+
+    Raises:
+        PeerLostError: one of them does not tell.
+    """
+    held = keys
+    for rank in ranks if keys else ():
+        announced = torch.empty(KEY_CHARACTERS * len(keys), dtype=torch.uint8)
+        transport.receive(announced, rank).wait()
+        text = announced.numpy().tobytes().decode("latin-1")
+        theirs = {name: text[KEY_CHARACTERS * n :][:KEY_CHARACTERS] for n, name in enumerate(keys)}
+        held = {name: one for name, one in held.items() if theirs[name] == one}
+    return held
+
+
+class PackedState:
+    """A snapshot of a state, ready to be sent to several workers.
+
+    Args:
+        state: as a checkpoint of one worker has it.
+        model: the global model, name -> tensor.
+    """
+
+    def __init__(self, state: dict[str, Any], model: dict[str, Tensor]) -> None:
+        tensors: dict[str, Tensor] = {}
+        rest = {"state": flatten(state, tensors, "state"), "model": flatten(model, tensors, "model")}
+        blob = save({name: _own(tensor) for name, tensor in tensors.items()})
+        text = json.dumps({**rest, "sha256": hashlib.sha256(blob).hexdigest()}).encode()
+        self._parts = [torch.tensor([len(text), len(blob)]), _bytes(text), _bytes(blob)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes sent to each worker."""
+        return sum(part.numel() * part.element_size() for part in self._parts)
+
+    def give(self, transport: Transport, to: int) -> list[Pending]:
+        """Start to send it to `to`."""
+        return [transport.send(part, to) for part in self._parts]
+
+
+def receive_state(transport: Transport, source: int, limit: int) -> GivenState:
+    """Receive the state from `source`.
+
+    Args:
+        limit: bytes of tensors, at most.
+
+    Raises:
+        PeerLostError: it did not arrive.
+        CheckpointError: it is damaged or malformed.
+    """
+    lengths = torch.zeros(2, dtype=torch.int64)
+    transport.receive(lengths, source).wait()
+    text_bytes, blob_bytes = lengths.tolist()
+    who = transport.world.name(source)
+    if not (0 < text_bytes <= TEXT_LIMIT and 0 < blob_bytes <= limit):
+        raise CheckpointError(
+            f"{who} announces a state of {text_bytes} and {blob_bytes} bytes; at most {TEXT_LIMIT} and {limit} are "
+            "taken for this model"
+        )
+    text, blob = torch.empty(text_bytes, dtype=torch.uint8), torch.empty(blob_bytes, dtype=torch.uint8)
+    for part in (text, blob):
+        transport.receive(part, source).wait()
+    raw = blob.numpy().tobytes()
+    try:
+        rest = json.loads(text.numpy().tobytes())
+        if hashlib.sha256(raw).hexdigest() != rest["sha256"]:
+            raise CheckpointError(f"the state that {who} gave arrived damaged: its sha256 sum is another")
+        return GivenState(rest, load(raw))
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"what {who} gave is no state: {error}") from error
+
+
+def _not_sent(name: str, key: str) -> Tensor:
+    raise CheckpointError(f"{name} was frozen and is not sent to a worker that has it, and this one has changed it")
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def _bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+class Donor:
+    """Sends this worker's state to joining workers, if the control plane names it the donor.
+
+    Args:
+        membership: this worker's membership.
+        monitor: writes the event log.
+        given: gives the state and the global model for joining workers that hold the frozen tensors of these keys.
+        frozen_keys: gives the keys of this worker's frozen tensors.
+    """
+
+    def __init__(
+        self,
+        membership: ElasticMembership,
+        monitor: Monitor,
+        given: Callable[[dict[str, str]], tuple[dict[str, Any], dict[str, Any]]],
+        frozen_keys: Callable[[], dict[str, str]],
+    ) -> None:
+        self._membership, self._monitor, self._given, self._frozen_keys = membership, monitor, given, frozen_keys
+        self._sending: list[Pending] = []  # held until sent, or replaced by later ones
+
+    def give(self) -> None:
+        """If this worker is the donor, send the state to the generation's joining workers, in the background."""
+        membership, generation = self._membership, self._membership.generation
+        if generation.donor != membership.control.worker or not generation.newcomers:
+            return
+        ranks = [membership.rank_of(worker) for worker in sorted(generation.newcomers)]
+        self._sending = []
+        try:
+            packed = PackedState(*self._given(held_by(membership.transport, ranks, self._frozen_keys())))
+            for rank in ranks:
+                self._sending += packed.give(membership.transport, rank)
+        except PeerLostError:
+            return  # the members will change again
+        self._monitor.note("gave", workers=sorted(generation.newcomers), bytes=packed.nbytes)
+
 
 logger = logging.getLogger("paceline")
 
@@ -77,10 +246,10 @@ class Joining:
                     limit += sum(t.numel() * t.element_size() for _, t in self._rest)
                     limit += 32 * sum(part.numel for part in self._parts)
                     donor = membership.rank_of(membership.generation.donor)
-                    told = tell_held(membership.transport, donor, self._keys)
+                    announced = tell_held(membership.transport, donor, self._keys)
                     self.given = receive_state(membership.transport, donor, limit)
-                    if told is not None:
-                        told.wait()
+                    if announced is not None:
+                        announced.wait()
                     self.must_resume = False
                 else:
                     self.must_resume = membership.generation.restored
@@ -127,21 +296,21 @@ class Joining:
         """
         if self.settled:
             return self.given is not None or resume()
-        found = False
+        result = False
         while not self.settled:
             try:
-                found = resume()
+                result = resume()
             except GivenUpError:
                 raise
             except PeerLostError as error:
                 self._restart(error)
                 continue
-            if self.must_resume and not found:
+            if self.must_resume and not result:
                 logger.warning("%s", self._membership.transport.world.sign(ANEW))
             self.must_resume = False
             self._report_state()
         self._membership.follow_control()  # workers that the checkpoint wants may have joined
-        return found or self.given is not None
+        return result or self.given is not None
 
     def _restart(self, error: PeerLostError) -> None:
         """The members have changed: get their state once more."""

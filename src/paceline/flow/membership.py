@@ -43,7 +43,7 @@ class MembersTransport(Transport):
         """Switch to the connection among new members."""
         self.inner.close()
         self.inner, self.world = inner, inner.world
-        inner._parent = self  # which counts the bytes sent
+        inner.count_for(self)
 
     @property
     def background(self) -> bool:
@@ -69,7 +69,7 @@ class CommitReport:
 
     Attributes:
         marks: the places whose work enters the global model.
-        returned: the places whose work was left out.
+        returned: the places whose work was rejected.
         facts: for the status.
         wanted: members that the run wants from then on; 0: as many as there are.
     """

@@ -14,10 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.communication.base import Pending, check_other, check_sizes
+from paceline.communication.base import Pending, SubgroupTransport, check_other, check_sizes, ordered_sum, put, staged
 from paceline.communication.calls import AGREEMENT
-from paceline.communication.staging import ordered_sum, put, staged
-from paceline.communication.subgroups import SubgroupTransport
 from paceline.core.world import World
 from paceline.errors import MismatchError
 from paceline_plugins.mpi.job import MpiJob

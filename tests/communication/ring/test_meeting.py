@@ -14,7 +14,7 @@ from torch import nn
 import paceline
 from paceline.communication import connect, virtual
 from paceline.communication.ring import meeting
-from paceline.communication.sockets import address
+from paceline.communication.torch import rendezvous
 from paceline.core.world import World
 from paceline.errors import PeerLostError, UnsupportedError
 from tests.communication.connections import SOON
@@ -52,11 +52,11 @@ def test_an_address_that_the_others_reach(monkeypatch: pytest.MonkeyPatch) -> No
         asked.append(towards)
         return "127.0.0.1" if towards == "127.0.0.1" else "10.0.0.1"
 
-    monkeypatch.setattr(address, "own_address", own)
+    monkeypatch.setattr(rendezvous, "own_address", own)
     world = World(0, 2, 0, 1, "a", ("a", "b"))
-    assert address.find_address(world, lambda value: [value, "10.0.0.2"]) == "10.0.0.1"
+    assert rendezvous.find_address(world, lambda value: [value, "10.0.0.2"]) == "10.0.0.1"
     assert asked == ["127.0.0.1", "10.0.0.2"]
-    assert address.find_address(world, lambda value: [value, "127.0.0.1"]) == "127.0.0.1"
+    assert rendezvous.find_address(world, lambda value: [value, "127.0.0.1"]) == "127.0.0.1"
 
 
 def test_without_a_launcher_it_is_a_cluster_of_one() -> None:

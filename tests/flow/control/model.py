@@ -15,12 +15,11 @@ from typing import Any
 
 from paceline.data.ledger.epoch_ledger import Mark, Question
 from paceline.flow.control import recovery
-from paceline.flow.control.held_leases import HeldLeases
+from paceline.flow.control.client import HeldLeases
 from paceline.flow.control.ledger import OVER, WORK
+from paceline.flow.control.members import Commit, ControlMessage, RollCall
 from paceline.flow.control.messages import About, Generation, Terms
-from paceline.flow.control.roll_call import RollCall
 from paceline.flow.control.state_machine import StateMachine
-from paceline.flow.control.worker_record import Commit, ControlMessage
 
 PLACES = 24
 Place = tuple[int, int]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 
-from paceline.flow.control.group_commit import GroupCommit
+from paceline.flow.control.recovery import GroupCommit
 from tests.flow.control.cluster import SOON, wait_for
 
 

@@ -9,10 +9,9 @@ import pytest
 
 from paceline.errors import MismatchError
 from paceline.flow.control import About, Terms, recovery
-from paceline.flow.control.membership import HELD, NOT_WANTED
+from paceline.flow.control.members import Commit
 from paceline.flow.control.recovery import MemberState
-from paceline.flow.control.state_machine import StateMachine
-from paceline.flow.control.worker_record import Commit
+from paceline.flow.control.state_machine import HELD, NOT_WANTED, StateMachine
 from tests.flow.control.test_state_machine import again, said
 
 GROWS = About("host", "127.0.0.1", 1, {"rule": "block"}, first=2)

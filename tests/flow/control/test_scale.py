@@ -8,11 +8,10 @@ from collections import Counter
 
 from paceline.data.ledger.epoch_ledger import Question
 from paceline.flow.control import recovery
-from paceline.flow.control.membership import ADMIT_S, FEW
+from paceline.flow.control.members import Commit
 from paceline.flow.control.messages import Generation, Terms
 from paceline.flow.control.recovery import MemberState
-from paceline.flow.control.state_machine import StateMachine
-from paceline.flow.control.worker_record import Commit
+from paceline.flow.control.state_machine import ADMIT_S, FEW, StateMachine
 from tests.flow.control.test_state_machine import ABOUT, MARK, begun, through
 
 QUESTION = Question(0, 0, 40, 2)

@@ -27,7 +27,7 @@ from paceline.errors import (
 )
 from paceline.flow.control import About, ControlServer, Generation, Terms, wire
 from paceline.flow.control.client import ControlClient
-from paceline.flow.control.server_connection import ServerConnection
+from paceline.flow.control.server import ServerConnection
 from tests.communication.test_tls import Authority
 from tests.flow.control.cluster import HERE, SOON, Log, begin, control, member, together, wait_for, work
 

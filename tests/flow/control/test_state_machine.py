@@ -12,9 +12,9 @@ from paceline.data.ledger.epoch_ledger import ENDLESS, Question
 from paceline.errors import GivenUpError, MismatchError, RefusedError
 from paceline.flow.control import About, Terms, recovery
 from paceline.flow.control.ledger import NOTHING, WORK
+from paceline.flow.control.members import Commit
 from paceline.flow.control.recovery import MemberState
 from paceline.flow.control.state_machine import RESTORES, StateMachine
-from paceline.flow.control.worker_record import Commit
 
 ABOUT = About("host", "127.0.0.1", 1, {"rule": "block"})
 MARK = (0, 0, 0, 2)

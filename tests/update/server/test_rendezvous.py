@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from paceline.communication import Transport
-from paceline.communication.sockets import address
+from paceline.communication.torch import rendezvous as store_rendezvous
 from paceline.core.world import World
 from paceline.errors import UnsupportedError
 from paceline.update.server import rendezvous
@@ -43,11 +43,11 @@ def test_the_address(monkeypatch: pytest.MonkeyPatch, master: str | None, others
         asked.append(towards)
         return "127.0.0.1" if towards == "127.0.0.1" else NEAR
 
-    monkeypatch.setattr(address, "own_address", own_address)
+    monkeypatch.setattr(store_rendezvous, "own_address", own_address)
     if master is not None:
         monkeypatch.setenv("MASTER_ADDR", master)
     said = Said(("a", "b"), others)
-    assert address.find_address(said.world, said.gather_json) == wanted
+    assert store_rendezvous.find_address(said.world, said.gather_json) == wanted
     assert asked[-1] == (FAR if master == "127.0.0.1" and FAR in others else master or "b")
 
 
@@ -55,10 +55,10 @@ def test_where_no_way_leads_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch)
     def nowhere(towards: str) -> str:
         raise UnsupportedError(f"there is no way from here to {towards!r}")
 
-    monkeypatch.setattr(address, "own_address", nowhere)
+    monkeypatch.setattr(store_rendezvous, "own_address", nowhere)
     with pytest.raises(UnsupportedError, match=r"'b'; set MASTER_ADDR to an address of rank 0's host"):
-        address.find_address(Said(("a", "b"), []).world, Said(("a", "b"), []).gather_json)
-    assert address.find_address(Said(("a", "a"), []).world, Said(("a", "a"), []).gather_json) == "127.0.0.1"
+        store_rendezvous.find_address(Said(("a", "b"), []).world, Said(("a", "b"), []).gather_json)
+    assert store_rendezvous.find_address(Said(("a", "a"), []).world, Said(("a", "a"), []).gather_json) == "127.0.0.1"
 
 
 class Threads:

@@ -3,7 +3,7 @@
 
 One connection joins each pair of workers (:mod:`~paceline.communication.ring.link`). All connections of a worker
 (:mod:`~paceline.communication.ring.connections`) fail together. A plan (:mod:`~paceline.communication.ring.plans`) says
-which pieces an operation (:mod:`~paceline.communication.ring.operation`) sends and takes. Each process accepts
+which pieces an operation (:mod:`~paceline.communication.ring.connections`) sends and takes. Each process accepts
 connections at one listener (:mod:`~paceline.communication.ring.listener`).
 """
 

@@ -69,21 +69,21 @@ class BreakNotice:
     def note(self) -> dict[str, Any]:
         """As JSON."""
         case = self.case
-        said = None
+        fields = None
         if case is not None:
-            said = [case.name, case.sequence, case.number, case.role, case.owner, list(case.members)]
+            fields = [case.name, case.sequence, case.number, case.role, case.owner, list(case.members)]
         known = {"why": self.why, "lost": list(self.lost), "definite": self.definite}
-        return {**known, "at": self.at, "waits": list(self.waits), "case": said}
+        return {**known, "at": self.at, "waits": list(self.waits), "case": fields}
 
     @classmethod
     def read(cls, note: Any, size: int) -> BreakNotice:
         """The inverse of `note`, for `size` workers; MismatchError if it is malformed."""
         try:
             keys = ("why", "lost", "definite", "at", "waits", "case")
-            why, lost, definite, at, waits, said = (note[key] for key in keys)
+            why, lost, definite, at, waits, fields = (note[key] for key in keys)
             case = None
-            if said is not None:
-                name, sequence, number, role, owner, members = said
+            if fields is not None:
+                name, sequence, number, role, owner, members = fields
                 case = FailedOperation(
                     str(name)[:500], str(sequence)[:500], int(number), int(role), int(owner), _ranks(members, size)
                 )
@@ -166,7 +166,7 @@ class FailureCause(NamedTuple):
 
     Attributes:
         text: the error; empty while notices are awaited.
-        blamed: ranks found lost.
+        blamed: ranks that are lost.
         wait_s: how long to wait for more notices.
     """
 

@@ -2,7 +2,7 @@
 """One worker's connection to one other: a sender thread, fed by queues, and a reader thread.
 
 The reader waits for nothing but the network, so two workers that send to each other cannot block each other. Grants and
-windows (see :mod:`~paceline.communication.ring.operation`) bound what is queued, so the queues hold views of the
+windows (see :mod:`~paceline.communication.ring.connections`) bound what is queued, so the queues hold views of the
 tensors that are exchanged, and no copies.
 """
 
@@ -12,7 +12,7 @@ import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,28 +27,20 @@ LINGER_S = 5.0
 """Seconds that a connection stays open after its goodbye, for the other end's: what that still reads is not cut off."""
 
 
-class FrameObserver(Protocol):
-    """Counts the frames to a rank."""
-
-    def sending(self, rank: int) -> None:
-        """A frame is about to be written. The other end may have it before this end knows that it is written."""
-
-    def sent(self, rank: int) -> None:
-        """The network has it."""
-
-    def failed(self, rank: int) -> None:
-        """It could not be written."""
+WRITING, SENT, UNSENT = range(3)
+"""A frame is about to be written (the other end may have it before this end knows that it is written); the network has
+it; it could not be written."""
 
 
 @dataclass(frozen=True)
 class OutFrame:
-    """A frame to be sent; `observer` is told when data are sent."""
+    """A frame to be sent; `observer` is called with the receiver's rank and WRITING, then SENT or UNSENT."""
 
     kind: int
     numbers: tuple[int, ...] = ()
     body: Tensor | None = None
     note: Any = None
-    observer: FrameObserver | None = None
+    observer: Callable[[int, int], None] | None = None
 
 
 class Link:
@@ -61,7 +53,7 @@ class Link:
         gone: gets why the connection ended, and again if a frame was to be sent over it later.
 
     Attributes:
-        left: the other worker has said goodbye.
+        left: the other worker has left in order.
         lost: why the connection ended; empty before.
     """
 
@@ -85,7 +77,7 @@ class Link:
         with self._changed:
             if self._channel is not None or self.lost or self._closing:
                 return False
-            channel.limit, channel.stall_s = PIECE, self._timeout_s
+            channel.adjust(limit=PIECE, stall_s=self._timeout_s)
             self._channel = channel
         runtime.thread(self._send, f"to-{self.rank}", (channel,)).start()
         return True
@@ -134,7 +126,7 @@ class Link:
             self._data.clear()
 
     def said_goodbye(self) -> None:
-        """The other worker has said goodbye."""
+        """The other worker has left in order."""
         with self._changed:
             self.left = True
             self._changed.notify_all()
@@ -181,17 +173,17 @@ class Link:
     def _put(self, channel: Channel, out: OutFrame) -> None:
         body = out.body if out.body is None else raw(out.body)
         if out.observer is not None:
-            out.observer.sending(self.rank)
+            out.observer(self.rank, WRITING)
         try:
             channel.send(out.kind, out.numbers, body, out.note, self._timeout_s)
         except PeerLostError as error:
             if out.observer is not None:
-                out.observer.failed(self.rank)
+                out.observer(self.rank, UNSENT)
             if not self.end(str(error)):
                 self._gone(self, self.lost)
         else:
             if out.observer is not None:
-                out.observer.sent(self.rank)
+                out.observer(self.rank, SENT)
 
     def _next(self) -> OutFrame | None:
         with self._changed:

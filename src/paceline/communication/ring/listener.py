@@ -154,7 +154,7 @@ class RingListener:
         runtime.thread(self._receive_hello, "ring-hello", (channel,)).start()
 
     def _receive_hello(self, channel: Channel) -> None:
-        channel.limit = 0
+        channel.adjust(limit=0)
         try:
             frame = channel.receive(deadline_s=HELLO_S)
             label, rank = frame.note, frame.numbers[0]

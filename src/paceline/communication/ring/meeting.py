@@ -18,11 +18,11 @@ from paceline.communication.ring.listener import RingListener
 from paceline.communication.ring.transport import RingTransport
 from paceline.communication.ring.wire import Address
 from paceline.communication.schedulers import LAUNCHER_VARIABLES
-from paceline.communication.sockets.address import find_address
 from paceline.communication.sockets.channel import TLS
 from paceline.communication.sockets.identity import rank_role
 from paceline.communication.torch import rendezvous
 from paceline.communication.torch.groups import first_line
+from paceline.communication.torch.rendezvous import find_address
 from paceline.communication.torch.transport import fresh_name
 from paceline.core import runtime
 from paceline.core.world import World, host_name
@@ -99,7 +99,7 @@ def _share(store: Any, place: str, world: World, value: Any, timeout_s: float) -
     """Publish `value` in the store; returns every worker's, in rank order."""
     until = runtime.monotonic() + timeout_s
     store.set(f"{place}/{world.rank}", json.dumps(value))
-    found = []
+    values = []
     for rank in range(world.size):
         key = f"{place}/{rank}"
         try:
@@ -114,8 +114,8 @@ def _share(store: Any, place: str, world: World, value: Any, timeout_s: float) -
             ) from error
         if len(text) > ADDRESS_BYTES:
             raise UnsupportedError(world.sign(f"{world.name(rank)} says {len(text)} bytes of itself at {place}"))
-        found.append(json.loads(text))
-    return found
+        values.append(json.loads(text))
+    return values
 
 
 def _there(store: Any, place: str, rank: int) -> bool:

@@ -8,14 +8,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from paceline.communication.base import Pending, check_other, check_sizes
+from paceline.communication.base import Pending, SubgroupTransport, check_other, check_sizes, ordered_sum, put, staged
 from paceline.communication.ring.connections import Connections
 from paceline.communication.ring.listener import RingListener
 from paceline.communication.ring.plans import Chain, OperationPlan, Pairwise, Ring
 from paceline.communication.ring.wire import EAGER, RECEIVING, SENDING, Address
 from paceline.communication.sockets.channel import TLS
-from paceline.communication.staging import ordered_sum, put, staged
-from paceline.communication.subgroups import SubgroupTransport
 from paceline.core.world import World
 
 

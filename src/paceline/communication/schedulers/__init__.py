@@ -46,8 +46,8 @@ def mpi_process(environment: Environment) -> Worker | None:
     """
     if "PMI_RANK" not in environment and "OMPI_COMM_WORLD_RANK" not in environment:
         return None
-    found = worker({**environment, "PACELINE_TRANSPORT": "mpi"})
-    return found if found is not None and found.says in (mpi.HYDRA, mpi.OPEN_MPI) else None
+    result = worker({**environment, "PACELINE_TRANSPORT": "mpi"})
+    return result if result is not None and result.says in (mpi.HYDRA, mpi.OPEN_MPI) else None
 
 
 def _launched(environment: Environment) -> Worker:
@@ -74,10 +74,10 @@ def hosts(environment: Environment) -> Hosts | None:
 def several(environment: Environment) -> bool:
     """Whether the same command has started launchers on several hosts."""
     try:
-        found = hosts(environment)
+        result = hosts(environment)
     except UnsupportedError:
         return False
-    return found is not None and (found.count or 1) > 1
+    return result is not None and (result.count or 1) > 1
 
 
 def alone(environment: Environment) -> dict[str, str]:

@@ -71,13 +71,13 @@ def worker(environment: Environment) -> Worker | None:
     Raises:
         UnsupportedError: the pods shall run several workers each, and no launcher has started them.
     """
-    found = kubeflow(environment)
-    if found is None or found.count == 1:
+    job = kubeflow(environment)
+    if job is None or job.count == 1:
         return None
-    if found.workers != 1:
+    if job.workers != 1:
         raise UnsupportedError(
             f"Kubeflow tells this pod to run PET_NPROC_PER_NODE={environment.get('PET_NPROC_PER_NODE', '')} workers, "
             "and nothing has started them: let the command be `torchrun PROGRAM` or `paceline run --workers N PROGRAM`"
         )
-    assert found.count is not None
-    return Worker(found.says, found.index, found.count, master=found.master)
+    assert job.count is not None
+    return Worker(job.says, job.index, job.count, master=job.master)

@@ -25,7 +25,7 @@ def hydra(environment: Environment) -> Worker | None:
     """A process of hydra's `mpiexec`; None elsewhere, and for a job of one."""
     if "PMI_RANK" not in environment or number(environment, "PMI_SIZE", 1) == 1:
         return None
-    found = Worker(
+    process = Worker(
         HYDRA,
         number(environment, "PMI_RANK"),
         number(environment, "PMI_SIZE"),
@@ -33,12 +33,12 @@ def hydra(environment: Environment) -> Worker | None:
         number(environment, "MPI_LOCALNRANKS", 1),
         master(environment),
     )
-    if found.master is None and not environment.get("PMI_FD") and not _meets_over_mpi(environment):
+    if process.master is None and not environment.get("PMI_FD") and not _meets_over_mpi(environment):
         raise UnsupportedError(
-            f"this is process {found.rank} of {found.size} of an MPI job that does not say where they meet: set "
+            f"this is process {process.rank} of {process.size} of an MPI job that does not say where they meet: set "
             "MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port of it, for all (mpiexec -genv NAME VALUE)"
         )
-    return found
+    return process
 
 
 def open_mpi(environment: Environment, first: tuple[str, int] | None = None) -> Worker | None:
@@ -50,7 +50,7 @@ def open_mpi(environment: Environment, first: tuple[str, int] | None = None) -> 
     """
     if "OMPI_COMM_WORLD_RANK" not in environment or number(environment, "OMPI_COMM_WORLD_SIZE", 1) == 1:
         return None
-    found = Worker(
+    process = Worker(
         OPEN_MPI,
         number(environment, "OMPI_COMM_WORLD_RANK"),
         number(environment, "OMPI_COMM_WORLD_SIZE"),
@@ -58,16 +58,16 @@ def open_mpi(environment: Environment, first: tuple[str, int] | None = None) -> 
         number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", 1),
         master(environment) or first,
     )
-    if found.master is not None or _meets_over_mpi(environment):
-        return found
+    if process.master is not None or _meets_over_mpi(environment):
+        return process
     job = next((environment[name] for name in JOB if environment.get(name)), "")
-    if found.local_size != found.size or not job:
+    if process.local_size != process.size or not job:
         raise UnsupportedError(
-            f"this is process {found.rank} of {found.size} of an Open MPI job on several hosts, which does not say "
+            f"this is process {process.rank} of {process.size} of an Open MPI job on several hosts, which does not say "
             "where they meet: set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port of it, for all "
             "(mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500)"
         )
-    return replace(found, master=(LOOPBACK, PORTS[zlib.crc32(job.encode()) % len(PORTS)]))
+    return replace(process, master=(LOOPBACK, PORTS[zlib.crc32(job.encode()) % len(PORTS)]))
 
 
 def _meets_over_mpi(environment: Environment) -> bool:

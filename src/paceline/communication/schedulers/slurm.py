@@ -3,16 +3,72 @@
 
 Only a step has a launcher on every node. In a batch script the variables describe the whole allocation, although the
 script runs once, on the first node; so they are never used for a worker.
+
+Slurm's lists of hosts: `node[001-003,7],gpu-a[1-2]b` are six names.
+
+::
+
+    list   = item {"," item}
+    item   = text {"[" range {"," range} "]" text}     every bracket stands for each of its numbers in turn
+    range  = digits ["-" digits]                       as many digits as the first number has, at least
 """
 
 from __future__ import annotations
 
 import re
+from itertools import product
 
-from paceline.communication.schedulers.hostlist import MOST, expand
 from paceline.communication.schedulers.place import PORTS, Environment, Hosts, Worker, number
 from paceline.communication.schedulers.place import master as named_master
 from paceline.errors import UnsupportedError
+
+MOST = 65_536
+"""Most names in a list."""
+
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_PIECES = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
+_ITEMS = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+
+
+def expand(text: str) -> list[str]:
+    """The names of the hosts, in the order of the list.
+
+    Raises:
+        UnsupportedError: it is no such list, or one of more than `MOST` names.
+    """
+    items = _ITEMS.findall(text)
+    if ",".join(items) != text or not items:
+        raise _wrong(text, "brackets or commas do not match")
+    result: list[str] = []
+    for item in items:
+        parts = [_numbers(inside, text) if not outside else [outside] for inside, outside in _PIECES.findall(item)]
+        count = 1
+        for part in parts:
+            count *= len(part)
+        if len(result) + count > MOST:
+            raise _wrong(text, f"more than {MOST} hosts")
+        result += ["".join(name) for name in product(*parts)]
+    return result
+
+
+def _numbers(inside: str, text: str) -> list[str]:
+    """The numbers of one pair of brackets, with their leading zeros."""
+    result: list[str] = []
+    for part in inside.split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise _wrong(text, f"{part!r} is no number and no range")
+        first, last = match[1], match[2] or match[1]
+        if int(last) < int(first) or int(last) - int(first) >= MOST:
+            raise _wrong(text, f"the range {part} is empty or too long")
+        result += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return result
+
+
+def _wrong(text: str, why: str) -> UnsupportedError:
+    shown = text if len(text) < 80 else f"{text[:77]}..."
+    return UnsupportedError(f"not a list of hosts such as node[001-003,7],gpu-a[1-2]: {shown!r} ({why})")
+
 
 OWN_STEPS = 0xFFFF_FFF0
 
@@ -99,13 +155,13 @@ def _tasks(environment: Environment) -> list[int]:
     if not text:
         each = number(environment, "SLURM_NTASKS_PER_NODE", 1)
         return [each] * _nodes(environment)
-    found: list[int] = []
+    result: list[int] = []
     for part in text.split(","):
         match = _COUNT.fullmatch(part)
         if match is None or int(match[2] or 1) > MOST:
             raise UnsupportedError(f"tasks per node are told as in 2(x3),1, got {text!r}")
-        found += [int(match[1])] * int(match[2] or 1)
-    return found
+        result += [int(match[1])] * int(match[2] or 1)
+    return result
 
 
 def _master(environment: Environment) -> tuple[str, int]:

@@ -25,13 +25,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from paceline.communication.sockets.frames import HEADER_BYTES, Closed, Frame, FrameHeader, Late
-from paceline.communication.sockets.framing import Channel
+from paceline.communication.sockets.framing import AGAIN, Channel, Waker, milliseconds
 from paceline.communication.sockets.identity import Identity, handshake_failure, job_refusal
-from paceline.communication.sockets.polls import milliseconds
-from paceline.communication.sockets.records import AGAIN
 from paceline.communication.sockets.rejected import neighbourhood, turned_away
 from paceline.communication.sockets.tls import TLS
-from paceline.communication.sockets.waker import Waker
 from paceline.core import runtime
 from paceline.errors import MismatchError, UnsupportedError
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import select
 import socket
@@ -36,10 +37,88 @@ from paceline.communication.sockets.frames import (
     read_note,
 )
 from paceline.communication.sockets.identity import Identity
-from paceline.communication.sockets.polls import milliseconds, ready, set_options
-from paceline.communication.sockets.records import AGAIN, receive_records
-from paceline.communication.sockets.waker import Waker
 from paceline.errors import MismatchError
+
+
+def set_options(sock: socket.socket) -> None:
+    """Non-blocking, without delay of small frames, and with keepalive."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):  # the names differ between systems
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def milliseconds(deadline: float | None) -> float | None:
+    """Milliseconds until `deadline` for a poll, rounded up and never negative; None for no limit."""
+    if deadline is None or deadline == math.inf:
+        return None
+    return math.ceil(max(0.0, min(deadline - time.monotonic(), 1e6)) * 1000)
+
+
+def ready(sock: socket.socket, error: OSError, events: int, deadline: float | None) -> bool:
+    """Whether, before the deadline, the call that ended with `error` can continue."""
+    if isinstance(error, ssl.SSLWantReadError):
+        events = select.POLLIN
+    elif isinstance(error, ssl.SSLWantWriteError):
+        events = select.POLLOUT
+    poll = select.poll()
+    poll.register(sock, events)
+    return bool(poll.poll(milliseconds(deadline)))
+
+
+AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+"""Errors of a socket call that would block."""
+
+
+def receive_records(sock: ssl.SSLSocket, view: memoryview) -> int:
+    """Copy what has arrived to the beginning of `view`; returns the number of bytes, 0 at the end of the connection.
+
+    Raises:
+        One of `AGAIN`: nothing has arrived.
+    """
+    got = 0
+    try:
+        while got < view.nbytes and (more := sock.recv_into(view[got:])):
+            got += more
+    except AGAIN:
+        if not got:
+            raise
+    return got
+
+
+class Waker:
+    """A thread waits for data at its channel *or* for `wake`: see `Channel.wait`."""
+
+    def __init__(self) -> None:
+        self._wake_up, self._woken = socket.socketpair()
+        self._wake_up.setblocking(False)
+        self._woken.setblocking(False)
+        self._rings = False  # a wake-up is under way, and a further one would say the same
+
+    def fileno(self) -> int:
+        """What to poll."""
+        return self._woken.fileno()
+
+    def wake(self) -> None:
+        """End the wait, or the next one; from any thread."""
+        if self._rings:
+            return
+        self._rings = True
+        with contextlib.suppress(OSError):  # full of wake-ups that were not read yet, or closed
+            self._wake_up.send(b"!")
+
+    def clear(self) -> None:
+        """Forget the wake-ups so far; look only then for what they were about."""
+        with contextlib.suppress(OSError):
+            self._woken.recv(4096)
+        self._rings = False  # not before: a wake-up that this forgets would count as under way for ever
+
+    def close(self) -> None:
+        """End it."""
+        self._wake_up.close()
+        self._woken.close()
+
 
 STALL_S = 60.0
 """Seconds that the rest of a frame may take once it has begun, if the caller gives no deadline."""
@@ -93,6 +172,12 @@ class Channel:
         self._closed = False
         self._head = memoryview(bytearray(HEADER_BYTES))
         set_options(sock)
+
+    def adjust(self, *, limit: int | None = None, stall_s: float | None = None, peer: str | None = None) -> None:
+        """Set what is known of the other end by now; arguments as the attributes, None to keep one."""
+        self.limit = self.limit if limit is None else limit
+        self.stall_s = self.stall_s if stall_s is None else stall_s
+        self.peer = self.peer if peer is None else peer
 
     @property
     def closed(self) -> bool:
@@ -220,11 +305,11 @@ class Channel:
         """Receive the rest of a frame after the first `begun` bytes of its header."""
         self._fill(self._head[begun:], deadline)
         header = FrameHeader.read(self._head, self.limit)
-        said = body = None
+        content = body = None
         if header.note_bytes:
             note = bytearray(header.note_bytes)
             self._fill(memoryview(note), deadline)
-            said = read_note(note)
+            content = read_note(note)
         if header.dtype is not None:
             if buffer is None:
                 body = torch.empty(header.numel, dtype=header.dtype)
@@ -232,7 +317,7 @@ class Channel:
                 body = buffer if isinstance(buffer, Tensor) else buffer(header)
             self._fill(fitting(body, header), deadline)
         self.bytes_received += HEADER_BYTES + header.note_bytes + header.body_bytes
-        return Frame(header.kind, header.numbers, body, said)
+        return Frame(header.kind, header.numbers, body, content)
 
     def readable(self) -> bool:
         """Whether data wait to be received, or the connection has ended."""
@@ -265,8 +350,8 @@ class Channel:
             poll.register(own, select.POLLIN)
             if other is not None:
                 poll.register(other, select.POLLIN)
-            found = poll.poll(milliseconds(deadline))
-            return bool(found) and own in (found[0][0], found[-1][0])
+            polled = poll.poll(milliseconds(deadline))
+            return bool(polled) and own in (polled[0][0], polled[-1][0])
         finally:
             self._unuse()
 
@@ -337,10 +422,10 @@ class Channel:
             return True
         poll = select.poll()
         poll.register(self._sock, select.POLLIN | select.POLLOUT)
-        found = poll.poll(milliseconds(deadline))
-        if not found:
+        polled = poll.poll(milliseconds(deadline))
+        if not polled:
             raise Late(f"{self.peer} did not take what was sent in time")
-        return bool(found[0][1] & ~select.POLLOUT)
+        return bool(polled[0][1] & ~select.POLLOUT)
 
     def _poll(self, error: OSError, events: int, deadline: float | None) -> None:
         """Wait until the call that ended with `error` can continue; `Late` at the deadline."""

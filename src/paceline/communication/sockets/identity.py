@@ -52,8 +52,8 @@ class Identity:
         """Of a verified certificate, as `ssl.SSLSocket.getpeercert` gives it."""
         subject = {key: value for part in certificate.get("subject", ()) for key, value in part}
         name = str(subject.get("commonName", "nobody"))[:64]
-        found = [_URI.fullmatch(value) for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
-        for one in found:
+        result = [_URI.fullmatch(value) for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
+        for one in result:
             if one is not None:
                 return cls(name, one[2], one[3], one[1])
         return cls(name, f"serial-{str(certificate.get('serialNumber', '')).lstrip('0')}")

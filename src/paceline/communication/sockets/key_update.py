@@ -43,8 +43,8 @@ def _function() -> Any:
     try:
         import _ssl
 
-        found = ctypes.CDLL(_ssl.__file__).SSL_key_update  # finds the symbols of the libraries that it was linked to
+        update = ctypes.CDLL(_ssl.__file__).SSL_key_update  # finds the symbols of the libraries that it was linked to
     except (ImportError, AttributeError, OSError):
         return None
-    found.argtypes, found.restype = [ctypes.c_void_p, ctypes.c_int], ctypes.c_int
-    return found
+    update.argtypes, update.restype = [ctypes.c_void_p, ctypes.c_int], ctypes.c_int
+    return update

@@ -71,12 +71,12 @@ def _lead(store: Any, size: int, timeout_s: float) -> int:
 
 def _follow(store: Any, rank: int, token: str, timeout_s: float) -> int:
     deadline = time.monotonic() + timeout_s
-    while not (said := _read(store, f"{PREFIX}/answer/{token}")):
+    while not (content := _read(store, f"{PREFIX}/answer/{token}")):
         if time.monotonic() > deadline:
             raise PeerLostError(f"worker 0 did not answer within {timeout_s:g} s: look at its last lines")
         time.sleep(LOOK_EVERY_S)
-    store.set(f"{PREFIX}/{said}/confirms/{rank}", token)
-    return int(said)
+    store.set(f"{PREFIX}/{content}/confirms/{rank}", token)
+    return int(content)
 
 
 def _read(store: Any, key: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -16,8 +17,8 @@ import torch.distributed as dist
 
 from paceline.communication import schedulers
 from paceline.communication.schedulers import Worker
-from paceline.communication.torch.store import LOOPBACK, open_store, own_address
-from paceline.core.world import host_name
+from paceline.communication.torch.store import LOOPBACK, is_loopback, open_store, own_address
+from paceline.core.world import World, host_name
 from paceline.errors import PeerLostError, UnsupportedError
 from paceline.extensions import RENDEZVOUS, extension
 
@@ -100,3 +101,26 @@ def _join(worker: Worker, host: str, port: int, timeout_s: float) -> Any:
             f"{timeout_s:g} s [rank {worker.rank} of {worker.size} on {socket.gethostname()}]: did its process begin, "
             "and can this host reach that address?"
         ) from error
+
+
+def find_address(world: World, gather: Callable[[str], list[Any]]) -> str:
+    """The address of this host's interface that leads to the workers' store.
+
+    The store's host may resolve its own name to a loopback address. If other workers have a real address, it uses the
+    interface that leads to them.
+
+    Args:
+        world: this worker, with all hosts.
+        gather: given this worker's value, returns all workers' values in rank order.
+    """
+    hosts = [host for host in dict.fromkeys(world.hosts) if host != world.host]
+    try:
+        own = own_address(address() or (hosts[0] if hosts else LOOPBACK))
+    except UnsupportedError as error:
+        if hosts:
+            raise UnsupportedError(
+                world.sign(f"{error}; set MASTER_ADDR to an address of rank 0's host that all workers reach")
+            ) from error
+        own = LOOPBACK
+    others = [str(one) for one in gather(own) if not is_loopback(str(one))]
+    return own_address(others[0]) if is_loopback(own) and others else own

@@ -50,9 +50,9 @@ def listen(host: str, port: int) -> socket.socket | None:
     For example behind a router with port forwarding, or if a host resolves its own name to a loopback address. Then
     torch's store listens at every interface.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    for family, _, _, _, where in sorted(found, key=lambda entry: entry[0] != socket.AF_INET):
-        if _is_loopback(str(where[0])) and not is_local(host):
+    candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for family, _, _, _, where in sorted(candidates, key=lambda entry: entry[0] != socket.AF_INET):
+        if is_loopback(str(where[0])) and not is_local(host):
             continue
         try:
             return socket.create_server((str(where[0]), port), family=family, backlog=BACKLOG)
@@ -63,7 +63,7 @@ def listen(host: str, port: int) -> socket.socket | None:
 
 def is_local(host: str) -> bool:
     """Whether this name means the local host on every host."""
-    return host == "localhost" or _is_loopback(host)
+    return host == "localhost" or is_loopback(host)
 
 
 def own_address(towards: str) -> str:
@@ -75,17 +75,18 @@ def own_address(towards: str) -> str:
     if simulated is not None:
         return simulated[1]
     try:
-        found = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
-        family, kind, protocol, _, where = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+        candidates = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, where = min(candidates, key=lambda entry: entry[0] != socket.AF_INET)
         with socket.socket(family, kind, protocol) as sock:
             sock.connect(where)
             own = str(sock.getsockname()[0])
     except (OSError, UnicodeError) as error:  # the latter: not a host name
         raise UnsupportedError(f"there is no way from here to {towards!r}: {error}; name an address") from error
-    return LOOPBACK if _is_loopback(own) and family == socket.AF_INET else own
+    return LOOPBACK if is_loopback(own) and family == socket.AF_INET else own
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether it is an address of the loopback interface."""
     try:
         return ipaddress.ip_address(host.split("%")[0]).is_loopback
     except ValueError:

@@ -20,10 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.communication.base import Pending, check_other, check_sizes, world_within
+from paceline.communication.base import Pending, SubgroupTransport, check_other, check_sizes, world_within
 from paceline.communication.calls import AGREEMENT
 from paceline.communication.schedulers import LAUNCHER_VARIABLES
-from paceline.communication.subgroups import SubgroupTransport
 from paceline.communication.torch import attempt, rendezvous
 from paceline.communication.torch.groups import Begin, Connection, GroupHolder
 from paceline.core.world import World, host_name
@@ -199,15 +198,15 @@ def _join_launcher(timeout: timedelta) -> None:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(worker.local_rank % torch.cuda.device_count())
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if attempt.shares_store():
-        found = {"store": attempt.fresh_store(worker, timeout)}
+        arguments = {"store": attempt.fresh_store(worker, timeout)}
     elif not worker.env:
         store = rendezvous.store(worker, timeout.total_seconds())
-        found = {"store": dist.PrefixStore("paceline/group", store)}  # type: ignore[attr-defined]
-    if found:
-        found |= {"rank": worker.rank, "world_size": worker.size}
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout, **found)
+        arguments = {"store": dist.PrefixStore("paceline/group", store)}  # type: ignore[attr-defined]
+    if arguments:
+        arguments |= {"rank": worker.rank, "world_size": worker.size}
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout, **arguments)
     # The default group stays until the program ends: a destroyed one cannot be made again over the same store, which
     # has the old addresses, and a program may attach more than once.
     atexit.register(_leave_launcher)

@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from paceline.communication.sockets.channel import TLS, Channel, Closed, Frame, connect
 from paceline.communication.sockets.identity import CONTROL, WORKER, refusal
@@ -25,26 +25,25 @@ FrameParts = tuple[int, tuple[int, ...], Any]
 _CONNECTIONS: weakref.WeakSet[ClientConnection] = weakref.WeakSet()
 
 
-class ConnectionOwner(Protocol):
-    """The owner of a connection; called in the connection's thread, except for the first hello."""
+@dataclass(frozen=True)
+class ConnectionEvents:
+    """What the owner of a connection does; called in the connection's thread, except for the first hello.
 
-    def hello(self) -> FrameParts:
-        """The first frame of a connection."""
+    Attributes:
+        hello: gives the first frame of a connection.
+        welcome: gets the answer to it.
+        may_rejoin: whether this worker, which the server no longer knows, may join as a new one.
+        to_resend: gives the frames to send after every reconnect.
+        received: gets any other frame.
+        ended: the connection has ended with this error.
+    """
 
-    def welcome(self, frame: Frame) -> None:
-        """The answer to it."""
-
-    def may_rejoin(self) -> bool:
-        """Whether this worker, which the server no longer knows, may join as a new one."""
-
-    def to_resend(self) -> list[FrameParts]:
-        """The frames to send after every reconnect."""
-
-    def received(self, frame: Frame) -> None:
-        """Any other frame."""
-
-    def ended(self, error: PacelineError) -> None:
-        """The connection has ended with this error."""
+    hello: Callable[[], FrameParts]
+    welcome: Callable[[Frame], None]
+    may_rejoin: Callable[[], bool]
+    to_resend: Callable[[], list[FrameParts]]
+    received: Callable[[Frame], None]
+    ended: Callable[[PacelineError], None]
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class ClientConnection:
         owner: gets its frames.
     """
 
-    def __init__(self, where: ControlAddress, timeout_s: float, owner: ConnectionOwner) -> None:
+    def __init__(self, where: ControlAddress, timeout_s: float, owner: ConnectionEvents) -> None:
         self._where, self._timeout_s, self._owner = where, timeout_s, owner
         self._sending = runtime.Lock()
         self._pending: dict[int, FrameParts] = {}  # unanswered requests, in order
@@ -127,7 +126,7 @@ class ClientConnection:
         self._closing.set()
 
     def renew(self) -> None:
-        """The server is another one than that to which this connects: connect anew."""
+        """The server is another one than that to which this connects: connect again."""
         self._channel.close()
 
     def close(self) -> None:
@@ -211,7 +210,7 @@ class ClientConnection:
         channel = self._where.connect(max(0.1, until - runtime.monotonic()))
         try:
             _check_server(channel)
-            channel.limit = 0
+            channel.adjust(limit=0)
             kind, numbers, note = self._owner.hello()
             channel.send(kind, numbers, note=note, deadline_s=self._timeout_s)
             answer = channel.receive(deadline_s=max(0.1, until - runtime.monotonic()))
@@ -300,7 +299,7 @@ class Heartbeats:
 
     def _beat_until_closed(self, channel: Channel) -> None:
         worker, secret = self._hello()
-        channel.limit = 0
+        channel.adjust(limit=0)
         channel.send(wire.PULSE, (worker,), note=secret, deadline_s=self._silence_s)
         self._welcome(self._take(channel, wire.WELCOME))
         while not self._closing.is_set():

@@ -23,9 +23,9 @@ from typing import Any
 
 from paceline.communication.sockets.channel import Frame
 from paceline.flow.control import wire
+from paceline.flow.control.members import ControlMessage
 from paceline.flow.control.messages import Terms
 from paceline.flow.control.state_machine import StateMachine
-from paceline.flow.control.worker_record import ControlMessage
 
 VERSION = 1
 
@@ -43,7 +43,7 @@ class _Progress:
 
 
 def _number(facts: Mapping[str, Any], name: str) -> float:
-    """What a worker has said of itself; 0 for anything that is no number."""
+    """What a worker reports of itself; 0 for anything that is no number."""
     value = facts.get(name, 0)
     return value if type(value) in (int, float) and 0 <= value < 1 << 53 else 0
 
@@ -104,22 +104,22 @@ class FlightRecorder:
             about = {"exchange": self._exchange, "generation": machine.committed_in, "workers": rows}
             self._tell("exchange", about)
 
-    def message(self, machine: StateMachine, said: ControlMessage, now: float) -> None:
+    def message(self, machine: StateMachine, outgoing: ControlMessage, now: float) -> None:
         """A message of the state machine; events go on to the log."""
-        if said.worker is not None:
-            if said.kind == "answer" and len(said.numbers) > 1 and said.worker in self._workers:
-                self._workers[said.worker].leases += 1
+        if outgoing.worker is not None:
+            if outgoing.kind == "answer" and len(outgoing.numbers) > 1 and outgoing.worker in self._workers:
+                self._workers[outgoing.worker].leases += 1
             return
         self._look(machine, now)
-        about = said.note
-        if said.kind == "joined":
+        about = outgoing.note
+        if outgoing.kind == "joined":
             self._workers[about["worker"]] = _Progress(acted_at=now)
             if not self._program and machine.fingerprint is not None:
                 self._program = True
                 rule = str(machine.fingerprint.get("rule", ""))[:500]
                 self._tell("program", {"rule": rule, "numbers": int(_number(machine.fingerprint, "numbers"))})
-        elif said.kind in ("lost", "left", "left early"):
+        elif outgoing.kind in ("lost", "left", "left early"):
             one = self._workers.pop(about["worker"], _Progress(acted_at=now))
             after_s = round(max(0.0, now - one.acted_at), 3)
             about = {**about, "came": one.came, "reported": one.reported, "after_s": after_s}
-        self._tell(said.kind, about)
+        self._tell(outgoing.kind, about)

@@ -76,7 +76,7 @@ class ControlLedger:
     def check(self, worker: int, marks: Sequence[Mark]) -> None:
         """Refuse a commit of places that the worker does not hold, or that it names twice.
 
-        Places that are done, or beyond the end that another worker has found since, do no harm. Nor do those that the
+        Places that are done, or beyond the end that another worker has reported, do no harm. Nor do those that the
         worker reported after a restart of this server, whose record may be older than a lease.
 
         Raises:
@@ -150,7 +150,7 @@ class ControlLedger:
         self.strange += _places(marks) - _places(owned)
 
     def give_back(self, worker: int, marks: Sequence[Mark]) -> int:
-        """The work on these places of its leases was left out of the exchange: they go to another worker, once.
+        """The work on these places of its leases was rejected in the exchange: they go to another worker, once.
 
         Returns:
             Places that were given back before; they now count as done, since their samples may cause the bad results.
@@ -227,10 +227,10 @@ class ControlLedger:
         ]
 
     def _ends(self, worker: int, loader: int, epoch: int, total: int) -> None:
-        """A worker found the end of an epoch: it must hold places of it, and done places must lie before the end."""
+        """A worker reports the end of an epoch: it must hold places of it, and done places must lie before the end."""
         extent = self._ledger.extent(loader, epoch)
         if (extent is None and epoch <= self._ledger.closed(loader)) or (extent is not None and total >= extent[0]):
-            return  # another worker has said so
+            return  # another worker has reported it
         if extent is not None and extent[0] != ENDLESS:
             raise MismatchError(
                 f"worker {worker} says that epoch {epoch} of loader {loader} ends after {total} places, and all "

@@ -50,9 +50,9 @@ class WorkerAddress:
     @classmethod
     def read(cls, note: Any) -> WorkerAddress:
         """What `note` gave; MismatchError for anything else."""
-        said = validation.rows(note, "the parts of a place")
-        said = [*said, "", ""][:6] if len(said) in (4, 5) else said
-        worker, host, address, port, certificate, relayed = validation.row(said, 6, "a place")
+        fields = validation.rows(note, "the parts of a place")
+        fields = [*fields, "", ""][:6] if len(fields) in (4, 5) else fields
+        worker, host, address, port, certificate, relayed = validation.row(fields, 6, "a place")
         return cls(
             validation.whole(worker, 0, validation.WORKERS, "a worker's number"),
             validation.text(host, 255, "a host"),
@@ -136,16 +136,16 @@ class Generation:
     @classmethod
     def read(cls, note: Any) -> Generation:
         """What `note` gave; MismatchError for anything else."""
-        said = validation.table(note, "a generation")
-        donor = said.get("donor")
+        fields = validation.table(note, "a generation")
+        donor = fields.get("donor")
         return cls(
-            validation.whole(said.get("number"), 0, validation.HUGE, "a generation"),
-            tuple(WorkerAddress.read(one) for one in validation.rows(said.get("members"), "the members")),
-            validation.whole(said.get("exchange"), 0, validation.HUGE, "an exchange"),
-            frozenset(validation.workers(said.get("newcomers"))),
+            validation.whole(fields.get("number"), 0, validation.HUGE, "a generation"),
+            tuple(WorkerAddress.read(one) for one in validation.rows(fields.get("members"), "the members")),
+            validation.whole(fields.get("exchange"), 0, validation.HUGE, "an exchange"),
+            frozenset(validation.workers(fields.get("newcomers"))),
             None if donor is None else validation.whole(donor, 0, validation.WORKERS, "a donor"),
-            validation.text(said.get("reason"), validation.REASON, "a reason"),
-            validation.whole(said.get("wanted", 0), 0, validation.WORKERS, "wanted workers"),
+            validation.text(fields.get("reason"), validation.REASON, "a reason"),
+            validation.whole(fields.get("wanted", 0), 0, validation.WORKERS, "wanted workers"),
         )
 
 
@@ -246,12 +246,12 @@ class About:
     @classmethod
     def read(cls, note: Any) -> About:
         """What `note` gave; MismatchError for anything else."""
-        said = validation.table(note, "what a worker says about itself")
+        fields = validation.table(note, "what a worker says about itself")
         place = WorkerAddress.read(
-            [0, said.get("host"), said.get("address"), said.get("port"), "", said.get("door", "")]
+            [0, fields.get("host"), fields.get("address"), fields.get("port"), "", fields.get("door", "")]
         )
-        fingerprint = validation.small(said.get("fingerprint"), 1 << 16, "a fingerprint")
-        first = validation.whole(said.get("first", 0), 0, validation.WORKERS, "the first workers")
+        fingerprint = validation.small(fields.get("fingerprint"), 1 << 16, "a fingerprint")
+        first = validation.whole(fields.get("first", 0), 0, validation.WORKERS, "the first workers")
         return cls(place.host, place.address, place.port, fingerprint, first, place.relayed)
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
+import queue
 import socket
 import threading
 from collections.abc import Callable
@@ -23,15 +25,189 @@ from paceline.communication.sockets.frames import write_note
 from paceline.communication.sockets.rejected import turned_away
 from paceline.core import runtime
 from paceline.errors import GivenUpError, MismatchError, OverError, PacelineError, RefusedError
-from paceline.flow.control import log_file, recovery, validation, wire
-from paceline.flow.control.dispatch import dispatch
-from paceline.flow.control.event_sender import EventSender
+from paceline.flow.control import recovery, validation, wire
 from paceline.flow.control.flight import FlightRecorder
-from paceline.flow.control.group_commit import GroupCommit
+from paceline.flow.control.members import Commit, WorkerRecord
 from paceline.flow.control.messages import About, Terms
-from paceline.flow.control.server_connection import ServerConnection
+from paceline.flow.control.recovery import GroupCommit
 from paceline.flow.control.state_machine import StateMachine
-from paceline.flow.control.worker_record import WorkerRecord
+from paceline.flow.control.wire import MESSAGE_KINDS
+
+OFTEN = 20
+"""Events of unauthenticated connections within a minute, at most; the rest are counted."""
+_LOG = logging.getLogger("paceline.control")
+
+
+class EventSender:
+    """Calls `told` with each event's (kind, about)."""
+
+    def __init__(self, told: Callable[[str, dict[str, Any]], None]) -> None:
+        self._told = told
+        self._queue: queue.SimpleQueue[tuple[str, dict[str, Any]] | None] = runtime.SimpleQueue()
+        self._guard = runtime.Lock()
+        self._count, self._since, self._left_out = 0, runtime.monotonic(), 0
+        self._thread = runtime.thread(self._run, "paceline-control-log")
+        self._thread.start()
+
+    def tell(self, kind: str, about: dict[str, Any]) -> None:
+        """Queue an event."""
+        self._queue.put((kind, about))
+
+    def limited(self, kind: str, about: dict[str, Any]) -> None:
+        """Queue an event that an unauthenticated connection could cause without limit."""
+        with self._guard:
+            now = runtime.monotonic()
+            if now - self._since > 60:
+                self._since, self._count = now, 0
+            self._count += 1
+            if self._count > OFTEN:
+                self._left_out += 1
+                return
+            left_out, self._left_out = self._left_out, 0
+        self.tell(kind, {**about, **({"not_shown": left_out} if left_out else {})})
+
+    def close(self) -> None:
+        """Deliver the queued events, and stop."""
+        self._queue.put(None)
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while (one := self._queue.get()) is not None:
+            try:
+                self._told(*one)
+            except Exception:  # a failing log must not end the run
+                _LOG.exception("an event of the control plane could not be told: %s", one[0])
+
+
+SMALL = 1024
+"""Bytes of a note, at most, that may be sent at once."""
+OUTBOX = 1000
+"""Most frames queued for a worker that does not read them; with more it is lost."""
+SEND_S = 10.0
+"""Seconds in which a worker must read a frame."""
+READ_S = 5.0
+"""Seconds that an ended connection stays open for what the worker still sends. To close with unread frames resets the
+connection, and the worker would lose the last frames that were sent to it."""
+
+
+class ServerConnection:
+    """Sends frames to one worker, in order.
+
+    Args:
+        channel: the connection; its owner closes it.
+        name: of the thread.
+    """
+
+    def __init__(self, channel: Channel, name: str) -> None:
+        self.channel = channel
+        self._outbox: queue.SimpleQueue[tuple[int, tuple[int, ...], bytes] | None] = runtime.SimpleQueue()
+        self._queued = self._taken = 0  # frames; each is counted by one thread only
+        self._read, self._sent = runtime.Event(), runtime.Event()
+        self._ended = False
+        runtime.thread(self._send, f"paceline-say-{name}").start()
+
+    def send(self, kind: int, numbers: tuple[int, ...] = (), note: bytes = b"") -> None:
+        """Send a frame, or queue it; never waits. One thread at a time.
+
+        Args:
+            kind: of the frame.
+            numbers: of the frame.
+            note: as JSON.
+        """
+        if self._queued == self._taken and len(note) <= SMALL and self.channel.takes():
+            self._try(kind, numbers, note)
+        elif self._outbox.qsize() > OUTBOX:
+            self.channel.close()
+        else:
+            self._queued += 1
+            self._outbox.put((kind, numbers, note))
+
+    def end(self, read: bool = False) -> None:
+        """Close the connection once all queued frames are sent and the worker has closed its end.
+
+        Args:
+            read: the worker has closed its end, or nobody reads from it any more.
+        """
+        if read:
+            self._read.set()
+        if not self._ended:
+            self._ended = True
+            self._outbox.put(None)
+
+    def wait_sent(self, limit_s: float) -> None:
+        """Wait until an ended connection has sent its frames and is closed."""
+        self._sent.wait(limit_s)
+
+    def _send(self) -> None:
+        try:
+            while (one := self._outbox.get()) is not None:
+                if not self._try(*one):
+                    return
+                self._taken += 1
+            self._read.wait(READ_S)
+        finally:
+            self.channel.close()
+            self._sent.set()
+
+    def _try(self, kind: int, numbers: tuple[int, ...], note: bytes) -> bool:
+        """Send a frame; whether it is sent. If not, the connection is closed, which its reader sees."""
+        try:
+            try:
+                self.channel.send(kind, numbers, note=note, deadline_s=SEND_S)
+            except ValueError as error:  # too long for a frame
+                self.channel.send(MESSAGE_KINDS["wrong"], numbers[:1], note=str(error)[:500], deadline_s=SEND_S)
+            return True
+        except (PacelineError, OSError, ValueError):
+            self.channel.close()
+            return False
+
+
+def dispatch(machine: StateMachine, worker: int, frame: Frame, now: float) -> None:
+    """Carry out one frame; MismatchError if it is invalid."""
+    first, second, third, *_ = frame.numbers
+    if frame.kind == wire.STARTS:
+        machine.starts(worker, validation.whole(first, 1, validation.HUGE, "an exchange"), now, bool(second))
+    elif frame.kind == wire.HOLDS:
+        wanted = validation.whole(third, 0, validation.WORKERS, "wanted workers")
+        machine.holds_state(worker, *_whole(first, second), now, wanted)
+    elif frame.kind == wire.BYE:
+        if first == wire.FINISHED:
+            machine.bye(worker, now)
+        else:
+            machine.leave(worker, first == wire.LEAVES_ANYWAY, now)
+    else:
+        serial = validation.whole(first, 1, validation.HUGE, "a serial number")
+        if frame.kind == wire.COMMIT:
+            fields = validation.table(frame.note, "a commit")
+            facts = validation.small(fields.get("facts"), 1 << 12, "the facts of a commit")
+            returned = validation.marks(fields.get("returned", []))
+            wanted = validation.whole(fields.get("wanted", 0), 0, validation.WORKERS, "wanted workers")
+            commit = Commit(serial, validation.marks(fields.get("marks")), facts, returned, wanted)
+            machine.commit(worker, *_whole(second, third), commit, now)
+        elif frame.kind == wire.FAILED:
+            fields = validation.table(frame.note, "a complaint")
+            why = validation.text(fields.get("why"), validation.REASON, "why")
+            suspects = validation.workers(fields.get("suspects"))
+            machine.failed(worker, serial, _whole(second, 0)[0], why, suspects, now)
+        elif frame.kind == wire.ASK:
+            machine.ask(worker, serial, validation.question(frame.numbers[1:7]), now)
+        elif frame.kind == wire.TELL:
+            said_too = validation.rows(frame.note, "what a worker tells")
+            if not said_too or not isinstance(said_too[0], str):
+                raise MismatchError("a worker tells a kind and values")
+            machine.tell(worker, serial, said_too[0], said_too[1:], now)
+        elif frame.kind == wire.LEDGER:
+            machine.send_ledger(worker, serial)
+        else:
+            raise MismatchError(f"a worker sends no frame of kind {frame.kind}")
+
+
+def _whole(generation: int, exchange: int) -> tuple[int, int]:
+    return (
+        validation.whole(generation, 0, validation.HUGE, "a generation"),
+        validation.whole(exchange, 0, validation.HUGE, "an exchange"),
+    )
+
 
 HELLO_S = 5.0
 """Seconds within which a new connection must send its hello."""
@@ -98,12 +274,12 @@ class ControlServer:
         self._threads: list[threading.Thread] = []
 
     def _load(self) -> None:
-        state = None if self._record is None else log_file.read(self._record)
+        state = None if self._record is None else recovery.read(self._record)
         if state is not None:
             try:
                 recovery.load(self._machine, state, runtime.monotonic())
             except (LookupError, TypeError, ValueError, AttributeError) as error:
-                raise log_file.damaged(self._record, f"{type(error).__name__}: {error}") from error
+                raise recovery.damaged(self._record, f"{type(error).__name__}: {error}") from error
 
     def start(self) -> None:
         """Accept workers."""
@@ -148,7 +324,7 @@ class ControlServer:
     def revoke(self, workers: list[int], certificates: list[str], unknown: bool, why: str) -> list[int]:
         """Accept these certificates no more, and close the connections of the workers that have them.
 
-        See `MembershipState.revoke`; the record is written before this returns.
+        See `StateMachine.revoke`; the record is written before this returns.
         """
         with self._turn() as now:
             out = self._machine.revoke(workers, certificates, unknown, why, now)
@@ -176,7 +352,7 @@ class ControlServer:
 
     def _serve(self, channel: Channel) -> None:
         """Serve one connection until it ends."""
-        channel.limit, channel.stall_s = 0, STALL_S
+        channel.adjust(limit=0, stall_s=STALL_S)
         try:
             hello = channel.receive(deadline_s=HELLO_S)
             if hello.kind != wire.PULSE:
@@ -250,16 +426,16 @@ class ControlServer:
             if hello.kind == wire.HELLO:
                 record = self._machine.join(About.read(hello.note), now, channel.identity)
             elif hello.kind == wire.BACK:
-                said = validation.table(hello.note, "what a worker says that comes back")
-                marks = validation.marks(said.get("marks"))
-                record = recovery.known(self._machine, hello.numbers[0], said.get("secret"), channel.identity)
+                fields = validation.table(hello.note, "what a worker says that comes back")
+                marks = validation.marks(fields.get("marks"))
+                record = recovery.known(self._machine, hello.numbers[0], fields.get("secret"), channel.identity)
                 state = recovery.MemberState(*hello.numbers[1:4])
                 recovery.back(self._machine, record, state, marks, now)
             else:
                 raise MismatchError(f"a connection begins with a hello, not with a frame of kind {hello.kind}")
             connection = self._connections[record.worker] = ServerConnection(channel, str(record.worker))
             del self._unidentified[channel]
-            channel.peer = record.name
+            channel.adjust(peer=record.name)
             terms = self._machine.terms
             note = {"secret": record.secret, "beat_s": terms.beat_s, "silence_s": terms.silence_s}
             note |= {"quorum_s": terms.quorum_s, "run": self._machine.run, "most": terms.max_workers}
@@ -341,14 +517,14 @@ class ControlServer:
     def _changed(self) -> bytes | None:
         if not self._machine.dirty or self._record is None:
             return None
-        text = log_file.encode(recovery.state(self._machine))
+        text = recovery.encode(recovery.state(self._machine))
         self._machine.dirty = False
         return text
 
     def _write(self, state: bytes) -> None:
         assert self._record is not None
         try:
-            log_file.write(self._record, state)
+            recovery.write(self._record, state)
         except OSError as error:  # a full disk must not end the run; a restart from the older one is refused then
             self._machine.dirty = True
             self._events.limited("record", {"path": str(self._record), "why": str(error)})

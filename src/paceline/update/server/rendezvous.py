@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Sequence
 
 from paceline.communication import Transport
-from paceline.communication.sockets.address import find_address
 from paceline.communication.sockets.channel import TLS, Channel, Listener, connect, listen
 from paceline.communication.sockets.identity import rank_role, refusal
 from paceline.communication.sockets.rejected import turned_away
+from paceline.communication.torch.rendezvous import find_address
 from paceline.core import runtime
 from paceline.core.world import World
 from paceline.errors import MismatchError, PacelineError, PeerLostError
@@ -77,7 +77,7 @@ def connect_all(transport: Transport, timeout_s: float, tls: TLS | None) -> tupl
                 problem = error
             _agree(transport, problem)
         for channel in [*outgoing.values(), *acceptor.incoming.values()]:
-            channel.stall_s = timeout_s  # a large frame on a slow link takes long, and its sender lives
+            channel.adjust(stall_s=timeout_s)  # a large frame on a slow link takes long, and its sender lives
         return outgoing, acceptor.incoming
     except BaseException:
         for channel in [*outgoing.values(), *(acceptor.close() if acceptor is not None else [])]:
@@ -140,14 +140,15 @@ class _Acceptor:
 
     def _admit(self, channel: Channel) -> None:
         """Receive the hello of a connection, in its own thread."""
-        limit, channel.limit = channel.limit, 0
+        limit = channel.limit
+        channel.adjust(limit=0)
         try:
             hello = channel.receive(deadline_s=HELLO_S)
             rank = hello.numbers[0]
             known = isinstance(hello.note, str) and hmac.compare_digest(hello.note.encode(), self._token)
             impostor = self._impostor(rank, channel) if known else ""
             if hello.kind == HELLO and known and not impostor and self._take(rank, channel):
-                channel.limit = limit
+                channel.adjust(limit=limit)
                 return
             why: object = impostor or f"rank {rank} is not expected" if known else "it does not know the token"
         except (PacelineError, OSError, ValueError) as error:  # of a stranger, or of a worker that has failed
@@ -168,7 +169,7 @@ class _Acceptor:
         with self._changed:
             if self._closed.is_set() or rank not in self._missing():
                 return False
-            channel.peer = self._world.name(rank)
+            channel.adjust(peer=self._world.name(rank))
             self.incoming[rank] = channel
             self._changed.notify_all()
             return True

@@ -24,8 +24,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from paceline.communication.sockets.certificates import Authority
+from paceline.communication.sockets.framing import set_options
 from paceline.communication.sockets.identity import CONTROL, WORKER
-from paceline.communication.sockets.polls import set_options
 from paceline.communication.sockets.rejected import turned_away
 from paceline.errors import MismatchError, PacelineError, PeerLostError, UnsupportedError
 from paceline_plugins.sites.relay.invitation import LEAD, Invitation, fingerprint

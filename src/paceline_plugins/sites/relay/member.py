@@ -20,8 +20,8 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.communication.sockets.channel import TLS, Channel, Closed, Late, secure
+from paceline.communication.sockets.framing import set_options
 from paceline.communication.sockets.identity import Identity, handshake_failure, job_refusal
-from paceline.communication.sockets.polls import set_options
 from paceline.core import runtime
 from paceline.errors import MismatchError, PacelineError
 from paceline_plugins.sites.relay.protocol import BEAT_S, LINE, MEMBER, SILENCE_S, STREAM, line, prelude, read_line

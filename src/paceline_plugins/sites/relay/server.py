@@ -21,8 +21,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.communication.sockets.framing import set_options
 from paceline.communication.sockets.identity import Identity, handshake_failure, job_refusal
-from paceline.communication.sockets.polls import set_options
 from paceline.communication.sockets.rejected import neighbourhood, turned_away
 from paceline.communication.sockets.tls import TLS
 from paceline.errors import PacelineError, UnsupportedError
