@@ -139,7 +139,9 @@ def test_the_map_of_the_files_is_true() -> None:
     """Paths in words exist, and so does every folder of the map in CONTRIBUTING.md; the map leaves none out."""
     contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     pages = {**TEXTS, ROOT / "CONTRIBUTING.md": contributing}
-    named = {path for text in pages.values() for path in re.findall(r"\bsrc/paceline(?:_plugins)?/[\w/]+(?:\.py)?", text)}
+    named = {
+        path for text in pages.values() for path in re.findall(r"\bsrc/paceline(?:_plugins)?/[\w/]+(?:\.py)?", text)
+    }
     assert sorted(path for path in named if not (ROOT / path).exists()) == []
     parts = re.search(r"^src/paceline/\n((?:  .*\n)+)", contributing, flags=re.MULTILINE)
     assert parts is not None
