@@ -88,7 +88,7 @@ def lives(pid: int) -> bool:
 
 def in_worker(points: Points) -> None:
     """The places of a worker, but for those that its program has itself."""
-    from paceline.checkpoint import find, saving, store
+    from paceline.checkpoint import loading, saving, store
     from paceline.flow import joining, membership
     from paceline.flow.control import client
     from paceline.run import assembly
@@ -98,7 +98,7 @@ def in_worker(points: Points) -> None:
     points.around(client.ControlClient, "holds_state", after="holds")
     points.around(joining, "receive_state", before="take")
     points.around(joining.PackedState, "give", before="give")
-    points.around(find.CheckpointFinder, "found", after="resume")
+    points.around(loading.CheckpointFinder, "found", after="resume")
     points.around(assembly, "_load", after="loaded")
     points.around(membership.ElasticMembership, "commit", before="summed", after="verdict")
     points.around(membership.ElasticMembership, "take_over", before="applied")

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 from devtools.storm.faults import Faults, Run
 from devtools.world.disk import SimDisk
 
-from paceline.checkpoint.steps import is_step
+from paceline.checkpoint.files import is_step
 
 MOST_OPERATIONS = 60
 """Within so many operations from now a disk's fault happens."""

@@ -25,7 +25,7 @@ from devtools.world.scheduler import Broken
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from paceline.checkpoint.steps import is_step
+from paceline.checkpoint.files import is_step
 from paceline.communication.ring import RingListener, RingTransport
 from paceline.core import runtime
 from paceline.core.world import World as Coordinates

@@ -11,7 +11,7 @@ from typing import Any
 from devtools.storm.mutants import Plant, _instead, _nothing
 from devtools.world.process import _ProcessDisk
 
-from paceline.checkpoint import files, find, loading, saving, store
+from paceline.checkpoint import files, loading, saving, store
 from paceline.checkpoint.claim import DirectoryClaim
 from paceline.checkpoint.store import DirectoryStore
 from paceline.core import runtime
@@ -26,7 +26,7 @@ def _own_newest() -> Any:
                 return loading.FoundCheckpoint(number, steps.name(number), manifest, state)
         return loading.FoundCheckpoint()
 
-    return _instead(find, "newest", newest)
+    return _instead(loading, "newest", newest)
 
 
 def _first_manifest() -> Any:
@@ -45,7 +45,7 @@ def _takes_the_newest_without_a_look() -> Any:
             return loading.FoundCheckpoint()
         return loading.step_of(steps, there[-1], transport)
 
-    return _instead(find, "newest", newest)
+    return _instead(loading, "newest", newest)
 
 
 def _does_not_sync_the_manifest() -> Any:

@@ -16,8 +16,6 @@ from devtools.world.locks import SimCondition, SimEvent, SimLock, SimQueue
 from devtools.world.network import ProcessNetwork, SimChannel, SimListener, SimNetwork
 from devtools.world.scheduler import Killed, Owner, Scheduler, SimThread
 
-from paceline.core.disk import FileLock
-
 EPOCH_S = 1_800_000_000.0
 """What wall clocks show when a world begins, if they are right."""
 
@@ -196,7 +194,7 @@ class _ProcessDisk:
     def is_link(self, path: Path) -> bool:
         return self._disk.is_link(path)
 
-    def lock(self, path: Path) -> FileLock | None:
+    def lock(self, path: Path) -> SimFileLock | None:
         taken = self._disk.lock_for(self._process, path)
         if taken is not None:
             self._process.locks.append(taken)

@@ -130,7 +130,7 @@ class Owner:
     stopped: bool
     threads: dict[SimThread, None]
 
-    def as_machine(self) -> runtime.Machine:
+    def as_machine(self) -> object:
         """What `paceline.core.runtime` asks in its threads."""
         raise NotImplementedError
 

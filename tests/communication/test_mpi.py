@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import paceline
 from paceline.cli import app
 from paceline.communication import connect, schedulers, virtual
-from paceline.core.extras import MissingExtraError
+from paceline.core.lazy import MissingExtraError
 from paceline.errors import UnsupportedError
 from paceline_plugins.mpi import library, meeting
 

@@ -71,7 +71,7 @@ def test_lists_that_make_no_sense(make: Callable[[Any], Any], tmp_path: Path) ->
     (there,) = number_files(tmp_path, [1])
     with pytest.raises(ValueError, match=r"1 of 2 files are not there, the first is .*nowhere"):
         make([there, tmp_path / "nowhere"])
-    with pytest.raises(ValueError, match="stands in the list twice"):
+    with pytest.raises(ValueError, match="is in the list twice"):
         make([there, str(there)])
     with pytest.raises(ValueError, match="is one name"):
         make(str(there))

@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from paceline.core.world import World
 from paceline.data import LoaderRegistry
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.assignment import EvenAssignment
-from paceline.data.sampling.lookup_cache import LookupCache
+from paceline.data.sampling.assignment import EvenAssignment, LookupCache
 from paceline.data.sampling.order import Shuffled
 from paceline.data.sampling.permutation import Permutation
 from paceline.data.sampling.split import split_of

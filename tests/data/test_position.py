@@ -15,8 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 import paceline
 from paceline.core.state_tree import build, flatten
-from paceline.data.sampling.position import Position
-from paceline.data.sampling.shard_progress import ShardProgress
+from paceline.data.sampling.position import Position, ShardProgress
 from paceline.errors import CheckpointError
 from paceline.forecast.sim import Clock
 from tests.data.test_shared_loader import Buckets, Numbers, Reversed

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from paceline.core import rng
-from paceline.data.workers.seeding import PROBED_BLOCKS, Seeds
+from paceline.data.workers.loader import PROBED_BLOCKS, Seeds
 
 DRAWS: dict[str, Callable[[], object]] = {
     "numpy": np.random.rand,

@@ -22,8 +22,7 @@ from paceline.data import BucketBatches
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling import drawing
-from paceline.data.sampling.position import Position
-from paceline.data.sampling.shard_progress import ShardProgress
+from paceline.data.sampling.position import Position, ShardProgress
 from paceline.errors import CheckpointError, MismatchError, UnsupportedError
 from paceline.forecast.sim import Clock
 from tests.data.test_shared_loader import SAMPLERS, Batches, Numbers, Reversed, Stream

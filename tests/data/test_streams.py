@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import paceline
 from paceline.data import ShardStream
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.shard_progress import UNIT, ShardProgress, cut_at_shards, round_robin
+from paceline.data.sampling.position import UNIT, ShardProgress, cut_at_shards, round_robin
 from paceline.data.streams.reader import ShardAssignment, ShardReading
 from paceline.forecast.sim import Clock
 from tests.tables import pairwise

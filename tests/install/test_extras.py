@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.core.extras import MissingExtraError, needed
+from paceline.core.lazy import MissingExtraError, needed
 
 ROOT = Path(paceline.__file__).parent.parent
 REPOSITORY = ROOT.parent

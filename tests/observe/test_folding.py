@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.observe import read_run
-from paceline.observe.reports import folding
+from paceline.observe.reports import read
 from paceline.observe.reports.summary import rejected_counts, summarize
 from paceline_plugins.report.curves import by_samples, bytes_by_time
 
@@ -30,8 +30,8 @@ def refused(rank: int, events: list[Event]) -> list[Event]:
 def test_a_folded_log_says_the_same(write_run: Write, monkeypatch: pytest.MonkeyPatch, change: object) -> None:
     directory = write_run(change=change)
     whole = read_run(directory)
-    monkeypatch.setattr(folding, "MOST_LINES", 4)
-    monkeypatch.setattr(folding, "MOST_REPORTS", 4)
+    monkeypatch.setattr(read, "MOST_LINES", 4)
+    monkeypatch.setattr(read, "MOST_REPORTS", 4)
     short = read_run(directory)
     assert all(len(worker.exchanges) <= 9 and len(worker.values) <= 9 for worker in short.workers)
     one, other = summarize(whole), summarize(short)
@@ -50,7 +50,7 @@ def test_a_folded_log_says_the_same(write_run: Write, monkeypatch: pytest.Monkey
 def test_every_worker_keeps_the_same_reports(write_run: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that those of one minibatch still are one point."""
     directory = write_run(size=3)
-    monkeypatch.setattr(folding, "MOST_REPORTS", 5)
+    monkeypatch.setattr(read, "MOST_REPORTS", 5)
     run = read_run(directory)
     kept = [[value.total_minibatches for value in worker.values if value.name == "loss"] for worker in run.workers]
     assert kept[0] == kept[1] == kept[2] and len(kept[0]) > 3

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 from paceline.observe.http_server import MAX_CONNECTIONS, Answer, BoundedServer
-from paceline.observe.reports import folding, follow
-from paceline.observe.reports.follow import RunFollower
+from paceline.observe.reports import read
 from paceline.observe.reports.read import read_run
 from paceline.observe.reports.summary import summarize
-from paceline_plugins.report import write_report
+from paceline_plugins.report import follow, write_report
+from paceline_plugins.report.follow import RunFollower
 from paceline_plugins.report.live_page import LivePage, Status
 
 from .conftest import Event, lines, pushing, waiting, worker_events
@@ -134,7 +134,7 @@ def test_a_long_log_is_followed_in_little_memory(write_run: Write, monkeypatch: 
     assert all(len(worker.exchanges) <= 9 and len(worker.values) <= 9 for worker in run.workers)
     short, whole = summarize(run), summarize(read_run(directory))
     assert (short.minibatches, short.samples, short.blocks) == (whole.minibatches, whole.samples, whole.blocks)
-    assert folding.MOST_LINES > 1000  # the report's own limit
+    assert read.MOST_LINES > 1000  # the report's own limit
 
 
 def test_damaged_lines_and_files_that_vanish_end_nothing(write_run: Write) -> None:

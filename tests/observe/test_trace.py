@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 from paceline.cli import app
 from paceline.observe.reports.read import read_runs
 from paceline.update.monitor import LogLine
-from paceline_plugins.report.clocks import align_clocks
-from paceline_plugins.report.trace import write_trace
+from paceline_plugins.report.trace import align_clocks, write_trace
 
 from .conftest import BLOCKS, Event, pushing, waiting
 

@@ -205,6 +205,7 @@ def test_text_of_asynchronous_rules_goes_there_and_back(text: str) -> None:
         ("sync(dimensions=(2, 0))", r"dimensions must be"),
         ("bmuf(perod=3)", r"bmuf has no setting 'perod' \(did you mean 'period'\?\); it has period"),
         ("bmuf(3)", "need names, like bmuf"),
+        ('auto("1%")', "name the setting that '1%' is for, or leave it out"),
         ("bmuf(period=", "cannot read the rule"),
         ("bmuf(period=int('3'))", "the value of period .* is not a plain number"),
         ("bmuf(period=__import__('os').getpid())", "is not a plain number"),

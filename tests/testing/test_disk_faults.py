@@ -10,9 +10,8 @@ import pytest
 import torch
 from devtools.world import Process, SimMachine, World
 
-from paceline.checkpoint.agreement import without_beats
 from paceline.checkpoint.claim import DirectoryClaim
-from paceline.checkpoint.files import Content, read_manifest, read_rank
+from paceline.checkpoint.files import Content, read_manifest, read_rank, without_beats
 from paceline.checkpoint.saving import write
 from paceline.checkpoint.store import DirectoryStore
 from paceline.communication import SoloTransport

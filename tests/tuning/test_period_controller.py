@@ -43,14 +43,14 @@ def test_who_looks_when() -> None:
     timer = Said(None)
     controller = PeriodController(timer)
     controller.stepped(FIRST, 100)
-    assert not controller.due and controller.said() is None
+    assert not controller.due and controller.measurements() is None
     timer.found = (0.1, 0.2)
     controller.stepped(FIRST - 1, 100)
-    assert not controller.due and controller.said() == (False, 0.1, 0.2)
-    assert controller.agree([controller.said()], HALF, FIRST - 1) is None, "nobody is due"
+    assert not controller.due and controller.measurements() == (False, 0.1, 0.2)
+    assert controller.agree([controller.measurements()], HALF, FIRST - 1) is None, "nobody is due"
     controller.stepped(FIRST, 104)
-    assert controller.due and controller.said() == (True, 0.1, 0.2)
-    assert controller.agree([controller.said()], HALF, FIRST) == (
+    assert controller.due and controller.measurements() == (True, 0.1, 0.2)
+    assert controller.agree([controller.measurements()], HALF, FIRST) == (
         {"period": 1},
         "an exchange takes 100 ms, a step 200 ms",
     )
@@ -81,7 +81,7 @@ def test_after_a_resume_looks_come_where_they_would_have_come() -> None:
     other.stepped(20, 100)
     assert not other.due
     other.renew()  # other workers
-    assert other.due and other.said() == (True, 0.1, 0.2)
+    assert other.due and other.measurements() == (True, 0.1, 0.2)
 
 
 def test_the_clock_on_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:

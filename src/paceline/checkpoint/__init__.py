@@ -17,13 +17,13 @@ or below a URL (:mod:`.auto_checkpointer`, :mod:`.store`). Another number of wor
 
 from __future__ import annotations
 
-from paceline.checkpoint.agreement import all_well
-from paceline.checkpoint.auto_checkpointer import AutoCheckpointer
+from paceline.checkpoint.auto_checkpointer import AutoCheckpointer, ExchangePosition
 from paceline.checkpoint.claim import new_run
 from paceline.checkpoint.files import (
     FORMAT,
     GLOBAL,
     MANIFEST,
+    all_well,
     checked,
     rank_names,
     read_json,
@@ -31,10 +31,8 @@ from paceline.checkpoint.files import (
     read_tensors,
     sha256,
 )
-from paceline.checkpoint.find import CheckpointFinder
-from paceline.checkpoint.loading import FoundCheckpoint
+from paceline.checkpoint.loading import CheckpointFinder, FoundCheckpoint
 from paceline.checkpoint.saving import save
-from paceline.checkpoint.source import ExchangePosition
 from paceline.checkpoint.store import store_for
 
 __all__ = [

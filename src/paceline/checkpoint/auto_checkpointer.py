@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from paceline.checkpoint.files import Content
 from paceline.checkpoint.snapshot import Snapshot
-from paceline.checkpoint.source import CheckpointSource, ExchangePosition
 from paceline.checkpoint.step_writer import CURE, StepReport, StepWriter, writes_model
 from paceline.checkpoint.store import StepStore
 from paceline.communication import Transport
@@ -26,6 +27,56 @@ from paceline.core import runtime
 from paceline.core.bits import memory
 from paceline.core.state_tree import flatten
 from paceline.errors import CheckpointError, MismatchError
+
+
+@dataclass(frozen=True)
+class ExchangePosition:
+    """Position in the exchanges of a run; the same on all workers between two exchanges.
+
+    Attributes:
+        count: exchanges begun, as `every_blocks` counts them.
+        sequence: number of the last exchange of any kind.
+        left: number of the first exchange to which a worker contributed nothing more; None while all train.
+        better_later: whether a pending result will have arrived before the next exchange begins.
+        awaited: whether other workers are at the end of the pass already; they come to this place after it.
+    """
+
+    count: int
+    sequence: int = 0
+    left: int | None = None
+    better_later: bool = False
+    awaited: bool = False
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a step holds of a worker.
+
+    Attributes:
+        state: its own.
+        model: the global model, name -> tensor.
+        frozen: key -> (name, values) of the tensors that the state names; neither it nor the model has them.
+    """
+
+    state: dict[str, Any]
+    model: dict[str, Tensor]
+    frozen: dict[str, tuple[str, Tensor]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CheckpointSource:
+    """The state of a run, to save.
+
+    Attributes:
+        exchange_position: gives the position in the exchanges.
+        about: gives the manifest's fields besides the sums, `minibatches` among them.
+        kept: gives what a step holds of this worker; tensors are not copied.
+    """
+
+    exchange_position: Callable[[], ExchangePosition]
+    about: Callable[[], dict[str, Any]]
+    kept: Callable[[], Kept]
+
 
 logger = logging.getLogger("paceline")
 
@@ -79,14 +130,14 @@ class AutoCheckpointer:
         except (OSError, CheckpointError) as error:
             problem = str(error)
         world = self._world
-        told = self._writer.transport.gather_json([problem, numbers, [self._every, self._keep]])
-        if any(one[2] != told[0][2] for one in told):
+        answers = self._writer.transport.gather_json([problem, numbers, [self._every, self._keep]])
+        if any(one[2] != answers[0][2] for one in answers):
             raise MismatchError(world.sign("the workers were given different every_blocks or keep; give all the same"))
-        said = [f"{world.name(rank)}: {one[0]}" for rank, one in enumerate(told) if one[0]]
-        if said:
+        problems = [f"{world.name(rank)}: {one[0]}" for rank, one in enumerate(answers) if one[0]]
+        if problems:
             self._writer.claim.release()
-            raise CheckpointError(world.sign(f"{self._store.shown} cannot be used: {'; '.join(said)}"))
-        there = [number for one in told for number in one[1]]
+            raise CheckpointError(world.sign(f"{self._store.shown} cannot be used: {'; '.join(problems)}"))
+        there = [number for one in answers for number in one[1]]
         self._has_steps = bool(there)
         return self._why_not(max(there)) if there else ""
 

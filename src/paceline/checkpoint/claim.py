@@ -56,7 +56,7 @@ class Claim(Protocol):
 
         Raises:
             InUseError: another run uses the store by now.
-            CheckpointError: it cannot be told.
+            CheckpointError: it is unknown.
         """
 
     def release(self) -> None:
@@ -78,9 +78,10 @@ def about(run: str) -> dict[str, Any]:
     }
 
 
-def in_use(place: str, said: dict[str, Any]) -> InUseError:
+def in_use(place: str, holder: dict[str, Any]) -> InUseError:
     """The error for a store that another run uses."""
-    who = f"process {said.get('pid', '?')} on {said.get('host', 'an unknown host')}, since {said.get('since', '?')}"
+    process, host = holder.get("pid", "?"), holder.get("host", "an unknown host")
+    who = f"process {process} on {host}, since {holder.get('since', '?')}"
     return InUseError(
         f"{place} is in use by another run ({who}), and one run at a time can write its steps into a place; end that "
         "run, or give checkpoint= another place, such as a folder of its own in this one"
@@ -149,11 +150,11 @@ class DirectoryClaim:
         self.release()
         until = runtime.monotonic() + WAIT_S
         while True:
-            said = self._try()
-            if said is None or said.get("run") == self._run:
+            holder = self._try()
+            if holder is None or holder.get("run") == self._run:
                 return
             if runtime.monotonic() > until:
-                raise in_use(str(self._directory), said)
+                raise in_use(str(self._directory), holder)
             runtime.sleep(LOOK_S)  # an earlier process may be about to end, or a new one to write its name
 
     def _try(self) -> dict[str, Any] | None:
@@ -174,9 +175,9 @@ class DirectoryClaim:
 
 def _table(data: bytes) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
-        said = json.loads(data)
-        if isinstance(said, dict):
-            return said
+        holder = json.loads(data)
+        if isinstance(holder, dict):
+            return holder
     return {}
 
 
@@ -208,17 +209,17 @@ class Lease:
         self._thread: threading.Thread | None = None
 
     def take(self) -> None:
-        said = _table(self._read())
-        if said and said.get("run") != self._run and not _gone(said):
-            self._await_end(said)
+        holder = _table(self._read())
+        if holder and holder.get("run") != self._run and not _gone(holder):
+            self._await_end(holder)
         self._renew()
         self._thread = runtime.thread(self._keep, "paceline-lease")
         self._thread.start()
 
     def check(self) -> None:
-        said = _table(self._read())
-        if said and said.get("run") != self._run:
-            raise in_use(self._shown, said)
+        holder = _table(self._read())
+        if holder and holder.get("run") != self._run:
+            raise in_use(self._shown, holder)
 
     def release(self) -> None:
         self._over.set()
@@ -234,15 +235,15 @@ class Lease:
         logger.warning("%s: waiting to see whether process %s on %s still writes here", *self._who(first))
         until = runtime.monotonic() + 2.5 * RENEW_S
         while runtime.monotonic() < until:
-            said = _table(self._read())
-            if not said or said.get("run") == self._run:
+            holder = _table(self._read())
+            if not holder or holder.get("run") == self._run:
                 return
-            if said != first:
-                raise in_use(self._shown, said)
+            if holder != first:
+                raise in_use(self._shown, holder)
             runtime.sleep(min(1.0, RENEW_S / 10))
 
-    def _who(self, said: dict[str, Any]) -> tuple[Any, Any, Any]:
-        return self._shown, said.get("pid", "?"), said.get("host", "?")
+    def _who(self, holder: dict[str, Any]) -> tuple[Any, Any, Any]:
+        return self._shown, holder.get("pid", "?"), holder.get("host", "?")
 
     def _renew(self) -> None:
         self._write(json.dumps({**about(self._run), "renewal": secrets.token_hex(4)}).encode())
@@ -252,17 +253,17 @@ class Lease:
         last: dict[str, Any] = {}
         while not self._over.wait(RENEW_S):
             with contextlib.suppress(CheckpointError):  # the next step reports a store that is down
-                said = _table(self._read())
-                if said and said.get("run") != self._run:
+                holder = _table(self._read())
+                if holder and holder.get("run") != self._run:
                     return
-                if said == last or not said or said.get("pid") == runtime.pid():
+                if holder == last or not holder or holder.get("pid") == runtime.pid():
                     self._renew()
                 last = _table(self._read())
 
 
-def _gone(said: dict[str, Any]) -> bool:
+def _gone(holder: dict[str, Any]) -> bool:
     """Whether the process that wrote a lease is known to have ended, or is this one."""
-    pid = said.get("pid")
-    if said.get("host") != host_name() or not isinstance(pid, int) or pid <= 0:
+    pid = holder.get("pid")
+    if holder.get("host") != host_name() or not isinstance(pid, int) or pid <= 0:
         return False
     return pid == runtime.pid() or not runtime.living(pid)

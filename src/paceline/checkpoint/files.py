@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a checkpoint: names, checksums, writing and reading.
+"""The files of a checkpoint: names, checksums, writing and reading; and how workers agree on them.
 
 The file formats do not detect flipped bytes; the sums do. File names are fixed here and never taken from a file, so
 that nothing outside of the checkpoint's directory is read, whatever a manifest says.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from paceline.communication import Transport
 from paceline.core import runtime
 from paceline.core.state_tree import build
 from paceline.errors import CheckpointError
@@ -32,13 +33,13 @@ FROZEN = "frozen"
 """The folder of frozen tensors, beside the steps that name them (:mod:`.frozen`)."""
 MANIFEST_LIMIT = 1 << 26
 """Largest size of a manifest, bytes."""
-STEP = re.compile(r"step-(\d{9,18})(\.old)?")
+STEP_OR_OLD = re.compile(r"step-(\d{9,18})(\.old)?")
 OURS = re.compile(r"being-written|manifest\.json|global\.safetensors|rank-\d{3,}\.(safetensors|json)")
 
 
 @dataclass
 class Content:
-    """One worker's part of a checkpoint: copies in host memory, unless training stands while it is written.
+    """One worker's part of a checkpoint: copies in host memory, unless training pauses while it is written.
 
     Attributes:
         rest: its state without tensors, as JSON.
@@ -85,8 +86,8 @@ def write_rank(directory: Path, rank: int, content: Content) -> dict[str, str]:
     tensor_name, json_name = rank_names(rank)
     rest = json.dumps(content.rest)
     write_text(directory / json_name, rest)
-    found = write_tensors(directory / tensor_name, content.tensors)
-    return {tensor_name: found, json_name: hashlib.sha256(rest.encode()).hexdigest()}
+    digest = write_tensors(directory / tensor_name, content.tensors)
+    return {tensor_name: digest, json_name: hashlib.sha256(rest.encode()).hexdigest()}
 
 
 def write_model(directory: Path, model: dict[str, Tensor]) -> dict[str, str]:
@@ -99,22 +100,22 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
     disk, tensors = runtime.disk(), _each_alone(tensors)
     with disk.writing(path) as file:
         save_file(tensors, file)
-        found = _sum_of(file, tensors)
+        digest = _sum_of(file, tensors)
     disk.sync(path)
-    return found
+    return digest
 
 
 def _each_alone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors on the host, contiguous, and none in another's memory, which safetensors refuses; else no copies."""
-    found: dict[str, Tensor] = {}
+    alone: dict[str, Tensor] = {}
     taken: set[int] = set()
     for name, tensor in tensors.items():
         here = tensor.detach().cpu().contiguous()
         if here.untyped_storage().data_ptr() in taken:
             here = here.clone(memory_format=torch.contiguous_format)
         taken.add(here.untyped_storage().data_ptr())
-        found[name] = here
-    return found
+        alone[name] = here
+    return alone
 
 
 def _sum_of(file: Path, tensors: dict[str, Tensor]) -> str:
@@ -147,16 +148,16 @@ def _sum_of(file: Path, tensors: dict[str, Tensor]) -> str:
 
 def manifest_text(about: dict[str, Any], size: int, sums: dict[str, str], frozen: Iterable[str] = ()) -> str:
     """The manifest, with a sum of its own; `frozen`: the keys that the step names."""
-    told = {"format": FORMAT, **about, "size": size, "files": dict(sorted(sums.items()))}
+    entries = {"format": FORMAT, **about, "size": size, "files": dict(sorted(sums.items()))}
     if frozen:
-        told["frozen"] = sorted(frozen)
-    return json.dumps({**told, "sum": own_sum(told)}, indent=1)
+        entries["frozen"] = sorted(frozen)
+    return json.dumps({**entries, "sum": own_sum(entries)}, indent=1)
 
 
 def own_sum(manifest: dict[str, Any]) -> str:
     """The sum of a manifest's other fields."""
-    told = {name: value for name, value in manifest.items() if name != "sum"}
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    entries = {name: value for name, value in manifest.items() if name != "sum"}
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
 
 def renamed(path: Path) -> Path:
@@ -178,12 +179,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint, with the `directory` of its files."""
     disk = runtime.disk()
     places = [path, renamed(path), path.with_name(path.name + ".partial")]
-    found = next((one for one in places if disk.is_file(one / MANIFEST)), path)  # others: killed between two renames
-    file = found / MANIFEST
+    place = next((one for one in places if disk.is_file(one / MANIFEST)), path)  # others: killed between two renames
+    file = place / MANIFEST
     if not disk.is_file(file):
         raise CheckpointError(f"{path} is no checkpoint: it has no {MANIFEST}; give the directory that run.save wrote")
-    if disk.is_link(found) and STEP.fullmatch(found.name):
-        raise CheckpointError(f"{found} is a link, and a step is a directory of its own: put a copy in its place")
+    if disk.is_link(place) and STEP_OR_OLD.fullmatch(place.name):
+        raise CheckpointError(f"{place} is a link, and a step is a directory of its own: put a copy in its place")
     if disk.is_link(file) or disk.size(file) > MANIFEST_LIMIT:
         raise CheckpointError(f"{file} is no manifest of ours: it is a link, or has more than {MANIFEST_LIMIT} bytes")
     try:
@@ -207,7 +208,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} is damaged: it names {len(files)} files, which are not those of {size} workers")
     if "sum" in manifest and manifest["sum"] != own_sum(manifest):  # the first versions wrote none
         raise CheckpointError(f"{file} is damaged: its own sum is another one; take an older checkpoint")
-    manifest["directory"] = str(found)
+    manifest["directory"] = str(place)
     return dict(manifest)
 
 
@@ -220,10 +221,10 @@ def checked(manifest: dict[str, Any], name: str) -> Path:
     if not disk.is_file(file):
         raise CheckpointError(f"{file} is missing")
     try:
-        found = sha256(file)
+        digest = sha256(file)
     except OSError as error:  # such as a failing disk
         raise CheckpointError(f"{file} cannot be read: {error}; take an older checkpoint") from error
-    if found != manifest["files"].get(name):
+    if digest != manifest["files"].get(name):
         raise CheckpointError(
             f"{file} is damaged: its sha256 sum is not the one in {MANIFEST}; take an older checkpoint"
         )
@@ -279,3 +280,60 @@ def check_files(manifest: dict[str, Any], names: Iterable[str]) -> None:
             raise
         except (SafetensorError, ValueError, OSError) as error:
             raise CheckpointError(f"{file} holds something else than its name says: {error}") from error
+
+
+Working = Callable[[Transport, Callable[[], None]], None]
+"""Does this worker's part of the work; every worker calls it at the same place."""
+
+
+def all_well(transport: Transport, problem: str, what: str, sums: dict[str, str] | None = None) -> list[Any]:
+    """All workers' sums; where one of them had a problem, the same error on every worker."""
+    everybody = transport.gather_json({"problem": problem, "sums": sums or {}})
+    world = transport.world
+    problems = [f"{world.name(rank)}: {one['problem']}" for rank, one in enumerate(everybody) if one["problem"]]
+    if problems:
+        raise CheckpointError(world.sign(f"the checkpoint {what}: " + "; ".join(problems)))
+    return [one["sums"] for one in everybody]
+
+
+def without_beats(transport: Transport, work: Callable[[], None]) -> None:
+    """Work in this thread; other workers wait for it at most until the connection's deadline."""
+    work()
+
+
+def with_beats(beat_s: float) -> Working:
+    """Work that may outlast the connection's deadline: workers exchange a message every `beat_s` seconds meanwhile."""
+
+    def working(transport: Transport, work: Callable[[], None]) -> None:
+        over = runtime.Event()
+
+        def body() -> None:
+            try:
+                work()
+            finally:
+                over.set()
+
+        runtime.thread(body, "paceline-checkpoint-files").start()
+        while True:
+            mine = over.wait(beat_s)
+            if all(transport.gather_json(mine)):
+                return
+
+    return working
+
+
+STEP = re.compile(r"step-(\d{9,18})")
+
+
+Needed = Callable[[dict[str, Any]], Iterable[str]]
+"""Manifest -> names of the files to fetch."""
+
+
+def step_name(number: int) -> str:
+    """The name of a step."""
+    return f"step-{number:09d}"
+
+
+def is_step(place: str | Path) -> bool:
+    """Whether the name is that of one step."""
+    return STEP.fullmatch(str(place).rstrip("/").rpartition("/")[2]) is not None

@@ -60,17 +60,17 @@ def reader(manifest: dict[str, Any], file_of: Callable[[str], Path]) -> Read:
     def read(name: str, wanted: str) -> Tensor:
         try:
             if wanted in manifest.get("frozen", ()):
-                found = read_tensors(file_of(wanted))["values"]
+                tensor = read_tensors(file_of(wanted))["values"]
             else:
-                found = read_tensors(checked(manifest, GLOBAL))[name]
-            if key(name, found) != wanted:
+                tensor = read_tensors(checked(manifest, GLOBAL))[name]
+            if key(name, tensor) != wanted:
                 raise CheckpointError("what was saved is damaged")
         except (CheckpointError, KeyError) as error:
             raise CheckpointError(
                 f"{name} is frozen, and has other values here than when the checkpoint was written, which cannot be "
                 f"read ({error}): load the same base as then, or put {FROZEN}/{frozen_name(wanted)} back"
             ) from error
-        return found
+        return tensor
 
     return read
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a checkpoint, the same on all workers: a named one, or the newest intact one of several."""
+"""Loads the checkpoint of `run.resume`, the same on all workers: a named one, or the newest intact step of a store."""
 
 from __future__ import annotations
 
@@ -8,13 +8,27 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from paceline.checkpoint.agreement import all_well
-from paceline.checkpoint.files import GLOBAL, all_names, check_files, rank_names, read_manifest, read_rank
+from paceline.checkpoint.files import (
+    GLOBAL,
+    MANIFEST,
+    STEP,
+    all_names,
+    all_well,
+    check_files,
+    is_step,
+    rank_names,
+    read_manifest,
+    read_rank,
+    renamed,
+)
 from paceline.checkpoint.frozen import Read, reader
-from paceline.checkpoint.store import StepStore
+from paceline.checkpoint.store import StepStore, store_for
+from paceline.checkpoint.urls import local_path, shown
 from paceline.communication import Transport
+from paceline.core import runtime
 from paceline.core.world import World
 from paceline.errors import CheckpointError
 
@@ -27,8 +41,8 @@ def look(path: Path, transport: Transport) -> dict[str, Any]:
         about = _digest(manifest)
     except CheckpointError as error:
         problem = str(error)
-    told = all_well(transport, problem, f"{path} cannot be resumed", {"about": about})
-    other = _others(told)
+    answers = all_well(transport, problem, f"{path} cannot be resumed", {"about": about})
+    other = _others(answers)
     if other:
         raise CheckpointError(transport.world.sign(_differ(transport.world, other, str(path))))
     return manifest
@@ -49,8 +63,8 @@ def _digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps([manifest["size"], sorted(manifest["files"].items())]).encode()).hexdigest()
 
 
-def _others(told: list[Any]) -> list[int]:
-    return [rank for rank, one in enumerate(told) if one != told[0]]
+def _others(answers: list[Any]) -> list[int]:
+    return [rank for rank, one in enumerate(answers) if one != answers[0]]
 
 
 def _differ(world: World, other: list[int], where: str) -> str:
@@ -96,31 +110,31 @@ def newest(store: StepStore, transport: Transport) -> FoundCheckpoint:
     """
     damaged: dict[int, str] = {}
     for number in reversed(everywhere(store, transport)):
-        found, said = _try(store, number, transport)
-        if not said:
-            found.damaged = damaged
-            return found
-        damaged[number] = said
+        checkpoint, why = _try(store, number, transport)
+        if not why:
+            checkpoint.damaged = damaged
+            return checkpoint
+        damaged[number] = why
     return FoundCheckpoint(damaged=damaged)
 
 
 def step_of(store: StepStore, number: int, transport: Transport) -> FoundCheckpoint:
     """One step; or the same error on every worker."""
-    found, said = _try(store, number, transport)
-    if said:
-        raise CheckpointError(transport.world.sign(f"the checkpoint {store.name(number)} cannot be resumed: {said}"))
-    return found
+    checkpoint, why = _try(store, number, transport)
+    if why:
+        raise CheckpointError(transport.world.sign(f"the checkpoint {store.name(number)} cannot be resumed: {why}"))
+    return checkpoint
 
 
 def _try(store: StepStore, number: int, transport: Transport) -> tuple[FoundCheckpoint, str]:
     """A step, and the workers' errors; "" if it is intact for all."""
-    problem, about, found = "", "", FoundCheckpoint(number, store.name(number), frozen_file=store.frozen)
+    problem, about, checkpoint = "", "", FoundCheckpoint(number, store.name(number), frozen_file=store.frozen)
     try:
-        found.manifest, found.state = _read(store, number, transport.world)
-        about = _digest(found.manifest)
+        checkpoint.manifest, checkpoint.state = _read(store, number, transport.world)
+        about = _digest(checkpoint.manifest)
     except (CheckpointError, OSError) as error:
         problem = str(error)
-    return found, _said(transport, problem, about, found.name)
+    return checkpoint, _said(transport, problem, about, checkpoint.name)
 
 
 def everywhere(store: StepStore, transport: Transport) -> list[int]:
@@ -130,18 +144,18 @@ def everywhere(store: StepStore, transport: Transport) -> list[int]:
         numbers = store.numbers()
     except (CheckpointError, OSError) as error:
         problem = str(error)
-    told = all_well(transport, problem, f"directory {store.shown} cannot be listed", {"steps": json.dumps(numbers)})
-    return sorted({number for one in told for number in json.loads(one["steps"])})
+    answers = all_well(transport, problem, f"directory {store.shown} cannot be listed", {"steps": json.dumps(numbers)})
+    return sorted({number for one in answers for number in json.loads(one["steps"])})
 
 
 def _said(transport: Transport, problem: str, about: str, where: str) -> str:
     """The workers' errors about a step; "" if it is intact for all."""
-    told, world = transport.gather_json({"problem": problem, "about": about}), transport.world
-    said = [f"{world.name(rank)}: {one['problem']}" for rank, one in enumerate(told) if one["problem"]]
-    other = _others([one["about"] for one in told])
-    if other and not said:
-        said = [_differ(world, other, where)]
-    return "; ".join(said)
+    answers, world = transport.gather_json({"problem": problem, "about": about}), transport.world
+    problems = [f"{world.name(rank)}: {one['problem']}" for rank, one in enumerate(answers) if one["problem"]]
+    other = _others([one["about"] for one in answers])
+    if other and not problems:
+        problems = [_differ(world, other, where)]
+    return "; ".join(problems)
 
 
 def _read(store: StepStore, number: int, world: World) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -160,3 +174,118 @@ def _needed(manifest: dict[str, Any], world: World) -> list[str]:
     if manifest["size"] != world.size:
         return all_names(manifest["size"])
     return [*([GLOBAL] if world.rank == 0 else []), *rank_names(world.rank)]
+
+
+class CheckpointFinder:
+    """Finds the checkpoint to resume, the same on all workers; fetched files exist until the end of the `with`.
+
+    Args:
+        path: what the user named, or None for the run's own store.
+        own: the run's own store, or None.
+        transport: the connection.
+        start: where to look if the run has no store, or no step in it; or None.
+    """
+
+    def __init__(
+        self, path: str | Path | None, own: str | Path | None, transport: Transport, start: str | None = None
+    ) -> None:
+        self._path, self._transport, self._start = path, transport, start
+        self._own: StepStore | None = store_for(own) if own is not None else None
+        self._stores: list[StepStore] = [] if self._own is None else [self._own]
+
+    def __enter__(self) -> CheckpointFinder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for store in self._stores:
+            store.close()
+
+    def found(self) -> FoundCheckpoint:
+        """The checkpoint to resume; without a manifest if the run's own store has no step.
+
+        Raises:
+            CheckpointError: there is none, or no intact one.
+        """
+        if self._path is None:
+            checkpoint = self._newest(self._own) if self._own is not None else None
+            if self._start is not None and (checkpoint is None or not checkpoint.manifest):
+                return self._at(self._start)
+            if checkpoint is None:
+                raise CheckpointError(
+                    "resume() was given no path, and attach no checkpoint=; give one of them, such as "
+                    'attach(..., checkpoint="checkpoints")'
+                )
+            return checkpoint
+        return self._at(self._path)
+
+    def _at(self, place: str | Path) -> FoundCheckpoint:
+        path = local_path(place)
+        return self._named(path) if path is not None else self._named_by_url(str(place))
+
+    def _named(self, path: Path) -> FoundCheckpoint:
+        """A checkpoint, or the newest of a directory of steps."""
+        store = store_for(path)
+        disk = runtime.disk()
+        single = disk.is_file(path / MANIFEST) or disk.is_folder(renamed(path)) or is_step(path)
+        steps = not single and disk.is_folder(path) and bool(store.numbers())
+        answers = self._transport.gather_json([single, steps])
+        if not any(one[0] for one in answers) and any(one[1] for one in answers):
+            return self._newest(store)
+        manifest = look(path, self._transport)
+        state = load(manifest, path, self._transport) if manifest["size"] == self._transport.world.size else None
+        beside = store_for(path.parent)
+        return FoundCheckpoint(name=str(path), manifest=manifest, state=state, frozen_file=beside.frozen)
+
+    def _named_by_url(self, url: str) -> FoundCheckpoint:
+        store = store_for(parent_and_number(url)[0] if is_step(url) else url)
+        self._stores.append(store)
+        if not is_step(url):
+            checkpoint = self._newest(store)
+            problem = "" if checkpoint.manifest else f"{shown(url)} has no step in it"
+        else:
+            checkpoint, problem = step_of(store, parent_and_number(url)[1], self._transport), ""
+        all_well(self._transport, problem, f"{shown(url)} cannot be resumed")
+        return checkpoint
+
+    def _newest(self, store: StepStore) -> FoundCheckpoint:
+        checkpoint = newest(store, self._transport)
+        if checkpoint.damaged and not checkpoint.manifest:
+            raise CheckpointError(
+                self._transport.world.sign(
+                    f"none of the {len(checkpoint.damaged)} steps of {store.shown} is whole: "
+                    f"{'; '.join(checkpoint.damaged.values())}; put one of "
+                    "them right, or move them away for a fresh start"
+                )
+            )
+        return checkpoint
+
+    def own_steps(self, checkpoint: FoundCheckpoint) -> tuple[int, list[int], list[int]]:
+        """Of the run's own store: the step that was loaded (-1 if it is from elsewhere), damaged newer steps, and all
+        steps; every worker calls it."""
+        assert self._own is not None
+        there = everywhere(self._own, self._transport)
+        for number in there:
+            if _same(self._own.name(number), checkpoint.name):
+                return number, list(checkpoint.damaged), there
+        return -1, [], there
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two names mean the same path or URL."""
+    if not other:
+        return False
+    mine, its = local_path(one), local_path(other)
+    if mine is None or its is None:
+        return shown(one) == shown(other)
+    return mine.resolve() == its.resolve()
+
+
+def parent_and_number(url: str) -> tuple[str, int]:
+    """The steps' folder and the step's number, of the URL of one step."""
+    head, _, last = url.rstrip("/").rpartition("/")
+    match = STEP.fullmatch(last)
+    if match is None:
+        raise CheckpointError(f"{shown(url)} is no step; name the folder of the steps, or one of them")
+    return head, int(match[1])

@@ -9,7 +9,7 @@ global model is the checkpoint's. State that differed between workers is
 - reset: a codec's residuals, a block under way, paces, clocks.
 
 Each worker reads only the files that it needs, and checks their sums. Nothing changes before all workers have read
-theirs and found that it fits.
+theirs and checked that it fits.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class OldCheckpoint:
 class _Mean:
     """The mean of the workers' tensors of one entry; the first worker's if another has a different shape.
 
-    Sums have 64 bits, so that the mean of equal numbers is that number. Tensors that are not finite are left out.
+    Sums have 64 bits, so that the mean of equal numbers is that number. Tensors that are not finite do not count.
     """
 
     def __init__(self, first: Tensor) -> None:
@@ -128,8 +128,8 @@ def mean_optimizers(old: OldCheckpoint) -> list[dict[str, Any]]:
     Numbers and parameter groups are rank 0's. State that only some workers have (a parameter had no gradient elsewhere)
     is averaged over these.
     """
-    found: list[dict[str, Any]] = old.part(0, "optimizers")
-    means = [{k: _means(v) for k, v in one["state"].items()} for one in found]
+    optimizers: list[dict[str, Any]] = old.part(0, "optimizers")
+    means = [{k: _means(v) for k, v in one["state"].items()} for one in optimizers]
     for rank in range(1, old.size):
         for mean, one in zip(means, old.part(rank, "optimizers"), strict=True):
             for parameter, kept in one["state"].items():
@@ -139,12 +139,12 @@ def mean_optimizers(old: OldCheckpoint) -> list[dict[str, Any]]:
                         known[key].add(value)
                     elif key not in known:
                         known[key] = _means({key: value})[key]
-    for one, mean in zip(found, means, strict=True):
+    for one, mean in zip(optimizers, means, strict=True):
         one["state"] = {
             parameter: {key: v.value if isinstance(v, _Mean) else v for key, v in kept.items()}
             for parameter, kept in mean.items()
         }
-    return found
+    return optimizers
 
 
 def _means(kept: dict[str, Any]) -> dict[str, Any]:

@@ -16,15 +16,17 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
-from paceline.checkpoint.agreement import Working, all_well, without_beats
 from paceline.checkpoint.files import (
     FROZEN,
     MANIFEST,
     MARK,
     OURS,
     Content,
+    Working,
+    all_well,
     manifest_text,
     renamed,
+    without_beats,
     write_model,
     write_rank,
 )
@@ -220,10 +222,10 @@ def named_by(sums: list[dict[str, str]]) -> list[str]:
 
 def merged(sums: list[dict[str, str]]) -> dict[str, str]:
     """All workers' sums of files; for a file that several wrote, the lowest rank's."""
-    found: dict[str, str] = {}
+    all_sums: dict[str, str] = {}
     for one in reversed(sums):  # where hosts do not share a disk, the manifest names rank 0's global model
-        found |= {name: value for name, value in one.items() if value}
-    return found
+        all_sums |= {name: value for name, value in one.items() if value}
+    return all_sums
 
 
 def _replace(partial: Path, path: Path) -> None:

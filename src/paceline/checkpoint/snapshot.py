@@ -31,8 +31,8 @@ class Snapshot:
         return dict(taken)
 
     def _buffer(self, name: str, like: Tensor) -> Tensor:
-        found = self._buffers.get(name)
+        buffer = self._buffers.get(name)
         pinned = like.device.type == "cuda"
-        if found is None or found.shape != like.shape or found.dtype != like.dtype or found.is_pinned() != pinned:
+        if buffer is None or buffer.shape != like.shape or buffer.dtype != like.dtype or buffer.is_pinned() != pinned:
             return torch.empty(like.shape, dtype=like.dtype, pin_memory=pinned)
-        return found
+        return buffer

@@ -15,9 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.checkpoint.agreement import with_beats, without_beats
 from paceline.checkpoint.claim import InUseError
-from paceline.checkpoint.files import Content
+from paceline.checkpoint.files import Content, with_beats, without_beats
 from paceline.checkpoint.store import StepStore
 from paceline.communication import Transport
 from paceline.core import runtime
@@ -117,17 +116,17 @@ class StepWriter:
     def _agree_and_write(self, report: StepReport) -> None:
         began, world = runtime.monotonic(), self.transport.world
         missing = report.missing or self._claim_problem()
-        told = self.transport.gather_json([report.count, missing, report.about["minibatches"]])
-        said = [f"{world.name(rank)}: {one[1]}" for rank, one in enumerate(told) if one[1]]
-        if not said and len({one[0] for one in told}) > 1:
-            said = [f"workers stood after different exchanges ({sorted({one[0] for one in told})}); {CURE}"]
+        answers = self.transport.gather_json([report.count, missing, report.about["minibatches"]])
+        problems = [f"{world.name(rank)}: {one[1]}" for rank, one in enumerate(answers) if one[1]]
+        if not problems and len({one[0] for one in answers}) > 1:
+            problems = [f"workers stood after different exchanges ({sorted({one[0] for one in answers})}); {CURE}"]
         if self.lost:
             return
-        if said:
-            self._skipped(f"no checkpoint after exchange {report.count}: {'; '.join(said)}")
+        if problems:
+            self._skipped(f"no checkpoint after exchange {report.count}: {'; '.join(problems)}")
             return
         assert report.content is not None
-        number, content = max(one[2] for one in told), report.content
+        number, content = max(one[2] for one in answers), report.content
         about = {**report.about, "minibatches": number}
         name = self._store.name(number)
         try:
@@ -143,7 +142,7 @@ class StepWriter:
             self._try_to_tidy(lambda: self._store.tidy(self._keep))
 
     def _claim_problem(self) -> str:
-        """Why it cannot be told whether the store is still this run's, or "".
+        """Why it is unknown whether the store is still this run's, or "".
 
         If it is another run's by now, this run ends with an error and writes nothing more.
         """
@@ -164,7 +163,7 @@ class StepWriter:
             raise CheckpointError(self.transport.world.sign(lost))
 
     def _set_damaged_aside(self) -> None:
-        """Rename damaged steps: they must not be found again, and their numbers will be reused."""
+        """Rename damaged steps: they must not be taken again, and their numbers will be reused."""
         damaged, self.damaged = self.damaged, []
         if damaged:
             if writes_model(self.transport.world):
@@ -181,7 +180,7 @@ class StepWriter:
     def _skipped(self, why: str) -> None:
         """Warn once, since it may recur; the event log has each."""
         if not self._skip_said:
-            logger.warning("%s; training goes on (said once, the event log has all; see every_blocks)", why)
+            logger.warning("%s; training goes on (logged once, the event log has all; see every_blocks)", why)
         self._skip_said = True
         self._note("save_skipped", why=why)
 

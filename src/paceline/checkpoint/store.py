@@ -19,11 +19,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.checkpoint.agreement import Working
 from paceline.checkpoint.claim import Claim, DirectoryClaim
-from paceline.checkpoint.files import FROZEN, MANIFEST, Content, frozen_name, read_manifest, renamed
+from paceline.checkpoint.files import (
+    FROZEN,
+    MANIFEST,
+    STEP,
+    Content,
+    Needed,
+    Working,
+    frozen_name,
+    read_manifest,
+    renamed,
+    step_name,
+)
 from paceline.checkpoint.saving import remove, write
-from paceline.checkpoint.steps import STEP, Needed, step_name
 from paceline.checkpoint.urls import local_path
 from paceline.communication import Transport
 from paceline.core import runtime
@@ -103,12 +112,12 @@ class DirectoryStore:
             return []
         if not disk.is_folder(self._path):
             raise CheckpointError(f"{self._path} is no directory; give one for the steps of this run")
-        found = set()
+        numbers = set()
         for name in disk.names(self._path):
             match = STEP.fullmatch(name.removesuffix(".old"))  # killed between two renames
             if match and disk.is_folder(self._path / name):
-                found.add(int(match[1]))
-        return sorted(found)
+                numbers.add(int(match[1]))
+        return sorted(numbers)
 
     def fetch(self, number: int, needed: Needed) -> Path:
         return self.path(number)

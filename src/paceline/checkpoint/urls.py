@@ -18,8 +18,8 @@ NAMED = re.compile(
 
 def scheme_of(url: str) -> str:
     """The scheme of a URL in lower case; "" for a path."""
-    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)(::|://)", url)
-    return found.group(1).lower() if found else ""
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)(::|://)", url)
+    return match.group(1).lower() if match else ""
 
 
 def local_path(url: str | Path) -> Path | None:

@@ -40,8 +40,8 @@ def checksum(tensor: Tensor) -> list[int]:
         plain, total = words.sum(), mixed.sum()
         ordered = mixed.mul_(odd[: words.numel()]).sum() + 2 * (begin // 8) * total
         sums += torch.stack((plain, total, ordered))
-    found: list[int] = sums.tolist()
-    return found
+    numbers: list[int] = sums.tolist()
+    return numbers
 
 
 def key(name: str, tensor: Tensor) -> str:

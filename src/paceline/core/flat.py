@@ -33,7 +33,7 @@ RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 """The running statistics of torch's normalisation layers."""
 
 AVERAGED = "averages_buffers"
-"""An attribute of a module all of whose buffers are averaged: the user said so of arrays of other libraries."""
+"""An attribute of a module all of whose buffers are averaged: the user declared so of arrays of other libraries."""
 
 _WIRE_DTYPES = {
     torch.bool: torch.uint8,
@@ -186,16 +186,16 @@ class Fragment:
 
     def _cut(self, begin: int, end: int) -> tuple[list[Tensor], list[tuple[int, int]]]:
         """The pieces of the tensors in [begin, end), and the range of each relative to begin."""
-        found = self._cuts.get((begin, end))
-        if found is None:
+        cut = self._cuts.get((begin, end))
+        if cut is None:
             pieces, places = [], []
             for slot, view in zip(self.slots, self._views, strict=True):
                 low, high = max(begin, slot.offset), min(end, slot.end)
                 if low < high:
                     pieces.append(view[low - slot.offset : high - slot.offset])
                     places.append((low - begin, high - begin))
-            found = self._cuts[begin, end] = (pieces, places)
-        return found
+            cut = self._cuts[begin, end] = (pieces, places)
+        return cut
 
     def read(self, begin: int, end: int, out: Tensor) -> Tensor:
         """Copy elements [begin, end) of the tensors into `out`, shape (end - begin,), casting as needed.
@@ -292,7 +292,7 @@ def all_finite(parts: Iterable[Fragment]) -> bool:
     parts = list(parts)
     for part in parts:
         sums.setdefault((part.device, part.outer_dtype), []).extend(part.sums)
-    if all(bool(torch.isfinite(torch.stack(found)).all()) for found in sums.values() if found):
+    if all(bool(torch.isfinite(torch.stack(squares)).all()) for squares in sums.values() if squares):
         return True
     return all(bool(torch.isfinite(view).all()) for part in parts if part.sums for view in part._views)  # or overflow
 
@@ -305,7 +305,7 @@ def fragments(
 ) -> list[Fragment]:
     """Group (name, tensor) pairs into fragments, one for each dtype and device, in the order of first appearance.
 
-    Tensors without elements (in this worker's shard) are left out.
+    Tensors without elements (in this worker's shard) do not count.
     """
     groups: dict[str, list[tuple[str, Tensor]]] = {}
     for name, tensor in named:
@@ -336,13 +336,13 @@ def _plain(name: str) -> str:
 def trainable(model: Modules) -> list[tuple[str, nn.Parameter]]:
     """Parameters that require a gradient, tied ones once, in the model's order."""
     seen: set[int] = set()
-    found = []
+    named = []
     for prefix, module in module_list(model):
         for name, parameter in module.named_parameters():
             if parameter.requires_grad and id(parameter) not in seen:
                 seen.add(id(parameter))
-                found.append((prefix + _plain(name), parameter))
-    return found
+                named.append((prefix + _plain(name), parameter))
+    return named
 
 
 def find_buffers(model: Modules) -> Callable[[list[str]], list[Tensor]]:

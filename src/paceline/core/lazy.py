@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages whose names load on first use (PEP 562).
+"""Packages whose names load on first use (PEP 562), and the error that names the extra of an optional package.
 
 Such a package lists its names twice: in imports under `TYPE_CHECKING`, and in its call of `lazily`. The tests of the
 installed package compare the two.
@@ -8,9 +8,12 @@ installed package compare the two.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
+
+from paceline.errors import PacelineError
 
 
 def lazily(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -41,3 +44,23 @@ def _module(package: str, name: str) -> Any:
             if error.name != whole:
                 raise
     raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
+
+
+class MissingExtraError(PacelineError, ImportError):
+    """A package that belongs to an extra is not installed."""
+
+
+@contextmanager
+def needed(what: str, extra: str) -> Iterator[None]:
+    """Context for the import of an optional package; raises `MissingExtraError` if it is not installed.
+
+    Args:
+        what: the feature that needs it, as the beginning of a sentence.
+        extra: the extra of paceline that installs it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"{what} needs {error.name}, which is not installed: pip install 'paceline[{extra}]'", name=error.name
+        ) from error

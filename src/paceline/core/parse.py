@@ -27,8 +27,13 @@ def read_call(text: str, what: str, example: str) -> tuple[str, dict[str, Any]]:
         return tree.id, {}
     if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
         raise RuleError(unreadable)
-    if tree.args or any(keyword.arg is None for keyword in tree.keywords):
-        raise RuleError(f"the settings of {text!r} need names, like {example}")
+    unnamed = [*tree.args, *(keyword.value for keyword in tree.keywords if keyword.arg is None)]
+    if unnamed:
+        shown = ", ".join(ast.unparse(one) for one in unnamed)
+        raise RuleError(
+            f"the settings of {text!r} need names, like {example}; name the setting that {shown} is for, or "
+            "leave it out"
+        )
     settings: dict[str, Any] = {}
     for keyword in tree.keywords:
         try:

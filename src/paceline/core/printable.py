@@ -28,8 +28,8 @@ def visible(text: str) -> str:
 
 def coloured(line: str) -> str:
     """A program's line with its colours, and without other control sequences."""
-    parts = _SEQUENCE.sub(lambda found: found[0] if _COLOUR.fullmatch(found[0]) else "", line)
-    ends = [0, *(place for found in _COLOUR.finditer(parts) for place in found.span()), len(parts)]
+    parts = _SEQUENCE.sub(lambda match: match[0] if _COLOUR.fullmatch(match[0]) else "", line)
+    ends = [0, *(place for match in _COLOUR.finditer(parts) for place in match.span()), len(parts)]
     pieces = [parts[low:high] for low, high in pairwise(ends)]
     return "".join(piece if number % 2 else visible(piece) for number, piece in enumerate(pieces))
 
@@ -50,8 +50,8 @@ def deeply(value: Any) -> Any:
     return value
 
 
-def _sign(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _sign(match: re.Match[str]) -> str:
+    code = ord(match[0])
     if code < 0x20:
         return chr(0x2400 + code)
     return "\u2421" if code == 0x7F else f"\\u{code:04x}" if code > 0xFF else f"\\x{code:02x}"

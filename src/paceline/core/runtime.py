@@ -17,9 +17,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from paceline.core.disk import LOCAL_DISK, Disk
+from paceline.core.disk import LOCAL_DISK, LocalDisk
 
 END_S = 5.0
 """Most seconds that the interpreter's exit waits for the threads of this process."""
@@ -29,77 +29,19 @@ _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _ends: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKeyDictionary()
 
 
-class Network(Protocol):
-    """Makes connections: :mod:`paceline.communication.sockets.channel` asks it if there is one."""
-
-    def connect(self, address: str, port: int, peer: str, timeout_s: float) -> Any:
-        """A channel to the listener at `address`, `port`."""
-
-    def listen(self, address: str, port: int) -> Any:
-        """A listener."""
-
-
-class Machine(Protocol):
-    """A simulated machine, as its threads see it."""
-
-    @property
-    def disk(self) -> Disk: ...
-
-    @property
-    def network(self) -> Network: ...
-
-    @property
-    def host(self) -> str: ...
-
-    @property
-    def address(self) -> str: ...
-
-    @property
-    def identity(self) -> list[str]: ...
-
-    def lives(self, number: int) -> bool: ...
-
-    def monotonic(self) -> float: ...
-
-    def wall(self) -> float: ...
-
-    @property
-    def pid(self) -> int: ...
-
-    def living(self, pid: int) -> bool: ...
-
-    def token_hex(self, size: int) -> str: ...
-
-    def sleep(self, seconds: float) -> None: ...
-
-    def thread(self, target: Callable[..., object], args: tuple[Any, ...], name: str) -> Any: ...
-
-    def current_thread(self) -> Any: ...
-
-    def lock(self) -> Any: ...
-
-    def rlock(self) -> Any: ...
-
-    def condition(self, lock: Any) -> Any: ...
-
-    def event(self) -> Any: ...
-
-    def queue(self) -> Any: ...
-
-
 class _Local(threading.local):
-    machine: Machine | None = None
+    machine: Any = None  # the simulated machine of this thread (`devtools.world.process.Process`)
 
 
 _here = _Local()
 
 
-def enter(machine: Machine | None) -> None:
+def enter(machine: Any) -> None:
     """From now on this thread belongs to a simulated machine; None: to this process."""
     _here.machine = machine
 
 
-def network() -> Network | None:
+def network() -> Any:
     """The simulated network of this thread, if any."""
     return None if _here.machine is None else _here.machine.network
 
@@ -117,7 +59,7 @@ def process() -> list[str] | None:
 
 def lives(number: int) -> bool:
     """Whether the simulated machine of this thread still has that process."""
-    return _here.machine is not None and _here.machine.lives(number)
+    return _here.machine is not None and bool(_here.machine.lives(number))
 
 
 def monotonic() -> float:
@@ -138,7 +80,7 @@ def pid() -> int:
 def living(pid: int) -> bool:
     """Whether this machine has such a process, as far as this one can see."""
     if _here.machine is not None:
-        return _here.machine.living(pid)
+        return bool(_here.machine.living(pid))
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -193,8 +135,8 @@ def current_thread() -> threading.Thread:
     """`threading.current_thread`."""
     if _here.machine is None:
         return threading.current_thread()
-    found: threading.Thread = _here.machine.current_thread()
-    return found
+    thread: threading.Thread = _here.machine.current_thread()
+    return thread
 
 
 def Lock() -> threading.Lock:
@@ -229,6 +171,7 @@ def SimpleQueue() -> queue.SimpleQueue[Any]:
     return made
 
 
-def disk() -> Disk:
+def disk() -> LocalDisk:
     """The disk of this process, or of its simulated machine."""
-    return LOCAL_DISK if _here.machine is None else _here.machine.disk
+    own: LocalDisk = LOCAL_DISK if _here.machine is None else _here.machine.disk
+    return own

@@ -62,8 +62,8 @@ class Shards:
     def _sums(self, *numbers: float) -> list[float]:
         row = torch.tensor(numbers, dtype=torch.float64, device=self._device)
         torch.distributed.all_reduce(row, group=self._mesh.get_group())
-        found: list[float] = row.tolist()
-        return found
+        sums: list[float] = row.tolist()
+        return sums
 
 
 def reshard(model: Modules) -> None:

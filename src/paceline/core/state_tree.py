@@ -114,10 +114,10 @@ def _build_tagged(kind: str, inner: Any, tensors: dict[str, Tensor]) -> Any:
     if kind == "bytes":
         return base64.b64decode(inner)
     if kind == "dtype":
-        found = vars(torch).get(inner)  # not getattr, which may import a module
-        if not isinstance(found, torch.dtype):
+        value = vars(torch).get(inner)  # not getattr, which may import a module
+        if not isinstance(value, torch.dtype):
             raise CheckpointError(f"the checkpoint names the dtype {inner!r}, which this torch does not have")
-        return found
+        return value
     if kind == "device":
         return torch.device(inner)
     if kind == "tuple":

@@ -13,8 +13,7 @@ from paceline.core.lazy import lazily
 
 if TYPE_CHECKING:
     from paceline.data.sampling.buckets import BucketBatches
-    from paceline.data.sharing.loader_registry import LoaderRegistry
-    from paceline.data.sharing.shared_loader import SharedLoader
+    from paceline.data.sharing.loader_registry import LoaderRegistry, SharedLoader
     from paceline.data.streams.dataset import Shards, ShardStream
     from paceline.data.streams.formats import json_lines, parquet_rows, text_lines
     from paceline.data.streams.libraries import by_index, hugging_face, web_dataset
@@ -26,7 +25,7 @@ else:
             "LoaderRegistry": "sharing.loader_registry",
             "ShardStream": "streams.dataset",
             "Shards": "streams.dataset",
-            "SharedLoader": "sharing.shared_loader",
+            "SharedLoader": "sharing.loader_registry",
             "by_index": "streams.libraries",
             "hugging_face": "streams.libraries",
             "json_lines": "streams.formats",

@@ -111,7 +111,7 @@ class EventFile:
         if self._file is not None and os.fstat(self._file).st_nlink == 0:
             self._close()
             self.removed = True
-            logger.warning("%s was removed while it was written: it is made anew, without what it held", self._name)
+            logger.warning("%s was removed while it was written: it is created again, without what it held", self._name)
         if self._file is None:
             had_file = self.path is not None
             self._open()
@@ -152,7 +152,7 @@ class EventFile:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "%s cannot be written (%s): the run goes on, and the log goes on when there is room (said once)",
+                "%s cannot be written (%s): the run goes on, and the log goes on when there is room (logged once)",
                 self._name,
                 error.strerror or error,
             )

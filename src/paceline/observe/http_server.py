@@ -98,12 +98,12 @@ def _handler(answer: Callable[[str, Message], Answer]) -> type[BaseHTTPRequestHa
         server_version, sys_version = "paceline", ""
 
         def do_GET(self) -> None:
-            found = answer(self.path, self.headers)
-            self.send_response(found.status)
-            for name, value in {"Content-Type": found.kind, "Content-Length": len(found.body), **found.headers}.items():
+            page = answer(self.path, self.headers)
+            self.send_response(page.status)
+            for name, value in {"Content-Type": page.kind, "Content-Length": len(page.body), **page.headers}.items():
                 self.send_header(name, str(value))
             self.end_headers()
-            self.wfile.write(found.body)
+            self.wfile.write(page.body)
 
         def log_message(self, *about: Any) -> None:
             """Do not log requests."""

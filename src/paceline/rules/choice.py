@@ -16,7 +16,7 @@ workers): bf16 0.0 %, int8 -0.1 %, e3m0 +0.7 % of dense; a period of 8 +0.6 % an
 16 and 8 bits come before longer periods, and e3m0 before periods above twice the first. `one_bit` gradients are no row:
 they send more than `bmuf(period=8, codec='int8')` (16.6 and 11.6 MB there) and end higher (1.658 and 1.613).
 
-A codec that saves less than a third of the bytes of the row before is left out. That is all of them for Adam, whose
+A codec that saves less than a third of the bytes of the row before is no candidate. That is all of them for Adam, whose
 moments, two thirds of what is sent, are always dense.
 
 Source: ours.
@@ -110,8 +110,8 @@ def choose(times: ProbeTimes, schedule: Paced) -> Choice | None:
     """The choice; None where the times do not suffice.
 
     >>> from paceline.rules.schedule import Probe
-    >>> found = choose(ProbeTimes(0.1, 0.8, None, {"dense": 0.8, "int8": 0.2}), Paced(probe=Probe()))
-    >>> found.codec, found.period, found.overlap
+    >>> choice = choose(ProbeTimes(0.1, 0.8, None, {"dense": 0.8, "int8": 0.2}), Paced(probe=Probe()))
+    >>> choice.codec, choice.period, choice.overlap
     ('int8', 4, 3)
 
     Args:
@@ -123,15 +123,15 @@ def choose(times: ProbeTimes, schedule: Paced) -> Choice | None:
         if times.exposed_s is None:
             return None
         if times.exposed_s * (1 - schedule.pace.share) <= schedule.pace.share * times.step_s:
-            told = f"exchanging gradients keeps a worker for {in_seconds(times.exposed_s)}"
-            why = f"synchronous steps: {told} beside {in_seconds(times.step_s)} of computing {limit}"
+            because = f"exchanging gradients keeps a worker for {in_seconds(times.exposed_s)}"
+            why = f"synchronous steps: {because} beside {in_seconds(times.step_s)} of computing {limit}"
             return Choice(True, "", 1, 0, why)
     codec, period, overlap = _blocks(times, schedule)
-    told = f"a gradient exchange takes {in_seconds(times.gradient_s)}"
+    because = f"a gradient exchange takes {in_seconds(times.gradient_s)}"
     if not times.hopeless and times.exposed_s is not None:
-        told = f"exchanging gradients keeps a worker for {in_seconds(times.exposed_s)}"
+        because = f"exchanging gradients keeps a worker for {in_seconds(times.exposed_s)}"
     kind = f"blocks of {period} minibatches{_written(codec)}, {_hidden(overlap)}"
-    why = f"{kind}: {told} beside {in_seconds(times.step_s)} of computing {limit}"
+    why = f"{kind}: {because} beside {in_seconds(times.step_s)} of computing {limit}"
     return Choice(False, codec, period, overlap, why)
 
 
@@ -139,16 +139,16 @@ def _blocks(times: ProbeTimes, schedule: Paced) -> tuple[str, int, int]:
     """Codec, period and overlap."""
     bounds, pace = dict(LADDER), schedule.pace
     names = list(times.block_s)
-    least, found = pace.least, ("", 0, 0)
+    least, chosen = pace.least, ("", 0, 0)
     for codec, block_s in times.block_s.items():
         bound = bounds.get(codec)
         most = pace.longest if bound is None or codec == names[-1] else min(bound * pace.least, pace.longest)
         period, overlap = _least(block_s, times.step_s, schedule)
-        found = (codec, max(least, min(period, pace.longest)), min(overlap, pace.longest))
+        chosen = (codec, max(least, min(period, pace.longest)), min(overlap, pace.longest))
         if period <= most:
             break
         least = max(least, most)
-    codec, period, overlap = found
+    codec, period, overlap = chosen
     return codec, max(period, overlap), overlap
 
 

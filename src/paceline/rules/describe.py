@@ -19,22 +19,22 @@ def numbers(rule: Rule, workers: int) -> Numbers:
     >>> numbers(rule_from_text("bmuf(momentum=0.75, lr=1.0)"), workers=4)["gain"]
     4.0
     """
-    found = rule.schedule.numbers() | _of_outer(rule.outer, workers)
+    of_rule = rule.schedule.numbers() | _of_outer(rule.outer, workers)
     if rule.schedule.exchanges_blocks:
-        found["local_state"] = rule.delta.local_state
+        of_rule["local_state"] = rule.delta.local_state
     if rule.settings.within:
-        found["within"] = rule.settings.within
+        of_rule["within"] = rule.settings.within
     if rule.settings.ema:
-        found["ema"] = rule.settings.ema
+        of_rule["ema"] = rule.settings.ema
     if rule.settings.rate_exponent:
-        found["rate_exponent"] = rule.settings.rate_exponent
-    return found
+        of_rule["rate_exponent"] = rule.settings.rate_exponent
+    return of_rule
 
 
 def _of_outer(outer: Any, workers: int) -> Numbers:
     """An outer step's own numbers; if it has none, its momentum, rate and gain."""
     if hasattr(outer, "numbers"):
-        found: Numbers = outer.numbers(workers)
-        return found
+        of_outer: Numbers = outer.numbers(workers)
+        return of_outer
     eta, zeta = outer.momentum_at(LATER, workers), outer.lr_at(LATER, workers)
     return {"momentum": eta, "lr": zeta, "gain": zeta / (1 - eta), "ramp": int(getattr(outer, "ramp", 0))}

@@ -63,7 +63,7 @@ class Payload(ABC):
 
     @property
     def mixing(self) -> float | None:
-        """alpha, where local parameters are mixed with what an exchange brings."""
+        """alpha, where local parameters are mixed with what an exchange returns."""
         return None
 
     @property

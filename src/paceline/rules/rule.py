@@ -51,12 +51,11 @@ def _narrowed(choice: str, kind: type[T], rules: str) -> T:
     """A property: this choice of a rule, which has to be a `kind`; `rules` says which rules have one."""
 
     def read(rule: Rule) -> T:
-        found = getattr(rule, choice)
-        assert isinstance(found, kind)
-        return found
+        part = getattr(rule, choice)
+        assert isinstance(part, kind)
+        return part
 
-    read.__doc__ = f"The {choice} of {rules}."
-    return property(read)  # type: ignore[return-value]
+    return property(read, doc=f"The {choice} of {rules}.")  # type: ignore[return-value]
 
 
 class RecipeCall(str):

@@ -15,6 +15,7 @@ from typing import Any
 
 from paceline import checkpoint, flow
 from paceline.checkpoint import AutoCheckpointer, CheckpointFinder, FoundCheckpoint, new_run, reshard
+from paceline.checkpoint.auto_checkpointer import CheckpointSource
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.communication import SoloTransport, Transport
 from paceline.core import shards
@@ -323,8 +324,9 @@ def _checkpointer(
     store = checkpoint.store_for(settings.checkpoint)
     # all members of an elastic run hold the same state, and may leave while others wait: the first of them writes
     among, run = (context.transport, new_run()) if membership is None else (SoloTransport(), membership.control.run)
+    source = CheckpointSource(state.exchange_position, state.about, state.kept)
     checkpointer = AutoCheckpointer(
-        store, settings.every_blocks, settings.keep, among, state, context.monitor.note, run
+        store, settings.every_blocks, settings.keep, among, source, context.monitor.note, run
     )
     if elastic is not None:
         elastic.leaving.finish = flow.save_while_paused(elastic.membership, context.monitor, checkpointer.now)

@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline import checkpoint
 from paceline.core.flat import Modules
 from paceline.core.world import World
-from paceline.data.sharing.shared_loader import SharedLoader
+from paceline.data.sharing.loader_registry import SharedLoader
 from paceline.errors import ClosedError
 from paceline.rules.rule import Rule
 from paceline.run import assembly, validation

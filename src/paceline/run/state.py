@@ -13,8 +13,8 @@ from torch import Tensor
 
 from paceline import flow
 from paceline.checkpoint import ExchangePosition, all_well, reshard
+from paceline.checkpoint.auto_checkpointer import Kept
 from paceline.checkpoint.frozen import Read, complete, without
-from paceline.checkpoint.source import Kept
 from paceline.core import rng
 from paceline.core.bits import key
 from paceline.core.flat import module_list
@@ -27,7 +27,7 @@ from paceline.update.engine.protocol import EngineProtocol, GlobalModel
 
 
 class RunState:
-    """The state of one worker; a :class:`paceline.checkpoint.source.CheckpointSource`.
+    """The state of one worker.
 
     Args:
         context: what the parts of the run share.

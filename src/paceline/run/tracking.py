@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paceline.core.extras import needed
+from paceline.core.lazy import needed
 from paceline.observe.sinks.base import Values, as_sink
 from paceline.run.run import Run
 

@@ -84,7 +84,7 @@ class BatchGrowth:
             if self._scaled:
                 self._run.scale_rates(ratio)
             trial()
-            said = [float(one) for one in self._run.messages.gather(str(float(probe())))]
+            losses = [float(one) for one in self._run.messages.gather(str(float(probe())))]
         finally:
             self._run.restore(before)
-        return math.fsum(said) / len(said)
+        return math.fsum(losses) / len(losses)

@@ -38,16 +38,16 @@ def flat(settings: Mapping[str, Any]) -> Changes:
     """
     if not settings:
         raise RuleError(f"nothing to tune: name what is to change, such as lr=0.01; there are {_all()}")
-    found: Changes = {}
+    changes: Changes = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
             for group, one in value.items():
-                found[f"{name}@{group}"] = one
+                changes[f"{name}@{group}"] = one
         else:
-            found[str(name)] = value
-    if len(found) > MOST_NAMES:
-        raise RuleError(f"a request names at most {MOST_NAMES} settings, got {len(found)}")
-    return {name: checked(name, value) for name, value in found.items()}
+            changes[str(name)] = value
+    if len(changes) > MOST_NAMES:
+        raise RuleError(f"a request names at most {MOST_NAMES} settings, got {len(changes)}")
+    return {name: checked(name, value) for name, value in changes.items()}
 
 
 def split(name: str) -> tuple[str, int | None]:

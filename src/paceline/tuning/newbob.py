@@ -66,8 +66,8 @@ class Newbob:
         Returns:
             Whether to stop training, alike on all workers.
         """
-        said = [float(one) for one in self._run.messages.gather(str(float(loss)))]  # JSON has no nan
-        mean = sum(said) / len(said)
+        losses = [float(one) for one in self._run.messages.gather(str(float(loss)))]  # JSON has no nan
+        mean = sum(losses) / len(losses)
         if math.isnan(self.best):
             self.best = mean
             return self.done

@@ -167,7 +167,7 @@ FIRST = 8
 AGAIN = 64
 """Blocks from one look to the next."""
 
-Said = tuple[bool, float, float]
+Measurements = tuple[bool, float, float]
 """(whether a look is due, e in seconds, c in seconds)."""
 
 
@@ -196,21 +196,21 @@ class PeriodController:
     def _timely(self) -> bool:
         return not self.held and self._blocks >= self._next
 
-    def said(self) -> Said | None:
+    def measurements(self) -> Measurements | None:
         """This worker's measurements as JSON values; None before there are enough."""
-        found = self._timer.measured()
-        return None if found is None else (self._timely, *found)
+        times = self._timer.measured()
+        return None if times is None else (self._timely, *times)
 
     def agree(self, rows: Sequence[Any], schedule: Paced, blocks: int) -> tuple[Changes, str] | None:
         """(what changes, why), the same on every worker; None if the present period stays.
 
         Args:
-            rows: `said` of each worker.
+            rows: `measurements` of each worker.
             schedule: at present.
             blocks: that have been exchanged.
         """
-        found = self._together(rows)
-        return None if found is None else self._follow(*found, schedule, blocks)
+        times = self._together(rows)
+        return None if times is None else self._follow(*times, schedule, blocks)
 
     def _together(self, rows: Sequence[Any]) -> tuple[float, float] | None:
         """(e, c) of all workers; None where none looks."""
@@ -243,7 +243,7 @@ class PeriodController:
         return {"next": self._next, "settled": self._settled, "held": self.held}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore `state`; times are measured anew."""
+        """Restore `state`; times are measured again."""
         self._next, self._settled, self.held = int(state["next"]), bool(state["settled"]), bool(state["held"])
         self._timer.restart()
 
@@ -289,10 +289,10 @@ class CodecController(PeriodController):
         self._seen: dict[str, float] = {}
 
     def agree(self, rows: Sequence[Any], schedule: Paced, blocks: int) -> tuple[Changes, str] | None:
-        found = self._together(rows)
-        if found is None:
+        times = self._together(rows)
+        if times is None:
             return None
-        exchange_s, step_s = found
+        exchange_s, step_s = times
         self._seen[self.codec] = exchange_s
         block_s = self._times()
         before, self.codec = self.codec, codec_for(block_s, step_s, schedule, self.codec)
@@ -304,14 +304,14 @@ class CodecController(PeriodController):
 
     def _times(self) -> dict[str, float]:
         """codec -> e, of those that win time."""
-        byte_s, least, found = self._seen[self.codec] / max(1, self._bytes_of[self.codec]), 0.0, {}
+        byte_s, least, block_s = self._seen[self.codec] / max(1, self._bytes_of[self.codec]), 0.0, {}
         for codec in reversed(self._bytes_of):
-            found[codec] = self._seen.get(codec, max(least, self._bytes_of[codec] * byte_s))
-            least = max(least, found[codec])
+            block_s[codec] = self._seen.get(codec, max(least, self._bytes_of[codec] * byte_s))
+            least = max(least, block_s[codec])
         kept: dict[str, float] = {}
         for codec in self._bytes_of:
-            if not kept or found[codec] * MARGIN <= min(kept.values()):
-                kept[codec] = found[codec]
+            if not kept or block_s[codec] * MARGIN <= min(kept.values()):
+                kept[codec] = block_s[codec]
         return kept
 
     def renew(self) -> None:

@@ -108,10 +108,10 @@ class RequestFiles:
         if self.folder is None:
             return []
         try:
-            found = os.listdir(self.folder)
+            names = os.listdir(self.folder)
         except OSError:  # there was no request yet
             return []
-        return sorted(name.removesuffix(REQUEST) for name in found if name.endswith(REQUEST))
+        return sorted(name.removesuffix(REQUEST) for name in names if name.endswith(REQUEST))
 
     def look(self, now: bool = False) -> list[RequestFile]:
         """The new requests; does not touch the file system within `LOOK_EVERY_S` of the last look, unless `now`."""

@@ -161,7 +161,8 @@ def exposed_s(gradient_s: float, chunks: int, step_s: float) -> float:
 class _Pair:
     """A wire between two workers that carries nothing."""
 
-    rank, size = 0, 2
+    rank = 0
+    size = 2
 
     def sum(self, x: Tensor) -> Steps[None]:
         yield CompletedOperation()
@@ -295,15 +296,15 @@ class RuleChooser:
         """Whether it is time to gather the measurements."""
         if not self.probing or self._steps - self.began < self.asked.schedule.warmup:
             return False
-        found = self._timer.measured()
-        return found is not None and (found[2] is not None or found[1] > choices.HOPELESS * found[0])
+        times = self._timer.measured()
+        return times is not None and (times[2] is not None or times[1] > choices.HOPELESS * times[0])
 
-    def said(self) -> list[Any] | None:
+    def measurements(self) -> list[Any] | None:
         """This worker's measurements as JSON values; None before there are enough."""
-        found = self._timer.measured() if self.probing else None
-        if found is None:
+        times = self._timer.measured() if self.probing else None
+        if times is None:
             return None
-        step_s, exchange_s, exposed_s = found
+        step_s, exchange_s, exposed_s = times
         byte_s = exchange_s / max(1, self._model.gradient_bytes)
         ahead = [nbytes * byte_s + self._codec_s(codec) for codec, nbytes in self._model.block_bytes.items()]
         return [step_s, exchange_s, exposed_s, ahead, self._steps]
@@ -314,26 +315,26 @@ class RuleChooser:
     # -- choosing ---------------------------------------------------------------------------------
 
     def agree(self, rows: Sequence[Any]) -> None:
-        """Choose, the same on every worker, or wait for more steps; `rows`: `said` of each worker."""
+        """Choose, the same on every worker, or wait for more steps; `rows`: `measurements` of each worker."""
         measured = [row for row in rows if row]
         if not measured or not self.probing:
             return
         step_s, gradient_s, exposed_s, blocks = choices.merged(measured)
         times = ProbeTimes(step_s, gradient_s, exposed_s, dict(zip(self._model.block_bytes, blocks, strict=True)))
-        found = choices.choose(times, self.asked.paced)
-        if found is not None:
-            self._take(found, 1 + max(int(row[4]) for row in measured))  # it takes effect after the present step
+        choice = choices.choose(times, self.asked.paced)
+        if choice is not None:
+            self._take(choice, 1 + max(int(row[4]) for row in measured))  # it takes effect after the present step
 
     def give_up(self, why: str, steps: int) -> None:
         """Begin blocks now, as if there had been no probe."""
         schedule = self.asked.paced
         codec = "dense" if self._probe.codec else ""
-        told = f"blocks of {schedule.period} minibatches without a probe: {why}"
-        self._take(Choice(False, codec, schedule.period, schedule.overlap, told), steps)
+        why_blocks = f"blocks of {schedule.period} minibatches without a probe: {why}"
+        self._take(Choice(False, codec, schedule.period, schedule.overlap, why_blocks), steps)
         self.gave_up = True
 
-    def _take(self, found: Choice, steps: int) -> None:
-        self.choice, self.pending, self._chosen_at = found, True, steps
+    def _take(self, choice: Choice, steps: int) -> None:
+        self.choice, self.pending, self._chosen_at = choice, True, steps
 
     @property
     def rate_factor(self) -> float:
@@ -353,7 +354,7 @@ class RuleChooser:
         }
 
     def load(self, state: Mapping[str, Any] | None, steps: int) -> None:
-        """Restore `state`; None is that of a run that began with blocks. Times are measured anew."""
+        """Restore `state`; None is that of a run that began with blocks. Times are measured again."""
         saved = state or {"probing": False, "choice": None, "at": 0, "began": 0}
         self._probing, self.pending = bool(saved["probing"]) and self.probes, False
         self.choice = Choice(**saved["choice"]) if saved["choice"] is not None else None

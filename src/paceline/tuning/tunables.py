@@ -82,16 +82,16 @@ class Tunables:
         groups = [(k, optimizer, group) for k, (optimizer, group) in enumerate(self.rates.groups())]
         if number is not None and number >= len(groups):
             raise UnsupportedError(f"{name}: there are groups 0 to {len(groups) - 1}")
-        found = [one for one in groups if _tunable(one[2], key) and number in (None, one[0])]
-        if not found and any(ASKED in group for _, _, group in groups):
+        named = [one for one in groups if _tunable(one[2], key) and number in (None, one[0])]
+        if not named and any(ASKED in group for _, _, group in groups):
             raise UnsupportedError(
                 f"{name}: the program makes its own steps, and has not asked for {key}; let it use "
                 f"run.tuned({key!r}, default) in each step. {self._can().capitalize()}"
             )
-        if not found:
+        if not named:
             kinds = ", ".join(dict.fromkeys(type(optimizer).__name__ for _, optimizer, _ in groups))
             raise UnsupportedError(f"{name}: {kinds} has no {key}; {self._can()}")
-        return found
+        return named
 
     def _check_group(self, name: str, value: Any, number: int, optimizer: Optimizer, group: Group) -> None:
         base, _ = split(name)
@@ -201,14 +201,14 @@ class Tunables:
 
     def numbers(self) -> dict[str, float]:
         """Present numbers by name, `lr/1` for that of group 1 if groups differ; without tensors on a device."""
-        found: dict[str, float] = {}
+        numbers: dict[str, float] = {}
         for name in ("lr", "momentum", "weight_decay"):
             groups = [(k, group) for k, (_, group) in enumerate(self.rates.groups()) if _tunable(group, name)]
             common = self.rates.common if name == "lr" else 1.0
             own = {k: common * float(self._value(name, k, group)) for k, group in groups if not _on_device(group[name])}
             same = len(set(own.values())) == 1
-            found |= {name: next(iter(own.values()))} if same else {f"{name}/{k}": value for k, value in own.items()}
-        return found | {name: float(self._shown(name)) for name in self._of_rule()}
+            numbers |= {name: next(iter(own.values()))} if same else {f"{name}/{k}": value for k, value in own.items()}
+        return numbers | {name: float(self._shown(name)) for name in self._of_rule()}
 
     def _shown(self, base: str) -> Any:
         outer: Any = self.rule.outer
@@ -224,20 +224,23 @@ class Tunables:
 
     def snapshot(self, changes: Changes) -> dict[str, Any]:
         """What `restore` needs to undo the changes, as JSON values."""
-        found: dict[str, Any] = {"rule": self._rule_state() if changes.keys() & set(OF_RULES) else None, "groups": []}
-        if found["rule"] is not None and "period" not in changes:
-            found["rule"]["period"] = None  # the period controller may change it meanwhile
-        if found["rule"] is not None:
-            found["rule"].pop(MEASURED, None)
+        snapshot: dict[str, Any] = {
+            "rule": self._rule_state() if changes.keys() & set(OF_RULES) else None,
+            "groups": [],
+        }
+        if snapshot["rule"] is not None and "period" not in changes:
+            snapshot["rule"]["period"] = None  # the period controller may change it meanwhile
+        if snapshot["rule"] is not None:
+            snapshot["rule"].pop(MEASURED, None)
         for name in changes.keys() - set(OF_RULES):
             base, _ = split(name)
             for number, _, group in self._groups(name):
                 if base in ("lr", "lr_factor"):
                     rate = None if SCHEDULED in group or base == "lr_factor" else float(group["lr"])
-                    found["groups"].append([number, "lr", [rate, self.rates.factor(number)]])
+                    snapshot["groups"].append([number, "lr", [rate, self.rates.factor(number)]])
                 else:
-                    found["groups"].append([number, base, self._value(base, number, group)])
-        return found
+                    snapshot["groups"].append([number, base, self._value(base, number, group)])
+        return snapshot
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         if snapshot["rule"] is not None:
@@ -259,8 +262,8 @@ class Tunables:
 
     def _rule_state(self) -> dict[str, Any]:
         outer = {field: getattr(self.rule.outer, field) for field in OUTER if "gain" in self._of_rule()}
-        found = {"period": self.rule.schedule.period, "outer": outer}
-        return {**found, MEASURED: codec_name(self.rule.codec)} if self.codecs else found
+        numbers = {"period": self.rule.schedule.period, "outer": outer}
+        return {**numbers, MEASURED: codec_name(self.rule.codec)} if self.codecs else numbers
 
     def _load_rule(self, saved: dict[str, Any]) -> None:
         schedule: Any = self.rule.schedule

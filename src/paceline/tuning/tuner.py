@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,174 @@ from paceline.communication import Transport
 from paceline.core.world import World
 from paceline.errors import PacelineError, RuleError, UnsupportedError
 from paceline.observe.event_log import log_name
+from paceline.rules.choice import Choice
 from paceline.rules.rule import Rule
-from paceline.tuning.measured import MeasuredChoices
 from paceline.tuning.names import Changes, flat
+from paceline.tuning.period_controller import PeriodController
 from paceline.tuning.request_files import RequestFile, RequestFiles, TuneRequest
+from paceline.tuning.rule_chooser import RuleChooser
 from paceline.tuning.tunables import Tunables
+
+PeriodControllerFor = Callable[[Rule], PeriodController | None]
+
+
+class MeasuredChoices:
+    """The chooser of the rule and the controller of the period, where the rule has them.
+
+    Args:
+        tunables: the settings.
+
+    Attributes:
+        period_controller: set under rules whose period follows measured times.
+        chooser: set under rules that a probe chooses.
+        period_controller_for: makes the period controller of a rule.
+        unprobed: why no probe can begin; empty if it can, or the rule has none.
+    """
+
+    def __init__(self, tunables: Tunables) -> None:
+        self._tunables = tunables
+        self.period_controller: PeriodController | None = None
+        self.chooser: RuleChooser | None = None
+        self.period_controller_for: PeriodControllerFor = lambda rule: None
+        self.unprobed = ""
+
+    # -- measuring --------------------------------------------------------------------------------
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to gather the measurements."""
+        return any(one is not None and one.due for one in (self.period_controller, self.chooser))
+
+    def stepped(self, place: Callable[[], tuple[int, int]]) -> None:
+        """A step was made; `place` returns (exchanged blocks, minibatches of this worker)."""
+        if self.period_controller is not None:
+            self.period_controller.stepped(*place())
+        if self.chooser is not None:
+            self.chooser.stepped(place()[1])
+
+    def measurements(self) -> Any:
+        """This worker's measurements as JSON values; None before there are enough."""
+        if self.chooser is None:
+            return self.period_controller.measurements() if self.period_controller is not None else None
+        pace = self.period_controller.measurements() if self.period_controller is not None else None
+        return [pace, self.chooser.measurements()]
+
+    def agree(self, measured: Sequence[Any], blocks: int) -> tuple[Changes, str] | None:
+        """Choose, the same on every worker; (what else changes, why), or None. `measured`: of each worker."""
+        if self.chooser is not None:
+            of_chooser = [row[1] for row in measured]
+            measured = [row[0] for row in measured]
+            self.chooser.agree(of_chooser)
+        if self.period_controller is None:
+            return None
+        return self.period_controller.agree(measured, self._tunables.rule.paced, blocks)
+
+    def renew(self) -> None:
+        """The workers have changed."""
+        if self.period_controller is not None:
+            self.period_controller.renew()
+
+    # -- the rule ---------------------------------------------------------------------------------
+
+    @property
+    def probing(self) -> bool:
+        """Whether a probe is under way."""
+        return self.chooser is not None and self.chooser.probing
+
+    @property
+    def sends_early(self) -> bool:
+        """Whether gradients are exchanged during the backward pass."""
+        return self.chooser is None or self.chooser.early
+
+    @property
+    def chosen(self) -> Choice | None:
+        """A choice of the rule that has not taken effect yet."""
+        return self.chooser.choice if self.chooser is not None and self.chooser.pending else None
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether a probe ended before this step, which exchanges no gradients."""
+        return self.chooser is not None and self.chooser.pending and self.chooser.gave_up
+
+    def end_probe(self, why: str, steps: int) -> None:
+        """Choose blocks without further times after `steps` steps, because gradients cannot be exchanged."""
+        if self.chooser is not None and self.probing:
+            self.chooser.give_up(why, steps)
+
+    def rule_of(self, saved: dict[str, Any] | None) -> Rule:
+        """The rule under which a checkpoint was made, with its choice."""
+        return self._tunables.rule if self.chooser is None else self.chooser.rule_of(saved)
+
+    def take(self) -> str | None:
+        """Continue with the rule that was chosen, if that has not taken effect yet; returns why, for display."""
+        chooser, chosen = self.chooser, self.chosen
+        if chooser is None or chosen is None:
+            return None
+        before = self._tunables.rule
+        chooser.pending = False
+        self._use(chooser)
+        self._tunables.scale_rates(chooser.rate_factor)
+        factor = chooser.rate_factor * self._tunables.rates.common
+        if self._tunables.rule.schedule.exchanges_blocks:
+            self._keep_numbers(before, chooser.asked)
+        return f"{chooser.asked.name}: {chosen.why}{_of_one(factor)}"
+
+    def at_once(self) -> str:
+        """That blocks begin at once, with a learning rate that is not the program's; empty if not so."""
+        rule, factor = self._tunables.rule, self._tunables.rates.common
+        if self.probing or factor == 1:
+            return ""
+        why = f" without a probe: {self.unprobed}" if self.unprobed else ""
+        return f"{rule.name}: blocks of {rule.schedule.period} minibatches{why}{_of_one(factor)}"
+
+    def _keep_numbers(self, before: Rule, asked: Rule) -> None:
+        """Keep the numbers of the rule that were set during the probe."""
+        rule = self._tunables.rule = replace(self._tunables.rule, outer=before.outer)
+        if before.schedule.period != asked.schedule.period:
+            period = max(before.schedule.period, rule.schedule.overlap)
+            self._tunables.rule = replace(rule, schedule=replace(rule.paced, period=period))
+            if self.period_controller is not None:
+                self.period_controller.held = True
+
+    def _use(self, chooser: RuleChooser) -> None:
+        """Continue with the chooser's present rule."""
+        self._tunables.rule = chooser.rule
+        self.follow_workers()
+        self.period_controller = None if chooser.probing else self.period_controller_for(chooser.rule)
+
+    def follow_workers(self) -> None:
+        """Give the local learning rates the factor that the rule has for this number of workers."""
+        tunables = self._tunables
+        tunables.rates.common = 1.0 if self.probing else tunables.rule.rate_factor(tunables.workers)
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def load_choice(self, state: dict[str, Any], same: bool, steps: int) -> dict[str, Any]:
+        """Continue with the saved choice, or begin the probe on another number of workers; the numbers to load.
+
+        Args:
+            state: of the tuner.
+            same: whether it is this worker's own.
+            steps: this worker's.
+        """
+        saved, chooser = state.get("choice"), self.chooser
+        knobs: dict[str, Any] = state["knobs"]
+        if chooser is not None:
+            if same or state.get("pace") is not None or (saved is not None and saved["choice"] is not None):
+                chooser.load(saved, steps)
+            else:
+                chooser.renew(steps)
+            self._use(chooser)
+        if saved is not None and not same:  # the factor follows from the number of workers
+            factor = float(saved["factor"]) / (chooser.rate_factor if chooser is not None else 1.0)
+            factors = [[number, one / factor] for number, one in knobs["factors"]]
+            knobs = {"rule": knobs["rule"] if chooser is not None else None, "factors": factors}
+        return knobs
+
+
+def _of_one(factor: float) -> str:
+    return "" if factor == 1 else f"; the learning rate is {factor:.3g} times one worker's"
+
 
 logger = logging.getLogger("paceline")
 
@@ -141,17 +305,19 @@ class Tuner:
     def gather(self, transport: Transport) -> GatheredRequests:
         """Gather all requests and votes; changes nothing, so that it can be retried."""
         mine = list(self._asked)
-        said = transport.gather_json([[[one.changes, one.revert, one.number] for one in mine], self.measured.said()])
-        requests = [self._request(rank, row, mine) for rank, (rows, _) in enumerate(said) for row in rows]
+        answers = transport.gather_json(
+            [[[one.changes, one.revert, one.number] for one in mine], self.measured.measurements()]
+        )
+        requests = [self._request(rank, row, mine) for rank, (rows, _) in enumerate(answers) for row in rows]
         verdicts = transport.gather_json([self._problem(one) for one in requests]) if requests else []
-        return requests, verdicts, [row for _, row in said]
+        return requests, verdicts, [row for _, row in answers]
 
     def decide(self, gathered: GatheredRequests) -> None:
         """Accept the requests that all workers can apply, and refuse the others."""
         requests, verdicts, measured = gathered
-        found = self.measured.agree(measured, self.place()[0])
-        if found is not None:
-            self._decided.append(TuneRequest(found[0], False, 0, why=found[1]))
+        measured_change = self.measured.agree(measured, self.place()[0])
+        if measured_change is not None:
+            self._decided.append(TuneRequest(measured_change[0], False, 0, why=measured_change[1]))
         self._asked = [one for one in self._asked if one not in requests]
         for number, request in enumerate(requests):
             problems = [(rank, row[number]) for rank, row in enumerate(verdicts) if row[number]]
@@ -256,11 +422,11 @@ class Tuner:
 
     def _snapshot(self, changes: Changes) -> dict[str, Any]:
         """What undoes these requested changes; a requested period is held from now on."""
-        found, controller = self.tunables.snapshot(changes), self.measured.period_controller
+        snapshot, controller = self.tunables.snapshot(changes), self.measured.period_controller
         if controller is not None:
-            found["held"] = controller.held
+            snapshot["held"] = controller.held
             controller.held = controller.held or "period" in changes
-        return found
+        return snapshot
 
     def _applied(self, request: TuneRequest) -> None:
         request.applied = True
@@ -300,8 +466,8 @@ class Tuner:
         asked = [[one.changes, one.revert] for one in [*self._decided, *self._asked] if not one.why]
         controller, chooser = self.measured.period_controller, self.measured.chooser
         pace = controller.state() if controller is not None else None
-        found = {"knobs": self.tunables.state(), "stack": self._stack, "asked": asked, "pace": pace}
-        return found if chooser is None else {**found, "choice": chooser.state()}
+        state = {"knobs": self.tunables.state(), "stack": self._stack, "asked": asked, "pace": pace}
+        return state if chooser is None else {**state, "choice": chooser.state()}
 
     def load(self, state: dict[str, Any], asked: bool = True) -> None:
         """Restore `state`; with `asked`, also its pending requests, else the state is another worker's."""

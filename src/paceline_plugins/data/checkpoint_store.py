@@ -20,22 +20,25 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from paceline.checkpoint.agreement import Working, all_well
 from paceline.checkpoint.claim import LEASE, Claim, Lease
 from paceline.checkpoint.files import (
     FROZEN,
     MANIFEST,
     OURS,
+    STEP,
     Content,
+    Needed,
+    Working,
+    all_well,
     frozen_name,
     manifest_text,
     read_manifest,
+    step_name,
     write_model,
     write_rank,
 )
 from paceline.checkpoint.frozen import write_missing
 from paceline.checkpoint.saving import merged, named, named_by
-from paceline.checkpoint.steps import STEP, Needed, step_name
 from paceline.checkpoint.urls import OBSTORE_SCHEMES, redacted, scheme_of, shown
 from paceline.communication import Transport
 from paceline.errors import CheckpointError, UnsupportedError

@@ -23,7 +23,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint.steps import step_name
+from paceline.checkpoint.files import step_name
 from paceline_plugins.files.plan import Plan
 
 KEPT_STEPS = 2

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from paceline.core.extras import needed
+from paceline.core.lazy import needed
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.update.engine.settings import Settings

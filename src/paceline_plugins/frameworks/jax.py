@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from paceline.core.extras import needed
+from paceline.core.lazy import needed
 from paceline.doors.adapters.views import named
 from paceline.rules.rule import Rule
 from paceline.run.attach import prepare

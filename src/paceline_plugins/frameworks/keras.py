@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.core.extras import needed
+from paceline.core.lazy import needed
 from paceline.doors.adapters.arrays import run_over
 from paceline.doors.adapters.elsewhere import VariablesState, refuse_gradients
 from paceline.errors import UnsupportedError

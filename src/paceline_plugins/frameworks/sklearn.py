@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.extras import needed
+from paceline.core.lazy import needed
 from paceline.doors.adapters.arrays import WritableRun
 from paceline.doors.adapters.elsewhere import refuse_gradients
 from paceline.errors import UnsupportedError

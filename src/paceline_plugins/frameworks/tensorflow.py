@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
-from paceline.core.extras import needed
+from paceline.core.lazy import needed
 from paceline.doors.adapters.array_run import ordered_momentum
 from paceline.doors.adapters.elsewhere import VariablesState
 from paceline.doors.adapters.views import Arrays, named

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from paceline.core.extras import needed
+from paceline.core.lazy import needed
 from paceline.core.world import host_name
 from paceline.errors import UnsupportedError
 

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.extras import needed
+from paceline.core.lazy import needed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -23,9 +23,9 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from paceline.observe.http_server import Answer
-from paceline.observe.reports.follow import RunFollower
 from paceline_plugins.report.chart_page import document, policy
 from paceline_plugins.report.charts import Chart, charts
+from paceline_plugins.report.follow import RunFollower
 from paceline_plugins.report.sections import Shown, sections
 
 EVERY_S = 2.0

@@ -19,7 +19,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,6 +27,8 @@ from typing import Any
 
 import typer
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from paceline.checkpoint.files import FROZEN
 from paceline.checkpoint.store import DirectoryStore
@@ -40,11 +42,46 @@ from paceline.cli.run.program import find
 from paceline.cli.run.start import environment
 from paceline.observe.reports.read import has_run, read_run
 from paceline.tuning import request_files
-from paceline_plugins.search.command_search_messages import best_text, table
 from paceline_plugins.search.command_search_plan import SearchPlan, check, exchanges
 from paceline_plugins.search.population import PopulationMember, copies, first_round, next_round, ranking, scores
 from paceline_plugins.search.proposals import Proposals
 from paceline_plugins.search.search_round import Round
+from paceline_plugins.search.tune_command import show
+
+
+def table(members: Sequence[PopulationMember], title: str, measure: str, busy: Collection[int]) -> Table:
+    """One row a group: its values, its initial checkpoint, its result."""
+    found = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("group", *members[0].values, "begins with"):
+        found.add_column(name)
+    found.add_column(measure, justify="right")
+    for group, member in enumerate(members):
+        values = [show(value) for value in member.values.values()]
+        row = [str(group), *values, _begins(group, member), _result(member, group in busy)]
+        found.add_row(*(Text(text) for text in row))
+    return found
+
+
+def _begins(group: int, member: PopulationMember) -> str:
+    if member.source is None:
+        return "nothing"
+    return "its own" if member.source == group else f"group {member.source}'s"
+
+
+def _result(member: PopulationMember, busy: bool) -> str:
+    if member.failed:
+        return f"failed: {member.failed}"
+    if member.measure is not None:
+        return show(float(member.measure))
+    return "trains" if busy else "waits"
+
+
+def best_text(member: PopulationMember, group: int, number: int, measure: str) -> str:
+    """The best group and its values."""
+    values = ", ".join(f"{name} {show(value)}" for name, value in member.values.items())
+    result = "" if member.measure is None else f", {measure} {show(float(member.measure))}"
+    return f"best of round {number}: group {group} with {values}{result}"
+
 
 RECORD = "search.json"
 FORMAT = 1

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from paceline.data.sharing.shared_loader import SharedLoader
+from paceline.data.sharing.loader_registry import SharedLoader
 from paceline.errors import PacelineError
 from paceline.run.run import Run
 from paceline_plugins.zero import refusals

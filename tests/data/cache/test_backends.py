@@ -14,8 +14,8 @@ import pytest
 
 from paceline.checkpoint.urls import local_path, source_of
 from paceline_plugins.data.cache import Cache, CorruptFileError, NotServedError
-from paceline_plugins.data.cache.backend_choice import backend_for
 from paceline_plugins.data.cache.checksums import Checksum, from_base64, from_hex, md5_of_etag
+from paceline_plugins.data.cache.download import backend_for
 from paceline_plugins.data.cache.http_backend import checksum_of
 from tests.data.cache.conftest import SHA
 

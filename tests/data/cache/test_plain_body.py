@@ -15,7 +15,7 @@ import pytest
 
 from paceline_plugins.data.cache import Cache, NotServedError, plain_body
 from paceline_plugins.data.cache.backend import RemoteFile, Unavailable
-from paceline_plugins.data.cache.backend_choice import backend_for
+from paceline_plugins.data.cache.download import backend_for
 from paceline_plugins.data.cache.http_backend import HttpBackend
 from paceline_plugins.data.cache.obstore_backend import ObstoreBackend
 from paceline_plugins.data.cache.plain_body import PIECE_BYTES, has_plain_body

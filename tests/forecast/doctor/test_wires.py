@@ -10,7 +10,7 @@ import pytest
 
 from paceline_plugins.forecast.doctor import Measurements
 from paceline_plugins.forecast.doctor.finding import Finding
-from paceline_plugins.forecast.doctor.judge_wires import used_interface, wires
+from paceline_plugins.forecast.doctor.judge import used_interface, wires
 from paceline_plugins.forecast.doctor.machine import mtus, wires_mbit
 from tests.forecast.doctor.examples import GBIT, cluster, with_links, with_machine
 

@@ -12,8 +12,7 @@ from paceline.rules.codec import Layout
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.topology import Flat, Hierarchical
 from paceline_plugins.forecast.planner import Network, NetworkLink, network_from_text, recommend
-from paceline_plugins.forecast.planner.loads import ring, scatter
-from paceline_plugins.forecast.planner.timing import exchange
+from paceline_plugins.forecast.planner.timing import exchange, ring, scatter
 
 from .examples import MIB, NUMEL, wire, work
 

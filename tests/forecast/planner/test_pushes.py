@@ -9,7 +9,7 @@ import paceline
 from paceline.forecast.sim import Clock, simulate
 from paceline.rules.schedule import Bounded
 from paceline_plugins.forecast.planner import LogNormal
-from paceline_plugins.forecast.planner.pushes import block_s
+from paceline_plugins.forecast.planner.forecast import block_s
 from tests.helpers import make_net
 
 EVEN = LogNormal(0.1)

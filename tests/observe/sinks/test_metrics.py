@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from torch import nn
 
 import paceline
-from paceline.core.extras import MissingExtraError
+from paceline.core.lazy import MissingExtraError
 from paceline.core.world import World
 from paceline.observe.sinks.metrics import Metrics, families, split_address
 from tests.observe.sinks.test_async_writer import Kept

@@ -45,10 +45,10 @@ def _works() -> bool:
         step(theta, mean, b, Factors(0.0, 0.0, 1.0, 0.0, 0.0), out)
         return True
     except Exception as error:
-        said = str(error).strip().splitlines()
+        lines = str(error).strip().splitlines()
         warnings.warn(
             f"Triton's kernels cannot be used, so exchanges take torch's operations, which are slower: "
-            f"{type(error).__name__}: {said[0] if said else ''}. Install a C compiler, or set {SWITCH}=0",
+            f"{type(error).__name__}: {lines[0] if lines else ''}. Install a C compiler, or set {SWITCH}=0",
             stacklevel=2,
         )
         return False

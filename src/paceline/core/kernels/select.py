@@ -46,9 +46,9 @@ def places(x: Tensor, kth: Tensor, k: int) -> Tensor:
     n = x.numel()
     parts = triton.cdiv(n, BLOCK)
     above, equal = torch.zeros(2, parts, dtype=torch.int64, device=x.device)
-    found = torch.zeros(k, dtype=torch.int64, device=x.device)  # with some nan among x, fewer than k are found
+    chosen = torch.zeros(k, dtype=torch.int64, device=x.device)  # with some nan among x, fewer than k are found
     with torch.cuda.device_of(x):
         _count[(parts,)](x, kth, above, equal, n, BLOCK=BLOCK)
         before = (above.cumsum(0) - above, equal.cumsum(0) - equal)
-        _write[(parts,)](x, kth, *before, k - above.sum(), found, n, k, BLOCK=BLOCK)
-    return found
+        _write[(parts,)](x, kth, *before, k - above.sum(), chosen, n, k, BLOCK=BLOCK)
+    return chosen

@@ -19,10 +19,10 @@ MOST = 16
 
 def by_epoch(marks: Iterable[Sequence[int]]) -> dict[tuple[int, int], Ranges]:
     """The places of each (loader, epoch) that marks name."""
-    found: dict[tuple[int, int], Ranges] = {}
+    ranges: dict[tuple[int, int], Ranges] = {}
     for loader, epoch, begin, end in marks:
-        found.setdefault((loader, epoch), Ranges()).add(begin, end)
-    return found
+        ranges.setdefault((loader, epoch), Ranges()).add(begin, end)
+    return ranges
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ class EpochLedger:
         held = self.leased.get(worker)
         if held is None:
             return 0
-        found = held.remove(begin, end)
+        released = held.remove(begin, end)
         if not held:
             del self.leased[worker]
-        return found
+        return released
 
     @property
     def unfinished(self) -> Ranges:

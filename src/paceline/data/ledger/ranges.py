@@ -26,14 +26,14 @@ class Ranges:
     @classmethod
     def joined(cls, ranges: Iterable[Range]) -> Ranges:
         """The union of ranges that do not overlap, in any order."""
-        found = cls()
+        joined = cls()
         for begin, end in sorted(ranges):
-            if found._ends and found._ends[-1] == begin:
-                found._ends[-1] = end
+            if joined._ends and joined._ends[-1] == begin:
+                joined._ends[-1] = end
             else:
-                found._begins.append(begin)
-                found._ends.append(end)
-        return found
+                joined._begins.append(begin)
+                joined._ends.append(end)
+        return joined
 
     def __iter__(self) -> Iterator[Range]:
         return zip(list(self._begins), list(self._ends), strict=True)
@@ -100,15 +100,15 @@ class Ranges:
         if len(self._begins) == 1:  # the usual case: an epoch from its start
             low, high = self._begins[0] + max(begin, 0), min(self._begins[0] + end, self._ends[0])
             return [(low, high)] if low < high else []
-        found, passed = [], 0
+        parts, passed = [], 0
         for low, high in self:
             first, last = max(begin - passed, 0), min(end - passed, high - low)
             if first < last:
-                found.append((low + first, low + last))
+                parts.append((low + first, low + last))
             passed += high - low
             if passed >= end:
                 break
-        return found
+        return parts
 
     def within(self, begin: int, end: int) -> list[Range]:
         """Its intersection with begin .. end (excl.)."""
@@ -119,15 +119,15 @@ class Ranges:
 
     def without(self, other: Iterable[Range]) -> Ranges:
         """A copy without `other`."""
-        found = self.copy()
+        rest = self.copy()
         for begin, end in other:
-            found.remove(begin, end)
-        return found
+            rest.remove(begin, end)
+        return rest
 
     def copy(self) -> Ranges:
-        found = Ranges()
-        found._begins, found._ends = list(self._begins), list(self._ends)
-        return found
+        copied = Ranges()
+        copied._begins, copied._ends = list(self._begins), list(self._ends)
+        return copied
 
     def state(self) -> list[list[int]]:
         """[begin, end] pairs, for JSON."""

@@ -20,9 +20,9 @@ def samples_in(batch: Any) -> int:
         batch = list(batch.values())
     if isinstance(batch, (list, tuple)):
         for part in batch:
-            found = samples_in(part)
-            if found:
-                return found
+            samples = samples_in(part)
+            if samples:
+                return samples
         return 0
     shape = getattr(batch, "shape", None)
     return int(shape[0]) if shape is not None and len(shape) > 0 else 0
@@ -61,8 +61,8 @@ def are_whole(loader: Any) -> bool:
 
 def rows_in(batch: Any) -> int:
     """The samples of a batch that can be cut; 0 if its parts disagree on their number, or have none."""
-    found = set(_lengths(batch))
-    return int(found.pop()) if len(found) == 1 and samples_in(batch) else 0
+    lengths = set(_lengths(batch))
+    return int(lengths.pop()) if len(lengths) == 1 and samples_in(batch) else 0
 
 
 def sum_of(batch: Any, start: int = 0) -> int:

@@ -105,8 +105,8 @@ class BucketBatches(Sampler[list[int]]):
             numbers = _grouped(len(self._cuts), workers, generator)
         for number in numbers:
             begin, end = self._cuts[number]
-            found: list[int] = row[begin:end].tolist()
-            yield found
+            batch: list[int] = row[begin:end].tolist()
+            yield batch
 
     def _check_most(self, most: int) -> None:
         _positive(most, "most")
@@ -166,22 +166,22 @@ class BucketBatches(Sampler[list[int]]):
 def _grouped(count: int, size: int, generator: torch.Generator) -> list[int]:
     """0 .. count in groups of `size` neighbours; shuffles the groups, and the numbers inside each."""
     groups, rest = divmod(count, size)
-    odd = int(torch.randint(groups + 1, (), generator=generator))  # where the incomplete group stands in the row
+    odd = int(torch.randint(groups + 1, (), generator=generator))  # where the incomplete group is in the row
     starts = [k * size + (rest if k >= odd else 0) for k in torch.randperm(groups, generator=generator).tolist()]
-    found = [start + k for start in starts for k in torch.randperm(size, generator=generator).tolist()]
-    return found + [odd * size + k for k in torch.randperm(rest, generator=generator).tolist()]
+    shuffled = [start + k for start in starts for k in torch.randperm(size, generator=generator).tolist()]
+    return shuffled + [odd * size + k for k in torch.randperm(rest, generator=generator).tolist()]
 
 
 def _whole_numbers(lengths: Sequence[int] | NDArray[Any] | Tensor) -> Lengths:
-    found: NDArray[Any] = np.asarray(lengths.detach().cpu() if isinstance(lengths, Tensor) else lengths)
-    if found.ndim != 1 or len(found) == 0:
-        raise ValueError(f"lengths must be one number for each sample, got shape {found.shape}; is the data set empty?")
-    if found.dtype.kind not in "iuf" or not np.isfinite(found).all() or (found != np.floor(found)).any():
-        raise ValueError(f"lengths must be whole numbers, got {found.dtype}; round them up")
-    if (found < 0).any():
-        first = int((found < 0).argmax())
-        raise ValueError(f"sample {first} has length {found[first]}; lengths must be 0 or more")
-    whole: Lengths = found.astype(np.int64)
+    array: NDArray[Any] = np.asarray(lengths.detach().cpu() if isinstance(lengths, Tensor) else lengths)
+    if array.ndim != 1 or len(array) == 0:
+        raise ValueError(f"lengths must be one number for each sample, got shape {array.shape}; is the data set empty?")
+    if array.dtype.kind not in "iuf" or not np.isfinite(array).all() or (array != np.floor(array)).any():
+        raise ValueError(f"lengths must be whole numbers, got {array.dtype}; round them up")
+    if (array < 0).any():
+        first = int((array < 0).argmax())
+        raise ValueError(f"sample {first} has length {array[first]}; lengths must be 0 or more")
+    whole: Lengths = array.astype(np.int64)
     return whole
 
 

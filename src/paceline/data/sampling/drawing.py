@@ -44,13 +44,13 @@ class Drawing:
 
     def take(self, enough: Callable[[list[Any]], bool]) -> list[Any]:
         """Draw items until `enough` of them, or to the end."""
-        found: list[Any] = []
+        items: list[Any] = []
         with self._inside():
             if self._iterator is None:
                 self._iterator = iter(self._items())
-            while not enough(found) and (chunk := list(islice(self._iterator, CHUNK))):
-                found += chunk
-        return found
+            while not enough(items) and (chunk := list(islice(self._iterator, CHUNK))):
+                items += chunk
+        return items
 
     def again(self) -> Drawing:
         """The same from the start."""
@@ -99,14 +99,14 @@ class StreamedOrder:
         """Draw up to `place` (excl.); returns `place`, or the end if the sampler ends before."""
         missing = place - self._first - len(self._held)
         if missing > 0 and self.end is None:
-            self._held += self._drawing.take(lambda found: len(found) >= missing)
+            self._held += self._drawing.take(lambda items: len(items) >= missing)
             if self._first + len(self._held) < place:
                 self.end = self._first + len(self._held)
         return place if self.end is None else min(place, self.end)
 
     def at(self, ranges: Iterable[Range]) -> list[Any]:
         """The items at these places; fewer if some lie after the end."""
-        found: list[Any] = []
+        items: list[Any] = []
         for begin, end in ranges:
             if begin < self._first:  # a lost worker's places: draw again from the start
                 self._drawing, self._held, self._first = self._drawing.again(), [], 0
@@ -117,8 +117,8 @@ class StreamedOrder:
                 del self._held[: self._most]
                 self._first += self._most
             self.reach(end)
-            found += self._held[begin - self._first : end - self._first]
-        return found
+            items += self._held[begin - self._first : end - self._first]
+        return items
 
 
 def drawn(drawing: Drawing, length: int | None) -> Order:
@@ -131,10 +131,10 @@ def drawn(drawing: Drawing, length: int | None) -> Order:
     least = length if length is not None and length <= LONGEST else 0
     weight = 0
 
-    def enough(found: list[Any]) -> bool:
+    def enough(items: list[Any]) -> bool:
         nonlocal weight
-        weight += sum(map(_samples, found[-CHUNK:]))
-        return weight > HELD and len(found) > least
+        weight += sum(map(_samples, items[-CHUNK:]))
+        return weight > HELD and len(items) > least
 
     begun = drawing.take(enough)
     if not (weight > HELD and len(begun) > least):

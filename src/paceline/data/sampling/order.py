@@ -49,8 +49,8 @@ class Shuffled:
         return self._permutation.n
 
     def at(self, ranges: Iterable[Range]) -> Sequence[int]:
-        found: list[int] = self._permutation.at(places(ranges)).tolist()
-        return found
+        ids: list[int] = self._permutation.at(places(ranges)).tolist()
+        return ids
 
 
 class Drawn:
@@ -136,8 +136,8 @@ class InShards:
         which = first + np.searchsorted(self._ends[first:last] - base, mixed, side="right")
         shard = self.shards[which]
         offset = mixed - (self._ends[which] - base - self._counts[shard])
-        found: list[int] = (self._first[shard] + offset).tolist()
-        return found
+        ids: list[int] = (self._first[shard] + offset).tolist()
+        return ids
 
 
 def _shards(count: int, seed: int, epoch: int) -> Places:

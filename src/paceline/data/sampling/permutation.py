@@ -60,10 +60,10 @@ class Permutation:
         Returns:
             int64, shape (m,).
         """
-        found = self._once(places.astype(np.uint64))
-        while (outside := found >= self.n).any():
-            found[outside] = self._once(found[outside])
-        return found.astype(np.int64)
+        permuted = self._once(places.astype(np.uint64))
+        while (outside := permuted >= self.n).any():
+            permuted[outside] = self._once(permuted[outside])
+        return permuted.astype(np.int64)
 
     def _once(self, x: Words) -> Words:
         left, right = np.uint64(self._left), np.uint64(self._right)
@@ -71,15 +71,15 @@ class Permutation:
         for k in range(0, ROUNDS, 2):
             a = _sum(a, _mixed(b ^ np.uint64(self._keys[k])) % left, left)
             b = _sum(b, _mixed(a ^ np.uint64(self._keys[k + 1])) % right, right)
-        found: Words = a * right + b
-        return found
+        words: Words = a * right + b
+        return words
 
 
 def _sum(x: Words, y: Words, modulus: np.uint64) -> Words:
     """x + y modulo `modulus`, for x and y below it; what would be below 0 wraps round to more than the sum is."""
     x = x + y
-    found: Words = np.minimum(x, x - modulus)
-    return found
+    reduced: Words = np.minimum(x, x - modulus)
+    return reduced
 
 
 def _mixed(x: Words) -> Words:

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a worker is in its data, and what remains of an epoch for another number of workers."""
+"""How far a worker is in its data, and what remains of an epoch for another number of workers.
+
+Of shards of unknown length, sample i of the k-th of an epoch's order is at place k `UNIT` + i. So a shard is the range
+k `UNIT` .. (k + 1) `UNIT` (excl.), of which the places after its last sample are done together with that sample.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +17,70 @@ from torch import Tensor
 
 from paceline.data.ledger.epoch_ledger import ENDLESS, Mark
 from paceline.data.ledger.ledger import Ledger
-from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.shard_progress import ShardProgress, round_robin
+from paceline.data.ledger.ranges import Range, Ranges
 from paceline.data.sampling.split import split_of
 from paceline.errors import CheckpointError
+
+UNIT = 1 << 40
+"""Places of a shard."""
+MOST_SHARDS = 1 << 20
+"""Keeps places at or below 2^60, well below `ENDLESS`."""
+
+
+def cut_at_shards(rest: Iterable[Range]) -> list[Range]:
+    """Cut ranges of places where one shard ends and the next begins."""
+    parts = []
+    for begin, end in rest:
+        while begin < end:
+            middle = min(end, (begin // UNIT + 1) * UNIT)
+            parts.append((begin, middle))
+            begin = middle
+    return parts
+
+
+def round_robin(rest: Iterable[Range], workers: int, rank: int) -> Ranges:
+    """The places that worker `rank` reads under rules without leases: every N-th of the remaining shards."""
+    return Ranges(cut_at_shards(rest)[rank::workers])
+
+
+class ShardProgress:
+    """The places that one worker handed out in a pass, by the number of the batch that held them.
+
+    Attributes:
+        entered: places whose work is in the global model.
+    """
+
+    def __init__(self) -> None:
+        self.entered = Ranges()
+        self._later: deque[tuple[int, list[Range]]] = deque()
+
+    def add(self, batches: int, places: list[Range]) -> None:
+        """These places were handed out, the last of them with batch number `batches` (from 1)."""
+        self._later.append((batches, places))
+
+    def enter(self, batches: int) -> None:
+        """The work of the first `batches` batches is in the global model."""
+        while self._later and self._later[0][0] <= batches:
+            for begin, end in self._later.popleft()[1]:
+                self.entered.add(begin, end)
+
+    @property
+    def all(self) -> Ranges:
+        """All places that were handed out."""
+        return Ranges([*self.entered, *(one for _, places in self._later for one in places)])
+
+    def state(self) -> list[Any]:
+        later = [[batches, [list(one) for one in places]] for batches, places in self._later]
+        return [self.entered.state(), later]
+
+    @classmethod
+    def of(cls, state: list[Any]) -> ShardProgress:
+        """Restore `state`."""
+        progress = cls()
+        progress.entered = Ranges(state[0])
+        progress._later = deque((batches, [(begin, end) for begin, end in places]) for batches, places in state[1])
+        return progress
+
 
 Cut = tuple[str, int, int, int]
 """How an epoch was split: ("rounds", "stripes", "shards", "alone" or "leased", places, batch, workers)."""
@@ -55,7 +119,6 @@ class Position:
         leased: whether its places are leased, so that the ledger records what is done.
         arranged: epoch -> number of workers for which its order was made.
         held: leases that are not begun.
-        iteration: the active pass, if its places are leased.
         begun: returns the places of batches that are being made.
         epoch_start: random state at the epoch's start, kept only if the user's own loader is iterated.
         generators: the loader's own generators.
@@ -69,7 +132,7 @@ class Position:
         self.leased = False
         self.arranged: dict[int, int] = {}
         self.held: deque[Mark] = deque()
-        self.iteration: Generator[Any, None, None] | None = None
+        self._iteration: Generator[Any, None, None] | None = None
         self.begun: Callable[[], list[Mark]] = list
         self.epoch_start: dict[str, Any] | None = None
         self.generators: list[torch.Generator] = []
@@ -83,9 +146,21 @@ class Position:
 
     def let_go(self) -> None:
         """End the active pass; its leases are returned."""
-        if self.iteration is not None:
-            self.iteration.close()
-            self.iteration = None
+        if self._iteration is not None:
+            self._iteration.close()
+            self._iteration = None
+
+    def hold(self, iteration: Generator[Any, None, None]) -> None:
+        """`iteration` is the active pass, whose places are leased."""
+        self._iteration = iteration
+
+    def holds(self, iteration: Generator[Any, None, None]) -> bool:
+        """Whether `iteration` is the active pass still."""
+        return self._iteration is iteration
+
+    def starts_epoch(self, state: dict[str, Any]) -> None:
+        """The user's own loader begins an epoch with this random state."""
+        self.epoch_start = state
 
     def begin(self) -> int:
         """Start to iterate; returns the number of batches to skip (above 0 only after a resume)."""
@@ -137,7 +212,7 @@ class Position:
 
     def strip(self) -> None:
         """The program dropped the data: drop what only another pass would need."""
-        self.epoch_start, self.generators, self.iteration, self.begun = None, [], None, list
+        self.epoch_start, self.generators, self._iteration, self.begun = None, [], None, list
 
     @property
     def others(self) -> bool:
@@ -184,7 +259,7 @@ class Position:
         self.track(self.generators)
 
     def regroup(self, states: list[dict[str, Any]], ledger: dict[str, Any] | None, loader: int) -> None:
-        """Restore a checkpoint of another number of workers; what remains is split anew.
+        """Restore a checkpoint of another number of workers; what remains is split again.
 
         Args:
             states: one of each worker then, in rank order.
@@ -265,12 +340,12 @@ def _read(before: Ranges, passes: list[Pass | None], beyond: list[bool]) -> Rang
         passes: one of each worker, in rank order; None if its pass was dropped.
         beyond: whether each worker is in a later epoch.
     """
-    found = Ranges()
+    ranges = Ranges()
     for rank, one in enumerate(passes):
         whole = round_robin(before, len(passes), rank) if beyond[rank] else Ranges()
         for begin, end in one.shard_progress.entered if one is not None else whole:
-            found.add(begin, end)
-    return found
+            ranges.add(begin, end)
+    return ranges
 
 
 def set_states(generators: list[torch.Generator], states: list[Tensor]) -> None:

@@ -17,9 +17,8 @@ from torch.utils.data.distributed import DistributedSampler
 from paceline.core import rng
 from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import ENDLESS, MOST
-from paceline.data.sampling.assignment import Portion, Tail, cut_up
+from paceline.data.sampling.assignment import LookupCache, Portion, Tail, cut_up
 from paceline.data.sampling.drawing import Drawing, StreamedOrder, drawn
-from paceline.data.sampling.lookup_cache import LookupCache
 from paceline.data.sampling.order import InShards, Order, Sequential, Shuffled
 from paceline.data.sampling.position import Cut, Position, set_states
 from paceline.errors import UnsupportedError
@@ -112,12 +111,12 @@ class SamplingPlan:
             portion: which places.
             coming: returns the known portions that follow, which are looked up at the same time.
         """
-        found = self._at(portion, coming)
+        ids = self._at(portion, coming)
         if self.whole:
-            found = [item for batch in found for item in batch]
-        elif self.drops_last and len(found) < portion.count:  # the sampler has ended
-            found = found[: len(found) // self.unit * self.unit]
-        return cut_up(found, portion.part) if portion.part is not None else found
+            ids = [item for batch in ids for item in batch]
+        elif self.drops_last and len(ids) < portion.count:  # the sampler has ended
+            ids = ids[: len(ids) // self.unit * self.unit]
+        return cut_up(ids, portion.part) if portion.part is not None else ids
 
     def has_piece(self, portion: Portion) -> bool:
         """Whether a worker gets a sample of batches that are cut among several."""
@@ -127,13 +126,13 @@ class SamplingPlan:
         order = self.order(portion.epoch)
         if not isinstance(order, (Shuffled, InShards)):
             return order.at(portion.places)
-        found = self._lookups.at(portion.places) if self._lookups is not None and self._lookups.order is order else None
-        if found is None:
+        ids = self._lookups.at(portion.places) if self._lookups is not None and self._lookups.order is order else None
+        if ids is None:
             same_epoch = [one for one in coming() if one.epoch == portion.epoch]
             self._lookups = LookupCache(order, [places for one in (portion, *same_epoch) for places in one.places])
-            found = self._lookups.at(portion.places)
-        assert found is not None
-        return found
+            ids = self._lookups.at(portion.places)
+        assert ids is not None
+        return ids
 
     def cut(self, places: int, workers: int) -> Cut:
         if self.drops_last:
@@ -189,8 +188,8 @@ class SamplingPlan:
                 own.manual_seed(seed)
 
         def items() -> Iterable[Any]:
-            found: Iterable[Any] = sampler.for_workers(workers) if hasattr(sampler, "for_workers") else sampler
-            return found
+            batches: Iterable[Any] = sampler.for_workers(workers) if hasattr(sampler, "for_workers") else sampler
+            return batches
 
         return drawn(Drawing(items, begin, [own] if own is not None else []), _length(sampler))
 
@@ -203,10 +202,10 @@ class SamplingPlan:
             set_states(generators, start["loader"])
 
         def items() -> Iterable[Any]:
-            found: Iterable[Any] = iter(sampler) if self.whole else sampler
+            order: Iterable[Any] = iter(sampler) if self.whole else sampler
             # a loader's iterator asks for batches, then for its seed
             torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
-            return found
+            return order
 
         return drawn(Drawing(items, begin, generators), _length(sampler))
 
@@ -232,13 +231,13 @@ def _shuffles(sampler: Any) -> bool:
 
 def _generator(sampler: Any) -> torch.Generator | None:
     owner = getattr(sampler, "sampler", sampler)  # a BatchSampler draws from the sampler within
-    found = getattr(owner, "generator", None)
-    return found if isinstance(found, torch.Generator) else None
+    generator = getattr(owner, "generator", None)
+    return generator if isinstance(generator, torch.Generator) else None
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
     """The generators of a loader and its samplers, each once."""
     sampler, batch_sampler = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
     owners = [loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]
-    found = [getattr(owner, "generator", None) for owner in owners]
-    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+    generators = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(g): g for g in generators if isinstance(g, torch.Generator)}.values())

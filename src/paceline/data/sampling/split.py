@@ -4,7 +4,7 @@
 *Rounds.* An epoch is cut into rounds. In a full round each of N workers takes one batch of b places, worker r the
 places r b .. (r+1) b (excl.) of the round, so that a round holds what one worker alone would see in one batch of N b.
 The remainder is neither dropped nor repeated: it becomes one more round of smaller batches of about equal size. If it
-has fewer than two places for each worker (one, if b < 4), the last two rounds are cut anew, so that all workers make
+has fewer than two places for each worker (one, if b < 4), the last two rounds are cut again, so that all workers make
 the same number of steps. Only if that is impossible (fewer places than workers, or batches of one) do some workers get
 one batch less.
 
@@ -12,7 +12,7 @@ one batch less.
 instead, and reads its own files.
 
 Places are counted from the first one that was not done when the split was made: after a resume on another number of
-workers the remainder is split anew. A worker's k-th batch is computed, so memory does not grow with the epoch.
+workers the remainder is split again. A worker's k-th batch is computed, so memory does not grow with the epoch.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ class Rounds:
 
     def done(self, rounds: Sequence[int]) -> Ranges:
         common = min(rounds)
-        found = Ranges([(0, self.bounds(common - 1)[1])] if common else [])
+        ranges = Ranges([(0, self.bounds(common - 1)[1])] if common else [])
         for rank, own in enumerate(rounds):
             for number in range(common, own):
-                found.add(*self.part(number, rank))
-        return found
+                ranges.add(*self.part(number, rank))
+        return ranges
 
 
 class SingleWorker:
@@ -135,11 +135,11 @@ class Stripes:
         return begin + full * self._batch + low, begin + full * self._batch + high
 
     def done(self, rounds: Sequence[int]) -> Ranges:
-        found = Ranges()
+        ranges = Ranges()
         for rank, own in enumerate(rounds):
             if own:
-                found.add(self._bounds[rank][0], self.part(own - 1, rank)[1])
-        return found
+                ranges.add(self._bounds[rank][0], self.part(own - 1, rank)[1])
+        return ranges
 
 
 def even_parts(count: int, parts: int) -> list[Range]:

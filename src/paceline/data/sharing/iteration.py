@@ -4,6 +4,9 @@
 With one worker, the user's loader itself is iterated. With several, a map-style `DataLoader` is rebuilt around a
 :class:`~paceline.data.sampling.sampler.SamplingPlan`; its collate_fn, loader processes and pinning stay. Of any other
 iterable of batches every worker iterates over the whole and takes its own batches.
+
+If a pass that was split turns out to be an evaluation, each worker completes it with the other workers' samples, so
+that it sees every sample once.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ import contextlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.core import rng
+from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question
 from paceline.data.ledger.leases import Leases
 from paceline.data.ledger.ranges import Ranges
@@ -30,13 +35,11 @@ from paceline.data.sampling.assignment import (
 )
 from paceline.data.sampling.batches import are_whole, piece_of_rest, samples_in, sum_of
 from paceline.data.sampling.buckets import BucketBatches
-from paceline.data.sampling.position import Cut, Position, set_states
+from paceline.data.sampling.order import InShards
+from paceline.data.sampling.position import UNIT, Cut, Position, set_states
 from paceline.data.sampling.sampler import SamplingPlan, generators_of
-from paceline.data.sampling.shard_progress import UNIT
-from paceline.data.sampling.split import split_of
-from paceline.data.sharing.completion import rest_of_pass
+from paceline.data.sampling.split import Rounds, split_of
 from paceline.data.sharing.lists import ListPlan
-from paceline.data.sharing.prefetch import Prefetch
 from paceline.data.sharing.run_data import RunData
 from paceline.data.sharing.sample_numbers import NUMBERS, SampleNumbers
 from paceline.data.streams.dataset import ShardStream
@@ -45,8 +48,56 @@ from paceline.data.workers.batching import BatchRequest
 from paceline.data.workers.loader import Loading
 from paceline.errors import CheckpointError, PeerLostError, UnsupportedError
 
-if TYPE_CHECKING:
-    from paceline.core.world import World
+# Tells a data set which samples come next, so that it can fetch them in the background.
+#
+# A data set may have any of these attributes; those of `paceline.data` do::
+#
+#     prefetch(ids)       fetch in the background what these samples need, in this order; replaces earlier hints
+#     shard_sizes         samples of each shard: neighbours in the data set lie in one file
+#     shuffle_buffer      shards whose samples are mixed with each other
+#     turns               whether every epoch begins with the shards that the last one ended with
+
+BATCHES = 16
+"""Prefetch distance for a data set without shards, in batches."""
+
+
+class Prefetch:
+    """Sends prefetch hints as batches are begun."""
+
+    def __init__(self, plan: SamplingPlan, assignment: Assignment, epoch: int) -> None:
+        self._plan, self._assignment = plan, assignment
+        self._prefetch = getattr(plan.loader.dataset, "prefetch", None)
+        order = plan.order(epoch) if self._prefetch is not None else None
+        self._batches = BATCHES
+        if isinstance(order, InShards):
+            self._batches = max(BATCHES, 2 * order.window // plan.unit)
+        self._left = 0
+        self._told: dict[int, Ranges] = {}
+
+    def begun(self, portion: Portion) -> None:
+        """A batch was begun; every quarter of the distance, send the next hints."""
+        if self._prefetch is None:
+            return
+        if self._left == 0 or portion.places[0][0] not in self._told.get(portion.epoch, ()):
+            self._left = self._batches // 4
+            self._tell([portion, *self._assignment.coming(self._batches)])
+        self._left -= 1
+
+    def _tell(self, portions: Sequence[Portion]) -> None:
+        ids: list[Any] = []
+        self._told = {}
+        for portion in portions:
+            hinted = self._told.setdefault(portion.epoch, Ranges())
+            for place in portion.places:
+                hinted.add(*place)
+            order = self._plan.order(portion.epoch)
+            if isinstance(order, InShards):
+                ids += [order.first(shard) for shards, _ in order.windows(portion.places) for shard in shards]
+            else:
+                ids += self._plan.ids(portion, lambda: portions)
+        assert self._prefetch is not None
+        self._prefetch(list(dict.fromkeys(ids)))
+
 
 _END = object()
 
@@ -141,7 +192,7 @@ class Iteration:
             rng.restore(start)
             set_states(generators, start["loader"])
         else:
-            position.epoch_start = {**now, "loader": [g.get_state() for g in generators]}
+            position.starts_epoch({**now, "loader": [g.get_state() for g in generators]})
         batches = iter(self.loader)
         for _ in range(skip):
             next(batches, None)
@@ -321,14 +372,16 @@ class Iteration:
             position.begun = lambda: [mark for portion in shards.begun() for mark in self._marks(portion)]
         nominal = getattr(self.loader, "batch_size", None) or 0
         with self._until_left(assignment):
-            for found in shards.batches(assignment):
+            for shard_batch in shards.batches(assignment):
                 if not leased:
-                    position.now.shard_progress.add(position.now.batches + bool(found.samples), found.portion.places)
-                elif not found.samples:
-                    self._registry.passed_over(self._marks(found.portion))
-                if found.samples:
-                    nominal = nominal or found.samples
-                    yield self._hand_out(found.batch, found.samples, nominal, found.portion)
+                    position.now.shard_progress.add(
+                        position.now.batches + bool(shard_batch.samples), shard_batch.portion.places
+                    )
+                elif not shard_batch.samples:
+                    self._registry.passed_over(self._marks(shard_batch.portion))
+                if shard_batch.samples:
+                    nominal = nominal or shard_batch.samples
+                    yield self._hand_out(shard_batch.batch, shard_batch.samples, nominal, shard_batch.portion)
 
     def _from_list(self, listed: ListPlan, skip: int) -> Generator[Any, None, None]:
         """Items of a list."""
@@ -374,7 +427,7 @@ class Iteration:
             yield self._hand_out(mine, samples_in(mine), nominal or samples_in(mine), portion)
 
     def _leased_batches(self, leases: Leases) -> Generator[Any, None, None]:
-        """Leased batches of an iterable, which is iterated anew if an earlier place is leased again."""
+        """Leased batches of an iterable, which is iterated from its start if an earlier place is leased again."""
         self._begin(None)
         question = Question(self._number, self._position.epoch, ENDLESS, most=4)
         assignment = LeasedAssignment(leases, question, self._position.held)
@@ -401,7 +454,7 @@ class Iteration:
             raise UnsupportedError(
                 self._world.sign(
                     f"{type(self.loader).__name__} can be iterated only once, and a lost worker's batches must be "
-                    "made again; share a list, a DataLoader, or an object whose iter() begins anew"
+                    "made again; share a list, a DataLoader, or an object whose iter() starts again"
                 )
             )
         return again
@@ -415,3 +468,34 @@ class Iteration:
         if self._registry.places is not None:
             self._registry.places.handed_out(self._number, self._position.now.cut, portion)
         return batch
+
+
+def can_complete(plan: SamplingPlan, position: Position, workers: int) -> bool:
+    """Whether every worker can compute the rest of an epoch.
+
+    The epoch must be whole, of known length, split in rounds, and give each worker a batch.
+    """
+    if plan.in_shards or position.others or plan.streamed(position.epoch) is not None:
+        return False
+    return plan.cut(plan.places(position.epoch), workers)[1] >= workers
+
+
+def rest_of_pass(plan: SamplingPlan, world: World, epoch: int, batches: int) -> Iterator[Portion]:
+    """What remains for a worker that has seen its first `batches` batches.
+
+    First the other workers' parts of the rounds that it has begun, then the loader's own batches in order. So rank 0,
+    after its first batch, continues with the loader's second.
+    """
+    places = plan.places(epoch)
+    cut = plan.cut(places, world.size)
+    split = split_of(cut)
+    assert isinstance(split, Rounds)
+    rest = Ranges([(0, places)])
+    shares = [
+        EvenAssignment(epoch, rest, split, rank, 0, plan.tail) for rank in range(world.size) if rank != world.rank
+    ]
+    for number in range(min(batches, len(split))):
+        yield from filter(None, (share.portion(number) for share in shares))
+    begin = split.bounds(batches)[0] if batches < len(split) else cut[1]  # `drop_last` may leave out a round
+    for low, high in pairwise([*range(begin, places, plan.unit), places]):
+        yield Portion(epoch, [(low, high)])

@@ -53,11 +53,11 @@ class ListPlan:
 
     def at(self, portion: Portion) -> Any:
         """The item of a place, or this worker's part of several; None if it has none."""
-        found = [self._items[place] for begin, end in portion.places for place in range(begin, end)]
+        items = [self._items[place] for begin, end in portion.places for place in range(begin, end)]
         if portion.part is None:
-            return found[0]
+            return items[0]
         rank, workers = portion.part
-        return piece_of_rest(found, workers, rank)
+        return piece_of_rest(items, workers, rank)
 
     def samples(self, item: Any) -> int:
         """Samples in an item; 0 if unknown."""

@@ -51,7 +51,7 @@ class Place:
 
 
 def pack(number: int, batches: int, state: int) -> int:
-    """A place as an integer above 0, for the header of an exchange; 0 stands for a worker without shared data."""
+    """A place as an integer above 0, for the header of an exchange; 0 is a worker without shared data."""
     return min(number + 1, _MOST) << _BATCH_BITS + _STATE_BITS | batches << _STATE_BITS | state
 
 

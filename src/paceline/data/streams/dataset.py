@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from paceline.core import rng
 from paceline.data.sampling.permutation import Permutation
-from paceline.data.sampling.shard_progress import MOST_SHARDS
+from paceline.data.sampling.position import MOST_SHARDS
 
 
 class Shards(Protocol):
@@ -73,8 +73,8 @@ class ShardStream(IterableDataset[Any]):
         count = len(self.shards)
         if not self.shuffle:
             return range(count)
-        found: list[int] = Permutation(count, rng.mix(seed, epoch)).at(np.arange(count)).tolist()
-        return found
+        shards: list[int] = Permutation(count, rng.mix(seed, epoch)).at(np.arange(count)).tolist()
+        return shards
 
     def read(self, shard: int, skip: int, seed: int, epoch: int) -> Iterator[Any]:
         """The samples of a shard in the epoch's order, without the first `skip`."""

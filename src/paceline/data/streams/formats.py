@@ -130,14 +130,14 @@ class RowShards:
 def _checked(paths: Sequence[Name]) -> list[Path]:
     if isinstance(paths, (str, bytes, os.PathLike)):
         raise ValueError(f"{os.fspath(paths)!r} is one name; give a list of files")
-    found = [Path(path) for path in paths]
-    missing = [path for path in found if not path.is_file()]
+    files = [Path(path) for path in paths]
+    missing = [path for path in files if not path.is_file()]
     if missing:
-        raise ValueError(f"{len(missing)} of {len(found)} files are not there, the first is {missing[0]}")
-    if len(set(found)) < len(found):
-        twice = next(path for path in found if found.count(path) > 1)
-        raise ValueError(f"{twice} stands in the list twice, so its samples would come twice")
-    return found
+        raise ValueError(f"{len(missing)} of {len(files)} files are not there, the first is {missing[0]}")
+    if len(set(files)) < len(files):
+        twice = next(path for path in files if files.count(path) > 1)
+        raise ValueError(f"{twice} is in the list twice, so its samples would come twice")
+    return files
 
 
 def _open(path: Path, encoding: str) -> TextIO:

@@ -65,7 +65,7 @@ def web_dataset(urls: str | Sequence[str], prepare: Callable[[Any], Any] | None 
     """
     expand = _webdataset().shardlists.expand_urls
     names = [urls] if isinstance(urls, str) else list(urls)
-    return TarShards([found for name in names for found in expand(name)], prepare)
+    return TarShards([shard for name in names for shard in expand(name)], prepare)
 
 
 def by_index(dataset: Any) -> Indexed:
@@ -117,10 +117,10 @@ class TarShards:
         samples = _webdataset().WebDataset(
             [self._urls[shard]], shardshuffle=False, nodesplitter=None, workersplitter=None, empty_check=False
         )
-        found = iter(samples if self._prepare is None else self._prepare(samples))
+        prepared = iter(samples if self._prepare is None else self._prepare(samples))
         for _ in range(skip):
-            next(found, None)
-        yield from found
+            next(prepared, None)
+        yield from prepared
 
 
 class Indexed(Dataset[Any]):

@@ -23,7 +23,7 @@ from paceline.core import rng
 from paceline.data.ledger.ranges import Range, Ranges
 from paceline.data.sampling.assignment import Assignment, Portion
 from paceline.data.sampling.batches import samples_in
-from paceline.data.sampling.shard_progress import UNIT, ShardProgress, cut_at_shards, round_robin
+from paceline.data.sampling.position import UNIT, ShardProgress, cut_at_shards, round_robin
 from paceline.data.streams.dataset import ShardStream
 from paceline.data.workers.loader import PassSampler, inner_settings
 
@@ -108,14 +108,15 @@ class ShardReading:
         """The batches of the assigned places, until no request is pending and no place is left."""
         while (first := assignment.next(wait=True)) is not None:
             self._queues = queues = _ProcessQueues(assignment, first, self._width, self._count, self._order)
-            self._source.now = queues
+            self._source.send(queues)
             try:
                 for answer in self._loader:
-                    found = queues.answered(answer)
-                    if found is not None:
-                        yield found
+                    batch = queues.answered(answer)
+                    if batch is not None:
+                        yield batch
             finally:
-                self._queues, self._source.now = None, iter(())  # a reference cycle would keep processes alive
+                self._queues = None
+                self._source.send(iter(()))  # a reference cycle would keep processes alive
 
     def begun(self) -> list[Portion]:
         """The places of open shards that were not handed out."""
@@ -235,11 +236,15 @@ class _Reader(Dataset[Any]):
         return self._collate(samples), len(samples), open_shard.over
 
     def _opened(self, request: Request) -> _OpenShard:
-        found, key = self._open_shard, (request.epoch, request.shard)
-        if found is None or found.key != key or (found.at != request.begin and not found.ended_before(request.begin)):
+        opened, key = self._open_shard, (request.epoch, request.shard)
+        if (
+            opened is None
+            or opened.key != key
+            or (opened.at != request.begin and not opened.ended_before(request.begin))
+        ):
             samples = self.users.read(request.shard, request.begin, self._seed, request.epoch)
-            found = _OpenShard(key, samples, request.begin)
-        return found
+            opened = _OpenShard(key, samples, request.begin)
+        return opened
 
 
 class _OpenShard:
@@ -257,11 +262,11 @@ class _OpenShard:
 
     def take(self, count: int) -> list[Any]:
         """The next samples; reads one more to see whether the shard is over."""
-        found = [*self._lookahead, *islice(self._samples, count - len(self._lookahead))]
-        self._lookahead = list(islice(self._samples, 1)) if len(found) == count else []
+        taken = [*self._lookahead, *islice(self._samples, count - len(self._lookahead))]
+        self._lookahead = list(islice(self._samples, 1)) if len(taken) == count else []
         self.over = not self._lookahead
-        self.at += len(found)
-        return found
+        self.at += len(taken)
+        return taken
 
     def ended_before(self, begin: int) -> bool:
         """Whether `begin` lies beyond the end."""

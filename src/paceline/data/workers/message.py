@@ -134,11 +134,11 @@ class _Unpacker:
         if not isinstance(slot.dtype, torch.dtype):
             return np.frombuffer(self._view[slot.begin : slot.end], dtype=slot.dtype).reshape(slot.shape)
         if slot.begin == slot.end:
-            found = torch.empty(slot.shape, dtype=slot.dtype)
+            tensor = torch.empty(slot.shape, dtype=slot.dtype)
         else:
             flat = self._flat(slot)
-            found = flat.view(slot.shape) if slot.stride is None else flat.as_strided(slot.shape, slot.stride)
-        return found.requires_grad_() if slot.requires_grad else found
+            tensor = flat.view(slot.shape) if slot.stride is None else flat.as_strided(slot.shape, slot.stride)
+        return tensor.requires_grad_() if slot.requires_grad else tensor
 
     def _flat(self, slot: PackedArray) -> Tensor:
         """The elements of a tensor, (n,).

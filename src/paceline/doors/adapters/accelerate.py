@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.core.extras import needed
+from paceline.core.lazy import needed
 from paceline.doors.adapters.adapter import FOLDER, Adapter
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule

@@ -22,8 +22,7 @@ from paceline.communication import Transport, connect, virtual
 from paceline.communication.virtual.scheduler import Belonging
 from paceline.core.flat import Modules
 from paceline.core.world import World
-from paceline.data.sharing.loader_registry import LoaderRegistry
-from paceline.data.sharing.shared_loader import SharedLoader
+from paceline.data.sharing.loader_registry import LoaderRegistry, SharedLoader
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.run.attach import attach

@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from paceline.core.extras import needed
+from paceline.core.lazy import needed
 from paceline.doors.adapters.adapter import FOLDER, Adapter, AdapterLoader
 from paceline.doors.adapters.lightning_workers import WorkersMixin, state_folder
 from paceline.errors import UnsupportedError

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 from paceline.checkpoint import read_manifest
-from paceline.core.extras import needed
+from paceline.core.lazy import needed
 from paceline.doors.adapters.adapter import FOLDER, Adapter
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.core.extras import needed
+from paceline.core.lazy import needed
 from paceline.doors.adapters.adapter import FOLDER, Adapter, AdapterLoader
 from paceline.doors.adapters.lightning_workers import WorkersMixin, state_folder
 from paceline.errors import UnsupportedError

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.core.extras import needed
+from paceline.core.lazy import needed
 from paceline.doors.adapters.adapter import FOLDER, Adapter
 from paceline.errors import UnsupportedError
 from paceline.run.run import Run

@@ -15,7 +15,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType, send_to_device
 from torch.utils.data import BatchSampler, RandomSampler
 
-from paceline.data.sharing.shared_loader import SharedLoader
+from paceline.data.sharing.loader_registry import SharedLoader
 from paceline.doors.adapters.adapter import Adapter, AdapterLoader
 from paceline.errors import UnsupportedError
 

@@ -49,7 +49,7 @@ class ExchangeEvent:
     met: int | None = None  # number of an exchange of the line, the same on all workers
     met_s: float | None = None  # when the worker knew that all had reached it, in seconds as `at_s`
     effective_workers: float | None = None  # how many workers all are worth; None where exchanges do not tell
-    generation: int = 0  # of an elastic run; exchanges are counted anew in each
+    generation: int = 0  # of an elastic run; exchanges are counted from 0 in each
 
     @property
     def measured_s(self) -> float:
@@ -183,12 +183,12 @@ def from_json(kind: type[Kind], row: Mapping[str, Any], **given: Any) -> Kind:
     Raises:
         TypeError, ValueError, AttributeError: a field without a default is missing, or a value has another type.
     """
-    found = {
+    fields_of_event = {
         name: convert(row[name])
         for name, convert in _converters(kind).items()  # type: ignore[arg-type]
         if name not in given and row.get(name) is not None
     }
-    return kind(**found, **given)
+    return kind(**fields_of_event, **given)
 
 
 def parse_line(line: bytes) -> dict[str, Any]:

@@ -162,8 +162,8 @@ class RunLog:
     events: list[ControlEvent] = field(default_factory=list)  # of an elastic run's control plane
 
     def _attached(self, key: str, default: Any) -> Any:
-        found = (worker.attach[key] for worker in self.workers if key in worker.attach)
-        return next(found, default)
+        values = (worker.attach[key] for worker in self.workers if key in worker.attach)
+        return next(values, default)
 
     @property
     def size(self) -> int:
@@ -188,8 +188,8 @@ class RunLog:
     @property
     def rule(self) -> str:
         """The rule's text; under `auto` that of the rule that was chosen."""
-        told = (event.facts["rule"] for event in self.events if event.kind == "program" and "rule" in event.facts)
-        return str(self._attached("chosen_rule", self._attached("rule", next(told, "unknown rule"))))
+        named = (event.facts["rule"] for event in self.events if event.kind == "program" and "rule" in event.facts)
+        return str(self._attached("chosen_rule", self._attached("rule", next(named, "unknown rule"))))
 
     @property
     def why(self) -> str:
@@ -274,14 +274,14 @@ class RunLog:
     @property
     def lost(self) -> list[Lost]:
         """Lost workers in rank order, each by the event of the first worker that noticed."""
-        found: dict[int, Lost] = {}
+        losses: dict[int, Lost] = {}
         for line in sorted((line for w in self.workers for line in w.lost), key=lambda line: line.at_s):
-            found.setdefault(line.rank, line)
+            losses.setdefault(line.rank, line)
         for event in self.events:
             if event.kind == "lost":
                 rank = int(event.facts["worker"])
-                found.setdefault(rank, Lost(event.at_s, rank, str(event.facts.get("why", "")), ()))
-        return [found[rank] for rank in sorted(found)]
+                losses.setdefault(rank, Lost(event.at_s, rank, str(event.facts.get("why", "")), ()))
+        return [losses[rank] for rank in sorted(losses)]
 
     @property
     def tuned(self) -> list[Tuned]:

@@ -151,25 +151,25 @@ def _fullest_log(run: RunLog) -> tuple[Counter[int], list[LeftOut]]:
 
 def warnings(run: RunLog, at_work: bool = False) -> list[str]:
     """What a reader of the report has to know about its numbers; `at_work` while the run trains."""
-    found = [f"Worker {w.rank} on {w.host}: {text}" for w in run.workers for text in w.errors]
+    texts = [f"Worker {w.rank} on {w.host}: {text}" for w in run.workers for text in w.errors]
     if run.missing:
-        found.append(f"No log of {ranks_text(run.missing, 8)}: the totals lack their part.")
+        texts.append(f"No log of {ranks_text(run.missing, 8)}: the totals lack their part.")
     cut = [worker.rank for worker in run.workers if worker.truncated]
     if cut and not at_work:
-        found.append(f"The log of {ranks_text(cut, 8)} ends in the middle of a line: the worker was cut off.")
-    found += _never_trained(run, at_work) + _unread(run) + _losses(run)
+        texts.append(f"The log of {ranks_text(cut, 8)} ends in the middle of a line: the worker was cut off.")
+    texts += _never_trained(run, at_work) + _unread(run) + _losses(run)
     gone = {line.rank for line in run.lost}
     still = [worker.rank for worker in run.workers if worker.closed is None and worker.rank not in gone]
     if still and not at_work:
-        found.append(f"{ranks_text(still, 8).capitalize()} never closed the run: killed, or still at work.")
-    found += _rejected(run)
+        texts.append(f"{ranks_text(still, 8).capitalize()} never closed the run: killed, or still at work.")
+    texts += _rejected(run)
     refusing = [worker.rank for worker in run.workers if worker.refused]
     if refusing:
         count = sum(worker.refused for worker in run.workers)
-        found.append(f"Rejected because not finite: {count} push(es) of {ranks_text(refusing, 8)}.")
+        texts.append(f"Rejected because not finite: {count} push(es) of {ranks_text(refusing, 8)}.")
     if waits_long_for_data(run):
-        found.append(data_wait_sentence(run))
-    return found + _disagreement(run) + _slower_than_one(run) + _crowding(run)
+        texts.append(data_wait_sentence(run))
+    return texts + _disagreement(run) + _slower_than_one(run) + _crowding(run)
 
 
 def _never_trained(run: RunLog, at_work: bool) -> list[str]:
@@ -190,53 +190,53 @@ def _never_trained(run: RunLog, at_work: bool) -> list[str]:
 
 def _unread(run: RunLog) -> list[str]:
     """A sentence on each log with lines that are no events, or with dropped events."""
-    found = []
+    texts = []
     for worker in run.workers:
         if worker.damaged:
             where = ", ".join(str(number) for number in worker.damaged)
             more = ", ..." if worker.damaged_lines > len(worker.damaged) else ""
-            found.append(
+            texts.append(
                 f"{worker.damaged_lines} line(s) in the log of worker {worker.rank} are no events and were skipped "
                 f"({worker.path.name}, line {where}{more}): its totals may be too low."
             )
         if worker.gaps:
-            found.append(
+            texts.append(
                 f"The log of worker {worker.rank} lacks {worker.gaps} events, because its disk was full: sums over its "
                 "lines are too low."
             )
-    return found
+    return texts
 
 
 def _losses(run: RunLog) -> list[str]:
     """A sentence on each lost worker, and one on each new owner of its shards."""
-    found = []
+    texts = []
     for line in run.lost:
         text = f"Worker {line.rank} was lost after {seconds_text(line.at_s)}: {line.why.rstrip('.')}."
         for owner, event in run.new_owners(line.rank).items():
             start = f", from version {event.version} ({event.source})" if event else ""
             text += f" Worker {owner} took over its shards{start}."
-        found.append(text)
-    return found
+        texts.append(text)
+    return texts
 
 
 def _rejected(run: RunLog) -> list[str]:
     """A sentence on each reason for a rejection, and one on each worker that is probably broken."""
-    found = []
+    texts = []
     rejected, lines = _fullest_log(run)
     large = Counter(line.rank for line in lines if line.finite)
     reasons = {"not finite": rejected - large, "far larger than usual": large}
     for why, counts in reasons.items():
         if counts:
             who = ranks_text(sorted(counts), 8)
-            found.append(f"Rejected because {why}: {counts.total()} contribution(s) of {who}.")
+            texts.append(f"Rejected because {why}: {counts.total()} contribution(s) of {who}.")
     lines = [line for worker in run.workers for line in worker.left_out]
     for rank in sorted({line.rank for line in lines if line.in_a_row >= BROKEN}):
         times = max(line.in_a_row for line in lines if line.rank == rank)
-        found.append(
+        texts.append(
             f"Contributions of worker {rank} were rejected {times} times in a row, so it is probably broken: check its "
             "memory and its part of the data, or use another host."
         )
-    return found
+    return texts
 
 
 def _disagreement(run: RunLog) -> list[str]:
@@ -259,16 +259,16 @@ def _slower_than_one(run: RunLog) -> list[str]:
 
 def _crowding(run: RunLog) -> list[str]:
     """A sentence on each host with more workers than cores."""
-    found = []
+    texts = []
     for host in run.hosts:
         here = [worker for worker in run.workers if worker.host == host]
         cores = here[0].attach.get("cores")
         if cores and len(here) > int(cores) and run.transport in ("gloo", "virtual"):
-            found.append(
+            texts.append(
                 f"{len(here)} workers shared the {cores} cores of {host}: "
                 "times and throughput say little about a cluster."
             )
-    return found
+    return texts
 
 
 def _ratio(part: float, whole: float) -> float:

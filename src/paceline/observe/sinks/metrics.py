@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from email.message import Message
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.core.extras import needed
+from paceline.core.lazy import needed
 from paceline.core.world import World
 from paceline.errors import UnsupportedError
 from paceline.observe.sinks.base import PREFIX, Values
@@ -118,14 +118,14 @@ def families(values: Values, labels: dict[str, str]) -> list[Metric]:
     """Every value with `labels`, by family."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    found: dict[Family, Any] = {}
+    metrics: dict[Family, Any] = {}
     for name, value in values.items():
         family, own = _family_of(name)
-        if family not in found:
+        if family not in metrics:
             make = CounterMetricFamily if family.name.endswith("_total") else GaugeMetricFamily
-            found[family] = make(family.name, family.help, labels=[*labels, *own])
-        found[family].add_metric([*labels.values(), *own.values()], value)
-    return list(found.values())
+            metrics[family] = make(family.name, family.help, labels=[*labels, *own])
+        metrics[family].add_metric([*labels.values(), *own.values()], value)
+    return list(metrics.values())
 
 
 def _family_of(name: str) -> tuple[Family, dict[str, str]]:

@@ -82,8 +82,8 @@ def look_up(table: Tensor, codes: Tensor) -> Tensor:
     rows = len(codes)
     if not on_processor(codes):
         return _copy_on(table, codes.device)[codes.to(torch.int32)].view(rows, -1)
-    found = np.take(table.numpy().view(np.int64).reshape(-1), codes.numpy(), mode="clip")
-    return torch.from_numpy(found.view(np.float32)).view(rows, -1)
+    values = np.take(table.numpy().view(np.int64).reshape(-1), codes.numpy(), mode="clip")
+    return torch.from_numpy(values.view(np.float32)).view(rows, -1)
 
 
 @lru_cache(maxsize=16)

@@ -2,7 +2,7 @@
 """E3M0: four bits a number: a sign, three bits of exponent, no mantissa.
 
     s = 2^k, the power of two nearest to max_m |v_m|        of each block of 256 consecutive numbers of a tensor
-    code c = 1..7 stands for 2^(c-7) s, code 0 for zero;  the sign is the fourth bit
+    code c = 1..7 means 2^(c-7) s, code 0 for zero;  the sign is the fourth bit
     Q(v)_m = sign(v_m) 2^(c_m - 7) s,   the power of two nearest to |v_m|; less than 3/4 of the smallest (2^-6 s) is 0
 
 "Nearest" is by difference: from 1.5 times a power of two on, the next one is taken. Every number is sent with an error

@@ -57,10 +57,10 @@ def _blocks(matrix: Matrix, length: int) -> Iterable[Matrix]:
 
 def _joined(matrices: Iterable[Matrix]) -> tuple[Matrix, ...]:
     """Merge neighbours of equal row length: fewer matrices mean fewer operations."""
-    found: list[Matrix] = []
+    joined: list[Matrix] = []
     for matrix in matrices:
-        if found and found[-1].columns == matrix.columns and found[-1].end == matrix.offset:
-            last = found.pop()
+        if joined and joined[-1].columns == matrix.columns and joined[-1].end == matrix.offset:
+            last = joined.pop()
             matrix = Matrix(last.offset, last.rows + matrix.rows, last.columns)
-        found.append(matrix)
-    return tuple(found)
+        joined.append(matrix)
+    return tuple(joined)

@@ -55,25 +55,25 @@ class Layout:
     @classmethod
     def of(cls, shapes: Iterable[tuple[int, ...]]) -> Layout:
         """Tensors of these shapes end to end."""
-        found, offset = [], 0
+        matrices, offset = [], 0
         for shape in shapes:
             numel = 1
             for length in shape:
                 numel *= length
             rows = shape[0] if len(shape) > 1 and numel else 1
             if numel:
-                found.append(Matrix(offset, rows, numel // rows))
+                matrices.append(Matrix(offset, rows, numel // rows))
             offset += numel
-        return cls(tuple(found))
+        return cls(tuple(matrices))
 
     def cut(self, begin: int, end: int) -> Layout:
         """The layout of [begin, end), with offsets from `begin`."""
-        found: list[Matrix] = []
+        matrices: list[Matrix] = []
         for matrix in self.matrices:
             low, high = max(begin, matrix.offset), min(end, matrix.end)
             if low < high:
-                found += _rows(matrix, low, high, begin)
-        return Layout(tuple(found))
+                matrices += _rows(matrix, low, high, begin)
+        return Layout(tuple(matrices))
 
 
 def _rows(matrix: Matrix, low: int, high: int, origin: int) -> list[Matrix]:
@@ -81,11 +81,11 @@ def _rows(matrix: Matrix, low: int, high: int, origin: int) -> list[Matrix]:
     length = matrix.columns
     first = min(high, matrix.offset + -(-(low - matrix.offset) // length) * length)
     last = max(first, matrix.offset + (high - matrix.offset) // length * length)
-    found = []
+    matrices = []
     if low < first:
-        found.append(Matrix(low - origin, 1, first - low))
+        matrices.append(Matrix(low - origin, 1, first - low))
     if first < last:
-        found.append(Matrix(first - origin, (last - first) // length, length))
+        matrices.append(Matrix(first - origin, (last - first) // length, length))
     if last < high:
-        found.append(Matrix(last - origin, 1, high - last))
-    return found
+        matrices.append(Matrix(last - origin, 1, high - last))
+    return matrices

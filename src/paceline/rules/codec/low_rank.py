@@ -9,7 +9,7 @@
 total = sum_i (M_i - E_i), for P P^T projects linearly. orth(A) is the Q factor of Householder's QR: orthonormal for any
 A, also one of zeros or of a smaller rank, and whatever the magnitude. The warm-started Q is orthonormalised before use
 too: that leaves the span of P and hence the result as it is, and keeps P in the range of float32 where the reference's
-Q grows with the gradient. A column of Q that became 0 (M had nothing in that direction) starts anew from the random
+Q grows with the gradient. A column of Q that became 0 (M had nothing in that direction) starts again from the random
 one, where the reference would never leave 0. The first Q is Gaussian, seeded by the matrix' place in the layout: the
 same on every worker, and no global generator is touched.
 

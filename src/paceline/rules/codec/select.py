@@ -51,11 +51,11 @@ def _kth(magnitudes: Tensor, k: int) -> Tensor:
 
 def _above(x: Tensor, threshold: float) -> Tensor:
     """Places where |x| >= threshold."""
-    found = []
+    places = []
     for begin in range(0, x.numel(), _BLOCK):
         magnitudes = x[begin : begin + _BLOCK].abs().numpy()
-        found.append(np.flatnonzero(magnitudes >= magnitudes.dtype.type(threshold)) + begin)
-    return torch.from_numpy(np.concatenate(found))
+        places.append(np.flatnonzero(magnitudes >= magnitudes.dtype.type(threshold)) + begin)
+    return torch.from_numpy(np.concatenate(places))
 
 
 def _k_largest(magnitudes: Tensor, k: int) -> Tensor:

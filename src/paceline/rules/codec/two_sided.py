@@ -228,14 +228,14 @@ def _stripes(layout: Layout, workers: int) -> tuple[Stripe, ...]:
 def _cut(codec: TwoSided, layout: Layout, numbers: int) -> tuple[GroupRun, ...]:
     """The groups of a layout in pieces of about so many numbers."""
     groups = codec.groups(layout)
-    found, first, at = [], 0, 4 * codec.levels * sum(matrix.rows for matrix in groups)
+    runs, first, at = [], 0, 4 * codec.levels * sum(matrix.rows for matrix in groups)
     for matrix in groups:
         width, most = codec.code_bytes(matrix.columns), max(1, numbers // matrix.columns)
         for row in range(0, matrix.rows, most):
             rows = min(most, matrix.rows - row)
-            found.append(GroupRun(matrix.offset + row * matrix.columns, rows, matrix.columns, first, at, width))
+            runs.append(GroupRun(matrix.offset + row * matrix.columns, rows, matrix.columns, first, at, width))
             first, at = first + rows, at + rows * width
-    return tuple(found)
+    return tuple(runs)
 
 
 def _groups(pieces: tuple[GroupRun, ...]) -> int:

@@ -15,6 +15,7 @@ worker pulled last.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol, TypeGuard, runtime_checkable
 
@@ -88,12 +89,14 @@ class Arrival(Protocol):
         """The choice in words, for `paceline explain`."""
 
 
-class CenterPull(Protocol):
+class CenterPull(ABC):
     """How worker and center pull each other, where a push is the worker's parameters."""
 
+    @abstractmethod
     def elastic_pull(self, x: Tensor, center_before: Tensor, workers: int, out: Tensor | None = None) -> Tensor:
         """What a worker at `x` subtracts from it, shape (n,)."""
 
+    @abstractmethod
     def elastic_step(self, center: Tensor, x: Tensor, workers: int) -> None:
         """Move the center, in place at the owner."""
 

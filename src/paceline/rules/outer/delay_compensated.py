@@ -116,12 +116,12 @@ class DelayCompensated(Plain):
 
     def numbers(self, workers: int) -> dict[str, float | int | str]:
         """lam0, and what else was chosen."""
-        found: dict[str, float | int | str] = {"strength": self.lam0}
+        shown: dict[str, float | int | str] = {"strength": self.lam0}
         if self.kind != "constant":
-            found["decay"] = self.decay
+            shown["decay"] = self.decay
         if self.limit is not None:
-            found["limit"] = self.limit
-        return found | ({"start": self.start} if self.start else {})
+            shown["limit"] = self.limit
+        return shown | ({"start": self.start} if self.start else {})
 
     def describe(self, workers: int) -> str:
         text = f"each push as it comes, its gradient mended by its delay ({self.kind}, strength {self.lam0:g})"

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from paceline.errors import RuleError
-from paceline.rules.outer.arrival import Plain, Push, is_number
+from paceline.rules.outer.arrival import CenterPull, Plain, Push, is_number
 
 
 @dataclass(frozen=True)
-class Elastic(Plain):
+class Elastic(Plain, CenterPull):
     """Pull worker and center together.
 
     Attributes:

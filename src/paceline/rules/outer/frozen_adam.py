@@ -15,7 +15,9 @@ would be divided by eps.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,10 +38,8 @@ def frozen_step(
     parameter: Tensor,
     m: Tensor,
     v: Tensor,
+    group: Mapping[str, Any],
     *,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
     decay: float,
     step: int,
     frozen_at: float,
@@ -50,13 +50,14 @@ def frozen_step(
         parameter: theta, any shape.
         m: the workers' mean first moment, the same shape.
         v: the second moment as it was frozen, the same shape.
-        lr, betas, eps: Adam's.
+        group: Adam's parameter group, with lr, betas and eps.
         decay: AdamW's decoupled weight decay, 0 for Adam.
         step: k, from 1.
         frozen_at: T_w.
     """
     if parameter.is_complex():  # two real numbers, as for Adam
         parameter, m, v = (torch.view_as_real(tensor) for tensor in (parameter, m, v))
+    lr, betas, eps = float(group["lr"]), group["betas"], float(group["eps"])
     root = v.div(1 - betas[1] ** frozen_at).sqrt_()
     update = torch.where(root > 0, m / (1 - betas[0] ** step) / (root + eps), 0.0)
     if decay:

@@ -34,7 +34,7 @@ from paceline.rules.outer.arrival import Plain, Push
 
 @dataclass(frozen=True)
 class TunedMomentum(Plain):
-    """SGD's momentum, less what asynchrony brings.
+    """SGD's momentum, less what asynchrony adds.
 
     Attributes:
         keep_gain: whether the learning rate changes so that a steady gradient moves as far as with the user's momentum.

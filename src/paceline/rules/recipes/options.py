@@ -218,15 +218,15 @@ def _parameter(name: str, defaults: Mapping[str, Any]) -> inspect.Parameter:
 def _with_arguments(doc: str, names: list[str]) -> str:
     """The docstring with all options in its `Args` section; its own descriptions replace the shared ones."""
     text, _, section = inspect.cleandoc(doc).partition("\n\nArgs:\n")
-    said: dict[str, str] = {}
+    described: dict[str, str] = {}
     name = ""
     for line in section.splitlines():
         if line.startswith("    ") and not line.startswith("     "):
             name, _, line = line.strip().partition(": ")
-            said[name] = line
+            described[name] = line
         elif line.strip():
-            said[name] += "\n    " + line.strip()
-    rows = [f"{name}: {said.get(name) or _OPTIONS[name].meaning}" for name in names]
+            described[name] += "\n    " + line.strip()
+    rows = [f"{name}: {described.get(name) or _OPTIONS[name].meaning}" for name in names]
     return text + "\n\nArgs:\n" + "\n".join("    " + row.replace("\n", "\n    ") for row in rows) + "\n"
 
 

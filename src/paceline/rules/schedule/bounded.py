@@ -12,7 +12,7 @@ from values that do not hold its own last update.
 Free workers need not wait for the network: with overlap 1 the answer has the next minibatch's time, and where it takes
 longer, up to `hold` blocks of work are gathered into one push before the worker waits: gradients as their mean, because
 a step of their sum, taken at one point, would be as unstable as a rate that many times as high; local steps as the
-displacement that they made. A mean makes fewer steps of as many samples, so `hold` is 1 where nothing is said.
+displacement that they made. A mean makes fewer steps of as many samples, so `hold` is 1 by default.
 
 A minibatch whose gradients are inf or nan, or whose step a GradScaler skips, is a clock as well.
 

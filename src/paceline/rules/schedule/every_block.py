@@ -74,12 +74,12 @@ class EveryBlock(Schedule):
         return block * self.period + (fragment + 1) * self.period // self.fragments
 
     def numbers(self) -> dict[str, float | int | str]:
-        found: dict[str, float | int | str] = {"period": self.period, "warmup": self.warmup}
+        shown: dict[str, float | int | str] = {"period": self.period, "warmup": self.warmup}
         if self.fragments > 1 or self.overlap:
-            found |= {"fragments": self.fragments, "overlap": self.overlap}
+            shown |= {"fragments": self.fragments, "overlap": self.overlap}
         if self.grow is not None:
-            found |= {"first_workers": self.grow.first, "rate_exponent": self.grow.rate_exponent}
-        return found
+            shown |= {"first_workers": self.grow.first, "rate_exponent": self.grow.rate_exponent}
+        return shown
 
     def describe(self, workers: int) -> str:
         text = f"every {self.period} minibatches"

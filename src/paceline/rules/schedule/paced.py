@@ -74,7 +74,7 @@ class Paced(EveryBlock):
 
     Attributes:
         pace: the share of the time for exchanges, and the bounds of the period.
-        probe: synchronous steps before them, after which all choices of the rule are made anew; None for none.
+        probe: synchronous steps before them, after which all choices of the rule are made; None for none.
     """
 
     pace: Pace = field(default_factory=Pace, repr=False)
@@ -124,8 +124,8 @@ class Paced(EveryBlock):
         return super()._shown() | asdict(self.pace)
 
     def numbers(self) -> dict[str, float | int | str]:
-        found = super().numbers() | ({"warmup": self.probe.steps} if self.probe is not None and self.probing else {})
-        return found | {"share": self.pace.share, "longest": self.pace.longest}
+        shown = super().numbers() | ({"warmup": self.probe.steps} if self.probe is not None and self.probing else {})
+        return shown | {"share": self.pace.share, "longest": self.pace.longest}
 
     def describe(self, workers: int) -> str:
         pace = self.pace

@@ -79,7 +79,7 @@ class DimensionPlan:
 
     @classmethod
     def grid(cls, dimensions: Sequence[int]) -> DimensionPlan:
-        """Ranks count along the first dimension first; dimensions of 1 are left out."""
+        """Ranks count along the first dimension first; dimensions of 1 do not count."""
         workers, stride, levels = prod(dimensions), 1, []
         for p in dimensions:
             if p > 1:
@@ -91,10 +91,10 @@ class DimensionPlan:
     @classmethod
     def near(cls, places: Sequence[object]) -> DimensionPlan:
         """First among the workers of a place, then across places; `places` gives the place of each rank."""
-        found: dict[object, list[int]] = {}
+        groups: dict[object, list[int]] = {}
         for rank, place in enumerate(places):
-            found.setdefault(place, []).append(rank)
-        inner = list(found.values())
+            groups.setdefault(place, []).append(rank)
+        inner = list(groups.values())
         if len(inner) == 1 or len(inner) == len(places):
             return cls(([list(range(len(places)))],))
         least = min(len(group) for group in inner)
@@ -109,15 +109,15 @@ class DimensionPlan:
             least = min(len(group) for group in groups)
             cuts = [begin + (end - begin) * k // least for k in range(least + 1)]
             sizes = [cuts[k + 1] - cuts[k] if k < least else 0 for k in range(len(mine))]
-            found = Slice(begin, sizes, mine.index(rank))
-            begin, end = found.own
-            yield found
+            one = Slice(begin, sizes, mine.index(rank))
+            begin, end = one.own
+            yield one
 
     def shard(self, rank: int, elements: int) -> tuple[int, int]:
         """The numbers whose exchange along the slowest dimension is `rank`'s, [begin, end)."""
         own = (0, elements)
-        for found in self.slices(rank, elements):
-            own = found.own
+        for one in self.slices(rank, elements):
+            own = one.own
         return own
 
     def slow_bytes(self, codec: Codec, layout: Layout, rank: int) -> int:
@@ -130,7 +130,7 @@ class DimensionPlan:
 
     def bytes_sent(self, codec: Codec, layout: Layout, rank: int) -> int:
         """Bytes that `rank` sends for one exchange of float32 numbers."""
-        fast = sum(4 * found.elements_sent for found in self.slices(rank, layout.numel))
+        fast = sum(4 * one.elements_sent for one in self.slices(rank, layout.numel))
         return fast + self.slow_bytes(codec, layout, rank)
 
 
@@ -159,16 +159,16 @@ class HierarchicalRoute:
         if not self._fast:
             return (yield from codec.exchange(x, layout, DirectWire(self._slow, self._ordered), state))
         slices = list(self.plan.slices(self._rank, x.numel()))
-        for part, found in zip(self._fast, slices, strict=True):
-            yield from _reduce_scatter(part.channel(0), x, found)
+        for part, slice_ in zip(self._fast, slices, strict=True):
+            yield from _reduce_scatter(part.channel(0), x, slice_)
         state = yield from _padded(self._along_the_slowest(codec, x, slices[-1], layout, state), self._slow_operations)
-        for part, found in zip(reversed(self._fast), reversed(slices), strict=True):
-            yield from _all_gather(part.channel(1), x, found)
+        for part, slice_ in zip(reversed(self._fast), reversed(slices), strict=True):
+            yield from _all_gather(part.channel(1), x, slice_)
         return x, state
 
-    def _along_the_slowest(self, codec: Codec, x: Tensor, found: Slice, layout: Layout, state: State) -> Steps[State]:
+    def _along_the_slowest(self, codec: Codec, x: Tensor, slice_: Slice, layout: Layout, state: State) -> Steps[State]:
         """The codec's exchange of the worker's shard of `x`, which becomes the total."""
-        begin, end = found.own
+        begin, end = slice_.own
         if begin == end:
             return state
         shard = x[begin:end] if codec.exact else x[begin:end].clone()  # a codec with feedback keeps the memory
@@ -199,22 +199,22 @@ def _padded(steps: Steps[Result], operations: int) -> Steps[Result]:
     return result
 
 
-def _reduce_scatter(channel: Transport, x: Tensor, found: Slice) -> Steps[None]:
+def _reduce_scatter(channel: Transport, x: Tensor, slice_: Slice) -> Steps[None]:
     """The worker's slice of `x` becomes the sum over the group, in the order of its members."""
-    begin, end = found.own
-    arrived = x.new_empty(len(found.sizes) * (end - begin))
-    yield channel.all_to_all(arrived, x[found.begin : found.end], [end - begin] * len(found.sizes), found.sizes)
-    rows, own = arrived.view(len(found.sizes), end - begin), x[begin:end]
+    begin, end = slice_.own
+    arrived = x.new_empty(len(slice_.sizes) * (end - begin))
+    yield channel.all_to_all(arrived, x[slice_.begin : slice_.end], [end - begin] * len(slice_.sizes), slice_.sizes)
+    rows, own = arrived.view(len(slice_.sizes), end - begin), x[begin:end]
     own.copy_(rows[0])
     for row in rows[1:]:
         own.add_(row)
 
 
-def _all_gather(channel: Transport, x: Tensor, found: Slice) -> Steps[None]:
+def _all_gather(channel: Transport, x: Tensor, slice_: Slice) -> Steps[None]:
     """Every member of the group gets all slices."""
-    begin, end = found.own
-    copies = x[begin:end].repeat(len(found.sizes))
-    yield channel.all_to_all(x[found.begin : found.end], copies, found.sizes, [end - begin] * len(found.sizes))
+    begin, end = slice_.own
+    copies = x[begin:end].repeat(len(slice_.sizes))
+    yield channel.all_to_all(x[slice_.begin : slice_.end], copies, slice_.sizes, [end - begin] * len(slice_.sizes))
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Cache:
         threads: concurrent downloads of prefetching.
         retries: tries after the first, with exponential backoff.
         timeout_s: how long a source or another process may make no progress before that is an error.
-        options: for the source; see :func:`paceline_plugins.data.cache.backend_choice.backend_for`.
+        options: for the source; see :func:`paceline_plugins.data.cache.download.backend_for`.
 
     Raises:
         ValueError: a number is out of range.

@@ -3,21 +3,56 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint.urls import shown, source_of
+from paceline.checkpoint.urls import OBSTORE_SCHEMES, scheme_of, shown, source_of
 from paceline.errors import CacheError, CorruptFileError
 from paceline_plugins.data.cache.backend import Backend, RemoteFile, Unavailable
-from paceline_plugins.data.cache.backend_choice import backend_for
 from paceline_plugins.data.cache.checksums import Checksum, fastest, hasher
 from paceline_plugins.data.cache.ledger import FULL, explained
 from paceline_plugins.data.cache.names import CacheEntry
+from paceline_plugins.data.cache.obstore_backend import ObstoreBackend  # at import, so that it notices every later fork
 from paceline_plugins.data.cache.regular_file import allocate, open_empty, write_all
 from paceline_plugins.data.cache.stats import Counters
+
+
+def backend_for(url: str, options: Mapping[str, Any], timeout_s: float) -> Backend:
+    """The backend for a URL.
+
+    Args:
+        url: `s3://bucket/key`, `https://host/path`, or any URL of fsspec.
+        options: `backend` ("obstore", "fsspec" or "http") overrides the choice; `checksums=False` ignores the
+            source's checksums; the other options go to the backend: obstore's names (`endpoint`, `region`,
+            `access_key_id`, ...) or those of fsspec's file system; `headers` for plain HTTP.
+        timeout_s: of one request.
+    """
+    rest = {key: value for key, value in options.items() if key not in ("backend", "checksums")}
+    backend = options.get("backend") or _default_backend(scheme_of(url))
+    if backend == "obstore":
+        return ObstoreBackend(url, rest, timeout_s)
+    if backend == "http":
+        from paceline_plugins.data.cache.http_backend import HttpBackend
+
+        return HttpBackend(rest.get("headers", {}), timeout_s)
+    if backend == "fsspec":
+        from paceline_plugins.data.cache.fsspec_backend import FsspecBackend
+
+        return FsspecBackend(url, rest)
+    raise ValueError(f"there is no backend {backend!r}; options['backend'] is 'obstore', 'fsspec' or 'http'")
+
+
+def _default_backend(scheme: str) -> str:
+    if scheme in ("http", "https"):
+        return "http"
+    if scheme in OBSTORE_SCHEMES and importlib.util.find_spec("obstore") is not None:
+        return "obstore"
+    return "fsspec"
+
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 20.0
 

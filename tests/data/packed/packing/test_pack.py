@@ -18,8 +18,7 @@ import pytest
 
 from paceline_plugins.data.packed import DataError, open_source, pack
 from paceline_plugins.data.packed.packing import Members, SourceProgress, Task
-from paceline_plugins.data.packed.packing.pack import PackProgress
-from paceline_plugins.data.packed.packing.partial import partial_directory
+from paceline_plugins.data.packed.packing.pack import PackProgress, partial_directory
 
 from ..made import back, by_key, folder, index_of
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.observe.reports.elastic_clock import align_logs
 from paceline.observe.reports.elastic_events import read_events
-from paceline.observe.reports.folding import Folding
 from paceline.observe.reports.log import RunLog, WorkerLog
 from paceline.observe.reports.notices import JsonLinesTail
-from paceline.observe.reports.read import LOG_NAME, add_event
+from paceline.observe.reports.read import LOG_NAME, Folding, add_event, align_logs
 
 MOST_LINES, MOST_REPORTS = 500, 1_000
 """Of a worker: more than a chart shows, and little enough to sum up every other second."""
