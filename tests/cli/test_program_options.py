@@ -74,16 +74,19 @@ def test_split_takes_values_along_and_ends_at_two_dashes() -> None:
     assert split(["--workers"], takes) == (["--workers"], [])
 
 
-def documented() -> list[str]:
+NAMES = "run|sim|plan|blocks|watch|report|trace|tune|verify|join|relay|revoke|doctor|explain|data (?:pack|verify|plan)"
+
+
+def documented(names: str = "run|sim|plan") -> list[str]:
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*/*.md"), *(ROOT / "examples").rglob("*.md"),
              *(ROOT / "examples").rglob("*.py"), *(ROOT / "src").rglob("*.py")]  # fmt: skip
-    found = [line for page in pages for line in re.findall(r"paceline ((?:run|sim|plan) [^`|#\n]*)", page.read_text())]
-    return sorted({line for line in found if ".py" in line})
+    found = [line for page in pages for line in re.findall(rf"paceline ((?:{names}) [^`|#\n]*)", page.read_text())]
+    return sorted(set(found))
 
 
 @pytest.mark.skipif(not (ROOT / "README.md").is_file(), reason="an installed package has no documents")
 def test_the_documents_show_the_right_order() -> None:
-    lines = documented()
+    lines = [line for line in documented() if ".py" in line]
     assert len(lines) > 20
     for line in lines:
         words = re.split(r"\s+", line)
@@ -91,3 +94,19 @@ def test_the_documents_show_the_right_order() -> None:
         command = PACELINE.get_command(None, words[0])
         options = {o: True for one in command.params for o in one.opts if o.startswith("--")}
         assert split(words[program + 1 :], options)[0] == [], line
+
+
+@pytest.mark.skipif(not (ROOT / "README.md").is_file(), reason="an installed package has no documents")
+def test_the_documents_name_options_that_there_are() -> None:
+    unknown = set()
+    for line in documented(NAMES):
+        command, words = PACELINE, line.split()
+        while words and hasattr(command, "get_command"):
+            command = command.get_command(None, words.pop(0))
+        known = {name for one in command.params for name in [*one.opts, *one.secondary_opts]} | {"--help", "--help-all"}
+        for word in words:
+            if word == "--" or ".py" in word or word.startswith("./") or word in ("train", "--search", "--again"):
+                break  # the program's own follow, or another command's
+            if re.fullmatch(r"--[a-z][a-z-]+", word) and word not in known:
+                unknown.add(f"paceline {line}: {word}")
+    assert not unknown
