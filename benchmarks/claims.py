@@ -3,8 +3,9 @@
 
     python benchmarks/claims.py [records/NAME ..] [benchmarks/FOLDER/NAME.py ..] [--jobs 3] [--show]
 
-A record's command is its `run.sh`, which is run with `--quick` in a copy: the record stays as it is. A benchmark that
-no record runs is run by itself. A claim can no longer be made when
+A record's command is its `run.sh`, which is run with `--quick` in a copy: the record stays as it is. (What made some
+records is in the history alone; their README names the commit.) A benchmark that no record runs is run by itself. A
+claim can no longer be made when
 
     a command ends with another exit code than 0, or takes longer than its deadline;
     a benchmark does not end with one line of JSON;
@@ -39,7 +40,6 @@ BENCHMARKS, RECORDS = ROOT / "benchmarks", ROOT / "records"
 FOLDERS = ("quality", "speed", "faults", "seeds")
 """Of benchmarks, by question."""
 TOOLS = {
-    "quality/speech": "espeak-ng",
     "speed/c_tool": "c++",
     "speed/c_tool_workers": "c++",
     "speed/file_blocks": "c++",
@@ -48,7 +48,7 @@ TOOLS = {
 """What a benchmark needs beside Python, by its folder and name."""
 ROOTED = (
     *("speed/auto", "speed/forecast", "speed/network"),
-    *("faults/faults", "faults/sites", "seeds/peers", "seeds/way_in"),
+    *("faults/faults", "faults/sites", "seeds/way_in"),
 )
 """Benchmarks of network namespaces alone."""
 PROMISE = re.compile(r"JSON object:(.*)", re.DOTALL)
@@ -90,8 +90,8 @@ def named(command: str) -> str:
 
 
 def records() -> list[str]:
-    """All folders with a claim, by name."""
-    return sorted(path.name for path in RECORDS.iterdir() if (path / "README.md").is_file())
+    """Those with a command; of the others the README names the commit that has it."""
+    return sorted(path.parent.name for path in RECORDS.glob("*/run.sh"))
 
 
 def used_by(record: str) -> dict[str, list[str]]:
@@ -140,7 +140,7 @@ def run(claim: Claim, place: Path, deadline_s: float, show: bool) -> None:
     command = ["bash", f"records/{record}/run.sh", "--quick"] if record else [sys.executable, claim.name, "--quick"]
     mine = {"PACELINE_CLAIMS": "1", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     mine["PYTHONPATH"] = os.pathsep.join(
-        map(str, [ROOT / "tests" / "startup", ROOT / "src", *sorted((ROOT / "packages").glob("*/src"))])
+        map(str, [ROOT / "tests" / "startup", ROOT / "src", *sorted((ROOT / "packages").glob("*/src")), ROOT])
     )
     process = subprocess.Popen(
         command,
@@ -202,7 +202,7 @@ def quoted() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for path in (
         ROOT / "README.md",
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").glob("*/*.md"),
         *(ROOT / "packages").glob("*/docs/*.md"),
         *RECORDS.glob("*/README.md"),
     ):

@@ -15,7 +15,10 @@ if [ "${1:-}" = --quick ]; then
     mkdir "$results"
     shift
 fi
-export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH}
+for place in "$PWD" "$PWD"/packages/*/src "$PWD/src"; do # the root is for `devtools`
+    PYTHONPATH=$place${PYTHONPATH:+:$PYTHONPATH}
+done
+export PYTHONPATH
 bench() { # folder and name of the benchmark, name of its result, arguments
     "$python" "benchmarks/$1.py" "${@:3}" $quick | tee /dev/stderr | tail -n 1 > "$results/$2.json"
 }

@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quick form of a benchmark: sizes that show that it runs and what it prints, no more."""
+"""The quick form of a benchmark: sizes that show that it runs and what it prints, no more.
+
+Whoever imports this can import `devtools`, too, which no installation has.
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 
 def parse(parser: argparse.ArgumentParser, given: Sequence[str] | None = None, **quick: Any) -> argparse.Namespace:

@@ -6,8 +6,8 @@
 
 A model whose weights name the samples that entered it, in which epoch and how often (`devtools.storm`), is
 trained through `paceline run`; processes are killed at places of the program, not at times
-(`_faults/counting_points.py`): one worker, all workers, or the launcher with the control plane. Under asynchronous
-rules the model counts in every piece of the parameters (`_faults/counting_pushes.py`), and two owners are killed in
+(`devtools/counting/points.py`): one worker, all workers, or the launcher with the control plane. Under asynchronous
+rules the model counts in every piece of the parameters (`devtools/counting/pushes.py`), and two owners are killed in
 each run. Only the weights with which the run ends are read: no ledger, no log.
 
 The last line is a JSON object: for each mode `kills` that happened, samples `lost` and `repeated` in the final weights,
@@ -23,15 +23,15 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from _faults import counting_blocks, counting_owners
-from _faults.counting_play import Played, summary
+from devtools.counting import blocks, owners
+from devtools.counting.play import Played, summary
 
 Play = Callable[[Path, int, int, bool], list[Played]]
 MODES: dict[str, Play] = {
-    "elastic": counting_blocks.elastic,
-    "restarts": counting_blocks.restarts,
-    "asgd": counting_owners.asgd,
-    "dc_asgd": counting_owners.dc_asgd,
+    "elastic": blocks.elastic,
+    "restarts": blocks.restarts,
+    "asgd": owners.asgd,
+    "dc_asgd": owners.dc_asgd,
 }
 """Name -> plays so many kills: (directory, kills, seed, quick)."""
 

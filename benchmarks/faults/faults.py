@@ -59,7 +59,7 @@ from _faults import count, judge
 from _faults.cluster import Cluster
 from _faults.job import Job
 from _faults.storm import GUESTS, KINDS, Storm
-from _network import EmulatedNetwork
+from devtools.emulation import EmulatedNetwork
 from model import CharLM, validation_loss
 from safetensors.torch import load_file, save_file
 

@@ -48,7 +48,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "char_
 from _faults import count
 from _faults.cluster import POLL_S, PROGRAM, READY_S, Cluster
 from _faults.job import Job
-from _network import SitesNetwork
+from devtools.emulation import SitesNetwork
 from safetensors.torch import save_file
 
 from data import load_corpus

@@ -5,7 +5,7 @@
 
 `--minutes` are shared by the control plane with its ledger (the most), whole elastic runs with models, whole
 asynchronous runs, and lockstep runs that resume from checkpoint steps (`SHARES`). Then each planted bug of
-`_storm_mutants.py`, `_storm_server_mutants.py` and `_storm_steps_mutants.py` is looked for in at most `--mutant-seeds`
+`mutants.py`, `server_mutants.py` and `steps_mutants.py` in `devtools/storm` is looked for in at most `--mutant-seeds`
 seeds of the kind of storm that has it.
 
 The last line is a JSON object: `seeds` (of the control plane), `run_seeds` (of whole elastic runs), `server_seeds` (of
@@ -27,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
 import _quick
 import torch
-from _storm_mutants import MUTANTS, RUN_MUTANTS
-from _storm_server_mutants import SERVER_MUTANTS
-from _storm_steps_mutants import STEPS_MUTANTS
 from devtools.storm.elastic import Outcome, StormSettings
+from devtools.storm.mutants import MUTANTS, RUN_MUTANTS
 from devtools.storm.seeds import WORKERS, Tally, storm, storms
+from devtools.storm.server_mutants import SERVER_MUTANTS
+from devtools.storm.steps_mutants import STEPS_MUTANTS
 
 WORDS = {"lost": " lost", "repeated": " repeated", "diverged": "differ", "stuck": "stuck"}
 SHARES = {"control": 0.62, "run": 0.16, "server": 0.13, "steps": 0.09}

@@ -127,8 +127,7 @@ def words(tree: Tree) -> list[Figure]:
     dialect = collections.Counter[str]()
     for path in tree.core.values():
         dialect.update(word.lower() for word in DIALECT.findall(path.read_text(encoding="utf-8")))
-    docs = tree.root / "docs"
-    guide = sorted((docs / "guide" if (docs / "guide").is_dir() else docs).glob("*.md"))
+    guide = sorted((tree.root / "docs" / "guide").glob("*.md"))
     counted = [Offender(len(path.read_text("utf-8").split()), str(path.relative_to(tree.root))) for path in guide]
     front = tree.root / "README.md"
     return [

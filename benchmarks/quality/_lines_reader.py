@@ -8,14 +8,18 @@ which `torch.func` stacks without copies of the weights.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import _ctc
 import torch
 import torch.nn.functional as F
-from _lines import HEIGHT, SYMBOLS, WIDTH
+from _lines import HEIGHT, SYMBOLS, WIDTH, Lines, dirty, kept
+from _reading import error_rate
 from torch import Tensor, nn
 
 STRIDE, PIECE = 3, 12  # pixels
 TIMES = WIDTH // STRIDE
+TRAINING_LINES, TUNING_LINES, FINAL_LINES = 65_536, 1_024, 2_048
 
 
 class Reader(nn.Module):
@@ -55,3 +59,22 @@ def loss_of(model: nn.Module, pictures: Tensor, numbers: Tensor, lengths: Tensor
 def read(model: nn.Module, pictures: Tensor) -> list[list[int]]:
     """Symbols by greedy decoding."""
     return [_ctc.symbols_of(best) for best in model(pictures).argmax(2)]
+
+
+def training(folder: Path, lines: int) -> Lines:
+    """The lines to train on; a training that reads fewer lines needs no more."""
+    return kept(folder, "training", min(TRAINING_LINES, lines), held_out=False)
+
+
+def held_out(folder: Path) -> tuple[Lines, Tensor]:
+    """Lines of other modules, and dirty pictures; the first TUNING_LINES choose the rate, the rest is judged."""
+    lines = kept(folder, "held-out", TUNING_LINES + FINAL_LINES, held_out=True)
+    return lines, dirty(lines.pictures, torch.Generator().manual_seed(0))
+
+
+def line_error(model: nn.Module, folder: Path) -> float:
+    """Edits per character of the judged lines."""
+    lines, pictures = held_out(folder)
+    readings = [text for part in pictures.split(256) for text in read(model, part)]
+    truths = [row[:length].tolist() for row, length in zip(lines.numbers, lines.lengths, strict=True)]
+    return error_rate(readings[TUNING_LINES:], truths[TUNING_LINES:])

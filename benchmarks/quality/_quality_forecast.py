@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _lines_reader import held_out, line_error
 from _lines_reader import loss_of as line_loss
-from _lines_training import held_out
-from _quality_tasks import Task, line_error, start
+from _quality_tasks import Task, start
 from torch import nn
 
 from paceline.observe.reports.events import ExchangeEvent, Value

@@ -23,20 +23,16 @@ import _quality_pictures
 import _quality_speech
 import torch
 import torch.nn.functional as F
-from _block_methods import Training as BlockTraining
 from _lines import minibatches as line_minibatches
-from _lines_reader import Reader
+from _lines_reader import Reader, line_error
 from _lines_reader import loss_of as line_loss
-from _lines_training import Size
-from _lines_training import judged as lines_judged
+from _lines_reader import training as training_lines
 from _reading import CHUNK, LARGEST_GRADIENT
 from _reading import factor as reading_factor
-from _speech import TIMES
+from _speech import TIMES, kept
 from _speech import minibatches as speech_minibatches
-from _speech_reader import Listener
+from _speech_reader import Listener, letter_error
 from _speech_reader import loss_of as speech_loss
-from _speech_training import Size as SpeechSize
-from _speech_training import judged as speech_judged
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
@@ -44,6 +40,9 @@ Batch = tuple[Tensor, ...]
 CHARACTERS, LINES, UTTERANCES, DIGITS, FRAMES = 16, 4, 8, 4, 32
 PAIRS, PIECES, PICTURES = 16, 32, 16
 """Samples of a minibatch."""
+SPOKEN = 12_288  # utterances to train on
+CONSTANT, FALL = 0.4, 1000.0
+"""Share of the samples that see the full rate, and by what it falls over the rest."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +107,7 @@ def _character_batches(folder: Path, count: int, seed: int) -> Iterator[Batch]:
 
 
 def _line_batches(folder: Path, count: int, seed: int) -> Iterator[Batch]:
-    lines = Size(count, LINES, 8).training(folder)
-    for rows in line_minibatches(lines, count, LINES, 1, seed):
+    for rows in line_minibatches(training_lines(folder, count * LINES), count, LINES, 1, seed):
         yield tuple(tensor[0] for tensor in rows)
 
 
@@ -123,7 +121,7 @@ def _digit_batches(folder: Path, count: int, seed: int) -> Iterator[Batch]:
 
 def _speech_batches(folder: Path, count: int, seed: int) -> Iterator[Batch]:
     """All minibatches have TIMES steps, so that those of several workers can be stacked; the rest is padding."""
-    said, whole = SpeechSize(count, UTTERANCES, 8).training(folder), -(-count // CHUNK) * CHUNK
+    said, whole = kept(folder, "training", SPOKEN, held_out=False), -(-count // CHUNK) * CHUNK
     for features, *others in islice(speech_minibatches(said, whole, UTTERANCES, 1, seed), count):
         yield F.pad(features[0], (0, 0, 0, TIMES - features.shape[2])), *(tensor[0] for tensor in others)
 
@@ -148,14 +146,9 @@ def _character_loss(model: nn.Module, folder: Path) -> float:
     return float(_chars.judged(model, dict(model.named_parameters()), _chars.text(folder).validation))
 
 
-def line_error(model: nn.Module, folder: Path) -> float:
-    """Of lines as they are in `lines.py`: edits per character."""
-    return float(lines_judged(model, folder)["error"])
-
-
-def letter_error(model: nn.Module, folder: Path) -> float:
-    """Of utterances as they are in `speech.py`: edits per letter."""
-    return float(speech_judged(model, folder)["error"])
+def _factor(share: float) -> float:
+    """Of the rate, when `share` of the samples has been seen."""
+    return float(FALL ** -max(0.0, (share - CONSTANT) / (1 - CONSTANT)))
 
 
 def _listener() -> nn.Module:
@@ -171,7 +164,6 @@ def _small() -> nn.Module:
 
 
 FAR, PLATEAU, SOON, HEARD, LONG, SHORT = 32_768, 65_536, 32_768, 8_192, 131_072, 8_192
-_factor = BlockTraining(2, "sync", 1.0).factor
 _CHARACTERS = (_character_batches, _factor, _character_loss)
 _NUMBERS = (_number_batches, _factor, _quality_lines.held_out_loss, None, _quality_lines.held_out_error)
 _DIGITS = (_digit_batches, _factor, _quality_speech.held_out_loss, None, _quality_speech.held_out_error)

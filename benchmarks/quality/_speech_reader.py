@@ -13,14 +13,18 @@ Sources: A. Graves, J. Schmidhuber, Neural Networks 18 (2005), for the LSTM; A. 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import _ctc
 import torch
 import torch.nn.functional as F
 from _ctc import in_front
-from _speech import FEATURES, SYMBOLS
+from _reading import error_rate
+from _speech import FEATURES, SYMBOLS, kept, noisy
 from torch import Tensor, nn
+
+TUNING, FINAL = 512, 1_024  # utterances
 
 
 class Recurrence(torch.autograd.Function):
@@ -159,3 +163,14 @@ def read(model: nn.Module, heard: Tensor, times: Tensor) -> list[list[int]]:
     """Symbols by greedy decoding."""
     best = model(heard, times).argmax(2)
     return [_ctc.symbols_of(row[:length]) for row, length in zip(best, times.tolist(), strict=True)]
+
+
+@torch.no_grad()
+def letter_error(model: nn.Module, folder: Path) -> float:
+    """Edits per letter of utterances in other manners; the first TUNING choose the rate, the rest is judged."""
+    said = kept(folder, "held-out", TUNING + FINAL, held_out=True)
+    heard = noisy(said.powers, said.noises, torch.Generator().manual_seed(0))
+    parts = zip(heard.split(256), said.times.split(256), strict=True)
+    readings = [found for part, times in parts for found in read(model, part, times)]
+    letters = [row[:length].tolist() for row, length in zip(said.numbers, said.lengths, strict=True)]
+    return error_rate(readings[TUNING:], letters[TUNING:])

@@ -38,7 +38,7 @@ from _complaints.cases import CASES, Case, Seen
 BATCH = 4
 QUICK = ["gradient_penalty", "unseeded_split", "one_cycle_uneven", "exit_code_of_its_own"]
 OURS = re.compile(r"paceline\.[\w.]+: |^(?:\[\d+\] )?paceline: ", re.MULTILINE)
-LIMITS = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
+LIMITS = Path(__file__).resolve().parents[2] / "docs" / "guide" / "limits.md"
 USUAL = re.compile(r"split among|for evaluation: all|workers under")
 
 

@@ -17,7 +17,10 @@ round, `median_s`, `over_ddp`: its seconds over those of DDP in the same round, 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
+import difflib
+import io
 import json
 import os
 import signal
@@ -26,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,11 +38,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
 import _quick
-from _doors import PROGRAMS
-from _doors_table import changed
-from _network.ssh_machines import Machines, machines, possible
+from devtools.emulation.ssh_machines import Machines, machines, possible
 
+PROGRAMS = Path(__file__).with_name("_front_doors")
 SOURCE = Path(__file__).resolve().parents[2] / "src"
+LESS = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 WORKERS, DEADLINE_S, LOOK_S = 4, 240.0, 0.05
 NODES = "--nnodes 2 --nproc-per-node 2 --master-addr host0 --master-port 29500"
 DDP = "PyTorch DDP, torchrun"
@@ -144,6 +148,25 @@ def typed(two: Machines, way: Way, project: Path, shell: dict[str, str]) -> Iter
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             two.close()
+
+
+def code(text: str) -> list[str]:
+    """The lines of a program that have code in them: no blank ones, no comments, no docstrings."""
+    kept = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in LESS:
+            kept.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            docstring = node.body[0]
+            kept.difference_update(range(docstring.lineno, (docstring.end_lineno or docstring.lineno) + 1))
+    return [line for number, line in enumerate(text.splitlines(), 1) if number in kept]
+
+
+def changed(before: str, after: str) -> tuple[int, int]:
+    """Lines of code added, and removed."""
+    rows = [row[0] for row in difflib.ndiff(code(before), code(after))]
+    return rows.count("+"), rows.count("-")
 
 
 def figures(way: Way, found: Sequence[float], ddp: Sequence[float]) -> dict[str, Any]:

@@ -140,7 +140,7 @@ class Loopback:
 
 def on_link(link: str, options: argparse.Namespace) -> dict[str, list[Any]]:
     """All rules on one link: rule -> what each round found."""
-    from _network import EmulatedNetwork
+    from devtools.emulation import EmulatedNetwork
 
     network = Loopback() if link == LOOPBACK else EmulatedNetwork(options.workers, float(link), options.delay)
     with network, tempfile.TemporaryDirectory() as folder:
@@ -253,7 +253,7 @@ def main() -> None:
     if options.worker:
         worker(options)
         return
-    from _network import EmulatedNetwork
+    from devtools.emulation import EmulatedNetwork
 
     reason = EmulatedNetwork.possible()
     if reason and options.links != LOOPBACK:

@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 import _quick
 import network as emulated
 import torch
-from _network import EmulatedNetwork
+from devtools.emulation import EmulatedNetwork
 
 from paceline.rules.codec import Layout
 from paceline.rules.recipes import rule_from_text

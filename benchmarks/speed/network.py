@@ -337,7 +337,7 @@ def _arguments(options: argparse.Namespace) -> list[str]:
 
 def run(options: argparse.Namespace, scale: float) -> dict[str, Any]:
     """All rows at one scale."""
-    from _network import EmulatedNetwork
+    from devtools.emulation import EmulatedNetwork
 
     at = argparse.Namespace(**vars(options))
     at.parameters, at.rate, at.scale = int(options.parameters / scale), options.rate / scale, scale
@@ -432,7 +432,7 @@ def main() -> None:
     if options.worker:
         worker(options)
         return
-    from _network import EmulatedNetwork
+    from devtools.emulation import EmulatedNetwork
 
     reason = EmulatedNetwork.possible()
     if reason:

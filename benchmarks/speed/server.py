@@ -49,10 +49,8 @@ from paceline.rules.topology import Sharded
 from paceline.update.server.ledger_client import DataAccess
 from paceline.update.server.owner import ShardServer
 from paceline.update.server.protocol import PendingExchange, ShardRequest
-from paceline.update.server.shard import ParameterShard
-from paceline.update.server.shard_updates import OptimizerSteps
+from paceline.update.server.shard import OptimizerSteps, ParameterShard, WorkerClocks
 from paceline.update.server.socket_service import SocketService
-from paceline.update.server.staleness import WorkerClocks
 
 ELEMENTS = 25_000_000
 SMALL = 62_528

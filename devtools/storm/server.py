@@ -2,7 +2,7 @@
 """A storm over asynchronous rules: real workers, each with the server inside it, and a model that counts its samples.
 
 First faults, then none, and all that may go on must come to the end. Nobody replaces a lost worker: what it owned goes
-to an heir, and of two sides of a partition one goes on.
+to its neighbour, and of two sides of a partition one goes on. Where two neighbours are lost, the run ends by name.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is checked of an asynchronous run at its end.
-
-Every sample is in every shard exactly once for each epoch. Left out are only shards of which the run itself said that
-they went on from pulled values: nobody knows what is in them.
-"""
+"""What is checked of an asynchronous run at its end: every sample is in every shard exactly once for each epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,7 +39,6 @@ class Worker:
         error: that ended it.
         killed: whether it was.
         service: that it has attached.
-        pulled: shards that it took over from pulled values, and said so.
         early: samples that it leased as a new keeper of the ledger, before the worker that holds them said so.
     """
 
@@ -52,7 +47,6 @@ class Worker:
     error: BaseException | None = None
     killed: bool = False
     service: Any = None
-    pulled: set[int] = field(default_factory=set)
     early: int = 0
     _server: Any = None
     _told: Callable[[str, str], None] = lambda kind, said: None
@@ -75,8 +69,6 @@ class Worker:
 
     def note(self, kind: str, **fields: Any) -> None:
         """An event of its log."""
-        if kind == "takeover" and fields["from"] == "last pulled values":
-            self.pulled |= set(self._server.shards)
         if kind in ("inexact", "takeover", "lost", "error"):
             self._told(kind, ", ".join(f"{name} {value}" for name, value in fields.items()))
 
@@ -128,14 +120,14 @@ def problems_of(workers: Sequence[Worker], epochs: int, samples: int, safe: set[
         if one.early
     ]
     begun = all(one.service is not None for one in workers)  # a death while all begin ends all
-    if 2 * len(safe) > size and (begun or ended):
+    if 2 * len(safe) > size and (begun or ended) and not _without_replica(workers, safe):
         problems += [
             f"rank {rank} did not come to the end, and no fault happened to ranks {sorted(safe)}: {workers[rank].error}"
             for rank in sorted(safe)
             if workers[rank].ended is None
         ]
     if ended:
-        problems += _counts(ended[0], workers, epochs, samples)
+        problems += _counts(ended[0], epochs, samples)
         for one in ended:
             problems += one.rows()
             problems += [what for other in ended if other is not one for what in one.replicas(other)]
@@ -143,6 +135,13 @@ def problems_of(workers: Sequence[Worker], epochs: int, samples: int, safe: set[
             if one.ended.threads:
                 problems.append(f"rank {one.rank} has ended, and these threads have not: {one.ended.threads}")
     return problems
+
+
+def _without_replica(workers: Sequence[Worker], safe: set[int]) -> bool:
+    """Whether the run ended because faults have hit two neighbours, an owner and the keeper of its replicas."""
+    size = len(workers)
+    neighbours = any(rank not in safe and (rank + 1) % size not in safe for rank in range(size))
+    return neighbours and any("no other worker has a replica" in str(one.error) for one in workers)
 
 
 def _errors(workers: Sequence[Worker]) -> list[str]:
@@ -184,17 +183,15 @@ def _heirs(one: Worker, other: Worker) -> list[str]:
     ]
 
 
-def _counts(one: Worker, workers: Sequence[Worker], epochs: int, samples: int) -> list[str]:
+def _counts(one: Worker, epochs: int, samples: int) -> list[str]:
     """Samples that are lost or repeated."""
     assert one.ended is not None
     times = one.ended.times
-    unknown = set().union(*(worker.pulled for worker in workers))
-    known = times[[number for number in range(len(times)) if number not in unknown]]
-    if not torch.equal(known, known.round()):
+    if not torch.equal(times, times.round()):
         return ["shards have parts of samples"]
-    more = known[:, :samples] - epochs
+    more = times[:, :samples] - epochs
     lost, repeated = int((-more).clamp(min=0).sum()), int(more.clamp(min=0).sum())
-    if lost or repeated or known[:, samples:].any():
+    if lost or repeated or times[:, samples:].any():
         return [
             f"rank {one.rank} ends with {lost} lost and {repeated} repeated; in shards "
             f"{[number for number in range(len(times)) if bool((times[number, :samples] != epochs).any())]}"

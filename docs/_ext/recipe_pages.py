@@ -64,7 +64,7 @@ def page(recipe: Recipe, results: dict[str, Any]) -> str:
 
 {about}
 
-**When to take it.** {recipe.when} See [which rule, and when](../rules.md).
+**When to take it.** {recipe.when} See [which rule, and when](../guide/rules.md).
 
 ```console
 $ paceline run --workers 4 --rule {recipe.name} train.py
@@ -114,7 +114,7 @@ def result(name: str, results: dict[str, Any]) -> str:
 Four virtual workers under `{row["rule"]}` with {used} at a rate of {rate:g} end at a held-out loss of {ours:.3f};
 one worker with {used} at {rate_of_one:g}, and as many minibatches as all four together, at {one:.3f}. The task
 is tiny and short, and says little about quality: [the record](../../records/2026-11-22_recipes/README.md)
-describes it, and [which rule, and when](../rules.md) compares recipes on larger ones.
+describes it, and [the evidence](../evidence/rules.md) compares recipes on larger ones.
 """
 
 
@@ -122,13 +122,13 @@ def overview() -> str:
     """The tables of all recipes, by family."""
     parts = []
     for title, recipes in FAMILIES.items():
-        rows = [(f"[`{r.name}`](recipes/{r.name}.md)", r.summary, r.when) for r in recipes]
+        rows = [(f"[`{r.name}`](../recipes/{r.name}.md)", r.summary, r.when) for r in recipes]
         parts.append(f"## {title}\n\n{table(('recipe', 'what it does', 'when to take it'), rows)}\n")
     return "\n".join(parts)
 
 
 def write(path: Path, text: str) -> None:
-    """Only what has changed, so that a second build reads nothing anew."""
+    """Only what has changed, so that a second build reads nothing again."""
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
 

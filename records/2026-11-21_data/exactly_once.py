@@ -66,7 +66,7 @@ def launch(workers: int, stage: dict[str, Any], directory: Path) -> dict[str, An
     path = directory / "stage.json"
     path.write_text(json.dumps(stage))
     command = [sys.executable, "-m", "paceline", "run", "--quiet", "--overwrite", "--log", str(directory / "log")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     began = time.monotonic()
     ended = subprocess.run(
         [*command, "--workers", str(workers), "--rule", stage["rule"], str(PROGRAM), str(path)],

@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from benchmarks.common._network import PREFIX, EmulatedNetwork, EmulationError, sweep
+from devtools.emulation import PREFIX, EmulatedNetwork, EmulationError, sweep
 
 DEADLINE_S = 60.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -235,7 +235,7 @@ def test_nothing_is_left_when_building_fails(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.processes
 def test_the_next_network_removes_what_a_killed_process_left() -> None:
     program = """
-        from benchmarks.common._network import EmulatedNetwork
+        from devtools.emulation import EmulatedNetwork
         with EmulatedNetwork(hosts=2, delay_ms=1):
             print("up", flush=True)
             input()

@@ -31,7 +31,7 @@ def test_what_is_not_reached_says_why(seeds: ModuleType) -> None:
 
 
 def test_a_figure_decides_whether_a_claim_is_reached(seeds: ModuleType) -> None:
-    claim = seeds.CLAIMS[0]
-    assert [claim.reached(figure) for figure in (14.9, 15.0, 15.1)] == [False, True, True]
-    unknown = type(claim)(claim.article, "x", "x", lambda: None, lambda figure: True, claim.record)
-    assert seeds.row_of(unknown)["reached"] is False
+    claim = next(claim for claim in seeds.CLAIMS if claim.get("at_least") == 15)
+    assert [seeds.reached(claim, figure) for figure in (14.9, 15.0, 15.1)] == [False, True, True]
+    assert [seeds.reached({"at_most": 1.0}, figure) for figure in (0.9, 1.0, 1.1)] == [True, True, False]
+    assert seeds.row_of({**claim, "figure": "None"})["reached"] is False

@@ -19,7 +19,7 @@ from paceline.core import bits
 from paceline.core.bits import checksum
 from paceline.errors import CheckpointError
 from paceline.flow.state_transfer import PackedState, held_by, receive_state, tell_held
-from paceline.update.engine import common_start
+from paceline.update.engine import agreement
 from tests.helpers import State, adam, same_bits, simulate, state_of
 
 WIDTH, CLASSES = 256, 13
@@ -31,7 +31,7 @@ SMALL = FROZEN // 2
 
 @pytest.fixture(autouse=True)
 def _small_tensors_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(common_start, "LEAST_FROZEN_BYTES", SMALL)
+    monkeypatch.setattr(agreement, "LEAST_FROZEN_BYTES", SMALL)
     monkeypatch.setattr(bits, "PIECE_BYTES_CPU", SMALL)
 
 

@@ -11,8 +11,9 @@ import fsspec
 import pytest
 
 from paceline.checkpoint.store import DirectoryStore, store_for
+from paceline.checkpoint.urls import local_path
 from paceline.errors import CheckpointError
-from paceline_plugins.data.checkpoint_store import ObjectStoreTree, RemoteStore, local_path
+from paceline_plugins.data.checkpoint_store import ObjectStoreTree, RemoteStore
 from tests.checkpoint.test_exact import kept
 from tests.helpers import Program, adam, same_bits, simulate, train
 

@@ -55,8 +55,7 @@ PLAIN = ("--model", "model.bin", "--layout", "skip:4, w:f32:*", "--lr", 0.25)
         (("--model", "no.bin", "--lr", 1), "the model no.bin does not exist"),
         (("--model", ".", "--lr", 1), "give the model file"),
         (("--model", "model.bin", "--lr", 1), "the format of model.bin is not recognised"),
-        ((*PLAIN, "--format", "npy"), "--layout is for raw numbers"),
-        (("--model", "model.bin", "--lr", 1, "--format", "npz"), "cannot be read as npz: it is no whole zip file"),
+        (("--model", "model.bin", "--lr", 1, "--layout", "npz"), "cannot be read as npz: it is no whole zip file"),
         (("--model", "model.bin", "--lr", 1, "--layout", "w:f32:4"), "the layout needs 16 bytes, and it has 12"),
         (("--model", "model.bin", "--lr", 1, "--layout", "skip:12, w:f32:*"), "holds no floating-point number"),
         ((*PLAIN, "--rule", "asgd"), "model files need averaging, bmuf or diloco"),
@@ -70,7 +69,6 @@ PLAIN = ("--model", "model.bin", "--layout", "skip:4, w:f32:*", "--lr", 0.25)
         ((*PLAIN, "--newbob"), "say by --loss REGEX where it stands"),
         ((*PLAIN, "--loss", "loss=("), "is no regular expression"),
         ((*PLAIN, "--loss", "(a)(b)"), "has 2 groups; give one"),
-        ((*PLAIN, "--tool-timeout", 0), "--tool-timeout must be at least 1 second"),
         ((*PLAIN, "--hosts", 2), "needs --master HOST:PORT"),
     ],
 )

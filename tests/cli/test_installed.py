@@ -16,7 +16,7 @@ from paceline.cli import app
 from paceline.cli.installed import PACKAGES
 
 REPOSITORY = Path(paceline.__file__).parents[2]
-PAGE = REPOSITORY / "docs" / "your_command.md"
+PAGE = REPOSITORY / "docs" / "guide" / "plugins.md"
 LOG = REPOSITORY / "tests" / "fixtures" / "before_the_move" / "log"
 PLAIN = """
 import click
@@ -81,7 +81,8 @@ def said(result: Result) -> str:
 @pytest.mark.skipif(not PAGE.is_file(), reason="the documents are not beside the package")
 def test_the_example_of_the_page_is_a_command(site: Path) -> None:
     text = PAGE.read_text(encoding="utf-8")
-    (module,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    programs = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    (module,) = (program for program in programs if "typer.Typer(" in program)
     summary, name = (re.findall(rf'^{key} = "(.*)"$', text, flags=re.MULTILINE)[0] for key in ("description", "name"))
     points = dict(re.findall(r'^(\w+) = "(\w+:\w+)"$', text, flags=re.MULTILINE))
     install(site, name, points, summary, paceline_epochs=module)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -16,7 +17,7 @@ from paceline.cli import app
 from paceline.cli.console.program_options import split
 
 ROOT = Path(paceline.__file__).parents[2]
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+PACELINE: Any = typer.main.get_command(app)
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +75,7 @@ def test_split_takes_values_along_and_ends_at_two_dashes() -> None:
 
 
 def documented() -> list[str]:
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md"),
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*/*.md"), *(ROOT / "examples").rglob("*.md"),
              *(ROOT / "examples").rglob("*.py"), *(ROOT / "src").rglob("*.py")]  # fmt: skip
     found = [line for page in pages for line in re.findall(r"paceline ((?:run|sim|plan) [^`|#\n]*)", page.read_text())]
     return sorted({line for line in found if ".py" in line})
@@ -87,5 +88,6 @@ def test_the_documents_show_the_right_order() -> None:
     for line in lines:
         words = re.split(r"\s+", line)
         program = next(k for k, word in enumerate(words) if re.search(r"\.py\b", word))
-        options = {o: True for one in COMMANDS[words[0]].params for o in one.opts if o.startswith("--")}
+        command = PACELINE.get_command(None, words[0])
+        options = {o: True for one in command.params for o in one.opts if o.startswith("--")}
         assert split(words[program + 1 :], options)[0] == [], line

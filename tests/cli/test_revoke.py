@@ -100,10 +100,11 @@ def test_a_launcher_that_does_not_run_carries_it_out_when_it_does(tmp_path: Path
     assert revocations.answer_to(run, answer.name.removesuffix(".answer.json")) == {"workers": [3]}
 
 
-def test_a_launcher_that_is_busy_is_waited_for(tmp_path: Path) -> None:
+def test_a_launcher_that_is_busy_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline_plugins.sites.revoke_command.WAIT_S", 0.01)
     run = plan(tmp_path)
     with closing(saved_plan.Lock(run)):
-        said = revoke(run, "--worker", 1, "--wait", 0.01)
+        said = revoke(run, "--worker", 1)
     assert said.exit_code == 1 and "has not answered yet; the request stays" in said.output
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -441,8 +442,14 @@ def test_what_cannot_be_is_refused_before_anything_starts(
 
 
 def test_the_help_tells_other_supervisors_what_they_need() -> None:
-    said = run("--help").stdout
+    said = run("--help-all").stdout
     assert "PACELINE_CONTROL=HOST:PORT" in said and "PACELINE_TLS=FOLDER" in said
+
+
+def test_the_help_shows_twelve_options_and_names_the_way_to_all() -> None:
+    few, every = (re.findall(r"^  (--?[a-z-]+)", run(how).stdout, re.MULTILINE) for how in ("--help", "--help-all"))
+    assert len(few) == 12 + 1 and set(few) < set(every) and few[:2] == ["--workers", "--hosts"]
+    assert "--help-all" in run("--help").stdout
 
 
 def test_a_missing_program_is_refused(tmp_path: Path) -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 from devtools.storm.__main__ import app
+from devtools.storm.mutants import MUTANTS
 from typer.testing import CliRunner, Result
 
 from tests.testing.test_tape import steady, written
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "faults"))
-from _storm_mutants import MUTANTS
 
 
 def storm(*arguments: object) -> Result:

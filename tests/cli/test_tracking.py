@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import paceline
-from paceline.cli.run.tracking import TrackingOptions
+from paceline.cli.run.options import TrackingOptions
 from paceline.run.tracking import METRICS, TENSORBOARD, WANDB, track
 from tests.cli.test_run import Script, _here, run, script  # noqa: F401
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from benchmarks.common._network.ssh_machines import Machines, machines, possible
+from devtools.emulation.ssh_machines import Machines, machines, possible
 
 from paceline.communication import schedulers
 from paceline.observe.reports.read import read_run

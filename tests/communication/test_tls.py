@@ -134,7 +134,7 @@ def test_a_key_that_has_encrypted_too_much_is_said_once(
             near.send(2)
         assert [one.getMessage() for one in caplog.records if "with one key" in one.getMessage()] == [
             "the connection to server has sent 3 records with one key, AES-GCM's margin is for no more (RFC 8446, "
-            "5.5), and this Python cannot renew it: see docs/security.md; a new connection has a new key"
+            "5.5), and this Python cannot renew it: see docs/guide/security.md; a new connection has a new key"
         ]
 
 

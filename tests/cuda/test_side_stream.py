@@ -6,8 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.update.exchange.pipeline import Pipeline
-from paceline.update.exchange.side_stream import SideStream, moved
+from paceline.update.exchange.pipeline import Pipeline, SideStream, moved
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CYCLES = 50_000_000

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.update.server.unreplicated_pushes import MOST
+from paceline.update.server.durability import MOST
 from tests.data.test_files import number_files
 from tests.processes.launch import Launch, run
 from tests.processes.stream_programs import KILLED

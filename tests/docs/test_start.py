@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs and commands of docs/start.md, on less text."""
+"""The programs and commands of docs/guide/start.md, on less text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 import paceline
 
-PAGE = Path(paceline.__file__).parents[2] / "docs" / "start.md"
+PAGE = Path(paceline.__file__).parents[2] / "docs" / "guide" / "start.md"
 
 if not PAGE.is_file():
     pytest.skip("the documents are not beside the package", allow_module_level=True)

@@ -55,7 +55,7 @@ def test_it_trains_and_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 def test_the_page_shows_the_program() -> None:
     """Without type hints, which the page leaves out."""
-    page = (EXAMPLE.parents[1] / "docs" / "your_rule.md").read_text(encoding="utf-8")
+    page = (EXAMPLE.parents[1] / "docs" / "guide" / "plugins.md").read_text(encoding="utf-8")
     program = (EXAMPLE / "fed_adam.py").read_text(encoding="utf-8")
     body = [line.strip() for line in program[program.index("    lr: float") :].splitlines() if "def " not in line]
     assert all(line in page for line in body if line)

@@ -3,23 +3,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from devtools.counting.job import Job, Kill
+from devtools.counting.play import Played, judged, play
 
 from paceline.flow.control.membership import HELD
 from paceline.observe import read_run
 from tests.flow.cluster import Cluster
 from tests.flow.test_elastic import check, terms
 from tests.flow.test_restored import Counted
-from tests.nursery import ROOT
-
-sys.path.insert(0, str(ROOT / "benchmarks" / "faults"))
-
-from _faults.counting_job import Job, Kill
-from _faults.counting_play import Played, judged, play
 
 pytestmark = pytest.mark.processes
 AT_ONCE = "bmuf(period=4, grow='auto(threshold=0.01, blocks=2)', rate_exponent=0.5)"

@@ -3,20 +3,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from devtools.counting.job import Job, Kill
+from devtools.counting.play import Played, judged
 
 from paceline.flow.control import Terms
 from tests.flow.cluster import Cluster
-from tests.nursery import ROOT, nursery, surroundings
-
-sys.path.insert(0, str(ROOT / "benchmarks" / "faults"))
-
-from _faults.counting_job import Job, Kill
-from _faults.counting_play import Played, judged
+from tests.nursery import nursery, surroundings
 
 pytestmark = pytest.mark.processes
 
@@ -34,7 +30,7 @@ class Counted(Cluster):
         for _ in range(workers):
             environment = {**surroundings(), "PACELINE_CONTROL": f"127.0.0.1:{self.control.port}"}
             out = self.file(len(self.children))
-            what = "benchmarks.faults._faults.counting_program", [self.path], environment, self.directory
+            what = "devtools.counting.program", [self.path], environment, self.directory
             self.children.append(nursery().start(*what, out, out))
 
     def to_the_end(self) -> Played:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.common._network import EmulatedNetwork, SitesNetwork
+from devtools.emulation import EmulatedNetwork, SitesNetwork
 
 from tests.flow.program import counted
 from tests.paths import python_path

@@ -11,8 +11,7 @@ import pytest
 from paceline.flow.wanted import WantedWorkers
 from paceline.rules.recipes import rule_from_text
 from paceline.update.engine.blocks.numbers import Diversity
-from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
-from paceline.update.exchange.kind import ExchangeKind
+from paceline.update.exchange.header import ExchangeHeader, ExchangeKind, ExchangeSummary
 
 
 def summary(workers: int, minibatches: int = 4, mean_norm: float = 0.0, leaving: bool = False) -> ExchangeSummary:

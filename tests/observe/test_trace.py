@@ -78,10 +78,10 @@ def test_faults_have_a_thread_of_their_own(write_run: Write, tmp_path: Path) -> 
 
 
 def test_a_part_of_a_run_compressed(write_run: Write, tmp_path: Path) -> None:
-    result = CliRunner().invoke(
-        app, ["trace", str(write_run()), "-o", str(tmp_path / "t.json.gz"), "--since", "10", "--until", "20.5"]
-    )
+    directory = write_run()
+    result = CliRunner().invoke(app, ["trace", str(directory), "-o", str(tmp_path / "t.json.gz")])
     assert result.exit_code == 0 and "2 workers" in result.output, result.output
+    write_trace(directory, tmp_path / "t.json.gz", since_s=10, until_s=20.5)
     spans = [e for e in events_of(tmp_path / "t.json.gz") if e["ph"] == "X"]
     assert min(e["ts"] for e in spans) >= 10e6 and max(e["ts"] for e in spans) <= 20.5e6
     assert {e["args"]["block"] for e in spans} == set(range(11, 22))

@@ -162,7 +162,7 @@ def traffic(directory: Path, say: Saying) -> None:
             counted.clear()
             run, _ = train("ssp(staleness=1)", steps, wide())
             service = run._engine._service
-            peers = service._parts.peers
+            peers = service.peers
             channels = [peer.channel for peer in peers.remote.values()]
             sent = [channel.bytes_sent for channel in (*channels, *peers.incoming.values())]
             say.found[name] = {"channels": sum(sent), "counted": sum(counted), "all": run.bytes_sent}
@@ -217,7 +217,7 @@ def certificates(directory: Path, say: Saying) -> None:
     """All have certificates; then one has none; then one has those of another job."""
     run, model = train("asgd", 10, tls=directory / "tls" / str(RANK))
     keep(model, directory, "tls")
-    say.found["tls"] = type(run._engine._service._parts.peers.incoming[(RANK + 1) % WORKERS]._sock).__name__
+    say.found["tls"] = type(run._engine._service.peers.incoming[(RANK + 1) % WORKERS]._sock).__name__
     foreign = directory / "foreign"
     for name, tls in (("none", None), ("foreign", foreign)):
         try:

@@ -21,7 +21,7 @@ import torch  # noqa: E402
 
 from paceline.communication import connect  # noqa: E402
 from paceline.errors import ClosedError, MismatchError, PeerLostError, UnsupportedError  # noqa: E402
-from paceline.update.engine.blocks import chunks  # noqa: E402
+from paceline.update.engine.blocks import outer_state  # noqa: E402
 from tests.processes import programs, route_programs  # noqa: E402
 
 
@@ -201,7 +201,7 @@ def forked() -> int:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    chunks.SMALL_ELEMENTS = chunks.SMALL_CODED = programs.SMALL
+    outer_state.SMALL_ELEMENTS = outer_state.SMALL_CODED = programs.SMALL
     faulthandler.dump_traceback_later(170, exit=True)
     globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
     faulthandler.cancel_dump_traceback_later()

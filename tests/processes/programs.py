@@ -22,7 +22,7 @@ from torch import nn
 
 import paceline
 from paceline.core import runtime
-from paceline.update.engine.blocks import chunks
+from paceline.update.engine.blocks import outer_state
 from paceline.update.exchange.exchanger import InFlightExchange
 from tests.helpers import Place, Program, adam, make_net, momentum_sgd, sgd, state_of
 from tests.processes.together import all_here
@@ -298,7 +298,7 @@ def mismatch(directory: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    chunks.SMALL_ELEMENTS = chunks.SMALL_CODED = SMALL
+    outer_state.SMALL_ELEMENTS = outer_state.SMALL_CODED = SMALL
     faulthandler.dump_traceback_later(180, exit=True)  # a deadline of its own, with a trace
     globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
     faulthandler.cancel_dump_traceback_later()

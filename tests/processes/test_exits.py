@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -19,14 +20,17 @@ ABANDONS = {"two": {"thread_exit3"}, "zero": set()}
 """Ways in which a worker leaves at once, beside those."""
 
 
+def in_turn(ways: Iterable[str]) -> list[tuple[str, str, str]]:
+    """Each way under one door and rule, and the doors and rules in turn."""
+    return [(way, DOORS[k % 2], TOGETHER[k // 2 % 2]) for k, way in enumerate(ways)]
+
+
 def leave(directory: Path, door: str, rule: str, way: str, who: str) -> dict[int, Ended]:
     with Launch(door, 2, directory, rule, way, who, module="exit_programs") as launch:
         return launch.wait()
 
 
-@pytest.mark.parametrize("rule", TOGETHER)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(("way", "door", "rule"), [*in_turn(WAYS), ("system_exit3", "zero", "sync")])
 def test_one_worker_leaves(tmp_path: Path, door: str, way: str, rule: str) -> None:
     ended = leave(tmp_path, door, rule, way, "1")
     told = ended[0].err + ended[1].err
@@ -40,17 +44,19 @@ def test_one_worker_leaves(tmp_path: Path, door: str, way: str, rule: str) -> No
         assert any("left pass 1 over its data after" in line for line in named), told
 
 
-@pytest.mark.parametrize("rule", TOGETHER)
-@pytest.mark.parametrize("way", ["exit0", "quit", "system_exit0", "break", "swallowed", "interrupt", "thread_exit0"])
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    ("way", "door", "rule"),
+    in_turn(["exit0", "quit", "system_exit0", "break", "swallowed", "interrupt", "thread_exit0"]),
+)
 def test_all_workers_leave(tmp_path: Path, door: str, way: str, rule: str) -> None:
     ended = leave(tmp_path, door, rule, way, "all")
     for one in ended.values():
         assert one.code == 0 and "pass" not in one.err.replace("passed", ""), one.err
 
 
-@pytest.mark.parametrize("way", ["exit0", "exit3", "os_exit3", "break"])
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    ("way", "door"), [("exit0", "two"), ("exit3", "zero"), ("os_exit3", "two"), ("break", "two"), ("break", "zero")]
+)
 def test_one_worker_leaves_an_asynchronous_run(tmp_path: Path, door: str, way: str) -> None:
     """The others train on its samples."""
     ended = leave(tmp_path, door, "asgd", way, "1")
@@ -62,17 +68,16 @@ def test_one_worker_leaves_an_asynchronous_run(tmp_path: Path, door: str, way: s
         assert "rank 1" in ended[0].err and "is lost" in ended[0].err
 
 
-@pytest.mark.parametrize("rule", [*TOGETHER, "asgd"])
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(("rule", "door"), [("sync", "two"), ("bmuf(period=3)", "zero"), ("asgd", "zero")])
 def test_batches_that_a_thread_reads_ahead_are_refused(tmp_path: Path, door: str, rule: str) -> None:
     for one in leave(tmp_path, door, rule, "reads_ahead", "none").values():
         assert one.code == 1
         assert "UnsupportedError: the thread reader reads the training data ahead" in one.err, one.err
 
 
-@pytest.mark.parametrize("rule", ["bmuf(period=3)", "asgd"])
-@pytest.mark.parametrize("way", ["kept_error", "kept_exit3"])
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    ("rule", "way", "door"), [("bmuf(period=3)", "kept_error", "two"), ("asgd", "kept_exit3", "zero")]
+)
 def test_nothing_runs_in_what_the_garbage_collector_drops_at_the_end(
     tmp_path: Path, door: str, way: str, rule: str
 ) -> None:

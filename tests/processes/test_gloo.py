@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from paceline.communication.calls import WORDS
 from paceline.communication.virtual.transport import VirtualTransport
-from paceline.update.engine.blocks import chunks
+from paceline.update.engine.blocks import outer_state
 from tests.helpers import same_bits, simulate
 from tests.processes.launch import Launch, run
 from tests.processes.programs import RESUMED, SMALL, TABLE, numbers_for, program_of, with_rejected
@@ -27,8 +27,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 @pytest.fixture(autouse=True)
 def _chunks_as_in_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "SMALL_ELEMENTS", SMALL)
-    monkeypatch.setattr(chunks, "SMALL_CODED", SMALL)
+    monkeypatch.setattr(outer_state, "SMALL_ELEMENTS", SMALL)
+    monkeypatch.setattr(outer_state, "SMALL_CODED", SMALL)
     monkeypatch.setattr(VirtualTransport, "coarse", 1)
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from paceline.communication.virtual.transport import VirtualTransport
-from paceline.update.engine.blocks import chunks
+from paceline.update.engine.blocks import outer_state
 from tests.nursery import surroundings
 from tests.processes.programs import SMALL
 from tests.processes.route_programs import operations, parts
@@ -79,7 +79,7 @@ def test_the_laws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(s["refused"]) == 1 + (rank == 1) and "different channels or parts" in s["refused"][-1]
     assert "8 bytes arrived, 12 were expected" in said[1]["refused"][0]
     for name in ("SMALL_ELEMENTS", "SMALL_CODED"):
-        monkeypatch.setattr(chunks, name, SMALL)
+        monkeypatch.setattr(outer_state, name, SMALL)
     monkeypatch.setattr(VirtualTransport, "coarse", 1)
     check_table(tmp_path, 4, hosts=0)
 

@@ -297,8 +297,8 @@ def telescopes(rule: str, missing: Callable[[int, int], bool], monkeypatch: pyte
     `missing(step, worker)` says where the second matrix has no gradient.
     """
     if chunks:
-        monkeypatch.setattr("paceline.update.engine.blocks.chunks.SMALL_ELEMENTS", 64)
-        monkeypatch.setattr("paceline.update.engine.blocks.chunks.SMALL_CODED", 64)
+        monkeypatch.setattr("paceline.update.engine.blocks.outer_state.SMALL_ELEMENTS", 64)
+        monkeypatch.setattr("paceline.update.engine.blocks.outer_state.SMALL_CODED", 64)
         monkeypatch.setattr("paceline.communication.virtual.transport.VirtualTransport.coarse", 1)
 
     def program() -> tuple[float, float, float]:

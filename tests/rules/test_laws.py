@@ -123,8 +123,9 @@ def reproducible(case: Case) -> Case:
     return Case(rule, case.optimizer)
 
 
-TABLE = ROWS + [reproducible(case) for case in ROWS]
 SHORT = [ROWS[k] for k in (0, 2, 4, 6, 8, 9, 12, 14, 19, 21, 23, 24, 32, 34, 36, 37)]
+"""Each mechanism once: the fast tier."""
+TABLE = ROWS + [reproducible(case) for case in SHORT]
 BLOCKS = [case for case in ROWS if case.block]
 ALONE = [  # each worker exchanges by itself: laws 2, 6 and 8 as they are; the others are in tests/update/server
     Case("asgd()", sgd),
@@ -139,8 +140,8 @@ ALONE = [  # each worker exchanges by itself: laws 2, 6 and 8 as they are; the o
 
 
 def rows(cases: list[Case], fast: list[Case] | None = None) -> pytest.MarkDecorator:
-    """A test of each case; in the fast tier of `fast` only."""
-    kept = {case.rule for case in (cases if fast is None else fast)}
+    """A test of each case; in the fast tier of `fast` only, or of those of `SHORT` and every second one of `ALONE`."""
+    kept = {case.rule for case in ([*SHORT, *ALONE[::2]] if fast is None else fast)}
     marked = [pytest.param(case, marks=[] if case.rule in kept else [pytest.mark.full]) for case in cases]
     return pytest.mark.parametrize("case", marked, ids=[case.rule for case in cases])
 
@@ -168,7 +169,7 @@ def landings(case: Case, last: int) -> set[int]:
     return set(range(1, schedule.warmup + 1)) | {step + schedule.overlap for step in begun}
 
 
-@rows(TABLE, fast=ROWS)
+@rows(TABLE)
 def test_law_1_same_bits_after_every_synchronisation(case: Case) -> None:
     """The global model always; what the workers hold only where they stand still for the exchange of it all."""
     landed = landings(case, 60)
@@ -403,7 +404,7 @@ def parts_of(shapes: list[tuple[int, ...]], fragments: int) -> list[list[int]]:
     return {1: [[0, 1, 2]], 2: [[0], [1, 2]], 3: [[0], [1], [2]]}[fragments]
 
 
-@rows(TABLE, fast=ROWS)
+@rows(TABLE)
 def test_law_5_bytes_sent_are_the_formula(case: Case) -> None:
     workers, steps = 4, 13  # every tensor's size is divisible by N, so that nothing is rounded
 

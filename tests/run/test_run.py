@@ -626,7 +626,7 @@ def test_outer_state_on_the_host_changes_nothing() -> None:
 
 @pytest.mark.parametrize("reproducible", [False, True])
 def test_chunks_change_nothing_on_virtual_workers(reproducible: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.update.engine.blocks.chunks.SMALL_ELEMENTS", 1)
+    monkeypatch.setattr("paceline.update.engine.blocks.outer_state.SMALL_ELEMENTS", 1)
     monkeypatch.setattr("paceline.communication.virtual.transport.VirtualTransport.coarse", 1)
     rules = [f"bmuf_adam(period=2, chunks={c}, reproducible={reproducible})" for c in (1, 2, 7)]
     outs = [train(rule, 3, optimizer=adam, norm=True)[0] for rule in rules]

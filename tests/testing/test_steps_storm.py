@@ -3,18 +3,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 from devtools.storm.elastic import StormSettings
 from devtools.storm.seeds import FAULTS, storm
 from devtools.storm.steps import in_lockstep
+from devtools.storm.steps_mutants import STEPS_MUTANTS
 
 from paceline.errors import RuleError
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "faults"))
-from _storm_steps_mutants import STEPS_MUTANTS
 
 STEPS = StormSettings("steps")
 FOUND = {

@@ -3,41 +3,32 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from devtools.storm.elastic import StormSettings
 from devtools.storm.faults import KINDS
+from devtools.storm.mutants import MUTANTS, RUN_MUTANTS
 from devtools.storm.seeds import shrunk, storm, storms
 
 from paceline.flow.engine import ElasticEngine
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "faults"))
-from _storm_mutants import MUTANTS, RUN_MUTANTS
 
 FOUND = {
     471: "a worker whose goodbye was lost with the power of the control plane's machine had stopped its heartbeats",
     1441: "a goodbye was lost with the power of the control plane's machine, and the others waited for a day",
     609: "workers that waited for the quorum did not see that the control plane's machine had lost its power",
-    937: "the same with one worker",
     1306: "exchanges without end: the record did not say that a member had the state when the server was killed",
-    1957: "the same with one partition",
     150: "after a full disk a server gave a generation's number again, and two generations exchanged states",
-    2603: "the same; a worker ended with a repeated sample",
     13525: "a server told what it had read from a record whose rename its killed predecessor had not synced",
     21502: "two generations were formed in one moment, and the storm's member missed the second",
-    15406: "the same",
     18433: "two workers of a run whose record's disk was full were given up, and the third made their exchange anew",
-    9259: "the same",
     12255: "one worker had ended well, the others were given up, and the storm's launcher let one wait for ever",
     28: "the record was renamed and its folder not synced: after a power failure the run began anew",
 }
 """Seeds that failed before a mend."""
 
 
-@pytest.mark.parametrize("seed", [*range(8), *FOUND])
+@pytest.mark.parametrize("seed", [*range(3), *FOUND])
 def test_a_storm_over_the_control_plane(seed: int) -> None:
     assert storm(seed).problems == []
 
@@ -61,7 +52,7 @@ def test_storms_over_whole_runs_that_failed(seed: int) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_storm_over_whole_runs(seed: int) -> None:
     outcome = storm(seed, StormSettings("run"))
     assert outcome.problems == [] and outcome.exchanges > 0
@@ -102,6 +93,7 @@ def test_many_seeds_in_processes() -> None:
     assert total.seeds == sum(told) == 12 and total.failed == [] and set(total.faults) <= {"kill_worker", "reset"}
 
 
+@pytest.mark.full
 def test_every_fault_happens() -> None:
     total = sum((storm(seed).faults for seed in range(40, 75)), start=storm(39).faults)
     assert set(total) == {*KINDS, "liar"}

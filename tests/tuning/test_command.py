@@ -61,12 +61,12 @@ def running(folder: Path, rule: str) -> Iterator[subprocess.Popen[str]]:
 def test_a_run_of_two_processes(tmp_path: Path) -> None:
     with running(tmp_path, "bmuf(period=2)") as process:
         logs = tmp_path / "logs"
-        refused = tune(logs, "--set", "betas=(0.5,0.9)", "--wait", "60")
+        refused = tune(logs, "--set", "betas=(0.5,0.9)")
         assert refused.exit_code == 1 and "SGD has no betas" in refused.output
-        assert tune(logs, "--lr", "0.05", "--period", "4", "--wait", "60").exit_code == 0
-        undone = tune(logs, "--revert", "--wait", "60")
+        assert tune(logs, "--lr", "0.05", "--set", "period=4").exit_code == 0
+        undone = tune(logs, "--revert")
         assert undone.exit_code == 0 and "lr@0 0.05 -> 0.1" in undone.output and "period 4 -> 2" in undone.output
-        applied = tune(logs / "a", "--lr", "0.025", "--period", "3", "--wait", "60")
+        applied = tune(logs / "a", "--lr", "0.025", "--set", "period=3")
         assert applied.exit_code == 0 and "lr 0.1 -> 0.025, period 2 -> 3" in applied.output
         assert process.wait(DEADLINE_S) == 0, process.stderr and process.stderr.read()
     told = [json.loads((tmp_path / f"told.{rank}").read_text()) for rank in range(2)]
@@ -101,9 +101,10 @@ def test_a_folder_without_runs(tmp_path: Path) -> None:
     assert tune(tmp_path / "nowhere", "--lr", "1").exit_code == 2
 
 
-def test_a_run_that_does_not_answer(tmp_path: Path) -> None:
+def test_a_run_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.cli.tune.command.WAIT_S", 0.0)
     (tmp_path / "rank-000.jsonl").write_text('{"kind": "attach", "at_s": 0.0, "rank": 0, "size": 1}\n')
-    result = tune(tmp_path, "--lr", "1", "--wait", "0")
+    result = tune(tmp_path, "--lr", "1")
     assert result.exit_code == 1 and "withdrawn" in result.output
     assert list((tmp_path / "tune").iterdir()) == []
 

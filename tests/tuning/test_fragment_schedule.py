@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 
 from paceline.rules.schedule import EveryBlock
-from paceline.update.engine.blocks.fragment_schedule import FragmentSchedule
+from paceline.update.engine.blocks.model import FragmentSchedule
 
 
 def begins(turns: FragmentSchedule, schedule: EveryBlock, count: int) -> list[int]:

@@ -15,7 +15,7 @@ from paceline.communication.virtual import VirtualTransport
 from paceline.core.flat import all_finite, fragments
 from paceline.core.world import World
 from paceline.rules.codec.select import largest
-from paceline.update.engine.blocks.buffers import buffer_states
+from paceline.update.engine.blocks.outer_state import buffer_states
 from tests.device import NAME, WAITS, Device, DeviceTensor
 
 BLOCKS = [

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _network import EmulatedNetwork
+from devtools.emulation import EmulatedNetwork
 
 from _faults.job import Job
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _network import EmulatedNetwork
+from devtools.emulation import EmulatedNetwork
 
 from _faults import count, judge
 from _faults.cluster import Cluster

@@ -46,7 +46,7 @@ class Case:
         workers: how many.
         whole: the reference of `sync` takes the batches of all workers at once; else that of one worker.
         said: a pattern of what paceline may say where the checks do not hold.
-        page: words of `docs/limits.md` that name the difference where no run can see it.
+        page: words of `docs/guide/limits.md` that name the difference where no run can see it.
         code: the exit code that the program itself has.
         fails: several workers must end with another one than 0.
         limit_s: after which the run counts as stuck.

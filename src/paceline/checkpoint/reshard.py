@@ -4,7 +4,7 @@
 State that all N held alike comes from rank 0's files: step counts, schedulers, included objects, the outer state. The
 global model is the checkpoint's. State that differed between workers is
 
-- resharded: the shards of an asynchronous server (:mod:`paceline.update.server.reshard`),
+- resharded: the shards of an asynchronous server (:mod:`paceline.update.server.sharding`),
 - averaged over the N workers: the state of optimizers that step on the workers,
 - reset: a codec's residuals, a block under way, paces, clocks.
 

@@ -75,7 +75,7 @@ class Commands(TyperGroup):
         """The command; None if neither paceline nor a distribution has it."""
         own = super().get_command(ctx, cmd_name) or self._of_plugin(cmd_name)
         if own is not None:
-            for option in own.params:  # docs/run.md says how they are named, once
+            for option in own.params:  # docs/guide/run.md says how they are named, once
                 vars(option)["show_envvar"] = False
             return own
         entries = self._offered.get(cmd_name, [])

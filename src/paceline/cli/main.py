@@ -14,7 +14,7 @@ from paceline.cli import explain, sim, watch
 from paceline.cli.console import refuse, refusing, settings_file
 from paceline.cli.console.program_options import CONTEXT, ProgramCommand
 from paceline.cli.installed import Commands
-from paceline.cli.run.command import EPILOG, run
+from paceline.cli.run.command import EPILOG, HELP, RunCommand, run
 
 app = typer.Typer(
     name="paceline",
@@ -25,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command("run", cls=ProgramCommand, context_settings=CONTEXT, epilog=EPILOG)(run)
+app.command("run", cls=RunCommand, context_settings=CONTEXT | HELP, epilog=EPILOG)(run)
 app.command("sim", cls=ProgramCommand, context_settings=CONTEXT)(sim.command)
 app.command("watch")(watch.command)
 app.command("explain")(explain.command)

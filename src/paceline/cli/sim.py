@@ -15,7 +15,6 @@ from paceline.cli.console import err, error_panel, near, refuse
 from paceline.cli.console.program_options import (
     Arguments,
     AsIs,
-    ForceZeroLines,
     Log,
     Overwrite,
     RandomData,
@@ -24,9 +23,9 @@ from paceline.cli.console.program_options import (
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks, failure, start
 from paceline.cli.run.conclusion import point_at_logs, stopped
-from paceline.cli.run.program import python_program
+from paceline.cli.run.options import ProgramOptions
+from paceline.cli.run.program import python_program, zero_lines
 from paceline.observe.reports.summary import seconds_text
-from paceline_plugins.zero import run_option as zero_lines
 
 if TYPE_CHECKING:
     from paceline.cli.launch.launch import Outcome
@@ -45,7 +44,6 @@ def command(
     overwrite: Overwrite = False,
     as_is: AsIs = False,
     random_data: RandomData = False,
-    force_zero_lines: ForceZeroLines = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Only the first worker's output: no status, no summary.")
     ] = False,
@@ -61,13 +59,13 @@ def command(
         refuse(f"--hosts must lie in 1..{workers} with --workers {workers}, got {hosts}")
     program = python_program(script, arguments, "sim runs Python programs inside one process")
     checks.check_rule(rule)
-    options = zero_lines.ZeroLineOptions(as_is, force_zero_lines, random_data)
-    lines = "as-is" if not zero_lines.serves(program, options, workers) else "random-data" if random_data else "zero"
+    options = ProgramOptions(as_is, random_data)
+    lines = "as-is" if not zero_lines().serves(program, options, workers) else "random-data" if random_data else "zero"
     directory = checks.log_directory(log, LaunchCluster(workers), overwrite)
     started = time.monotonic()
     outcome = _run((workers, hosts), [lines, *program.typed], rule, directory, quiet)
     code = _conclude(outcome, workers, directory, time.monotonic() - started, quiet)
-    if code == 0 and zero_lines.work_not_shared(directory, options, program, workers, rule):
+    if code == 0 and zero_lines().work_not_shared(directory, options, program, workers, rule):
         code = 1
     raise typer.Exit(code)
 

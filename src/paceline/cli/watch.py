@@ -20,16 +20,18 @@ from paceline.cli.console import err, near, out, refuse
 from paceline.cli.run.checks import LOGS
 from paceline.cli.run.status import POLL_EVERY_S, describe
 from paceline.cli.worker_state import state
+from paceline.extensions import PAGES, extension
 from paceline.observe.reports.elastic_events import CONTROL_LOG
 from paceline.observe.reports.live import Follower, Live, LiveSnapshot
 from paceline.observe.reports.read import LOG_NAME
 from paceline.observe.reports.summary import count_text, rate_text, seconds_text, value_text
-from paceline_plugins.report.watch_web_command import Host, Port, Web, serve
 
 OUTPUT = "output"
 """Exists before the first worker has attached."""
 EVENTS_SHOWN = 6
 """Newest events that are shown."""
+WAIT_S = 600.0
+"""For a run to begin."""
 LINE_EVERY_S = 10.0
 """Interval of lines without a terminal."""
 BARS = "▁▂▃▄▅▆▇█"
@@ -42,13 +44,17 @@ def command(
         Path, typer.Argument(help="Log directory of a run, or its parent directory: the newest run there.")
     ] = Path(LOGS),
     once: Annotated[bool, typer.Option("--once", help="Print one view and exit, for scripts.")] = False,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for a run to start logging.")] = 600.0,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Every event of an elastic run, also unimportant ones.")
-    ] = False,
-    web: Web = False,
-    port: Port = None,
-    host: Host = "127.0.0.1",
+    web: Annotated[bool, typer.Option("--web", help="Serve a page for a browser, on this machine alone.")] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port of the page; default 8765, or any that is free.", show_default=False),
+    ] = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Serve the page at this address, for other machines: all who know the printed address may read."
+        ),
+    ] = "127.0.0.1",
 ) -> None:
     """Watch all workers of a run, in the terminal or in a browser."""
     if not web and (port is not None or host != "127.0.0.1"):
@@ -56,13 +62,13 @@ def command(
     if web and once:
         refuse("--once is of the view in the terminal; `paceline report` writes the page as a file")
     try:
-        directory = newest_run(run) if once else wait_for_run(run, wait)
+        directory = newest_run(run) if once else wait_for_run(run, WAIT_S)
     except KeyboardInterrupt:
         return
     if web:
-        serve(directory, host, port, debug)
+        extension(PAGES, "watch")(directory, host, port)
         return
-    live = Live(directory, debug)
+    live = Live(directory)
     console = out()
     live.poll()
     if once or live.over:

@@ -7,9 +7,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from paceline.cli.launch.spawn import Command
 from paceline.cli.run import checks, fixed
-from paceline.cli.run.certificates import Security
 from paceline.cli.run.conclusion import conclude
+from paceline.cli.run.options import Security
 
 TIMEOUT_S = 600.0
 
@@ -35,9 +36,9 @@ def run_on_workers(arguments: Sequence[str], workers: int, directory: Path, rule
     cluster = checks.cluster(workers, 1, 0, None, TIMEOUT_S)
     announces = checks.check_rule(rule)
     logs = checks.log_directory(directory, cluster, overwrite=True)
-    security = Security(None, None, False)
+    security = Security()
     added = fixed.environment(cluster, rule, logs, security, announces)
     sign = fixed.signing(cluster, logs, security, announces)
     started = time.monotonic()
-    outcome = fixed.launch(cluster, list(arguments), added, logs, of_rank=sign)
+    outcome = fixed.launch(cluster, Command(list(arguments), added, logs / "output", sign))
     return conclude(outcome, cluster, logs, time.monotonic() - started, False)

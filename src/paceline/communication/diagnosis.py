@@ -17,15 +17,19 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
 
 from paceline.core import runtime
 from paceline.core.world import World
+from paceline.errors import PacelineError
 
 ASLEEP = timedelta(hours=1)
 """Timeout of one wait at the store; the wait is repeated."""
@@ -112,6 +116,19 @@ def place_of(thread: int) -> str:
 def in_library(path: str) -> bool:
     """Whether a file belongs to paceline, the standard library or an installed package."""
     return path.startswith(("<", *_LIBRARIES)) or "site-packages" in path or "dist-packages" in path
+
+
+def own_traceback(script: Path, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
+    """An error's traceback from the program's first frame; a refusal's ends where the program called paceline."""
+    frames = traceback.extract_tb(trace)
+    first = next((n for n, frame in enumerate(frames) if frame.filename == str(script)), 0)
+    last = len(frames)
+    if isinstance(error, PacelineError):
+        while last > first + 1 and in_library(frames[last - 1].filename):
+            last -= 1
+    failure = traceback.TracebackException(kind, error, trace)
+    failure.stack = traceback.StackSummary.from_list(frames[first:last])
+    return "".join(failure.format())
 
 
 class DiagnosisKeys:

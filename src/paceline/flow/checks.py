@@ -12,7 +12,7 @@ from paceline.core.optimizer_state import Owned
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.update.engine import agreement
-from paceline.update.engine.common_start import exchanged_parts, frozen, layout, untrained
+from paceline.update.engine.agreement import exchanged_parts, frozen, layout, untrained
 from paceline.update.engine.settings import Settings
 
 

@@ -19,9 +19,7 @@ from paceline.flow.membership import CommitReport, ElasticMembership
 from paceline.rules.codec import State
 from paceline.rules.rule import Rule
 from paceline.tuning.tuner import GatheredRequests, Tuner
-from paceline.update.exchange.agreement import refuse_nothing
-from paceline.update.exchange.chunk import Chunk
-from paceline.update.exchange.exchanger import Exchanger, PendingHeader, StartedExchange
+from paceline.update.exchange.exchanger import Chunk, Exchanger, PendingHeader, Reports, StartedExchange, refuse_nothing
 from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
 from paceline.update.exchange.pipeline import Running
 
@@ -56,8 +54,8 @@ class CommittingExchanger(Exchanger):
         self._connect()
 
     def _connect(self) -> None:
-        super().__init__(self.membership.transport, self._rule.codec, self._rule.common)
-        self.asks = lambda: self.tuner.asks
+        reports = Reports(asks=lambda: self.tuner.asks)
+        super().__init__(self.membership.transport, self._rule.codec, self._rule.common, reports=reports)
 
     def renew(self) -> None:
         """The members have changed."""

@@ -24,9 +24,9 @@ from paceline.flow.uncommitted import UncommittedPlaces
 from paceline.flow.wanted import WantedWorkers
 from paceline.rules.rule import Rule
 from paceline.update.engine import exit_handling, global_model
+from paceline.update.engine.agreement import exchanged_parts, untrained
 from paceline.update.engine.blocks import saved
-from paceline.update.engine.blocks.fragmented_model import FragmentedModel
-from paceline.update.engine.common_start import exchanged_parts, untrained
+from paceline.update.engine.blocks.model import FragmentedModel
 from paceline.update.engine.context import RunContext
 from paceline.update.exchange.header import ExchangeSummary
 
@@ -74,14 +74,15 @@ class ElasticEngine:
         membership.enter()
         exit_handling.claim(membership.transport, owned)
         self.joining.start()
-        self.blocks = FragmentedModel(
-            self.rule, self._exchanger, model, owned, run.settings, membership.transport.world.size
-        )
+        self.blocks = FragmentedModel(self.rule, self._exchanger, run, membership.transport.world.size)
         self.blocks.capture_moments()
         self.joining.blocks, run.loaders.ready = self.blocks, self.joining.ready
         self.joining.wanted = lambda: self.wanted.number
         membership.on_connect.append(self._renumber)
         self._take_note()
+
+    def keep_local(self, now: bool) -> None:
+        self.local = now
 
     # -- members ----------------------------------------------------------------------------------
 

@@ -19,14 +19,14 @@ from paceline.errors import CheckpointError, GivenUpError, PeerLostError
 from paceline.flow.membership import ElasticMembership
 from paceline.flow.state_transfer import GivenState, receive_state, tell_held
 from paceline.update.engine import agreement
-from paceline.update.engine.common_start import take_untrained
+from paceline.update.engine.agreement import take_untrained
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.core.flat import Fragment
     from paceline.core.optimizer_state import Owned
-    from paceline.update.engine.blocks.fragmented_model import FragmentedModel
+    from paceline.update.engine.blocks.model import FragmentedModel
 
 logger = logging.getLogger("paceline")
 

@@ -17,9 +17,9 @@ from paceline.core import runtime
 from paceline.core.world import World, host_name
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import GivenUpError, PeerLostError, UnsupportedError
+from paceline.extensions import DIALERS, extension
 from paceline.flow.control import About, ControlClient, Generation
 from paceline.update.engine.settings import Settings
-from paceline_plugins.sites.relay.places import RelayedPlace
 
 
 def _of_inner(name: str) -> Any:
@@ -195,7 +195,7 @@ class ElasticMembership:
         self.generation = generation
         world = _world(generation, self.rank)
         settings, label = self._settings, generation.label
-        addresses = [Address(place.address, place.port, place.certificate, place.door) for place in places]
+        addresses = [Address(place.address, place.port, place.certificate, place.relayed) for place in places]
         inner: Transport = SoloTransport(world)
         if world.size > 1:
             inner = RingTransport(self._listener, label, world, addresses, settings.timeout_s, settings.tls)
@@ -255,12 +255,14 @@ def _host_and_port(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _join_relay(listener: RingListener, relay: tuple[str, int] | None, settings: Settings) -> RelayedPlace | None:
+def _listener(control_host: str, relay: tuple[str, int] | None, settings: Settings) -> RingListener:
     if relay is None:
-        return None
+        return RingListener(own_address(control_host), settings.tls)
     if settings.tls is None:
         raise UnsupportedError("a relay needs certificates, and this worker has none: PACELINE_TLS names no folder")
-    return listener.join_relay(relay, settings.tls, settings.timeout_s)
+    join_relay, tls = extension(DIALERS, "relay"), settings.tls
+    dialers = lambda adopt: join_relay(relay, tls, adopt, settings.timeout_s)  # noqa: E731
+    return RingListener(own_address(relay[0]), tls, dialers=dialers)
 
 
 def join(fingerprint: dict[str, Any], settings: Settings, first: int = 0) -> ElasticMembership:
@@ -274,13 +276,13 @@ def join(fingerprint: dict[str, Any], settings: Settings, first: int = 0) -> Ela
     assert settings.control is not None
     address, port = _host_and_port(settings.control)
     relay = None if settings.relay is None else _host_and_port(settings.relay)
-    listener = RingListener(own_address(address if relay is None else relay[0]), settings.tls)
+    listener = _listener(address, relay, settings)
     try:
-        place = _join_relay(listener, relay, settings)
-        door = "" if place is None else place.door
-        through = None if place is None or relay != (address, port) else place.relay
-        about = About(host_name(), listener.address, listener.port, fingerprint, first, door)
-        control = ControlClient(address, port, about, settings.tls, settings.timeout_s, through)
+        dialer = listener.dialer
+        relayed = "" if dialer is None else dialer.address
+        dial = None if dialer is None or relay != (address, port) else dialer.dial_control
+        about = About(host_name(), listener.address, listener.port, fingerprint, first, relayed)
+        control = ControlClient(address, port, about, settings.tls, settings.timeout_s, dial)
     except BaseException:
         listener.close()
         raise

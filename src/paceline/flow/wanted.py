@@ -12,7 +12,7 @@ from statistics import mean
 from typing import Any
 
 from paceline.rules.rule import Rule
-from paceline.update.engine.blocks.fragmented_model import FragmentedModel
+from paceline.update.engine.blocks.model import FragmentedModel
 from paceline.update.exchange.header import ExchangeSummary
 
 

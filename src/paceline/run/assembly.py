@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a run from its parts, and closes it.
+"""Builds a run from its parts, resumes it, and closes it.
 
 The order matters: each part needs those built before it. `RunParts` lists them.
 """
@@ -7,28 +7,31 @@ The order matters: each part needs those built before it. `RunParts` lists them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from paceline import checkpoint, flow
-from paceline.checkpoint import AutoCheckpointer, new_run
+from paceline.checkpoint import AutoCheckpointer, CheckpointFinder, FoundCheckpoint, new_run, reshard
 from paceline.checkpoint.auto_checkpointer import CheckpointSource
+from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.communication import SoloTransport, Transport
+from paceline.core import shards
 from paceline.core.flat import Modules, averaged_buffers, other_buffers
 from paceline.core.optimizer_state import Owned
-from paceline.core.shards import reshard
 from paceline.data.sharing.loader_registry import LoaderRegistry
-from paceline.errors import UnsupportedError
+from paceline.errors import CheckpointError, UnsupportedError
+from paceline.extensions import OBSERVERS, Observer, extension
 from paceline.observe.event_log import EventLog
 from paceline.observe.sinks.dispatcher import Dispatcher
 from paceline.rules.choice import chooses_codec
 from paceline.rules.rule import Rule
-from paceline.run import probing, validation
-from paceline.run.elastic_join import connect_all, take_over_state
+from paceline.run import other_workers, validation
 from paceline.run.hooks import StepHooks
 from paceline.run.mistakes import Mistakes
+from paceline.run.other_workers import connect_all, take_over_state
 from paceline.run.state import RunState
 from paceline.tuning.period_controller import period_controller_for
 from paceline.tuning.request_files import RequestFiles
@@ -37,14 +40,11 @@ from paceline.tuning.tunables import Tunables
 from paceline.tuning.tuner import Tuner
 from paceline.update import server
 from paceline.update.engine.collective.engine import Engine
-from paceline.update.engine.context import RunContext
+from paceline.update.engine.context import RunContext, TrainingProgress
 from paceline.update.engine.grad_scaler import check_scaler
-from paceline.update.engine.progress import TrainingProgress
 from paceline.update.engine.protocol import EngineProtocol
 from paceline.update.engine.settings import Settings
 from paceline.update.monitor import Monitor
-from paceline_plugins.receipts import run as receipts
-from paceline_plugins.search.search_rounds import SearchRound
 
 ENGINES: dict[str, Callable[[RunContext], EngineProtocol]] = {
     "collective": Engine,
@@ -66,7 +66,6 @@ class RunParts:
         mistakes: warns of common mistakes of the program.
         sinks: receive the run's logged values.
         checkpointer: keeps the run's steps, or None.
-        search_round: a round of a search, or None.
         hooks: the hooks of `optimizer.step()`.
     """
 
@@ -78,7 +77,6 @@ class RunParts:
     mistakes: Mistakes
     sinks: Dispatcher
     checkpointer: AutoCheckpointer | None
-    search_round: SearchRound | None
     hooks: StepHooks
 
     @property
@@ -91,23 +89,13 @@ class RunParts:
         """Whether this worker has left an elastic run before its end."""
         return self.elastic is not None and self.elastic.leaving.gone
 
-    @property
-    def spent_s(self) -> tuple[float, float, float]:
-        """Seconds spent on computing, on waiting for other workers, and on exchanging."""
-        computing_s, waiting_s, exchanging_s = self.context.monitor.spent
-        return computing_s, waiting_s, exchanging_s
 
-
-def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, close: Callable[[], None]) -> RunParts:
-    """Check the user's arguments, and build a run; nothing is hooked yet.
-
-    Args:
-        close: closes the run when a search round is over.
-    """
+def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> RunParts:
+    """Check the user's arguments, and build a run; nothing is hooked yet."""
     given, model = model, validation.without_ddp(model, rule, settings.group)
     optimizers = validation.optimizer_list(optimizer)
     validation.check_model(model)
-    reshard(model)
+    shards.reshard(model)
     owned = validation.own_parameters(model, optimizers)
     validation.check_rule(rule, owned)
     validation.check_growth(rule, settings.control is not None)
@@ -129,7 +117,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         buffers = _buffer_elements(model)
         chooser = None
         if exchanges and membership is None and transport.world.size > 1:
-            unprobed = probing.problem(rule, given, owned, settings)
+            unprobed = validation.why_unprobed(rule, given, owned, settings)
             chooser = rule_chooser_for(rule, transport, owned, buffers, monitor.spent, not unprobed)
         tuner = _tuner(chooser.rule if chooser is not None else rule, owned, settings, transport, monitor)
         tuner.tunables.fixed = transport.world.size > 1 and validation.trains_together(given)
@@ -143,10 +131,12 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         progress = TrainingProgress(tuner.rule.schedule)
         if exchanges and transport.world.size > 1:
             validation.check_forward(tuner.rule, progress.lockstep, owned, model)
-        written = receipts.make(rule, settings, transport.world, loaders, membership is not None)
-        if written is not None:
-            on_error.callback(written.close)
-        context = RunContext(settings, model, owned, transport, progress, monitor, loaders, tuner, written)
+        observers: list[Observer] = []
+        for name in settings.observers:
+            elastic_run = membership is not None
+            observers.append(extension(OBSERVERS, name)(rule, settings, transport.world, loaders, elastic_run))
+            on_error.callback(observers[-1].close)
+        context = RunContext(settings, model, owned, transport, progress, monitor, loaders, tuner, observers)
         if exchanges:
             tuner.measured.period_controller_for = lambda rule: period_controller_for(
                 rule, transport, owned, buffers, monitor.of_blocks
@@ -168,17 +158,27 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings, clo
         tuner.place = lambda: (engine.exchanged if engine is not None else 0, context.progress.steps)
 
         checkpointer = _checkpointer(context, membership, elastic, state) if settings.checkpoint is not None else None
-        search_round = None
         if checkpointer is not None:
-            loaders.safe = checkpointer.at_iteration_end
-            if settings.round is not None:
-                search_round = SearchRound(settings.round, context, engine, checkpointer, close)
-                loaders.safe = search_round.at_iteration_end
+            loaders.safe = partial(_due_step, checkpointer, observers)
         if isinstance(engine, Engine):
             _meet_after_passes(context, engine, state, partial(_joined, context, engine, checkpointer))
         hooks = StepHooks(context, engine, mistakes, checkpointer)
         on_error.pop_all()
-    return RunParts(context, membership, state, engine, elastic, mistakes, sinks, checkpointer, search_round, hooks)
+    return RunParts(context, membership, state, engine, elastic, mistakes, sinks, checkpointer, hooks)
+
+
+def _due_step(checkpointer: AutoCheckpointer, observers: Sequence[Observer]) -> Callable[[], None] | None:
+    """A function that takes the checkpoint step that is due, and tells the observers; None if none is."""
+    take = checkpointer.at_iteration_end()
+    if take is None or not observers:
+        return take
+
+    def taken() -> None:
+        take()
+        for observer in observers:
+            observer.saved()
+
+    return taken
 
 
 def _joined(context: RunContext, engine: EngineProtocol, checkpointer: AutoCheckpointer | None) -> None:
@@ -208,7 +208,8 @@ def start(parts: RunParts, run: Any) -> None:
     """Hook the optimizers of `run`, load the state that live workers sent, and write the first event."""
     context = parts.context
     parts.hooks.install(run)
-    receipts.begin(context, parts.engine)
+    for observer in context.observers:
+        observer.begin(context, parts.engine, parts.checkpointer, run.close)
     if parts.elastic is not None:
         take_over_state(context, parts.elastic, parts.state, parts.checkpointer)
     if parts.checkpointer is not None:
@@ -217,6 +218,45 @@ def start(parts: RunParts, run: Any) -> None:
     elements = sum(p.numel() for _, named in context.owned for _, p in named)
     context.monitor.attached(context.rule.text(), elements, _buffer_elements(context.model))
     context.tuner.tell_rate()
+
+
+def resume_run(parts: RunParts, path: str | Path | None) -> bool:
+    """Load the checkpoint at `path`, or the newest step in the run's store; returns whether there was one."""
+
+    def once() -> bool:
+        settings = parts.context.settings
+        named = None if settings.round is not None and settings.start is not None else path
+        with CheckpointFinder(named, settings.checkpoint, parts.context.transport, settings.start) as finder:
+            found = finder.found()
+            for why in found.damaged.values():
+                parts.context.monitor.damaged(why)
+            if found.manifest:
+                _load(parts, found)
+            if parts.checkpointer is not None:
+                parts.checkpointer.resumed(*finder.own_steps(found))
+        for observer in parts.context.observers:
+            observer.resumed()
+        return bool(found.manifest)
+
+    return parts.elastic.joining.resume(once) if parts.elastic is not None else once()
+
+
+def _load(parts: RunParts, found: FoundCheckpoint) -> None:
+    """Load a checkpoint: bit for bit if the same number of workers saved it, else resharded."""
+    context, manifest, path = parts.context, found.manifest, found.name
+    if manifest["rule"] != parts.state.rule_text:
+        raise CheckpointError(
+            f"{path} was made under the rule {manifest['rule']}, and this run has {parts.state.rule_text}; "
+            "use the same rule, or begin a new run from its global model"
+        )
+    reshard.check_kinds(path, [optimizer for optimizer, _ in context.owned], manifest.get("optimizers"))
+    if found.state is not None and parts.membership is None:
+        parts.state.complete(path, found.state, found.read_frozen)
+        parts.state.load(path, found.state)
+    else:
+        old = OldCheckpoint(manifest, found.read_frozen)
+        other_workers.load_resharded(path, old, parts.state, context)
+    context.monitor.note("resume", path=path)
 
 
 def finish(parts: RunParts) -> None:
@@ -230,8 +270,8 @@ def finish(parts: RunParts) -> None:
     if isinstance(parts.engine, Engine) and parts.context.transport.world.size > 1:
         parts.context.loaders.close()
         parts.context.loaders.compare_wholes(parts.context.transport.meet)
-    if parts.context.receipts is not None:
-        parts.context.receipts.end()
+    for observer in parts.context.observers:
+        observer.end()
     if parts.checkpointer is not None:
         parts.checkpointer.finish(complain=True)
     parts.mistakes.close()
@@ -247,8 +287,8 @@ def take_apart(parts: RunParts) -> None:
     context.tuner.close()
     if checkpointer is not None:
         checkpointer.close()
-    if context.receipts is not None:
-        context.receipts.close()
+    for observer in context.observers:
+        observer.close()
     if parts.engine is not None:
         parts.engine.close()
     context.transport.close()

@@ -17,6 +17,7 @@ from torch.optim import Adam, AdamW, Optimizer
 from paceline.communication.sockets.tls import TLS
 from paceline.core.flat import Modules
 from paceline.errors import OverError, RuleError, UnsupportedError
+from paceline.extensions import OBSERVERS, extension
 from paceline.observe.standard_streams import tolerate_full_disk
 from paceline.rules.recipes import make_rule
 from paceline.rules.rule import Rule
@@ -26,8 +27,6 @@ from paceline.run.tracking import track
 from paceline.update.engine import exit_handling
 from paceline.update.engine.settings import Settings
 from paceline.update.exchange.outliers import Guard, make_guard
-from paceline_plugins.receipts.run import with_receipts
-from paceline_plugins.search.search_round import round_from_text
 
 UNCHANGED = (
     "seed",
@@ -42,6 +41,8 @@ UNCHANGED = (
     "receipts",
 )
 """Fields of `Settings` that take the arguments of `attach` unchanged."""
+ASKED = {"receipts": "PACELINE_RECEIPTS", "search": "PACELINE_ROUND"}
+"""Observers, and the variables that ask for them."""
 DEFAULT = "auto"
 """The rule of a program that names none, without `--rule`."""
 
@@ -194,7 +195,7 @@ def prepare(
         **unchanged,
     )
     attach_marker.mark_attached()
-    return chosen, _for_search_round(with_receipts(settings))
+    return chosen, _observed(settings)
 
 
 def _with_period(optimizer: Any) -> str:
@@ -214,13 +215,12 @@ def _check_asked_rule(chosen: Rule) -> None:
     )
 
 
-def _for_search_round(settings: Settings) -> Settings:
-    """The settings with those of a search round, if `paceline tune --search` started one."""
-    text = os.environ.get("PACELINE_ROUND")
-    if not text:
-        return settings
-    found = round_from_text(text)
-    return replace(settings, round=found, checkpoint=found.checkpoint, every_blocks=found.exchanges, keep=1)
+def _observed(settings: Settings) -> Settings:
+    """The settings with what the observers need that `receipts=` or the environment asks for."""
+    for name, variable in ASKED.items():
+        if os.environ.get(variable) or (name == "receipts" and settings.receipts is not None):
+            settings = extension(OBSERVERS, name).check(replace(settings, observers=(*settings.observers, name)))
+    return settings
 
 
 def _tls(tls: TLS | str | Path | None) -> TLS | None:

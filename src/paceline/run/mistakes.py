@@ -25,7 +25,7 @@ from paceline.run.validation import MARK
 logger = logging.getLogger("paceline")
 PLAIN_SAMPLERS = (RandomSampler, SequentialSampler, WeightedRandomSampler)
 """Samplers over a whole data set; another sampler may select this worker's part."""
-OWN_FILES = ("/paceline/data/", "/paceline/doors/adapters/", "/paceline/doors/zero/")
+OWN_FILES = ("/paceline/data/", "/paceline/doors/adapters/", "/paceline_plugins/zero/")
 TOLERANCE = 0.02
 _active: weakref.WeakSet[Mistakes] = weakref.WeakSet()
 
@@ -69,7 +69,7 @@ class Mistakes:
     def on_length(self, loader: Any) -> None:
         """The program asks for the length of a loader."""
         share = self._loaders.under_way(loader)
-        ours = str(sys._getframe(2).f_globals.get("__name__", "")).startswith("paceline.")
+        ours = str(sys._getframe(2).f_globals.get("__name__", "")).startswith(("paceline.", "paceline_plugins."))
         where = "" if ours or share is None or threading.get_ident() != self._thread else _calling_line()
         if share is not None and where:
             self._warn(

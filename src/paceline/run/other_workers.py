@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads a state of other workers: a checkpoint of another number of workers, or the state that a live worker sent."""
+"""Connects a run, and loads a state of other workers: a checkpoint of another number of workers, or, in an elastic run,
+the state that a live worker sent to this one, which joins."""
 
 from __future__ import annotations
 
@@ -8,16 +9,20 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from paceline import checkpoint
-from paceline.checkpoint import reshard
+from paceline import checkpoint, flow
+from paceline.checkpoint import AutoCheckpointer, reshard
 from paceline.checkpoint.frozen import complete
 from paceline.checkpoint.reshard import OldCheckpoint
+from paceline.communication import Transport, connect
 from paceline.core import rng
+from paceline.core.flat import Modules
+from paceline.core.optimizer_state import Owned
+from paceline.rules.rule import Rule
 from paceline.run.state import RunState, refuse_waiting
 from paceline.update import server
 from paceline.update.engine import global_model
 from paceline.update.engine.context import RunContext
-from paceline_plugins.receipts import run as receipts
+from paceline.update.engine.settings import Settings
 
 
 def load_resharded(path: str | Path, old: OldCheckpoint, state: RunState, context: RunContext) -> None:
@@ -39,7 +44,8 @@ def load_resharded(path: str | Path, old: OldCheckpoint, state: RunState, contex
     if put is not None and state.engine is not None:
         state.engine.follow(context.rule)
         put()
-    receipts.resumed(context, state.engine)
+    for observer in context.observers:
+        observer.load(context, state.engine)
     context.transport.barrier()
     rng.restore(loaded["random"])
 
@@ -73,3 +79,42 @@ def _optimizers(old: OldCheckpoint, state: RunState, context: RunContext) -> lis
         apart = False  # each block starts with fresh optimizer state
     found: list[dict[str, Any]] = reshard.mean_optimizers(old) if apart else old.part(0, "optimizers")
     return found
+
+
+def join(rule: Rule, model: Modules, owned: Owned, settings: Settings) -> flow.ElasticMembership:
+    """Become a worker of the elastic run whose control plane the settings name."""
+    flow.check_rule(rule)
+    grow = rule.schedule.grow
+    return flow.join(flow.fingerprint(rule, model, owned, settings), settings, grow.first if grow is not None else 0)
+
+
+def connect_all(
+    rule: Rule, model: Modules, owned: Owned, settings: Settings
+) -> tuple[Transport, flow.ElasticMembership | None]:
+    """Connect to the other workers; with a membership if the run is elastic."""
+    if settings.control is None:
+        return connect(settings.timeout_s, settings.group, settings.transport, settings.tls), None
+    membership = join(rule, model, owned, settings)
+    return membership.transport, membership
+
+
+def take_over_state(
+    context: RunContext, elastic: flow.ElasticEngine, state: RunState, checkpointer: AutoCheckpointer | None
+) -> None:
+    """Load the state that a live worker sent, and any state sent later, when the members change."""
+
+    def load(given: flow.GivenState) -> None:
+        loaded = read(given, state, context)
+        put = elastic.reshard(given)
+        context.loaders.follow(loaded["data"][0])
+        state.pending = {name: part for name, part in loaded["included"].items() if name not in state.included}
+        state.put("the state that a living worker sent", loaded)
+        context.tuner.load(loaded["tuning"], asked=False)
+        elastic.follow(context.rule)
+        put()
+        rng.restore(loaded["random"])
+        if checkpointer is not None:
+            checkpointer.follow()
+
+    elastic.joining.put = load
+    elastic.joining.take_given()

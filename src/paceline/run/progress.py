@@ -8,10 +8,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from paceline.run.assembly import RunParts
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 EVERY_S = 1.0
@@ -36,28 +33,20 @@ class TurnReports:
             self._note("turn", turn=turn, turns=turns)
 
 
-def progress(parts: RunParts, loop: Iterable[T], total: int | None = None, **settings: Any) -> Iterator[T]:
-    """The same items. Where its length is known, paceline learns when the run ends.
-
-    At a terminal the worker that speaks for all shows a bar of `tqdm`, if that is installed. Under `paceline run`
-    workers have no terminal, and its status line shows the share that is done and the time that is left.
-
-    Args:
-        parts: of the run.
-        loop: the outermost loop of the training, such as `range(epochs)`.
-        total: its length, if `len(loop)` is not known.
-        settings: of `tqdm`.
-    """
+def progress(
+    note: Callable[..., None], is_main: bool, loop: Iterable[T], total: int | None, **settings: Any
+) -> Iterator[T]:
+    """The items of a loop, whose turns `note` writes into the event log where their number is known."""
     turns = total if total is not None else len(loop) if isinstance(loop, Sized) else 0
-    reports, turn = TurnReports(parts.context.monitor.note), 0
+    reports, turn = TurnReports(note), 0
     reports.report(0, turns)
-    for turn, item in enumerate(_bar(parts, loop, total, settings), start=1):
+    for turn, item in enumerate(_bar(loop, total, settings) if is_main else loop, start=1):
         yield item
         reports.report(turn, turns)
 
 
-def _bar(parts: RunParts, loop: Iterable[T], total: int | None, settings: dict[str, Any]) -> Iterable[T]:
-    if parts.context.transport.world.rank or not sys.stderr.isatty():
+def _bar(loop: Iterable[T], total: int | None, settings: dict[str, Any]) -> Iterable[T]:
+    if not sys.stderr.isatty():
         return loop
     try:
         bar: Iterable[T] = importlib.import_module("tqdm.auto").tqdm(loop, total=total, **settings)

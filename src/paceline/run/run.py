@@ -3,28 +3,46 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
 from paceline import checkpoint
 from paceline.core.flat import Modules
+from paceline.core.world import World
 from paceline.data.sharing.loader_registry import SharedLoader
 from paceline.errors import ClosedError
 from paceline.rules.rule import Rule
 from paceline.run import assembly, validation
 from paceline.run.messages import Messages
-from paceline.run.part_attribute import IS_MAIN, LOGGER, PRINT, PROGRESS, PartAttribute
-from paceline.run.resume import resume_run
+from paceline.run.progress import MainLogger, progress
 from paceline.tuning.request_files import TuneRequest
 from paceline.update.engine import exit_handling, global_model
-from paceline.update.engine.collective_calls import by_all
 from paceline.update.engine.settings import Settings
+
+T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def by_all(call: str) -> Callable[[Method], Method]:
+    """Decorates a method of `Run` that every worker calls: mismatched calls are reported as `call`."""
+
+    def around(method: Method) -> Method:
+        @functools.wraps(method)
+        def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._transport.calling(call):
+                return method(self, *args, **kwargs)
+
+        return cast(Method, called)
+
+    return around
 
 
 class Run:
@@ -44,25 +62,81 @@ class Run:
 
     def __init__(self, model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> None:
         self._closed = False
-        self._parts = assembly.assemble(model, optimizer, rule, settings, close=lambda: self.close())
+        self._parts = assembly.assemble(model, optimizer, rule, settings)
         self._context, self._state, self._engine = self._parts.context, self._parts.state, self._parts.engine
         self._model, self._transport = self._context.model, self._context.transport
         self.messages, self.mistakes = Messages(self._transport), self._parts.mistakes
         assembly.start(self._parts, self)
         self._unregister = exit_handling.close_at_exit(self)
 
-    world = PartAttribute(lambda parts: parts.context.transport.world, "This worker's present coordinates.")
-    is_main, print, logger, progress = IS_MAIN, PRINT, LOGGER, PROGRESS
-    rule = PartAttribute(lambda parts: parts.context.rule, "The rule, with its present numbers.")
-    bytes_sent = PartAttribute(lambda parts: parts.context.transport.bytes_sent, "Bytes that this worker has sent.")
-    minibatches = PartAttribute(lambda parts: parts.context.progress.steps, "Steps that this worker's optimizer made.")
-    samples = PartAttribute(lambda parts: parts.context.loaders.samples, "Samples that this worker trained on.")
-    spent = PartAttribute(lambda parts: parts.spent_s, "Seconds computed, waited, exchanged, as of the last exchange.")
-    blocks = PartAttribute(lambda parts: parts.blocks, "Blocks exchanged so far, or pushes under asynchronous rules.")
-    epoch = PartAttribute(
-        lambda parts: parts.context.loaders.epoch,
-        "Epoch of the first shared loader, under way or next; after a resume, where to go on.",
-    )
+    @property
+    def world(self) -> World:
+        """This worker's present coordinates."""
+        return self._transport.world
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this worker speaks for all: it has rank 0. For what is to be done once, and asks no other worker."""
+        return self.world.rank == 0
+
+    @property
+    def rule(self) -> Rule:
+        """The rule, with its present numbers."""
+        return self._context.rule
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this worker has sent."""
+        return self._transport.bytes_sent
+
+    @property
+    def minibatches(self) -> int:
+        """Steps that this worker's optimizer made."""
+        return self._context.progress.steps
+
+    @property
+    def samples(self) -> int:
+        """Samples that this worker trained on."""
+        return self._context.loaders.samples
+
+    @property
+    def spent(self) -> tuple[float, float, float]:
+        """Seconds computed, waited, exchanged, as of the last exchange."""
+        computing_s, waiting_s, exchanging_s = self._context.monitor.spent
+        return computing_s, waiting_s, exchanging_s
+
+    @property
+    def blocks(self) -> int:
+        """Blocks exchanged so far, or pushes under asynchronous rules."""
+        return self._parts.blocks
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the first shared loader, under way or next; after a resume, where to go on."""
+        return self._context.loaders.epoch
+
+    @property
+    def logger(self) -> MainLogger:
+        """A logger, named "program", that writes on the worker of rank 0 only."""
+        return MainLogger(lambda: self.is_main)
+
+    def print(self, *values: object, **settings: Any) -> None:
+        """As Python's `print`, on the worker of rank 0 only."""
+        if self.is_main:
+            builtins.print(*values, **settings)
+
+    def progress(self, loop: Iterable[T], total: int | None = None, **settings: Any) -> Iterator[T]:
+        """`run.progress(range(epochs))`: iterates over the outermost loop, and tells `paceline run` when the run ends.
+
+        At a terminal the worker that speaks for all shows a bar of `tqdm`, if that is installed. Under `paceline run`
+        workers have no terminal, and its status line shows the share that is done and the time that is left.
+
+        Args:
+            loop: the outermost loop of the training.
+            total: its length, if `len(loop)` is not known.
+            settings: of `tqdm`.
+        """
+        return progress(self._context.monitor.note, self.is_main, loop, total, **settings)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Context in which backward passes exchange no gradients (under block rules they never do).
@@ -338,7 +412,7 @@ class Run:
         """
         self._check_open()
         self.include(**objects)
-        return resume_run(self._parts, path)
+        return assembly.resume_run(self._parts, path)
 
     def snapshot(self) -> Any:
         """A checkpoint in memory; every worker calls it at the same place, between two steps.

@@ -20,11 +20,10 @@ from paceline.core.bits import key
 from paceline.core.flat import module_list
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.update.engine import global_model
-from paceline.update.engine.blocks.fragmented_model import FragmentedModel
-from paceline.update.engine.common_start import frozen
+from paceline.update.engine.agreement import frozen
+from paceline.update.engine.blocks.model import FragmentedModel
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.protocol import EngineProtocol, GlobalModel
-from paceline_plugins.receipts import run as receipts
 
 
 class RunState:
@@ -203,7 +202,8 @@ class RunState:
             self.engine.follow(context.rule)
             self.engine.load(state["exchange"])
         context.loaders.load(state["data"])
-        receipts.resumed(context, self.engine)
+        for observer in context.observers:
+            observer.load(context, self.engine)
         context.transport.barrier()  # no worker asks for data before the ledger is loaded
         rng.restore(state["random"])
 
@@ -243,7 +243,7 @@ class RunState:
             optimizer.load_state_dict(saved)
         for name in self.included.keys() & state["included"].keys():
             self.included[name].load_state_dict(state["included"][name])
-        context.progress.steps, context.progress.warm = state["flow"]
+        context.progress.restore(*state["flow"])
         if self.first_keys is not None:
             self.watch_frozen()
 

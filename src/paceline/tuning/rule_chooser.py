@@ -187,7 +187,7 @@ def _seconds_of(codec: str, elements: int, device: torch.device) -> float:
 
 
 LEAST_ELEMENTS = 1 << 18
-"""The least elements of a chunk (:mod:`paceline.update.engine.blocks.chunks`)."""
+"""The least elements of a chunk (:mod:`paceline.update.engine.blocks.outer_state`)."""
 
 
 @dataclass(frozen=True)

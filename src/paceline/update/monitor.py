@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from paceline import extensions
 from paceline.communication import Transport
 from paceline.observe import processes
 from paceline.observe.event_log import EventLog
 from paceline.update.exchange.header import ExchangeSummary, Timing
-from paceline.update.exchange.rejections import Rejections
+from paceline.update.exchange.outliers import Rejections
 from paceline.version import __version__
-from paceline_plugins.data.cache_log import CacheLog
 
 logger = logging.getLogger("paceline")
 
@@ -84,7 +84,7 @@ class Monitor:
         self._since = self._transport.now()  # end of the last exchange, or the beginning of the present one
         self._data_s = 0.0  # waited for data since then
         self._trainer: int | None = None  # the training thread
-        self._sources = CacheLog(self.note) if event_log.path is not None else None
+        self._sources: list[Any] = []  # logs of the shared data
         self._written_s, self._bytes = self._since, transport.bytes_sent
         self._steps, self._samples = 0, 0
         self._exchanges = self._block = 0
@@ -119,8 +119,10 @@ class Monitor:
 
     def shared(self, data: Any) -> None:
         """Log the caches of a shared data set."""
-        if self._sources is not None:
-            self._sources.add(data)
+        if self._event_log.path is not None:
+            self._sources = self._sources or [log(self.note) for log in extensions.data_logs]
+        for log in self._sources:
+            log.add(data)
 
     def waited(self, seconds: float) -> None:
         """Count seconds of waiting for a batch; those of other threads (prefetching) do not count."""
@@ -216,27 +218,20 @@ class Monitor:
     def lost(self, rank: int, why: str, taken_over: Sequence[int] = ()) -> None:
         """Report a lost worker; `taken_over`: the ranks that own its shards from now on."""
         name = self._transport.world.name
-        heirs = f"; its slices go to {', '.join(name(heir) for heir in taken_over)}" if taken_over else ""
-        logger.warning("%s is lost: %s%s; the others go on", name(rank), why, heirs)
+        owners = f"; its slices go to {', '.join(map(name, taken_over))}; the others go on" if taken_over else ""
+        logger.warning("%s is lost: %s%s", name(rank), why, owners)
         self.note("lost", rank_lost=rank, why=why, taken_over=list(taken_over))
 
-    def takeover(self, slice_of: int, version: int, source: str) -> None:
+    def takeover(self, slice_of: int, version: int) -> None:
         """Report that this worker owns the shards of a lost one from now on.
 
         Args:
             slice_of: rank of the lost worker.
-            version: of the restored values, in updates.
-            source: of these values: "replica" or "last pulled values".
+            version: of the replicas with which it goes on, in updates.
         """
-        world = self._transport.world
-        logger.warning(
-            "%s takes over the slices of %s at version %d, from: %s",
-            world.name(world.rank),
-            world.name(slice_of),
-            version,
-            source,
-        )
-        self.note("takeover", slice_of=slice_of, version=version, **{"from": source})
+        name, rank = self._transport.world.name, self._transport.world.rank
+        logger.warning("%s takes over the slices of %s at version %d", name(rank), name(slice_of), version)
+        self.note("takeover", slice_of=slice_of, version=version, **{"from": "replica"})
 
     def inexact(self, what: str, warns: bool = True) -> None:
         """Report that samples may not be in the model exactly once; `what` says which."""
@@ -247,8 +242,8 @@ class Monitor:
     def _write(self, block: int, warmup: bool) -> None:
         with self._lock:
             self._write_line(block, warmup)
-        if self._sources is not None:
-            self._sources.tell()
+        for log in self._sources:
+            log.tell()
 
     def _write_line(self, block: int, warmup: bool) -> None:
         line, sent = self._line, self._transport.bytes_sent
@@ -331,8 +326,8 @@ class Monitor:
         if not self._line.empty:
             self._line.compute_s += worked if not self._line.exchanges else 0.0
             self._write(blocks, False)
-        if self._sources is not None:
-            self._sources.tell(now=True)
+        for log in self._sources:
+            log.tell(now=True)
         with self._lock:
             self._event_log.write("close", minibatches=self._steps, bytes=self._transport.bytes_sent)
             self._event_log.close()

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+from paceline import extensions
 from paceline.core.lazy import lazily
 
 if TYPE_CHECKING:
@@ -20,6 +22,16 @@ else:
             "ParquetDataset": "packed",
         },
     )
+
+
+def _cache_log(note: Callable[..., None]) -> Any:
+    """A log of the caches of a run's data sets; whoever has one has imported this package."""
+    from paceline_plugins.data.cache_log import CacheLog
+
+    return CacheLog(note)
+
+
+extensions.data_logs.append(_cache_log)
 
 __all__ = [
     "Cache",

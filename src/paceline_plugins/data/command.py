@@ -28,10 +28,15 @@ if TYPE_CHECKING:
 
 DAMAGED = 1
 MOST_READERS = 32
+SECONDS = 5.0
+"""Of each of the two measurements of `plan`."""
 REFRESH = 64  # samples between two updates of the bar
 
 app = typer.Typer(
-    help="Pack data into shards, verify them, plan a storage.", no_args_is_help=True, rich_markup_mode=None
+    help="Pack data into shards, verify them, plan a storage.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
 )
 
 
@@ -44,12 +49,9 @@ def pack_command(
         ),
     ],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to make.", show_default=False)],
-    shard_size: Annotated[str, typer.Option(help="Largest size of a shard: 64MiB, 1GB.")] = "64MiB",
     seed: Annotated[
         int | None, typer.Option(help="Shuffle with this seed; without it the source's order is kept.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Samples read at once; the default follows the machine.")] = None,
-    largest_sample: Annotated[str, typer.Option(help="Refuse samples above this size.")] = "1GiB",
 ) -> None:
     """Pack a source into tar shards (WebDataset's convention) with an index.
 
@@ -58,20 +60,21 @@ def pack_command(
     """
     from paceline_plugins.data.packed.packing import open_source
     from paceline_plugins.data.packed.packing.pack import pack
-    from paceline_plugins.data.packed.sizes import parse_bytes
 
-    threads = min(4, os.cpu_count() or 1) if jobs is None else jobs
     if seed is not None and seed < 0:
         refuse(f"--seed must be at least 0, got {seed}")
     try:
-        shard_bytes = parse_bytes(shard_size, "--shard-size")
-        opened = open_source(source, parse_bytes(largest_sample, "--largest-sample"))
+        opened = open_source(source)
         with _sigterm_as_interrupt(), _bar("packing") as (bar, task):
             told = _progress_callback(bar, task)
-            result = pack(opened, output, shard_bytes=shard_bytes, seed=seed, jobs=threads, on_sample=told)
+            result = pack(opened, output, seed=seed, jobs=_threads(), on_sample=told)
     except PacelineError as error:
         refuse(str(error))
     _print_packed(result, output)
+
+
+def _threads() -> int:
+    return min(4, os.cpu_count() or 1)
 
 
 def _progress_callback(bar: Progress, task: TaskID) -> Callable[[PackProgress], None]:
@@ -108,35 +111,30 @@ def _print_packed(result: Result, output: Path) -> None:
 @app.command("verify")
 def verify_command(
     place: Annotated[str, typer.Argument(help="A packed data set: a directory or a URL.", show_default=False)],
-    quick: Annotated[bool, typer.Option("--quick", help="Check sizes only.")] = False,
-    jobs: Annotated[int | None, typer.Option(help="Shards read at once; the default follows the machine.")] = None,
 ) -> None:
     """Check packed shards against their index: checksums, sizes, counts, offsets.
 
     Exit code 0: intact; 1: damaged; 2: no such data set.
     """
     from paceline_plugins.data.packed.storage import Storage, is_url, local_path
-    from paceline_plugins.data.packed.verify import MOST_JOBS, read_index, verify
+    from paceline_plugins.data.packed.verify import read_index, verify
 
     if not is_url(place) and not local_path(place).is_dir():
         refuse(f"{place} is not a directory; give the directory or the URL that holds index.json")
-    threads = min(4, os.cpu_count() or 1) if jobs is None else jobs
-    if not 1 <= threads <= MOST_JOBS:
-        refuse(f"--jobs must lie in 1..{MOST_JOBS}, got {threads}")
     try:
         opened = Storage(place)
         total = read_index(opened).total_bytes
         with _bar("verifying") as (bar, task):
             bar.update(task, total=total)
-            report = verify(opened, quick=quick, jobs=threads, on_shard=lambda shard: bar.advance(task, shard.bytes))
+            report = verify(opened, jobs=_threads(), on_shard=lambda shard: bar.advance(task, shard.bytes))
     except PacelineError as error:
         err().print(error_panel("damaged", Text(str(error), style="default")))
         raise typer.Exit(DAMAGED) from error
-    _print_verified(report, quick)
+    _print_verified(report)
     raise typer.Exit(DAMAGED if report.damaged else 0)
 
 
-def _print_verified(report: Report, quick: bool) -> None:
+def _print_verified(report: Report) -> None:
     from paceline_plugins.data.packed.sizes import bytes_text
 
     console, index = out(), report.index
@@ -149,8 +147,7 @@ def _print_verified(report: Report, quick: bool) -> None:
     if report.damaged:
         console.print(Text(f"damaged: {len(report.damaged)} of {len(index.shards)} shards; {size}", style="bold red"))
     else:
-        checked = "sizes match (checksums were not checked)" if quick else "intact"
-        console.print(Text(f"{checked}: {size}", style="bold green"), soft_wrap=True)
+        console.print(Text(f"intact: {size}", style="bold green"), soft_wrap=True)
 
 
 @app.command("plan")
@@ -161,10 +158,6 @@ def plan_command(
     hosts: Annotated[int, typer.Option(help="Number of hosts.")] = 1,
     cache: Annotated[str | None, typer.Option(help="Cache of each host, for a URL: 200GB.")] = None,
     link: Annotated[str | None, typer.Option(help="Link of a host to the storage: 1Gbit, 100MB.")] = None,
-    seconds: Annotated[float, typer.Option(help="Seconds of each of the two measurements.")] = 5.0,
-    bytes_per_sample: Annotated[
-        str | None, typer.Option(help="Size of a sample, if the files do not show it: 120KB.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a storage and forecast whether workers wait for it.
@@ -178,13 +171,10 @@ def plan_command(
         refuse(f"--workers must be at least 1 and --hosts lie in 1..workers, got {workers} and {hosts}")
     if not (samples_per_second > 0 and math.isfinite(samples_per_second)):
         refuse(f"--samples-per-second must be above 0, got {samples_per_second:g}")
-    if not 0.1 <= seconds <= 600:
-        refuse(f"--seconds must lie in 0.1..600, got {seconds:g}")
     try:
         rate = None if link is None else parse_rate(link, "--link")
         kept = 0 if cache is None else parse_bytes(cache, "--cache")
-        size = None if bytes_per_sample is None else parse_bytes(bytes_per_sample, "--bytes-per-sample")
-        plan = _measure(place, Need(workers, hosts, samples_per_second, rate, kept), seconds, size)
+        plan = _measure(place, Need(workers, hosts, samples_per_second, rate, kept))
     except PacelineError as error:
         refuse(str(error))
     if as_json:
@@ -194,7 +184,7 @@ def plan_command(
     raise typer.Exit(0 if plan.feeds else 1)
 
 
-def _measure(text: str, need: Need, seconds: float, bytes_per_sample: int | None) -> StoragePlan:
+def _measure(text: str, need: Need) -> StoragePlan:
     from paceline_plugins.data.packed import measure
     from paceline_plugins.data.packed.plan import judge
     from paceline_plugins.data.packed.storage import Storage
@@ -203,12 +193,12 @@ def _measure(text: str, need: Need, seconds: float, bytes_per_sample: int | None
     readers = min(MOST_READERS, max(2, need.workers_a_host))
     with _bar("measuring") as (bar, task):
         bar.update(task, total=3, about="files")
-        holding = measure.inspect(storage, bytes_per_sample)
+        holding = measure.inspect(storage)
         bar.update(task, completed=1, about="one reader")
         latency = measure.first_byte_s(storage, holding)
-        one = measure.read_speed(storage, holding, 1, seconds)
+        one = measure.read_speed(storage, holding, 1, SECONDS)
         bar.update(task, completed=2, about=f"{readers} readers")
-        several = measure.read_speed(storage, holding, readers, seconds)
+        several = measure.read_speed(storage, holding, readers, SECONDS)
     return judge(need, holding, storage.remote, latency, one, several)
 
 

@@ -21,7 +21,7 @@ OPTIONS = {
     "command": "the tool's command",
     "model_sum": "--model",
     "list_sum": "--data",
-    "format": "--format",
+    "format": "--layout",
     "layout": "--layout",
     "rule": "--rule",
     "parts": "--parts",

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from paceline_plugins.forecast.doctor.probe import ProbeCoordinates
 
 UNFIT = 1
+TIMEOUT, WAIT_S = "PACELINE_TIMEOUT_S", 30.0
+"""The variable with the seconds that each worker is waited for, and their default."""
+SECONDS = 0.5
+"""Of each measured transfer."""
 LEAVE_S = 5.0  # for a worker to exit after the verdict
 
 
@@ -38,8 +42,6 @@ def command(
     hosts: Annotated[int, typer.Option(help="Number of hosts; start this command on each.")] = 1,
     host_index: Annotated[int, typer.Option(help="Which of the hosts this is, from 0; ranks follow it.")] = 0,
     master: Master = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for each worker.")] = 30.0,
-    seconds: Annotated[float, typer.Option(help="Seconds of each measured transfer.")] = 0.5,
     parameters: Annotated[
         str | None, typer.Option(help="Size of the model, such as 25.6M, to estimate the time of an exchange.")
     ] = None,
@@ -54,9 +56,7 @@ def command(
     Exit code 0: ready; 1: a check failed; 2: invalid options.
     """
     count = None if parameters is None else parse_count(parameters)
-    if not 0.05 <= seconds <= 60:
-        refuse(f"--seconds must lie in 0.05..60, got {seconds:g}")
-    cluster = checks.cluster(workers, hosts, host_index, master, timeout)
+    cluster = checks.cluster(workers, hosts, host_index, master, _timeout_s())
     from paceline_plugins.forecast.doctor.probe import (  # here, because torch loads for seconds
         ProbeCoordinates,
         coordinates_from,
@@ -71,15 +71,22 @@ def command(
     if place is None:
         address, port = cluster.master or ("127.0.0.1", _free_port())
         place = ProbeCoordinates(cluster.host_index * cluster.workers, cluster.workers * cluster.hosts, address, port)
-    with _other_workers(cluster, place, seconds):
-        code = _examine(place, timeout, seconds, count, report, as_json)
+    with _other_workers(cluster, place):
+        code = _examine(place, cluster.timeout_s, count, report, as_json)
     raise typer.Exit(code)
+
+
+def _timeout_s() -> float:
+    """For which each worker is waited for."""
+    try:
+        return float(os.environ.get(TIMEOUT, WAIT_S))
+    except ValueError:
+        refuse(f"{TIMEOUT} must be a number of seconds, got {os.environ[TIMEOUT]!r}")
 
 
 def _examine(
     place: ProbeCoordinates,
     timeout_s: float,
-    seconds: float,
     parameters: int | None,
     report: Path | None,
     as_json: bool,
@@ -87,7 +94,7 @@ def _examine(
     """Run one worker; the exit code."""
     from paceline_plugins.forecast.doctor.probe import Probe
 
-    probe = Probe(place, timeout_s, seconds)
+    probe = Probe(place, timeout_s, SECONDS)
     try:
         found = probe.run()
         if found is None:
@@ -121,9 +128,8 @@ def _report(found: Measurements, parameters: int | None, report: Path | None, as
 
 
 @contextlib.contextmanager
-def _other_workers(cluster: LaunchCluster, place: ProbeCoordinates, seconds: float) -> Iterator[None]:
+def _other_workers(cluster: LaunchCluster, place: ProbeCoordinates) -> Iterator[None]:
     """Run this host's other workers, each as this command."""
-    arguments = ["--timeout", str(cluster.timeout_s), "--seconds", str(seconds)]
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for local in range(1, cluster.workers):
@@ -136,7 +142,7 @@ def _other_workers(cluster: LaunchCluster, place: ProbeCoordinates, seconds: flo
             }
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "paceline", "doctor", *arguments],
+                    [sys.executable, "-m", "paceline", "doctor"],
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

@@ -10,111 +10,50 @@ import os
 import subprocess
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cli.console import err, refuse
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks, failure, start
-from paceline.cli.run.certificates import Security
 from paceline.cli.run.conclusion import point_at_logs
-from paceline.cli.run.hosts import HostOptions
-from paceline.cli.run.program import Program
-from paceline.cli.run.tracking import TrackingOptions
-from paceline.communication import schedulers
+from paceline.cli.run.options import RunOptions, StartOptions
+from paceline.cli.run.program import Program, zero_lines
 from paceline.communication.schedulers import Worker
 from paceline.core import parent_death
 from paceline.core.world import host_name
-from paceline.errors import PacelineError
-from paceline_plugins.zero import run_option as zero_lines
-from paceline_plugins.zero.run_option import ZeroLineOptions
-
-SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
-"""Have the number of processes of mpiexec."""
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """The options of a run that such a command passes on.
-
-    Attributes:
-        rule: for programs that name none, or None.
-        log: directory of the logs, or None.
-        overwrite: replace the run that the directory holds.
-        timeout_s: after which a worker that does not answer is lost.
-        transport: over which the workers exchange.
-        quiet: whether only the workers' output is shown.
-        restarts: how often to restart all workers; none can be restarted here.
-        print_only: whether nothing shall be started.
-        tracking: trackers and checkpoints.
-    """
-
-    rule: str | None
-    log: Path | None
-    overwrite: bool
-    timeout_s: float
-    transport: str
-    quiet: bool
-    restarts: int
-    print_only: bool
-    tracking: TrackingOptions
-
-
-def process(asked: HostOptions) -> Worker | None:
-    """This command among those that mpiexec started, unless the options make it a launcher of its own."""
-    try:
-        found = schedulers.mpi_process(os.environ)
-    except PacelineError as error:
-        refuse(str(error))
-    return found if asked == HostOptions(None, None, None, None) else None
-
-
-def check_transport(transport: str, own: Worker | None, elastic: bool) -> str:
-    """Refuse an unknown transport, one for elastic runs, and MPI where MPI has not started the workers.
-
-    Returns the transport to use: a worker that mpiexec started alone needs none.
-    """
-    if transport not in ("auto", "channel", "mpi"):
-        refuse(f"--transport must be auto, channel or mpi, got {transport!r}")
-    if elastic and transport != "auto":
-        refuse(f"--transport {transport} is for runs of a fixed size: elastic runs have connections of their own")
-    if transport == "mpi" and own is None and "1" in (os.environ.get(name) for name in SIZES):
-        return "auto"
-    if transport == "mpi" and own is None:
-        refuse(
-            "--transport mpi needs workers that MPI started: mpiexec -n 4 paceline run --transport mpi train.py, "
-            "without --workers, --hosts, --host-index and --master"
-        )
-    return transport
-
-
-def run(own: Worker, program: Program, zero: ZeroLineOptions, options: RunOptions, security: Security) -> int:
+def run(own: Worker, program: Program, options: RunOptions) -> int:
     """Run this command's worker to its end; the exit code."""
-    for option, given in (("--restarts", options.restarts), ("--print", options.print_only)):
+    asked = options.start
+    for option, given in (("--restarts", asked.restarts), ("--print", asked.print_only)):
         if given:
             refuse(f"{option} is for commands that start the workers, and here mpiexec has started them")
-    cluster = checks.cluster(1, own.size, own.rank, "mpiexec:1", options.timeout_s)
-    bare, certificates = zero_lines.serves(program, zero, own.size), _certificates(options, security)
+    if asked.receipts:
+        refuse("--receipts needs a launcher that seals them: start the workers with paceline run, not with mpiexec")
+    checks.check_rule(asked.rule)
+    cluster = checks.cluster(1, own.size, own.rank, "mpiexec:1", asked.timeout)
+    bare, certificates = zero_lines().serves(program, options.program, own.size), _certificates(options)
     if bare:
         options.tracking.check_zero_lines(0)
-    directory = _log_directory(own, cluster, options)
+    directory = _log_directory(own, cluster, asked)
     environment = {**os.environ, **_variables(own, cluster, directory, options), **certificates}
-    environment |= zero_lines.environment(cluster, bare, zero.random_data)
+    environment |= zero_lines().environment(cluster, bare, options.program.random_data)
     ended = _run(program.command(bare), environment, directory, own.rank if bare else 0)
     if ended < 0:  # mpiexec names the process, and not its rank
         err().print(f"worker {own.rank} on {host_name()}: {failure.exit_text(ended)}", markup=False, soft_wrap=True)
     code = failure.exit_code(ended)
     if own.rank == 0 and directory is not None:
-        if not options.quiet:
+        if not asked.quiet:
             point_at_logs(directory)
         if code == 0:
-            code = int(zero_lines.work_not_shared(directory, zero, program, own.size, options.rule))
+            code = int(zero_lines().work_not_shared(directory, options.program, program, own.size, asked.rule))
     return code
 
 
 def _variables(own: Worker, cluster: LaunchCluster, directory: Path | None, options: RunOptions) -> dict[str, str]:
-    added = start.environment(cluster, options.rule, directory or Path())
-    added |= start.chosen_transport(options.transport) | options.tracking.environment()
+    added = start.environment(cluster, options.start.rule, directory or Path())
+    added |= start.chosen_transport(options.start.transport) | options.tracking.environment()
     if "OMP_NUM_THREADS" not in os.environ:
         added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // own.local_size))
     if directory is None:
@@ -122,18 +61,19 @@ def _variables(own: Worker, cluster: LaunchCluster, directory: Path | None, opti
     return added
 
 
-def _certificates(options: RunOptions, security: Security) -> dict[str, str]:
+def _certificates(options: RunOptions) -> dict[str, str]:
     """The user's certificates: none can be made here, since no command knows that it is the first."""
+    security, rule = options.security, options.start.rule
     if security.job is not None:
         refuse("--job is for launchers that make certificates: under mpiexec give --tls FOLDER, or --open")
     if security.tls is not None:
         return {"PACELINE_TLS": str(security.tls.resolve())}
-    if options.rule is not None and checks.check_rule(options.rule) and not security.in_the_clear:
-        refuse(f"--rule {options.rule} opens connections of its own: under mpiexec give --tls FOLDER, or --open")
+    if rule is not None and checks.check_rule(rule) and not security.in_the_clear:
+        refuse(f"--rule {rule} opens connections of its own: under mpiexec give --tls FOLDER, or --open")
     return {}
 
 
-def _log_directory(own: Worker, cluster: LaunchCluster, options: RunOptions) -> Path | None:
+def _log_directory(own: Worker, cluster: LaunchCluster, options: StartOptions) -> Path | None:
     """The directory that all workers share; None where only the user could name one."""
     log = options.log
     if log is None and own.local_size != own.size:

@@ -9,10 +9,12 @@ buffers, after the step.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +25,30 @@ from paceline.checkpoint.snapshot import Snapshot
 from paceline.core.flat import Modules, averaged_buffers, local
 from paceline.core.optimizer_state import Owned
 from paceline.core.world import World
+from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.data.sharing.run_data import PlaceLog
 from paceline.errors import UnsupportedError
+from paceline.extensions import Observer
 from paceline.observe.event_file import EventFile
 from paceline.rules.rule import Rule
-from paceline.update.engine.blocks.fragment_state import FragmentState
+from paceline.update.engine.blocks.model import FragmentedModel
+from paceline.update.engine.context import RunContext
+from paceline.update.engine.protocol import EngineProtocol
+from paceline.update.engine.settings import Settings
 from paceline.update.exchange.header import ExchangeSummary
 from paceline.version import __version__
 from paceline_plugins.receipts import chain
 from paceline_plugins.receipts.chain import canonical, chain_name, hash_of
 
+logger = logging.getLogger("paceline")
+
+FOLDER, UNTIL = "PACELINE_RECEIPTS", "PACELINE_RECEIPTS_UNTIL"
+"""Variables: where the receipts go, and the last exchange of a run that is made again for comparison."""
+NEVER = 1 << 40
+"""Exchanges from one checkpoint step to the next, in a run that is made again."""
 GRADIENTS = -1
 """Number of the "fragment" that is the model of rules, and warm-ups, that exchange gradients."""
-SEEDS = ("PACELINE_SEED", "PYTHONHASHSEED")
+SEEDS, LINES = ("PACELINE_SEED", "PYTHONHASHSEED"), "PACELINE_LINES"
 """Variables from which an unchanged program's start follows."""
 State = Mapping[int, Mapping[str, Tensor]]
 """Fragment -> its state by name."""
@@ -80,26 +93,28 @@ def refuse(rule: Rule, world: World, elastic: bool) -> None:
             raise UnsupportedError(world.sign(f"no receipts can be written under {rule.text()}: {why}"))
 
 
-class Receipts:
-    """The chain of one worker, while it is written.
-
-    Args:
-        folder: for the chains.
-        world: this worker.
-        places: notes the data of each step.
-        until: number of the last exchange, of a run that is made again; None for all.
+class Receipts(Observer):
+    """The chain of one worker, while it is written; an :class:`paceline.extensions.Observer`.
 
     Attributes:
-        committed: gives how many of this worker's minibatches, from the first, are in the global model.
-        reached: whether exchange `until` is over.
+        reached: whether the last exchange of a run that is made again is over.
 
     Raises:
-        UnsupportedError: the folder cannot be written, or holds the chain of a run of another size.
+        UnsupportedError: receipts cannot be written under this rule, or the folder cannot be, or it holds the chain of
+            a run of another size.
     """
 
-    def __init__(self, folder: Path, world: World, places: PlaceLog, until: int | None = None) -> None:
-        self._world, self._places, self._until = world, places, until
-        self.committed: Callable[[], int] = lambda: 0
+    def __init__(self, rule: Rule, settings: Settings, world: World, loaders: LoaderRegistry, elastic: bool) -> None:
+        refuse(rule, world, elastic)
+        why = recomputable(rule, world.size)
+        if why and world.rank == 0:
+            logger.warning("%s", world.sign(f"a block of this run that is made again may have other bits: {why}"))
+        assert settings.receipts is not None
+        loaders.places = PlaceLog()
+        until, folder = os.environ.get(UNTIL), Path(settings.receipts)
+        self._world, self._places, self._until = world, loaders.places, int(until) if until else None
+        self._context: RunContext | None = None
+        self._engine: EngineProtocol | None = None
         self.reached = False
         self._before = self._read(folder / chain_name(world.rank))
         self._number, self._previous = self._before.count, self._before.head
@@ -132,15 +147,24 @@ class Receipts:
 
     # -- what happens in the run ------------------------------------------------------------------
 
-    def start(self, settings: Mapping[str, Any], checkpoint: str, state: State, devices: Iterable[str]) -> None:
-        """The run begins.
+    @staticmethod
+    def check(settings: Settings) -> Settings:
+        """The settings with what the environment says; a run that is made again leaves the checkpoints alone."""
+        folder = settings.receipts or os.environ.get(FOLDER) or None
+        if os.environ.get(UNTIL) and os.environ.get(FOLDER):
+            folder = os.environ[FOLDER]
+            return replace(settings, receipts=folder, checkpoint=Path(folder) / "steps", every_blocks=NEVER)
+        return replace(settings, receipts=folder)
 
-        Args:
-            settings: the same on all workers.
-            checkpoint: the store of its steps, or "".
-            state: with which it begins.
-            devices: of its parameters.
-        """
+    def begin(
+        self, context: RunContext, engine: EngineProtocol | None, checkpointer: object, close: Callable[[], None]
+    ) -> None:
+        """The run begins."""
+        self._context, self._engine = context, engine
+        if engine is None:
+            return
+        settings = context.settings
+        devices = {local(p).device.type for _, named in context.owned for _, p in named}
         job, _, authority = os.environ.get("PACELINE_RECEIPTS_AUTHORITY", "").partition(" ")
         line = {
             "kind": "start",
@@ -149,32 +173,45 @@ class Receipts:
             "rank": self._world.rank,
             "size": self._world.size,
             "host": self._world.host,
-            "settings": dict(settings),
-            "checkpoint": checkpoint,
+            "settings": {
+                "rule": context.rule.text(),
+                "seed": settings.seed,
+                "guard": str(settings.guard),
+                "outer_state": settings.outer_state,
+                "environment": seeds(),
+            },
+            "checkpoint": "" if settings.checkpoint is None else str(settings.checkpoint),
             "machine": machine(devices),
         }
-        models = self._digests(state)
+        models = self._digests(_state(context, engine))
         self._write(lambda: {**line, "models": models})
 
-    def resumed(self, n: int, state: State) -> None:
-        """The run goes on from the state after exchange `n`."""
-        models = self._digests(state)
-        self._write(lambda: {"kind": "resume", "n": n, "models": models})
+    def load(self, context: RunContext, engine: EngineProtocol | None) -> None:
+        """The run goes on from the state after an exchange."""
+        if engine is None:
+            return
+        position = engine.exchange_position
+        number, models = position.sequence if position is not None else 0, self._digests(_state(context, engine))
+        self._write(lambda: {"kind": "resume", "n": number, "models": models})
 
-    def gave(self, fragment: int, state: FragmentState) -> None:
+    def gave(self, fragment: int, state: Mapping[str, Tensor]) -> None:
         """A block of this fragment is over, and what the tensors hold goes into an exchange."""
         host = torch.device("cpu")
-        whole = {str(k): one.fragment.whole(one.device) for k, one in enumerate(state.all)}
-        copies = {name: x if x.device == host else x.to(host) for name, x in whole.items()}
+        copies = {name: x if x.device == host else x.to(host) for name, x in state.items()}
         self._given[fragment] = self._thread.submit(digest, copies)
 
-    def merged(self, fragment: int, n: int, state: Mapping[str, Tensor], summary: ExchangeSummary | None) -> None:
+    def merged(
+        self, fragment: int | None, n: int, state: Mapping[str, Tensor], summary: ExchangeSummary | None
+    ) -> None:
         """Exchange `n` was applied, and left this state."""
         self._wait()  # the copy's memory is used again
+        if fragment is None:
+            assert self._context is not None
+            fragment, state = GRADIENTS, plain_state(self._context.owned, self._context.model)
         copies = self._copies.setdefault(("model", fragment), Snapshot()).take(dict(state))
         given = self._given.pop(fragment, None)
         headers = summary.headers if summary is not None else ()
-        steps = self.committed()
+        steps = self._committed
         places, unknown = self._places.take(steps)
 
         def line() -> dict[str, Any]:
@@ -194,7 +231,12 @@ class Receipts:
         if self._until is not None and n >= self._until:
             self.reached = True
 
-    def stop(self) -> None:
+    @property
+    def _committed(self) -> int:
+        """How many of this worker's minibatches, from the first, are in the global model."""
+        return self._engine.steps_committed if self._engine is not None else 0
+
+    def stepped(self) -> None:
         """End the program, if exchange `until` is over."""
         if self.reached:
             self.reached = False
@@ -202,7 +244,7 @@ class Receipts:
 
     def end(self) -> None:
         """The run ended in order."""
-        places, unknown = self._places.take(self.committed())
+        places, unknown = self._places.take(self._committed)
         self._write(lambda: {"kind": "end", "places": places, "unknown": unknown})
 
     def flush(self) -> None:
@@ -243,6 +285,13 @@ class Receipts:
             last.result()
 
 
+def _state(context: RunContext, engine: EngineProtocol) -> State:
+    blocks = getattr(engine, "blocks", None)
+    if isinstance(blocks, FragmentedModel) and not context.progress.lockstep:
+        return {number: update.state.tensors() for number, update in enumerate(blocks.updates)}
+    return {GRADIENTS: plain_state(context.owned, context.model)}
+
+
 def machine(devices: Iterable[str]) -> dict[str, Any]:
     """What decides the bits of this worker's sums, and the versions of what it runs."""
     return {
@@ -259,7 +308,7 @@ def machine(devices: Iterable[str]) -> dict[str, Any]:
 
 def seeds() -> dict[str, str]:
     """The variables from which an unchanged program's start follows, as far as they are set."""
-    return {name: os.environ[name] for name in SEEDS if name in os.environ}
+    return {name: os.environ[name] for name in (*SEEDS, LINES) if name in os.environ}
 
 
 def _processor() -> str:

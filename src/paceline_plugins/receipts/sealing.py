@@ -6,9 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from paceline.cli.console import err, near, refuse
 from paceline.cli.launch.cluster import LaunchCluster
@@ -20,22 +18,6 @@ if TYPE_CHECKING:
     from paceline.communication.sockets.certificates import Authority
 
 FOLDER, AUTHORITY = "receipts", "authority.pem"
-WriteReceipts = Annotated[
-    bool,
-    typer.Option(
-        "--receipts", help="Each worker writes what it brought to and took from every merge, for paceline verify."
-    ),
-]
-
-
-def refuse_unserved(asked: bool, elastic: bool, under_mpi: bool) -> None:
-    """Refuse receipts where no launcher could seal them."""
-    if asked and elastic:
-        refuse(
-            "--receipts is for runs of a fixed size: in an elastic run members change, and with them the order of sums"
-        )
-    if asked and under_mpi:
-        refuse("--receipts needs a launcher that seals them: start the workers with paceline run, not with mpiexec")
 
 
 @dataclass(frozen=True)
@@ -100,11 +82,9 @@ class Sealing:
 
 
 def make_seal(
-    asked: bool, cluster: LaunchCluster, directory: Path, sign: Callable[[int], Mapping[str, str]], job: Path | None
-) -> Sealing | None:
-    """Seals the receipts, with the key of the job's authority; None if none were asked for."""
-    if not asked:
-        return None
+    cluster: LaunchCluster, directory: Path, sign: Callable[[int], Mapping[str, str]], job: Path | None
+) -> Sealing:
+    """Seals the receipts, with the key of the job's authority."""
     if cluster.size == 1:
         refuse("--receipts: one worker merges nothing; give --workers 2 or more, or leave --receipts out")
     if isinstance(sign, HostCertificates):

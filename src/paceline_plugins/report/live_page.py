@@ -68,12 +68,11 @@ class LivePage:
         directory: of the logs.
         status: what the run does now; called before each refresh.
         token: what a request has to bring along; empty for a page that only this machine reaches.
-        debug: whether to list every event.
     """
 
-    def __init__(self, directory: Path, status: Callable[[], Status], token: str = "", debug: bool = False) -> None:
+    def __init__(self, directory: Path, status: Callable[[], Status], token: str = "") -> None:
         self._follower, self._status = RunFollower(directory), status
-        self._token, self._debug = token, debug
+        self._token = token
         self._read = -1
         # A browser that was served by an earlier server of this address gets all sections anew.
         self._ready = _Ready(f"Run {directory.resolve().name}", Status("The logs are read."), int(1000 * time.time()))
@@ -88,7 +87,7 @@ class LivePage:
             self._show({"head": self._head("No worker has attached yet.")}, [], status)
         elif (self._read, self._ready.status) != (self._follower.events, status):
             drawn = charts([run])
-            shown = Shown(self._ready.title, debug=self._debug, states=None if status.over else status.states)
+            shown = Shown(self._ready.title, states=None if status.over else status.states)
             self._show(sections([run], drawn, shown), drawn, status)
         self._read = self._follower.events
         return max(EVERY_S, (time.monotonic() - began) / LARGEST_SHARE)

@@ -19,7 +19,6 @@ def write_report(
     *,
     title: str | None = None,
     extra: ExtraTable | None = None,
-    debug: bool = False,
 ) -> Path:
     """Write `output/index.html`; returns its path.
 
@@ -28,9 +27,8 @@ def write_report(
         output: directory of the page, made where it does not exist; or the page itself, `*.html`.
         title: of the page; by default the labels of the runs.
         extra: the caller's own table for the top.
-        debug: whether to list every event.
     """
-    return write_runs(load(directories), output, title=title, extra=extra, debug=debug)
+    return write_runs(load(directories), output, title=title, extra=extra)
 
 
 def write_runs(
@@ -39,14 +37,13 @@ def write_runs(
     *,
     title: str | None = None,
     extra: ExtraTable | None = None,
-    debug: bool = False,
 ) -> Path:
     """As `write_report`, for runs that were read already."""
     html = Path(output)
     if html.suffix != ".html":
         html = html / "index.html"
     html.parent.mkdir(parents=True, exist_ok=True)
-    shown, drawn = Shown(title or title_of(runs), extra, debug), charts(runs)
+    shown, drawn = Shown(title or title_of(runs), extra), charts(runs)
     html.write_text(document(shown.title, sections(runs, drawn, shown), drawn, {}), encoding="utf-8")
     return html
 

@@ -29,7 +29,6 @@ def command(
     output: Annotated[Path, typer.Option(help="Directory for the page (index.html) and its pictures.")] = Path(
         "report"
     ),
-    debug: Annotated[bool, typer.Option("--debug", help="Every event of elastic runs, also unimportant ones.")] = False,
 ) -> None:
     """Make a page with figures from the logs of one run, or compare several."""
     from paceline_plugins.report.report import load, write_runs  # slow to import
@@ -41,7 +40,7 @@ def command(
     except OSError as error:
         refuse(f"cannot read the logs: {error}")
     try:
-        page = write_runs(runs, output, debug=debug)
+        page = write_runs(runs, output)
     except PacelineError as error:
         refuse(str(error))
     except OSError as error:
@@ -56,7 +55,7 @@ def command(
             out().print(f"{run.label}: {told}" if len(runs) > 1 else told, markup=False)
     for run in runs:
         if run.events:
-            out().print(_events(run, debug))
+            out().print(_events(run))
     for text in _notes(runs):
         err().print(f"note: {text}", markup=False)
     out().print(f"report: {page}", soft_wrap=True, markup=False)
@@ -83,10 +82,10 @@ def as_table(rows: Sequence[Mapping[str, str]]) -> Table:
     return table
 
 
-def _events(run: RunLog, debug: bool) -> Table:
+def _events(run: RunLog) -> Table:
     """The latest events of an elastic run; the page has more."""
     table = Table("after", "event", "what", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for row in event_rows(run, LATEST, debug):
+    for row in event_rows(run, LATEST):
         table.add_row(*(Text(text) for text in row.values()))
     return table
 

@@ -58,13 +58,11 @@ class Shown:
     Attributes:
         title: of the page.
         extra: the caller's own table.
-        debug: whether to list every event.
         states: of a run that still trains, worker -> its state.
     """
 
     title: str
     extra: ExtraTable | None = None
-    debug: bool = False
     states: Mapping[int, str] | None = None
 
 
@@ -87,7 +85,7 @@ def _sections(runs: Sequence[RunLog], drawn: Sequence[Chart], shown: Shown) -> I
         of_run = f" of {run.label}" if len(runs) > 1 else ""
         yield f"tuned-{number}", _titled(f"Changes of settings{of_run}", tuned_rows(run))
         yield f"workers-{number}", _titled(f"Workers{of_run}", worker_rows(run, shown.states))
-        yield f"events-{number}", _titled(f"Events{of_run}", event_rows(run, debug=shown.debug), EVENTS)
+        yield f"events-{number}", _titled(f"Events{of_run}", event_rows(run), EVENTS)
     yield "footer", _footer(runs)
 
 

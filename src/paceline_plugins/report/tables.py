@@ -135,15 +135,15 @@ def source_facts(counts: SourceReads) -> dict[str, str]:
     }
 
 
-def event_rows(run: RunLog, most: int = 200, debug: bool = False) -> list[dict[str, str]]:
-    """A row an event, the last `most`; with `debug` also those that help only to debug paceline."""
+def event_rows(run: RunLog, most: int = 200) -> list[dict[str, str]]:
+    """A row an event, the last `most`, without those that help only to debug paceline."""
     shown = Notices()
-    for event in news_events(run.events, debug):
+    for event in news_events(run.events):
         shown.add(control_notice(event, event.at_s))
     hidden = TOLD_BY_CONTROL if run.events else frozenset()
     for worker in run.workers:
         for one in worker.notices.newest(most):
-            if one.kind not in hidden and (debug or one.kind in NAMED):
+            if one.kind not in hidden and one.kind in NAMED:
                 shown.add(replace(one, at_s=worker.began_s + one.at_s))
     return [{"after": seconds_text(one.at_s), "event": one.kind, "what": one.text} for one in shown.newest(most)]
 

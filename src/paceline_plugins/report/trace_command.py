@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -17,20 +16,16 @@ def command(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The file to write; one that ends with .gz is compressed.")
     ] = Path("trace.json"),
-    since: Annotated[float, typer.Option(help="Leave out earlier events, seconds from the start.")] = 0.0,
-    until: Annotated[
-        float | None, typer.Option(help="Leave out later events, seconds from the start.", show_default=False)
-    ] = None,
 ) -> None:
     """Write a timeline of all workers on one clock, to be opened at https://ui.perfetto.dev or chrome://tracing."""
     from paceline_plugins.report.trace import write_trace  # slow to import
 
     with refusing():
-        trace = write_trace(directory, output, since_s=since, until_s=math.inf if until is None else until)
+        trace = write_trace(directory, output)
     out().print(f"{trace.workers} workers, {trace.slices:,} spans; clocks: {trace.clock}", markup=False)
     if trace.folded > 1:
         out().print(
-            f"the log is long: each span stands for {trace.folded} lines; --since and --until show a part in detail"
+            f"the log is long: each span stands for {trace.folded} lines; write_trace(since_s=, until_s=) shows a part"
         )
     out().print(f"trace: {trace.path}", soft_wrap=True, markup=False)
 

@@ -9,9 +9,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from paceline.cli.console import out, refuse
 from paceline.cli.run.status import describe
@@ -24,24 +22,14 @@ if TYPE_CHECKING:
 
 PORT = 8765
 
-Web = Annotated[bool, typer.Option("--web", help="Serve a page for a browser, on this machine alone.")]
-Port = Annotated[
-    int | None,
-    typer.Option(min=0, max=65535, help=f"Port of the page; default {PORT}, or any that is free.", show_default=False),
-]
-Host = Annotated[
-    str,
-    typer.Option(help="Serve the page at this address, for other machines: all who know the printed address may read."),
-]
 
-
-def serve(directory: Path, host: str, port: int | None, debug: bool) -> None:
+def serve(directory: Path, host: str, port: int | None) -> None:
     """Serve the page until Ctrl-C."""
     from paceline_plugins.report.live_page import LivePage  # NumPy is slow to import
 
     token = "" if _is_local(host) else secrets.token_urlsafe(16)
     live = Live(directory)
-    page = LivePage(directory, lambda: status_of(live), token, debug)
+    page = LivePage(directory, lambda: status_of(live), token)
     server = _listen(host, port, page)
     thread = threading.Thread(target=server.serve_forever, name="paceline-page", daemon=True)
     thread.start()

@@ -37,7 +37,7 @@ from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.launch import Outcome, side_by_side
 from paceline.cli.launch.spawn import Command
 from paceline.cli.run import certificates, failure, fixed
-from paceline.cli.run.certificates import Security
+from paceline.cli.run.options import Security
 from paceline.cli.run.program import find
 from paceline.cli.run.start import environment
 from paceline.cli.tune.command import show
@@ -241,7 +241,7 @@ class Search:
                 )
             added["PACELINE_RESUME"] = str(step)
         script, *arguments = plan.program
-        sign = fixed.signing(cluster, place, Security(None, None, False), False)
+        sign = fixed.signing(cluster, place, Security(), False)
         return Command(find(Path(script), ["--", *arguments]).command(), added, output, sign)
 
     def _record_result(self, group: int, outcome: Outcome) -> None:

@@ -3,57 +3,63 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 
 from paceline.checkpoint import AutoCheckpointer
+from paceline.core.world import World
+from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.errors import UnsupportedError
+from paceline.extensions import Observer
+from paceline.rules.rule import Rule
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.protocol import EngineProtocol
-from paceline_plugins.search.search_round import MUST_RESUME, Round, RoundOver
+from paceline.update.engine.settings import Settings
+from paceline_plugins.search.search_round import MUST_RESUME, Round, RoundOver, round_from_text
 
 
-class SearchRound:
-    """Applies a search round's values to a run, and ends it with a checkpoint.
+class SearchRound(Observer):
+    """Applies a search round's values to a run, and ends it with a checkpoint."""
 
-    Args:
-        plan: values to begin with, and the exchanges after which the round is over.
-        context: what the parts of the run share.
-        engine: exchanges by the rule; None with one worker.
-        checkpointer: takes the checkpoint with which the round ends.
-        close: closes the run.
-    """
+    @staticmethod
+    def check(settings: Settings) -> Settings:
+        """The settings with those of the round that `paceline tune --search` started."""
+        found = round_from_text(os.environ["PACELINE_ROUND"])
+        return replace(settings, round=found, checkpoint=found.checkpoint, every_blocks=found.exchanges, keep=1)
 
-    def __init__(
+    def __init__(self, rule: Rule, settings: Settings, world: World, loaders: LoaderRegistry, elastic: bool) -> None:
+        self._plan: Round = settings.round
+        self._begun: tuple[RunContext, EngineProtocol | None, Callable[[], None]] | None = None
+
+    def begin(
         self,
-        plan: Round,
         context: RunContext,
         engine: EngineProtocol | None,
-        checkpointer: AutoCheckpointer,
+        checkpointer: AutoCheckpointer | None,
         close: Callable[[], None],
     ) -> None:
-        self._plan, self._context, self._engine = plan, context, engine
-        self._checkpointer, self._close = checkpointer, close
+        """The run is built."""
+        self._begun = context, engine, close
+        assert checkpointer is not None
         checkpointer.require_resume(MUST_RESUME)
 
-    def begin(self) -> None:
+    def resumed(self) -> None:
         """Tune the round's values, on all workers before the next step."""
-        tune, world, tuner = self._plan.tune, self._context.transport.world, self._context.tuner
-        if not tune:
+        tune = self._plan.tune
+        if not tune or self._begun is None:
             return
+        context, engine, _ = self._begun
+        world, tuner = context.transport.world, context.tuner
         tuner.tunables.check(tune)  # on every worker, so that all raise
         request = tuner.ask(tune, revert=False) if world.rank == 0 else None
-        if self._engine is not None:
-            self._engine.retune()
+        if engine is not None:
+            engine.retune()
         if request is not None and not request.applied:
             raise UnsupportedError(world.sign(f"the values of this round cannot be: {request.refused}"))
 
-    def at_iteration_end(self) -> Callable[[], None] | None:
-        """A function that takes the checkpoint and ends the program, if one is due; else None."""
-        take = self._checkpointer.at_iteration_end()
-        return partial(self._end, take) if take is not None else None
-
-    def _end(self, take: Callable[[], None]) -> None:
-        take()
-        self._close()
+    def saved(self) -> None:
+        """End the program: the round's checkpoint is taken."""
+        assert self._begun is not None
+        self._begun[2]()
         raise RoundOver()

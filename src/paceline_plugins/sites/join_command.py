@@ -13,20 +13,16 @@ from paceline.cli.console import command_app, refuse, settings_file
 from paceline.cli.console.program_options import (
     CONTEXT,
     Arguments,
-    AsIs,
     Log,
     Module,
-    Overwrite,
     ProgramCommand,
     Quiet,
-    RuleText,
 )
-from paceline.cli.run.certificates import Security
-from paceline.cli.run.elastic import ElasticOptions, start_run
-from paceline.cli.run.program import find
+from paceline.cli.run.elastic import ElasticRun, start_run
+from paceline.cli.run.options import ElasticOptions, ProgramOptions, Security, StartOptions
+from paceline.cli.run.program import find, zero_lines
 from paceline_plugins.sites import sites
 from paceline_plugins.sites.sites import Sites
-from paceline_plugins.zero import run_option as zero_lines
 
 TIMEOUT_S = 600.0
 MOST_TEXT = 2000
@@ -68,16 +64,7 @@ def command(
     ] = None,
     arguments: Arguments = None,
     workers: Annotated[int, typer.Option(help="Number of workers of this host.")] = 1,
-    rule: RuleText = None,
     log: Log = None,
-    overwrite: Overwrite = False,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds after which a worker that does not answer is lost.", show_default="as on the first host"
-        ),
-    ] = None,
-    as_is: AsIs = False,
     module: Module = False,
     quiet: Quiet = False,
 ) -> None:
@@ -92,26 +79,25 @@ def command(
         refuse("no program was given: paceline join [OPTIONS] FILE|- PROGRAM [ARGUMENTS]")
     read = sites.read(invitation, "INVITATION", lead=False)
     program = find(script, arguments, module)
-    options = zero_lines.ZeroLineOptions(as_is, False, False)
-    zero_lines.refuse_elastic(program, options)
+    options = ProgramOptions(module=module)
+    zero_lines().refuse_elastic(program, options)
     if workers < 1:
         refuse(f"--workers must be at least 1, got {workers}")
     enrolled = sites.enrol(read, "INVITATION", workers)
-    rule, timeout_s = _of_run(enrolled.told, rule, timeout)
-    asked = ElasticOptions(None, read.where, None, workers, rule, timeout_s, None, Sites(enrolled=enrolled))
-    raise typer.Exit(start_run(asked, program, options, log, overwrite, Security(None, None, False), quiet))
+    rule, timeout_s = _of_run(enrolled.run)
+    start = StartOptions(rule=rule, timeout=timeout_s, log=log, quiet=quiet)
+    asked = ElasticRun(ElasticOptions(join=read.where), start, workers, Sites(enrolled=enrolled))
+    raise typer.Exit(start_run(asked, program, options, Security()))
 
 
-def _of_run(told: dict[str, Any], rule: str | None, timeout_s: float | None) -> tuple[str | None, float]:
-    """Rule and timeout: as given here, else as on the first host."""
-    other, seconds = told.get("rule"), told.get("timeout_s")
-    if rule is None and isinstance(other, str) and len(other) <= MOST_TEXT:
-        rule = other
-    if timeout_s is None:
-        timeout_s = TIMEOUT_S
-        if isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds >= 1:
-            timeout_s = float(seconds)
-    return rule, timeout_s
+def _of_run(facts: dict[str, Any]) -> tuple[str | None, float]:
+    """Rule and timeout, as on the first host."""
+    rule, seconds = facts.get("rule"), facts.get("timeout_s")
+    known = isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds >= 1
+    return (
+        rule if isinstance(rule, str) and len(rule) <= MOST_TEXT else None,
+        float(seconds) if known and seconds is not None else TIMEOUT_S,
+    )
 
 
 app = command_app(command, cls=JoinCommand, context_settings=CONTEXT)

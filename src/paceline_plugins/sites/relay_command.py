@@ -33,15 +33,14 @@ def command(
     public: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Where they reach it, if a router forwards it to --listen.")
     ] = None,
-    folder: Annotated[Path, typer.Option(help="For the keys, so that the next start prints the same lines.")] = Path(
-        "paceline-relay"
-    ),
 ) -> None:
     """Pass on what the hosts of an elastic run say to each other, until a signal ends it.
 
     For runs whose hosts are all behind routers: only this host needs an open port. It trains nothing, and cannot read
-    what it passes on. It serves one run at a time.
+    what it passes on. It serves one run at a time. Its keys are in ./paceline-relay: the next start there prints the
+    same lines.
     """
+    folder = Path("paceline-relay")
     where = elastic_checks.listen(listen)
     if where[1] == 0:
         refuse(f"--listen must name a port, got {listen}: the lines that are printed have it")
@@ -55,7 +54,7 @@ def command(
 
 
 def _lock(folder: Path) -> saved_plan.Lock:
-    with checks.refuse_unwritable(folder, "--folder"):
+    with checks.refuse_unwritable(folder, "the folder of the keys"):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return saved_plan.Lock(folder, "relay.lock")
 

@@ -16,6 +16,8 @@ from paceline.errors import PacelineError
 from paceline_plugins.sites import revocations
 
 LOOK_EVERY_S = 0.1
+WAIT_S = 30.0
+"""For the launcher's answer."""
 REFUSED = 1
 """Exit code if the certificates are not revoked, or not yet."""
 
@@ -36,7 +38,6 @@ def command(
         bool, typer.Option("--unknown", help="All certificates that have not joined yet: a job.pem was stolen.")
     ] = False,
     why: Annotated[str, typer.Option(help="Shown to the worker, to the others and in the log.")] = "by the operator",
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the launcher.")] = 30.0,
 ) -> None:
     """Revoke certificates in a running elastic run.
 
@@ -51,7 +52,7 @@ def command(
         name = revocations.post(run, revocations.Request(workers or [], ids, unknown, why))
     except OSError as error:
         refuse(f"cannot write a request into {run}: {error}; only who can write there can revoke")
-    answer = _await(run, name, wait)
+    answer = _await(run, name, WAIT_S)
     if answer is None:
         err().print(_unanswered(run), markup=False, soft_wrap=True)
         raise typer.Exit(REFUSED)

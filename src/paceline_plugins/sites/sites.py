@@ -10,14 +10,13 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli.console import err, near, refuse
 from paceline.cli.launch.saved_plan import SavedPlan, address_text
 from paceline.cli.run import checks
-from paceline.cli.run.certificates import JOB, Security
+from paceline.cli.run.certificates import JOB
+from paceline.cli.run.options import ElasticOptions, Security
 from paceline.errors import PacelineError, PeerLostError
 
 if TYPE_CHECKING:
@@ -31,24 +30,6 @@ FIND_S = 60.0
 LOOK_EVERY_S = 0.5
 SAY_AFTER_S = 2.0
 
-Invite = Annotated[
-    bool,
-    typer.Option(
-        "--invite", help="With --elastic and --listen: print an invitation, with which `paceline join` works anywhere."
-    ),
-]
-Public = Annotated[
-    str | None,
-    typer.Option(metavar="HOST:PORT", help="With --invite: where others reach --listen, if a router forwards it."),
-]
-Relay = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE|-",
-        help="With --elastic: a file with the launcher's line of a `paceline relay` elsewhere; - asks.",
-    ),
-]
-
 
 @dataclass(frozen=True)
 class Enrolled:
@@ -59,14 +40,14 @@ class Enrolled:
         certificates: of these keys, as PEM.
         authority: certificate of the job's authority, as PEM.
         where: the relay listens.
-        told: the run's options that all hosts share, as far as the relay knows them.
+        run: its options that all hosts share, as far as the relay knows them.
     """
 
     keys: list[EllipticCurvePrivateKey]
     certificates: list[bytes]
     authority: bytes
     where: tuple[str, int]
-    told: dict[str, Any]
+    run: dict[str, Any]
 
     def write(self, folder: Path) -> Path:
         """Write the launcher's certificate to `folder`, and that of place K to `folder/place-K`."""
@@ -108,23 +89,9 @@ HERE = Sites()
 """All hosts reach each other."""
 
 
-def check_elastic(leads: bool, invite: bool, public: str | None, relay: str | None) -> None:
-    """Refuse options of runs over several sites for any other run."""
-    for name, given in (("--invite", invite), ("--public", public), ("--relay", relay)):
-        if given and not leads:
-            refuse(f"{name} belongs to --elastic MIN:MAX, on the host where the run starts")
-
-
-def options(
-    invite: bool,
-    public: str | None,
-    relay: str | None,
-    listen: str | None,
-    security: Security,
-    print_only: bool,
-    workers: int,
-) -> Sites:
+def options(asked: ElasticOptions, security: Security, print_only: bool, workers: int) -> Sites:
     """Of a launcher that leads; refuses options that exclude each other."""
+    invite, public, relay, listen = asked.invite, asked.public, asked.relay, asked.listen
     if public is not None:
         if not invite:
             refuse("--public says where other sites reach the relay of --invite: give --invite as well")

@@ -44,9 +44,7 @@ def greetings(links: Links) -> dict[int, Mapping[str, Any]]:
     return hello
 
 
-def programs(
-    links: Links, hello: Mapping[int, Mapping[str, Any]], program: ProgramFiles, may_bring: bool
-) -> dict[int, Plan]:
+def programs(links: Links, hello: Mapping[int, Mapping[str, Any]], program: ProgramFiles) -> dict[int, Plan]:
     """The plan for each host that has no trouble; the troubles of the other ones are noted in `links`."""
     asked = {
         index: {
@@ -67,9 +65,9 @@ def programs(
         host, python = links.hosts[index], hello[index]["python"]
         if is_origin(links, index):  # files may change while they are compared, such as this command's own output
             said = {**said, "differ": []}
-        for text in [*versions(host, python, said["versions"]), *_program(host, said, program, may_bring)]:
+        for text in [*versions(host, python, said["versions"]), *_program(host, said, program)]:
             links.trouble(index, text)
-        here = not may_bring or (said["directory"] and not said["differ"])
+        here = said["directory"] and not said["differ"]
         plans[index] = Plan(str(asked[index]["directory"])) if here else Plan(said["copy"], list(said["copy_differs"]))
     return plans
 
@@ -112,7 +110,7 @@ def versions(host: Host, python: list[str], found: Mapping[str, str]) -> list[st
     return troubles
 
 
-def _program(host: Host, said: Mapping[str, Any], program: ProgramFiles, may_bring: bool) -> list[str]:
+def _program(host: Host, said: Mapping[str, Any], program: ProgramFiles) -> list[str]:
     """What is wrong with the program and its directory there."""
     directory = host.directory or str(program.base)
     if not said["directory"] and (host.directory is not None or not program.sums):
@@ -120,12 +118,9 @@ def _program(host: Host, said: Mapping[str, Any], program: ProgramFiles, may_bri
     if not program.sums:
         there = said["program"] or not program.path
         return [] if there else [f"it has no {program.path}: install it there as here"]
-    differ = [path for path in said["differ"] if path in program.code or may_bring]
-    if not differ:
+    if not said["differ"]:
         return []
     what = _differs(said, program, directory)
-    if not may_bring:
-        return [f"{what}: copy it there, or leave out --no-bring, and paceline brings it"]
     if program.too_much:
         return [
             f"{what}, and {program.too_much}, of which at most {MOST_BYTES >> 20} MiB in {MOST_FILES} files are "

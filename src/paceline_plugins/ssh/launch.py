@@ -7,7 +7,6 @@ shown as on one machine, and `paceline watch` and `report` read the directory.
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -22,95 +21,15 @@ from paceline.cli.console import USAGE, err, error_panel
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.saved_plan import address_text
 from paceline.cli.launch.signals import SignalListener
-from paceline.cli.run import checks, conclusion, elastic_checks, ended_file, start
+from paceline.cli.run import checks, elastic_checks, start
 from paceline.cli.run.conclusion import stopped
-from paceline.observe.reports.summary import seconds_text
+from paceline.cli.run.options import StartOptions
 from paceline_plugins.ssh import check, words
-from paceline_plugins.ssh.follow import Ended, follow, worker_files
+from paceline_plugins.ssh.ending import conclude
+from paceline_plugins.ssh.follow import follow
 from paceline_plugins.ssh.hosts import Host
 from paceline_plugins.ssh.link import Links, Stopped
 from paceline_plugins.ssh.program_files import ProgramFiles
-
-_OF_WORKER = re.compile(r"\[\d+\] ")
-
-
-def conclude(
-    hosts: Sequence[Host],
-    ended: Ended,
-    stopped_by: int | None,
-    directory: Path,
-    seconds: float,
-    quiet: bool,
-    elastic: Sequence[str] = (),
-) -> int:
-    """Print how the run ended; the exit code.
-
-    Args:
-        hosts: in the order of their ranks.
-        ended: how their launchers ended.
-        stopped_by: the signal that the user sent, if any.
-        directory: of the logs, here.
-        seconds: that the run took.
-        quiet: print errors alone.
-        elastic: the options of an elastic run, whose first launcher has said how it ended; empty in other runs.
-    """
-    if elastic and 0 in ended.codes:
-        code = ended.codes[0] if stopped_by is None else conclusion.stopped(stopped_by)
-    else:
-        code = _verdict(hosts, ended, stopped_by, directory / "output", seconds, quiet)
-    if not quiet:
-        conclusion.point_at_logs(directory)
-    return code
-
-
-def _verdict(
-    hosts: Sequence[Host], ended: Ended, stopped_by: int | None, output: Path, seconds: float, quiet: bool
-) -> int:
-    files = {rank: path for rank, (_, path) in worker_files(output).items()}
-    said = {index: ended_file.read(output / f"{words.said_by(index)}.json") for index in range(len(hosts))}
-    names = [host.name for host in words.by_rank(hosts)]
-    if stopped_by is not None and not ended.lost:
-        return conclusion.stopped(stopped_by)
-    if ended.lost:
-        return _lost(hosts, ended)
-    codes = {rank: code for one in said.values() for rank, code in one.codes.items() if rank in files}
-    if codes:
-        return conclusion.report_failure(codes, files, names)
-    if ended.first is not None:
-        return _refused(hosts, ended, output)
-    lost = {rank: code for one in said.values() for rank, code in one.lost.items() if rank in files}
-    if lost:
-        return conclusion.finished_without(lost, files, seconds, names)
-    if not quiet:
-        err().print(f"{len(names)} worker{'s' if len(names) > 1 else ''} finished after {seconds_text(seconds)}")
-    return 0
-
-
-def _lost(hosts: Sequence[Host], ended: Ended) -> int:
-    """Report the hosts whose connection was lost, the first one first."""
-    lines = [f"{hosts[index].name}: {why}" for index, why in ended.lost.items()]
-    names = ", ".join(hosts[index].name for index in ended.lost)
-    left = [hosts[index].name for index in ended.codes]
-    hint = f"the workers of {', '.join(left)} were stopped" if left else "no host is left"
-    parts = (Text("\n".join(lines), style="bold red"), Text(f"{hint}; those of {names} end by themselves"))
-    err().print(error_panel(f"{names} {'was' if len(ended.lost) == 1 else 'were'} lost", *parts))
-    return 1
-
-
-def _refused(hosts: Sequence[Host], ended: Ended, output: Path) -> int:
-    """Report a launcher that started no worker, or that was not content with how the run went, in its own words."""
-    assert ended.first is not None
-    host, file = hosts[ended.first], output / f"{words.said_by(ended.first)}.launcher"
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    own = [line for line in lines if line.strip() and not _OF_WORKER.match(line)]
-    err().print(f"{host.name} ended with exit code {ended.codes[ended.first]}; its launcher says:", markup=False)
-    for line in own or ["(nothing)"]:
-        err().print(line, markup=False, soft_wrap=True)
-    return ended.codes[ended.first]
-
 
 BRING_S = 300.0
 START_S = 60.0
@@ -125,26 +44,20 @@ class Job:
         program: with the files that the hosts need.
         options: those of the launcher of each host that are the same on all.
         elastic: the options of an elastic run for its first host; empty for other runs.
-        rule: of `--rule`, which is among them, or None.
+        start: how the workers start.
         master: where the hosts shall meet, or None.
-        timeout_s: of the run.
-        may_bring: whether the program is copied to hosts where it is missing or differs.
         rank_0_only: whether only rank 0's output is shown.
         needs_secret: whether the workers get certificates of the job.
-        quiet: print the workers' output alone.
     """
 
     hosts: Sequence[Host]
     program: ProgramFiles
     options: Sequence[str]
     elastic: Sequence[str]
-    rule: str | None
+    start: StartOptions
     master: tuple[str, int] | None
-    timeout_s: float
-    may_bring: bool
     rank_0_only: bool
     needs_secret: bool
-    quiet: bool
 
     @property
     def size(self) -> int:
@@ -153,46 +66,47 @@ class Job:
 
     def say(self, text: str) -> None:
         """Print a note."""
-        if not self.quiet:
+        if not self.start.quiet:
             err().print(text, markup=False, soft_wrap=True)
 
 
-def run(job: Job, log: Path | None, overwrite: bool) -> int:
+def run(job: Job) -> int:
     """Run the job to its end; the exit code."""
     with SignalListener() as listener:
         links = Links(job.hosts, listener)
         try:
-            return _run(job, links, log, overwrite)
+            return _run(job, links)
         except Stopped:
             return stopped(listener.received[0])
         finally:
             links.close()
 
 
-def _run(job: Job, links: Links, log: Path | None, overwrite: bool) -> int:
+def _run(job: Job, links: Links) -> int:
+    log, overwrite, quiet = job.start.log, job.start.overwrite, job.start.quiet
     began = time.monotonic()
     names = ", ".join(host.name for host in job.hosts)
     hosts = f"{len(job.hosts)} host{'s' if len(job.hosts) > 1 else ''}: {names}"
     job.say(f"checking {hosts}")
     links.open()
-    checks.check_rule(job.rule, bool(job.elastic))  # loads torch, while ssh connects
+    checks.check_rule(job.start.rule, bool(job.elastic))  # loads torch, while ssh connects
     hello = check.greetings(links)
-    plans = check.programs(links, hello, job.program, job.may_bring)
+    plans = check.programs(links, hello, job.program)
     refuse_troubles(links)
     master = check.meeting(links, hello, job.master) if len(job.hosts) > 1 else None
     refuse_troubles(links)
     _bring(job, links, plans)
-    cluster = LaunchCluster(job.size, timeout_s=job.timeout_s)
+    cluster = LaunchCluster(job.size, timeout_s=job.start.timeout)
     if job.elastic and log is not None:
         elastic_checks.vacant(log, overwrite)
     directory = checks.log_directory(log, cluster, overwrite)
     forget_output(directory / "output")
     job.say(f"starting {job.size} worker{'s' if job.size > 1 else ''} on {hosts}")
     _start(job, links, plans, directory, master)
-    with start.shown(directory, job.size, job.quiet, job.rank_0_only, words.label(job.hosts)) as show:
+    with start.shown(directory, job.size, quiet, job.rank_0_only, words.label(job.hosts)) as show:
         ended = follow(links, directory, show, bool(job.elastic))
     stopped_by = links.listener.received[0] if links.listener.received else None
-    return conclude(job.hosts, ended, stopped_by, directory, time.monotonic() - began, job.quiet, job.elastic)
+    return conclude(job.hosts, ended, stopped_by, directory, time.monotonic() - began, quiet, job.elastic)
 
 
 def forget_output(folder: Path) -> None:

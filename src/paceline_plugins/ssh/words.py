@@ -14,7 +14,7 @@ from paceline_plugins.ssh import client
 from paceline_plugins.ssh.hosts import Host
 from paceline_plugins.ssh.program_files import ProgramFiles
 
-OWN = ("hosts", "host_index", "master", "job", "log", "overwrite", "workers", "quiet", "print_only", "bring", "module",
+OWN = ("hosts", "host_index", "master", "job", "log", "overwrite", "workers", "quiet", "print_only", "module",
        "elastic", "grace")  # fmt: skip
 """Options that the near end uses itself, or sets for each host."""
 

@@ -10,12 +10,16 @@ from types import FrameType
 
 import torch
 
+import paceline
+
 # As imported, through links or not: frames' file names begin like this.
-PACKAGE = str(Path(__file__).parents[2])
+PACKAGE = str(Path(paceline.__file__).parent)  # also those of its plugins, which lie beside it: paceline_plugins
 TORCH = str(Path(torch.__file__).parent)
 PYTHON = os.path.dirname(os.__file__) + os.sep
 PLUMBING = ("/tqdm/", "/rich/", "/fastprogress/", "/accelerate/")
 """Libraries that hand on batches: no places in the program, like paceline, torch and Python."""
+OURS = ("paceline.", "paceline_plugins.")
+"""How the names of paceline's modules begin."""
 WRAPPERS = ("paceline_plugins.zero.virtual", "paceline.run.mistakes")
 """Modules whose wrappers stand between a caller and a patched function."""
 
@@ -55,4 +59,4 @@ def calling_module(depth: int = 0) -> str:
 def asked_by_paceline() -> bool:
     """Whether the caller's caller is paceline itself, which needs the unpatched result."""
     name = calling_module(1)
-    return name.startswith("paceline.") and not name.startswith("paceline_plugins.zero")
+    return name.startswith(OURS) and not name.startswith("paceline_plugins.zero")

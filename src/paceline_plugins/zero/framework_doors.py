@@ -8,7 +8,7 @@ FORCE = (
     "and paceline splits its data"
 )
 IF_TORCH = "--force-zero-lines takes it as a torch program"
-MOVE = "take the cluster out and add the two lines (docs/moving.md says what stands where)"
+MOVE = "take the cluster out and add the two lines (docs/guide/frameworks.md has the lines)"
 DOORS = (
     (
         ("lightning.fabric", "lightning.Fabric", "lightning_fabric"),
@@ -65,5 +65,5 @@ def of_framework(names: set[str]) -> tuple[str, str]:
 def _find(name: str) -> str:
     for beginnings, door in DOORS:
         if any(name == beginning or name.startswith(f"{beginning}.") for beginning in beginnings):
-            return f"{door} (docs/frameworks.md)" if "no door" not in door else door
+            return f"{door} (docs/guide/frameworks.md)" if "no door" not in door else door
     return ""

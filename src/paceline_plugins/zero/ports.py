@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.core.world import host_name
-from paceline_plugins.zero.callers import calling_module
+from paceline_plugins.zero.callers import OURS, calling_module
 from paceline_plugins.zero.patches import Patches
 
 HERE = ("", "localhost", "127.0.0.1", "0.0.0.0", "::1", "::")
@@ -48,4 +48,4 @@ class Ports:
 
 def _asked_by_paceline() -> bool:
     """Whether paceline binds, by `socket.create_server` or not."""
-    return calling_module(1).startswith("paceline.") or calling_module(2).startswith("paceline.")
+    return calling_module(1).startswith(OURS) or calling_module(2).startswith(OURS)

@@ -8,7 +8,6 @@ import importlib.util
 import os
 import sys
 import tempfile
-import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
@@ -17,11 +16,10 @@ from types import TracebackType
 
 import torch
 
-from paceline.errors import PacelineError
+from paceline.communication.diagnosis import own_traceback
 from paceline.update.engine.exit_handling import succeeded
 from paceline_plugins.zero import module_file, seeds
 from paceline_plugins.zero.attachment import Zero
-from paceline_plugins.zero.callers import PACKAGE, TORCH
 from paceline_plugins.zero.file_redirection import redirect_files
 from paceline_plugins.zero.journal import Journal
 from paceline_plugins.zero.patches import Patches
@@ -117,23 +115,10 @@ def _spec(name: str) -> ModuleSpec:
     return spec
 
 
-def told(script: Path, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
-    """An error's traceback from the program's first frame; a refusal's ends where the program called paceline."""
-    frames = traceback.extract_tb(trace)
-    first = next((n for n, frame in enumerate(frames) if frame.filename == str(script)), 0)
-    last = len(frames)
-    if isinstance(error, PacelineError):
-        while last > first + 1 and frames[last - 1].filename.startswith((PACKAGE, TORCH)):
-            last -= 1
-    failure = traceback.TracebackException(kind, error, trace)
-    failure.stack = traceback.StackSummary.from_list(frames[first:last])
-    return "".join(failure.format())
-
-
 def _hook(script: Path) -> Callable[..., None]:
-    """An `excepthook` that prints an error by `told`."""
+    """An `excepthook` that prints an error by `own_traceback`."""
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        print(told(script, kind, error, trace), end="", file=sys.stderr, flush=True)
+        print(own_traceback(script, kind, error, trace), end="", file=sys.stderr, flush=True)
 
     return show

@@ -150,7 +150,7 @@ def nothing_attached(program: str, workers: int) -> Refusal:
     return refusal(
         f"{program}: no optimizer of torch trained anything in this process: each of the {workers} workers has done "
         "the whole job by itself. A framework that owns the loop, or processes that the program starts, need a door "
-        "(docs/frameworks.md); `paceline run --as-is` says that so many copies are wanted. Where the program "
+        "(docs/guide/frameworks.md); `paceline run --as-is` says that so many copies are wanted. Where the program "
         "steps by itself"
     )
 

@@ -5,39 +5,28 @@ from __future__ import annotations
 
 import os
 import secrets
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.text import Text
 
 from paceline.cli.console import err, error_panel, refuse
 from paceline.cli.launch.cluster import LaunchCluster
+from paceline.cli.run.options import ProgramOptions
 from paceline.cli.run.program import Program
 from paceline.run import attach_marker
-from paceline_plugins.zero import cluster_detection, framework_doors, hashing
+from paceline_plugins.zero import cluster_detection, framework_doors, hashing, module_file
 
 EXECUTABLE = (
-    "attach with paceline's C library, or let paceline blocks merge the model files of an unchanged tool: docs/tools.md"
+    "attach with paceline's C library, or let paceline blocks merge the model files of an unchanged tool: "
+    "see docs/guide/tools.md"
 )
+find_module = module_file.find
+LINES = "PACELINE_LINES"
+"""`zero` or `random-data`, for the receipts: how the program runs again."""
 SEED = "PACELINE_SEED"  # of paceline_plugins.zero.seeds, which loads torch
 
 
-@dataclass(frozen=True)
-class ZeroLineOptions:
-    """The options about zero lines.
-
-    Attributes:
-        as_is: start the program without them.
-        force: add them to a program that has cluster code.
-        random_data: the program makes random samples itself.
-    """
-
-    as_is: bool = False
-    force: bool = False
-    random_data: bool = False
-
-
-def serves(program: Program, options: ZeroLineOptions, workers: int) -> bool:
+def serves(program: Program, options: ProgramOptions, workers: int) -> bool:
     """Whether to add zero lines to the program; prints why not if a user may expect them.
 
     Refuses a program that would certainly do the whole job on each of several workers.
@@ -48,12 +37,12 @@ def serves(program: Program, options: ZeroLineOptions, workers: int) -> bool:
     if options.as_is:
         if options.random_data:
             refuse("--random-data is for programs that run with zero lines: leave out --as-is")
-        if options.force:
+        if options.force_zero_lines:
             refuse("--as-is and --force-zero-lines exclude each other: give one of them")
         return False
     names = cluster_detection.imported(program.source, program.root)
     own = cluster_detection.attaches(names)
-    if options.force:
+    if options.force_zero_lines:
         if own:
             refuse(f"--force-zero-lines is for programs without paceline, and {program.name} {_why('')}")
         return True
@@ -80,8 +69,8 @@ def serves(program: Program, options: ZeroLineOptions, workers: int) -> bool:
     return False
 
 
-def _refuse_for_executable(program: Program, options: ZeroLineOptions) -> None:
-    for option, given in (("--random-data", options.random_data), ("--force-zero-lines", options.force)):
+def _refuse_for_executable(program: Program, options: ProgramOptions) -> None:
+    for option, given in (("--random-data", options.random_data), ("--force-zero-lines", options.force_zero_lines)):
         if given:
             refuse(
                 f"{option} is for Python programs, and {program.name} is an executable, which cannot have zero lines: "
@@ -93,9 +82,7 @@ def _why(other: str) -> str:
     return f"uses {other}, which makes a cluster itself" if other else "attaches paceline itself, or does not use torch"
 
 
-def work_not_shared(
-    directory: Path, options: ZeroLineOptions, program: Program, workers: int, rule: str | None
-) -> bool:
+def work_not_shared(directory: Path, options: ProgramOptions, program: Program, workers: int, rule: str | None) -> bool:
     """Whether each of several workers did the whole job by mistake; prints that."""
     intended = (options.as_is and rule is None) or attach_marker.asks_for_help(program.arguments)
     if workers == 1 or intended or not attach_marker.is_missing(directory):
@@ -103,7 +90,8 @@ def work_not_shared(
     under = f" The rule {rule} was never used." if rule is not None else ""
     what = f"nothing attached paceline: each of the {workers} workers did the whole job by itself.{under}"
     hint = (
-        "add paceline.attach and run.share to the program, or use the adapter of its framework (docs/frameworks.md); "
+        "add paceline.attach and run.share to the program, or use the adapter of its framework "
+        "(docs/guide/frameworks.md); "
         f"{framework_doors.IF_TORCH}"
     )
     if program.is_tool:
@@ -119,6 +107,8 @@ def environment(cluster: LaunchCluster, bare: bool, random_data: bool) -> dict[s
     Several hosts have no common seed here; their workers derive one from the name of the start.
     """
     added = {"PACELINE_RANDOM_DATA": "1"} if random_data else {}
+    if bare:
+        added[LINES] = "random-data" if random_data else "zero"
     if not bare or cluster.size == 1:
         return added
     if hashing.is_random(os.environ):
@@ -128,9 +118,9 @@ def environment(cluster: LaunchCluster, bare: bool, random_data: bool) -> dict[s
     return added
 
 
-def refuse_elastic(program: Program | None, options: ZeroLineOptions) -> None:
+def refuse_elastic(program: Program | None, options: ProgramOptions) -> None:
     """Refuse an elastic run of a program that does not attach."""
-    for option, given in (("--random-data", options.random_data), ("--force-zero-lines", options.force)):
+    for option, given in (("--random-data", options.random_data), ("--force-zero-lines", options.force_zero_lines)):
         if given:
             refuse(f"{option} is not for --elastic: there the program has to attach paceline itself")
     if program is None or program.source is None or options.as_is:

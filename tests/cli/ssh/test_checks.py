@@ -118,18 +118,6 @@ def test_no_paceline_and_other_versions(cluster: Cluster, tmp_path: Path) -> Non
     )
 
 
-def test_a_program_that_differs_is_not_run_without_bringing(cluster: Cluster) -> None:
-    there = cluster.folder / "a" / "proj"
-    there.mkdir()
-    cluster.settings("[hosts.a]\ndirectory = '~/proj'")
-    refused(cluster.call("--hosts", "a,b", "--no-bring", PROGRAM), "a: it has no train.py in ~/proj: copy it there")
-    (there / PROGRAM).write_text("another")
-    refused(
-        cluster.call("--hosts", "a,b", "--no-bring", PROGRAM),
-        "a: in its ~/proj other files than here: paceline.toml, train.py: copy it there, or leave out --no-bring",
-    )
-
-
 def test_a_folder_that_is_too_large_is_not_brought(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     (cluster.folder / "a" / "proj").mkdir()
     cluster.settings("[hosts.a]\ndirectory = '~/proj'")

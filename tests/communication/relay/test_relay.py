@@ -189,11 +189,11 @@ def test_members_of_one_site_connect_directly_and_others_through_the_relay(relay
         place = RelayedPlace((HERE, relay.port), mine, own.adopt, SOON)
         there = RelayedPlace((HERE, relay.port), other, listener.adopt, SOON)
         try:
-            assert place.door.endswith("@lan") and there.door.endswith("@lan")
-            address, elsewhere = (HERE, listener.port), there.door.replace("@lan", "@198.51.100.7")
-            for door, streams in ((there.door, 0), (elsewhere, 1)):
+            assert place.address.endswith("@lan") and there.address.endswith("@lan")
+            address, elsewhere = (HERE, listener.port), there.address.replace("@lan", "@198.51.100.7")
+            for door, streams in ((there.address, 0), (elsewhere, 1)):
                 near, far = both(
-                    lambda door=door: place.dial(address, other.identity.id, door, "rank 1", SOON, mine),  # type: ignore[misc]
+                    lambda door=door: place.dial(address, other.identity.id, door, "rank 1", SOON),  # type: ignore[misc]
                     lambda: listener.accept(SOON),
                 )
                 assert relay._streams == streams
@@ -213,7 +213,7 @@ def test_another_host_with_the_member_s_address_is_not_taken_for_it(relay: Relay
         there = RelayedPlace((HERE, relay.port), other, listener.adopt, SOON)
         try:
             near, mistaken, far = both(
-                lambda: place.dial((HERE, wrong.port), other.identity.id, there.door, "rank 1", SOON, mine),
+                lambda: place.dial((HERE, wrong.port), other.identity.id, there.address, "rank 1", SOON),
                 lambda: wrong.accept(SOON),
                 lambda: listener.accept(SOON),
             )
@@ -227,10 +227,11 @@ def test_another_host_with_the_member_s_address_is_not_taken_for_it(relay: Relay
 
 def test_a_ring_through_a_relay_sums_as_any_ring(relay: RelayServer, job: Job) -> None:
     certificates = [job.tls() for _ in range(3)]
-    listeners = [RingListener(HERE, tls) for tls in certificates]
-    places = [one.join_relay((HERE, relay.port), tls, SOON) for one, tls in zip(listeners, certificates, strict=True)]
+    dialers = [lambda adopt, tls=tls: RelayedPlace((HERE, relay.port), tls, adopt, SOON) for tls in certificates]
+    listeners = [RingListener(HERE, tls, dialers=one) for tls, one in zip(certificates, dialers, strict=True)]
+    places = [one.dialer for one in listeners]
     addresses = [
-        Address(HERE, 1, tls.identity.id, place.door.replace("@lan", f"@198.51.100.{k}"))
+        Address(HERE, 1, tls.identity.id, place.address.replace("@lan", f"@198.51.100.{k}"))
         for k, (tls, place) in enumerate(zip(certificates, places, strict=True))
     ]
     rings = [RingTransport(one, "all", World(rank, 3), addresses, SOON) for rank, one in enumerate(listeners)]

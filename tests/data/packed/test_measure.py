@@ -56,11 +56,10 @@ def test_of_many_files_only_some_are_listed(tmp_path: Path, monkeypatch: pytest.
     assert "only the first 5 files were looked at" in found.notes
 
 
-def test_the_size_of_a_sample_can_be_given(tmp_path: Path) -> None:
+def test_files_that_do_not_show_the_size_of_a_sample(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("{}\n" * 10)
-    with pytest.raises(DataError, match="give --bytes-per-sample, or pack them first"):
+    with pytest.raises(DataError, match="pack them first"):
         inspect(Storage(str(tmp_path)))
-    assert inspect(Storage(str(tmp_path)), 3.0).bytes_per_sample == 3.0
 
 
 def test_a_storage_without_data(tmp_path: Path) -> None:
@@ -91,7 +90,7 @@ def test_remote_files_are_listed(remote: str, tmp_path: Path) -> None:
     import fsspec
 
     fsspec.filesystem("memory").rm_file(f"{remote}/index.json")
-    found = inspect(Storage(remote), 100.0)
+    found = inspect(Storage(remote))
     assert sorted(found.files) == sorted(
         (path.name, path.stat().st_size) for path in (tmp_path / "packed").iterdir() if path.name != "index.json"
     )

@@ -31,7 +31,7 @@ def refused(folder: Path, source: str, *options: str, command: str = "run") -> s
     ("source", "why", "door"),
     [
         ("import torch.distributed as dist", "train.py uses torch.distributed", "--force-zero-lines"),
-        ("from torch.nn.parallel import DistributedDataParallel", "uses torch.nn.parallel", "docs/moving.md"),
+        ("from torch.nn.parallel import DistributedDataParallel", "uses torch.nn.parallel", "docs/guide/frameworks.md"),
         (
             "import lightning as L",
             "uses lightning, which makes",
@@ -84,14 +84,15 @@ def test_options_that_exclude_each_other(tmp_path: Path, monkeypatch: pytest.Mon
     ["import torch, sklearn\ntorch.optim.SGD", "import timm", "from torch import optim", "import sklearn, skorch"],
 )
 def test_programs_for_torch_go_on_as_before(source: str, tmp_path: Path) -> None:
+    from paceline.cli.run.options import ProgramOptions
     from paceline.cli.run.program import find
-    from paceline_plugins.zero.run_option import ZeroLineOptions, serves
+    from paceline_plugins.zero.run_option import serves
 
     script = tmp_path / "train.py"
     script.write_text(source)
-    assert serves(find(script), ZeroLineOptions(), 4)
+    assert serves(find(script), ProgramOptions(), 4)
     script.write_text("import keras")
-    assert not serves(find(script), ZeroLineOptions(), 1)
+    assert not serves(find(script), ProgramOptions(), 1)
 
 
 @pytest.mark.processes
@@ -100,7 +101,7 @@ def test_copies_that_nobody_wished_end_with_an_exit_code(tmp_path: Path) -> None
     text = " ".join(done.stderr.replace("│", " ").split())
     assert text.startswith("train.py does not use torch, as far as its imports show") and "takes it as a torch" in text
     assert done.returncode == 1 and "each of the 2 workers did the whole job by itself" in text
-    assert "The rule bmuf was never used" in text and "docs/frameworks.md" in text
+    assert "The rule bmuf was never used" in text and "docs/guide/frameworks.md" in text
     assert "--force-zero-lines" in text
     assert paceline_run(tmp_path, "print('done')", "--overwrite", "--workers", "2", "--as-is").returncode == 0
     assert paceline_run(tmp_path, "print('done')", "--overwrite", "--workers", "1").returncode == 0

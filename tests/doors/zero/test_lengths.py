@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import paceline
+import paceline_plugins
+from paceline_plugins.zero import callers
 from paceline_plugins.zero.refusals import Refusal
 from tests.doors.zero.worlds import passes, run_program, samples
 from tests.tables import each_value_fast, rest_is_full
@@ -356,10 +358,16 @@ def test_without_gradients_a_length_is_that_of_all_also_within_a_training_pass(
         assert set(one["told"]) == {(12, "without"), (6, "with")}
 
 
+def test_a_library_beside_paceline_is_no_part_of_it() -> None:
+    beside = Path(paceline.__file__).parents[1]
+    ours = [beside / "paceline" / "run.py", beside / "paceline_plugins" / "zero" / "callers.py"]
+    assert [callers._is_plumbing(str(one)) for one in [*ours, beside / "timm" / "loader.py"]] == [True, True, False]
+
+
 @pytest.mark.processes
 def test_frames_are_known_where_torch_and_paceline_are_imported_through_a_link(tmp_path: Path) -> None:
     """An environment may be a link: files of frames are called as they were imported."""
-    for package in (paceline, torch):
+    for package in (paceline, paceline_plugins, torch):
         (tmp_path / package.__name__).symlink_to(Path(package.__file__).resolve().parent)
     told = "import torch, paceline_plugins.zero.callers as w; from paceline.cli.run import tracebacks\n"
     told += "print([f.__code__.co_filename.startswith(p) for f, p in "

@@ -34,8 +34,8 @@ def test_efficiencies_by_rule_and_number(rows: list[list[Forecast]]) -> None:
     assert lines[2] == ["bmuf()", "100.0", "91.4", "90.1"]
 
 
-def test_details_with_and_without_a_price(rows: list[list[Forecast]]) -> None:
-    assert "cost" in text_of(details(rows, 4, True)) and "cost" not in text_of(details(rows, 4, False))
+def test_details(rows: list[list[Forecast]]) -> None:
+    assert "speed-up" in text_of(details(rows, 4))
     assert [found.rule for found in at(rows, 8)] == ["sync()", "bmuf()", "diloco()", "asgd()"]
 
 

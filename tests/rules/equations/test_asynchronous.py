@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.rules.schedule import Bounded
-from paceline.update.server.staleness import WorkerClocks
+from paceline.update.server.shard import WorkerClocks
 from tests.helpers import simulate
 
 F64 = torch.float64

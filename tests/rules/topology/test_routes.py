@@ -96,7 +96,7 @@ def test_alone(route: Topology) -> None:
 @pytest.mark.parametrize("pieces", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("elements", [0, 1, -1, -2, 1_000_003, 2_000_003])
 def test_cuts_cover_everything_once(pieces: int, elements: int) -> None:
-    from paceline.update.engine.blocks.chunks import SMALL_ELEMENTS, cut
+    from paceline.update.engine.blocks.outer_state import SMALL_ELEMENTS, cut
 
     elements = elements if elements >= 0 else SMALL_ELEMENTS + elements + 1
     ranges = cut(Layout.vector(elements), pieces, Dense())
@@ -108,7 +108,7 @@ def test_cuts_cover_everything_once(pieces: int, elements: int) -> None:
 
 def test_coarse_chunks_are_for_exact_codecs_only() -> None:
     """What a lossy codec loses depends on where chunks are cut, so it is cut alike on every carrier."""
-    from paceline.update.engine.blocks.chunks import cut
+    from paceline.update.engine.blocks.outer_state import cut
 
     layout = Layout.vector(1 << 22)
     assert len(cut(layout, 4, Dense(), coarse=32)) == 1

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import paceline
 from paceline.communication.virtual.transport import VirtualTransport
-from paceline.update.engine.blocks import chunks
+from paceline.update.engine.blocks import outer_state
 from tests.helpers import State, distance, same_bits, simulate, state_of
 
 N = 3
@@ -34,8 +34,8 @@ UNEVEN = (5, 2, 4)
 @pytest.fixture(autouse=True)
 def _many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small models, too, are exchanged in many chunks."""
-    monkeypatch.setattr(chunks, "SMALL_ELEMENTS", 64)
-    monkeypatch.setattr(chunks, "SMALL_CODED", 64)
+    monkeypatch.setattr(outer_state, "SMALL_ELEMENTS", 64)
+    monkeypatch.setattr(outer_state, "SMALL_CODED", 64)
     monkeypatch.setattr(VirtualTransport, "coarse", 1)
 
 

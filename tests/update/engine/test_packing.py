@@ -15,11 +15,9 @@ from paceline.core.optimizer_state import Owned
 from paceline.core.world import World
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.topology.flat import Flat
-from paceline.update.engine.blocks.chunks import OuterStateChunk, cut_states, packings
-from paceline.update.engine.blocks.fragment_state import FragmentState
-from paceline.update.engine.blocks.local_optimizers import LocalOptimizers
-from paceline.update.engine.blocks.numbers import BlockNumbers
-from paceline.update.engine.blocks.outer_state import OuterState
+from paceline.update.engine.blocks.fragment import FragmentState
+from paceline.update.engine.blocks.numbers import BlockNumbers, LocalOptimizers
+from paceline.update.engine.blocks.outer_state import OuterState, OuterStateChunk, cut_states, packings
 from paceline.update.exchange.exchanger import Exchanger
 
 SIZES = [BLOCK_ELEMENTS_CPU * 5 + 1, 3, BLOCK_ELEMENTS_CPU * 4 + 17]
@@ -34,7 +32,7 @@ def moved(dtype: torch.dtype) -> tuple[FragmentState, list[OuterStateChunk]]:
     owned: Owned = [(torch.optim.SGD(model.parameters(), lr=0.1), list(model.named_parameters()))]
     numbers = BlockNumbers(rule, 4)
     numbers.ahead = 0.5
-    state = FragmentState(rule, model, LocalOptimizers(rule.delta, owned), numbers, None, False, World)
+    state = FragmentState(model, LocalOptimizers(rule.delta, owned), numbers, None, World)
     exchanger = Exchanger(SoloTransport(), rule.codec, Flat())
     with torch.no_grad():
         for one in state.parameters:

@@ -22,6 +22,7 @@ from paceline import MismatchError, UnsupportedError
 from paceline.communication import virtual
 from paceline_plugins.receipts import audit
 from tests.helpers import State, adam, make_data, make_net, same_bits, sgd, simulate, state_of
+from tests.tables import each_value_fast
 
 SAMPLES, BATCH, EPOCHS, WORKERS = 96, 4, 3, 2
 BATCHES = SAMPLES // BATCH // WORKERS
@@ -170,9 +171,9 @@ SKIPS: dict[str, Skips] = {
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # of a worker that made no step in a pass
-@pytest.mark.parametrize("rule", BY_ONE)
-@pytest.mark.parametrize("skips", SKIPS)
-@pytest.mark.parametrize("each", [True, False], ids=["schedule by steps", "schedule by passes"])
+@pytest.mark.parametrize(
+    ("rule", "skips", "each"), each_value_fast(RULES, list(SKIPS), [True, False])[: 2 * len(RULES)]
+)
 def test_workers_that_skip_minibatches_are_together_after_each_pass(rule: str, skips: str, each: bool) -> None:
     outs = simulate(Program(rule, SKIPS[skips], each=each), WORKERS)
     assert_together(outs, rule)

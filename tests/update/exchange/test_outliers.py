@@ -15,9 +15,8 @@ from torch import nn
 
 import paceline
 from paceline.update.engine.gradients.update import Footer
-from paceline.update.exchange.agreement import with_outliers_dropped
-from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
-from paceline.update.exchange.kind import NO_PAYLOAD, ExchangeKind
+from paceline.update.exchange.exchanger import with_outliers_dropped
+from paceline.update.exchange.header import NO_PAYLOAD, ExchangeHeader, ExchangeKind, ExchangeSummary
 from paceline.update.exchange.outliers import FAR, LEAST, Guard, Norms, farthest, make_guard, outliers
 from tests.helpers import simulate
 

@@ -21,15 +21,12 @@ from paceline.core.optimizer_state import Owned
 from paceline.core.world import World
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.topology.flat import Flat
-from paceline.update.engine.blocks.chunks import OuterStateChunk, cut_states
-from paceline.update.engine.blocks.fragment_state import FragmentState
-from paceline.update.engine.blocks.local_optimizers import LocalOptimizers
-from paceline.update.engine.blocks.numbers import BlockNumbers
+from paceline.update.engine.blocks.fragment import FragmentState
+from paceline.update.engine.blocks.numbers import BlockNumbers, LocalOptimizers
+from paceline.update.engine.blocks.outer_state import OuterStateChunk, cut_states
 from paceline.update.exchange.exchanger import Exchanger
-from paceline.update.exchange.header import ExchangeHeader
-from paceline.update.exchange.kind import ExchangeKind
-from paceline.update.exchange.pipeline import LastWait, Pipeline
-from paceline.update.exchange.side_stream import SideStream
+from paceline.update.exchange.header import ExchangeHeader, ExchangeKind
+from paceline.update.exchange.pipeline import LastWait, Pipeline, SideStream
 
 
 class Stream(SideStream):
@@ -221,7 +218,7 @@ def moved(rule: str) -> tuple[FragmentState, list[OuterStateChunk], Exchanger, C
     owned: Owned = [(torch.optim.SGD(model.parameters(), lr=0.1), list(model.named_parameters()))]
     numbers, communicator = BlockNumbers(made, 2), Communicator()
     numbers.minibatches = 2
-    state = FragmentState(made, model, LocalOptimizers(made.delta, owned), numbers, None, False, World)
+    state = FragmentState(model, LocalOptimizers(made.delta, owned), numbers, None, World)
     exchanger = Exchanger(communicator, made.codec, Flat(), overlapped=True)
     with torch.no_grad():
         for parameter in model.parameters():

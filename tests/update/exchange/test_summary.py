@@ -14,9 +14,8 @@ from torch import nn
 import paceline
 from paceline.core.world import World
 from paceline.errors import DesyncError, MismatchError
-from paceline.update.exchange.agreement import agree, summary_of
-from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
-from paceline.update.exchange.kind import NO_PAYLOAD, WARMUP_END
+from paceline.update.exchange.exchanger import agree, summary_of
+from paceline.update.exchange.header import NO_PAYLOAD, WARMUP_END, ExchangeHeader, ExchangeSummary
 from tests.helpers import simulate
 
 HEADER = ExchangeHeader(3, WARMUP_END, False, False, True, 4, 1.5, 4.0, 12, 77)

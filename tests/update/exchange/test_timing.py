@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.update.exchange.exchanger import InFlightExchange
-from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary, Timing
-from paceline.update.exchange.kind import ExchangeKind
+from paceline.update.exchange.header import ExchangeHeader, ExchangeKind, ExchangeSummary, Timing
 
 
 class Hands:

@@ -12,16 +12,18 @@ import pytest
 from paceline.core.world import World
 from paceline.errors import PeerLostError
 from paceline.update.server.context import ServiceContext
-from paceline.update.server.failures import Failures
+from paceline.update.server.failures import Failures, Identity, identity
 from paceline.update.server.membership import ServerMembership
 from paceline.update.server.owner import ShardServer
-from paceline.update.server.quorum import Identity, identity
 
 
-def failures_of_rank_3_of_4(identities: Sequence[Identity] = ([],) * 4) -> tuple[Failures, ServiceContext]:
+def failures_of_rank_3_of_4(
+    identities: Sequence[Identity] = ([],) * 4, owners: Sequence[int] = ()
+) -> tuple[Failures, ServiceContext]:
     transport: Any = SimpleNamespace(world=World(3, 4))
     nothing: Any = SimpleNamespace()
-    context = ServiceContext(transport, ShardServer(3, {}, nothing), ServerMembership(3, 4, {}), nothing, 60.0)
+    members = ServerMembership(3, 4, dict(enumerate(owners)))
+    context = ServiceContext(transport, ShardServer(3, {}, nothing), members, nothing, 60.0)
     return Failures(context, identities), context
 
 
@@ -62,3 +64,26 @@ def test_a_worker_finds_out_what_the_one_that_declared_the_loss_was_not_certain_
     assert told == [(0, "it has ended")]
     failures.declare_lost(2, "it has ended")
     assert set(context.membership.lost) == {0, 2} and context.failure is None
+
+
+@pytest.mark.parametrize(
+    ("losses", "goes_on"),
+    [((0,), True), ((0, 2), True), ((1, 2), False), ((2, 1), False), ((3, 0), None), ((1, 0), False)],
+)
+def test_neighbours_that_are_lost_end_the_run_by_name(losses: tuple[int, ...], goes_on: bool | None) -> None:
+    """Each owner's only replica is at its neighbour: 0 at 1, 1 at 2, 2 at 3, 3 at 0."""
+    failures, context = failures_of_rank_3_of_4(owners=[0, 1, 2, 3])
+    moves: list[tuple[int, list[int]]] = []
+    failures.on_loss = lambda rank, why, gone, moved: moves.append((rank, moved))
+    for rank in losses:
+        failures.declare_lost(rank, "it has ended", gone=True)
+    if goes_on is None:  # a worker does not declare itself lost
+        assert moves == [(0, [0])] and context.failure is None
+    elif goes_on:
+        assert moves == [(rank, [rank]) for rank in losses] and context.failure is None
+        assert [context.membership.owners[rank] for rank in losses] == [rank + 1 for rank in losses]
+    else:
+        assert moves[-1] == (losses[1], []), "the others learn of the loss all the same"
+        assert isinstance(context.failure, PeerLostError)
+        assert "no other worker has a replica of its slices" in str(context.failure)
+        assert f"rank {losses[0]}" in str(context.failure) and f"rank {losses[1]}" in str(context.failure)

@@ -13,9 +13,9 @@ import torch
 from paceline.data.ledger.epoch_ledger import Question
 from paceline.data.ledger.ledger import Ledger
 from paceline.update.server.frames import FrameKind
+from paceline.update.server.ledger_client import PartialPushes, PushedAlone
 from paceline.update.server.membership import ServerMembership
-from paceline.update.server.partial_pushes import PartialPushes, PushedAlone
-from paceline.update.server.shard_updates import IncomingPush
+from paceline.update.server.shard import IncomingPush
 from tests.update.server.test_takeover import shard
 
 KEEPER, OWN, OTHER, LOST = range(4)
@@ -53,11 +53,11 @@ def test_an_owner_says_what_it_has_when_all_know_of_the_loss(worker: tuple[Parti
     assert list(said) == [(KEEPER, FrameKind.COVERS, [[LOST], [0, 0, 0, 4]])]
 
 
-def test_a_second_loss_is_reported_anew_to_the_new_keeper(worker: tuple[PartialPushes, Any, Said]) -> None:
+def test_a_second_loss_is_reported_again_to_the_new_keeper(worker: tuple[PartialPushes, Any, Said]) -> None:
     partial, context, said = worker
     for rank in (LOST, KEEPER):
         context.membership.lost[rank] = "killed"
-        context.membership.moved(rank)
+        context.membership.take_over(context.membership.owned_by(rank))
     partial.told(OTHER, LOST)
     assert said == []
     partial.told(OTHER, KEEPER)

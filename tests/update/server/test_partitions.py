@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from benchmarks.common._network import EmulatedNetwork
+from devtools.emulation import EmulatedNetwork
 
 from tests.nursery import surroundings
 from tests.processes.launch import Launch

@@ -16,21 +16,19 @@ import paceline
 from paceline.errors import CheckpointError
 from paceline.rules.topology.sharded import Sharded
 from paceline.update.server import Asynchronous
-from paceline.update.server.reshard import OldShards
+from paceline.update.server.sharding import OldShards
 from tests.checkpoint.test_reshard import SIZES, Make, Quadratic, mean, momentum_sgd, rank, read_back
 from tests.helpers import adam, same_bits, sgd, state_of
-from tests.tables import rest_is_full
+from tests.tables import dealt
 from tests.update.server.programs import RECIPES, simulate
 
 CASES: list[tuple[str, Make]] = [
     *((rule, lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.5)) for rule in RECIPES),
     *((rule, adam) for rule in ("asgd(piece=64)", "asgd(period=4)", "easgd(period=3)", "ssp(staleness=1)")),
 ]
-NAMES = [f"{rule}-{'adam' if make is adam else 'sgd'}" for rule, make in CASES]
 
 
-@pytest.mark.parametrize(("old", "new"), rest_is_full(SIZES, 1))
-@pytest.mark.parametrize(("rule", "optimizer"), CASES, ids=NAMES)
+@pytest.mark.parametrize(("rule", "optimizer", "old", "new"), dealt(CASES, SIZES))
 def test_another_number_goes_on(rule: str, optimizer: Make, old: int, new: int, tmp_path: Path) -> None:
     """All begin at the saved global model, bit for bit, and end alike and better."""
     before = simulate(Quadratic(rule, optimizer, save=tmp_path / "c"), old)

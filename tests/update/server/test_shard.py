@@ -25,17 +25,19 @@ from paceline.rules.outer import (
 )
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
-from paceline.update.server.shard import NO_READER, REFUSED, ParameterShard
-from paceline.update.server.shard_updates import (
+from paceline.update.server.shard import (
+    NO_READER,
+    REFUSED,
     AddDelta,
     BlendBuffer,
     ElasticPull,
     GroupSettings,
     IncomingPush,
     OptimizerSteps,
+    ParameterShard,
     UpdateRule,
+    WorkerClocks,
 )
-from paceline.update.server.staleness import WorkerClocks
 
 OPTIMIZERS: dict[str, tuple[type[Optimizer], GroupSettings]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),

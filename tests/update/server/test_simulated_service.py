@@ -18,9 +18,7 @@ from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
 from paceline.rules.traffic import FRAME_BYTES, bytes_per_block, overhead_bytes
 from paceline.update.monitor import Monitor
-from paceline.update.server.shard import ParameterShard
-from paceline.update.server.shard_updates import AddDelta, IncomingPush
-from paceline.update.server.staleness import WorkerClocks
+from paceline.update.server.shard import AddDelta, IncomingPush, ParameterShard, WorkerClocks
 from tests.helpers import Program, make_net, momentum_sgd, same_bits, sgd
 from tests.update.server.programs import Numbers, rank, simulate, uneven
 

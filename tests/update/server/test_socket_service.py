@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.common._network import EmulatedNetwork
+from devtools.emulation import EmulatedNetwork
 from safetensors.torch import load_file
 
 from paceline.update.server import membership as members
@@ -269,18 +269,19 @@ def test_a_killed_worker_is_gone_and_the_others_go_on(rule: str, kind: str, vict
 @pytest.mark.parametrize(
     ("rule", "kind"), [("dc_asgd", "sgd"), pytest.param("ssp(staleness=1)", "momentum", marks=pytest.mark.slow)]
 )
-def test_all_but_one_are_killed(rule: str, kind: str, tmp_path: Path) -> None:
-    """One, and the next with its heir at once: what that one kept is gone, so that others begin with what they know."""
+def test_workers_are_killed_until_a_replica_is_gone(rule: str, kind: str, tmp_path: Path) -> None:
+    """Two deaths are survived; with the third an owner and its neighbour are lost, and the last worker ends by name."""
     with Faulty(tmp_path, 4, rule, kind) as launch:
         launch.under_way()
         launch.strike(0, signal.SIGKILL)
         until_lost(launch, [1, 2, 3], 0)
-        for victim in (1, 2):
-            launch.strike(victim, signal.SIGKILL)
-        for victim in (1, 2):
-            until_lost(launch, [3], victim)
+        assert until_takeover(launch, 1, 0)
+        launch.strike(2, signal.SIGKILL)
+        until_lost(launch, [1, 3], 2)
         assert until_takeover(launch, 3, 2)
-        launch.survive([3])
+        launch.strike(1, signal.SIGKILL)
+        ended = launch.wait([3])[3]
+        assert ended.code != 0 and "no other worker has a replica of its slices" in ended.err, ended.err
 
 
 def test_the_heir_has_a_replica_before_the_first_push(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from paceline.rules.payload import Gradient
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
-from paceline.update.server.staleness import WorkerClocks
+from paceline.update.server.shard import WorkerClocks
 
 
 def bound(staleness: int | None) -> Bounded:

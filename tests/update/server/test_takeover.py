@@ -8,9 +8,7 @@ import torch
 from paceline.rules.outer import Share
 from paceline.rules.schedule.bounded import Bounded
 from paceline.update.server.owner import ShardServer
-from paceline.update.server.shard import ParameterShard
-from paceline.update.server.shard_updates import AddDelta, IncomingPush
-from paceline.update.server.staleness import WorkerClocks
+from paceline.update.server.shard import AddDelta, IncomingPush, ParameterShard, WorkerClocks
 
 WORKERS = 3
 
@@ -25,6 +23,7 @@ def shard(number: int, version: int = 0, fill: float = 0.0) -> ParameterShard:
 def test_the_new_owner_learns_how_far_each_worker_is() -> None:
     """Without it worker 1 would be held back for worker 2, which is ahead of it and waits for it elsewhere."""
     server = ShardServer(0, {}, shard)
+    server.begin_replica(7)
     server.leave(0)
     server.adopt(7)
     out = torch.empty(4)
@@ -40,7 +39,7 @@ def test_a_new_owner_begins_with_the_replica_that_says_which_pushes_it_holds() -
         old.push(torch.ones(4), IncomingPush(1, number, 0, 1, marks=[(0, 0, number, number + 1)]))
     server = ShardServer(0, {}, lambda number: shard(number, 9, 2.0))
     server.keep_replica(*old.snapshot())
-    assert server.adopt(7) == (3, "replica")
+    assert server.adopt(7) == 3
     new = server.shards[7]
     before = new.anchor.clone()
     for number in (2, 3):  # sent again

@@ -7,10 +7,13 @@ order; after `--` a program may have options of the same names.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 import typer.core
@@ -53,6 +56,55 @@ def own_arguments(arguments: list[str] | None) -> list[str]:
     return (arguments or [])[1:] if (arguments or [])[:1] == ["--"] else arguments or []
 
 
+def with_records(function: Callable[..., None]) -> Callable[..., None]:
+    """The function as typer reads it: a parameter that is a dataclass stands for its fields, an option each.
+
+    A field may be a dataclass itself.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    parameters = list[inspect.Parameter]()
+    for one in inspect.signature(function).parameters.values():
+        fields = _fields(hints[one.name])
+        parameters += fields or [one.replace(annotation=hints[one.name])]
+
+    @functools.wraps(function)
+    def command(**given: Any) -> None:
+        function(**{name: _record(hints[name], given) if _is_record(hints[name]) else given[name] for name in names})
+
+    names = list(inspect.signature(function).parameters)
+    command.__signature__ = inspect.Signature(sorted(parameters, key=lambda one: one.kind))  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return command
+
+
+def _is_record(kind: Any) -> bool:
+    return dataclasses.is_dataclass(kind)
+
+
+def _fields(record: Any) -> list[inspect.Parameter]:
+    """A record's fields as parameters."""
+    if not _is_record(record):
+        return []
+    hints, found = get_type_hints(record, include_extras=True), list[inspect.Parameter]()
+    for field in dataclasses.fields(record):
+        kind = hints[field.name]
+        default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+        one = inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        found += _fields(kind) or [one]
+    return found
+
+
+def _record(kind: Any, given: dict[str, Any]) -> Any:
+    """A record of the given options."""
+    hints = get_type_hints(kind)
+    return kind(
+        **{
+            field.name: _record(hints[field.name], given) if _is_record(hints[field.name]) else given[field.name]
+            for field in dataclasses.fields(kind)
+        }
+    )
+
+
 class ProgramCommand(typer.core.TyperCommand):
     """A command whose arguments end with a program and its arguments."""
 
@@ -68,7 +120,7 @@ class ProgramCommand(typer.core.TyperCommand):
 
     def _refuse_late_options(self, ctx: Any, before: Sequence[str], own: Sequence[str]) -> None:
         options = {name: one for one in self.get_params(ctx) for name in one.opts if name.startswith("-")}
-        for name in ("--help", "-m"):  # after the program they are the program's own
+        for name in ("--help", "--help-all", "-m"):  # after the program they are the program's own
             options.pop(name, None)
         late, left = split(own, {name: not getattr(one, "is_flag", False) for name, one in options.items()})
         if not late:

@@ -28,40 +28,6 @@ JOB = "job.pem"
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR of Linux
 
 
-@dataclass(frozen=True)
-class Security:
-    """The options about certificates.
-
-    Attributes:
-        tls: folder of cert.pem, key.pem and ca.pem.
-        job: the job's secret.
-        in_the_clear: use no certificates.
-    """
-
-    tls: Path | None
-    job: Path | None
-    in_the_clear: bool
-
-    @property
-    def given(self) -> list[str]:
-        """The options that were given."""
-        options = (("--tls", self.tls), ("--job", self.job), ("--open", self.in_the_clear))
-        return [name for name, value in options if value]
-
-    def check(self) -> None:
-        """Refuse options that exclude each other, and certificates that are missing or unreadable."""
-        if len(self.given) > 1:
-            refuse(f"{' and '.join(self.given)} exclude each other: give one of them")
-        if self.tls is None:
-            return
-        from paceline.communication.sockets.tls import TLS
-
-        try:
-            TLS.folder(self.tls).server()
-        except PacelineError as error:
-            refuse(f"--tls: {error}")
-
-
 def environment(cluster: LaunchCluster, tls: Path | None, in_the_clear: bool) -> dict[str, str]:
     """Variables that name the folder of this host's certificate, and the interface for torch's libraries.
 

@@ -55,19 +55,6 @@ def existing_directory(directory: Path) -> Path:
     return directory.resolve()
 
 
-def check_elastic_options(elastic: bool, hosts: int, restarts: int, listen: str | None, grace: float | None) -> None:
-    """Refuse options of elastic runs and of others that exclude each other."""
-    if restarts < 0:
-        refuse(f"--restarts must be at least 0, got {restarts}")
-    if elastic and hosts != 1:
-        refuse("--hosts is for runs of a fixed size: with --elastic, other hosts use --join HOST:PORT")
-    if elastic and restarts:
-        refuse("--restarts starts all workers again, and an elastic run replaces only the lost worker: leave it out")
-    for name, value in (("--listen", listen), ("--grace", grace)):
-        if value is not None and not elastic:
-            refuse(f"{name} belongs to --elastic MIN:MAX")
-
-
 def host_and_port(option: str, text: str, lowest: int = 1) -> tuple[str, int]:
     """Parse HOST:PORT."""
     host, colon, port = text.rpartition(":")

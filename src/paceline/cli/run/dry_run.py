@@ -13,7 +13,8 @@ from paceline.cli.console import near, settings_file
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.saved_plan import address_text
 from paceline.cli.run import certificates, checks
-from paceline.cli.run.certificates import JOB, Security
+from paceline.cli.run.certificates import JOB
+from paceline.cli.run.options import Security
 from paceline.cli.run.program import Program
 from paceline.communication.schedulers import Hosts
 

@@ -18,97 +18,112 @@ from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.saved_plan import SavedPlan
 from paceline.cli.launch.signals import SignalListener
 from paceline.cli.run import certificates, checks, dry_run, elastic_checks, elastic_messages, output, start
-from paceline.cli.run.certificates import Security
 from paceline.cli.run.disk_full import DiskWatcher
 from paceline.cli.run.elastic_launcher import Ending, Events, Launcher, control
-from paceline.cli.run.program import Program
+from paceline.cli.run.hosts import refuse_several_launchers
+from paceline.cli.run.options import ElasticOptions, ProgramOptions, RunOptions, Security, StartOptions
+from paceline.cli.run.program import Program, zero_lines
 from paceline.errors import PacelineError
 from paceline.observe.reports.elastic_events import ControlEvent, ElasticStatus
 from paceline_plugins.sites.at_relay import at_relay
 from paceline_plugins.sites.sites import HERE, Sites, how_to_join, invite
-from paceline_plugins.zero.run_option import ZeroLineOptions, work_not_shared
+from paceline_plugins.sites.sites import options as sites_of
 
 LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class ElasticOptions:
-    """The options of an elastic run.
+class ElasticRun:
+    """This host's part in an elastic run.
 
     Attributes:
-        elastic: MIN:MAX, where this launcher hosts the control plane.
-        join: HOST:PORT of a control plane elsewhere.
-        listen: HOST:PORT of the control plane that this launcher hosts; None: a free port of this host alone.
+        elastic: the options about it.
+        start: how the workers start.
         workers: of this host.
-        rule: of `--rule`, or None.
-        timeout_s: a worker that does not answer for so long is lost.
-        grace_s: of stragglers, or None.
         sites: how hosts of other sites take part.
         variables: further ones of the workers.
     """
 
-    elastic: str | None
-    join: str | None
-    listen: str | None
+    elastic: ElasticOptions
+    start: StartOptions
     workers: int
-    rule: str | None
-    timeout_s: float
-    grace_s: float | None
     sites: Sites = HERE
     variables: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def leads(self) -> bool:
+        """Whether this launcher hosts the control plane."""
+        return self.elastic.elastic is not None
+
     def cluster(self) -> LaunchCluster:
         """Of this host's workers; a launcher that joins is not host 0."""
-        return LaunchCluster(max(1, self.workers), 2, 0 if self.join is None else 1, timeout_s=self.timeout_s)
+        return LaunchCluster(max(1, self.workers), 2, 0 if self.leads else 1, timeout_s=self.start.timeout)
 
     def address(self) -> tuple[str, int]:
         """The control plane's host and port (0: any), without a connection to it; refuses invalid options."""
         self._bounds()
-        if self.join is not None:
-            return checks.host_and_port("--join", self.join, 0)
-        return (LOOPBACK, 0) if self.listen is None else checks.host_and_port("--listen", self.listen, 0)
+        asked = self.elastic
+        if asked.join is not None:
+            return checks.host_and_port("--join", asked.join, 0)
+        return (LOOPBACK, 0) if asked.listen is None else checks.host_and_port("--listen", asked.listen, 0)
 
     def place(self) -> tuple[tuple[int, int], tuple[str, int]]:
         """Bounds, and the control plane's address once it can be used; refuses invalid options."""
         bounds = self._bounds()
         if bounds is not None:
-            return bounds, elastic_checks.listen(self.listen)
-        assert self.join is not None
-        return (0, 0), elastic_checks.join(self.join, self.timeout_s)
+            return bounds, elastic_checks.listen(self.elastic.listen)
+        assert self.elastic.join is not None
+        return (0, 0), elastic_checks.join(self.elastic.join, self.start.timeout)
 
     def _bounds(self) -> tuple[int, int] | None:
         """Fewest and most workers; None where this launcher joins another's run."""
-        if (self.elastic is None) == (self.join is None):
+        asked = self.elastic
+        if (asked.elastic is None) == (asked.join is None):
             refuse("--elastic hosts a run and --join takes part in one: give one of them")
-        elastic_checks.seconds(self.timeout_s, self.grace_s)
-        elastic_checks.rule(self.rule)
-        bounds = None if self.elastic is None else elastic_checks.bounds(self.elastic)
-        for name, value in (("--listen", self.listen), ("--grace", self.grace_s)):
+        elastic_checks.seconds(self.start.timeout, asked.grace)
+        elastic_checks.rule(self.start.rule)
+        bounds = None if asked.elastic is None else elastic_checks.bounds(asked.elastic)
+        for name, value in (("--listen", asked.listen), ("--grace", asked.grace)):
             if value is not None and bounds is None:
                 refuse(f"{name} belongs to the launcher that is joined, beside its --elastic")
         elastic_checks.workers(self.workers, None if bounds is None else bounds[1])
         return bounds
 
 
-def print_plan(asked: ElasticOptions, program: Program | None, log: Path | None, security: Security) -> None:
+def run_elastic(program: Program | None, options: RunOptions) -> int:
+    """The exit code of a launcher that hosts an elastic run, or joins one."""
+    checks.check_rule(options.start.rule, True)
+    zero_lines().refuse_elastic(program, options.program)
+    if options.elastic.elastic is not None:
+        refuse_several_launchers()
+    workers = 1 if options.hosts.workers is None else options.hosts.workers
+    places = sites_of(options.elastic, options.security, options.start.print_only, workers)
+    asked = ElasticRun(options.elastic, options.start, workers, places, options.tracking.environment())
+    if options.start.print_only:
+        _print_plan(asked, program, options.security)
+        return 0
+    return start_run(asked, program, options.program, options.security)
+
+
+def _print_plan(asked: ElasticRun, program: Program | None, security: Security) -> None:
     """`--print`: the workers of this host, and the command for other hosts."""
     host, port = asked.address()
     _check_secret(asked, security)
-    directory = dry_run.log_directory(log)
+    directory = dry_run.log_directory(asked.start.log)
     cluster = asked.cluster()
-    added = start.environment(cluster, asked.rule, directory) | dict(asked.variables)
+    added = start.environment(cluster, asked.start.rule, directory) | dict(asked.variables)
     tls = security.tls or _from_environment()
     if tls is None and not security.in_the_clear:
         tls = directory / "door" / f"host-{cluster.host_index}" / "place-0"
     if tls is not None:
         added["PACELINE_TLS"] = str(tls.absolute())
     secret = "--open" if security.in_the_clear else f"--tls {security.tls}" if security.tls else "--job FILE"
-    leads, where = asked.elastic is not None, f"{host}:{port or dry_run.FREE}"
-    dry_run.elastic(leads, where, asked.workers, program, added, directory, secret)
+    where = f"{host}:{port or dry_run.FREE}"
+    dry_run.elastic(asked.leads, where, asked.workers, program, added, directory, secret)
 
 
-def _check_secret(asked: ElasticOptions, security: Security) -> None:
-    if asked.join is not None and not asked.sites.given and not security.given and _from_environment() is None:
+def _check_secret(asked: ElasticRun, security: Security) -> None:
+    if not asked.leads and not asked.sites.given and not security.given and _from_environment() is None:
         refuse(
             "--join needs the job's secret: --job FILE, a copy of door/job.pem in the log directory of the first "
             "launcher; if that one runs with --open, give --open here as well"
@@ -120,7 +135,7 @@ def _from_environment() -> Path | None:
     return Path(os.environ["PACELINE_TLS"]) if os.environ.get("PACELINE_TLS") else None
 
 
-def _certificate(asked: ElasticOptions, directory: Path, security: Security, quiet: bool) -> Path | None:
+def _certificate(asked: ElasticRun, directory: Path, security: Security) -> Path | None:
     """The folder of this host's certificate; None with `--open`."""
     cluster = asked.cluster()
     if asked.sites.enrolled is not None:
@@ -128,57 +143,50 @@ def _certificate(asked: ElasticOptions, directory: Path, security: Security, qui
     if asked.sites.invites:
         return certificates.elastic(cluster, directory, None, True, False)
     if security.in_the_clear:
-        if not quiet:
+        if not asked.start.quiet:
             certificates.warn_open()
         return None
-    listens = asked.listen is not None
+    listens = asked.elastic.listen is not None
     return (
         security.tls
         or _from_environment()
-        or certificates.elastic(cluster, directory, security.job, listens, listens and not quiet)
+        or certificates.elastic(cluster, directory, security.job, listens, listens and not asked.start.quiet)
     )
 
 
-def start_run(
-    asked: ElasticOptions,
-    program: Program | None,
-    options: ZeroLineOptions,
-    log: Path | None,
-    overwrite: bool,
-    security: Security,
-    quiet: bool,
-) -> int:
+def start_run(asked: ElasticRun, program: Program | None, options: ProgramOptions, security: Security) -> int:
     """Run the workers of this host to the end of the run, or until they leave; the exit code."""
     bounds, address = asked.place()
     _check_secret(asked, security)
+    log, overwrite = asked.start.log, asked.start.overwrite
     if log is not None:
         elastic_checks.vacant(log, overwrite)
-    cluster = LaunchCluster(max(1, asked.workers), timeout_s=asked.timeout_s)
+    cluster = LaunchCluster(max(1, asked.workers), timeout_s=asked.start.timeout)
     directory = checks.log_directory(log, cluster, overwrite)
-    tls = _certificate(asked, directory, security, quiet)
+    tls = _certificate(asked, directory, security)
     relay = asked.sites.relay(address)
     if asked.sites.invites:
         invite(directory, address, asked.sites.public)
         address = (LOOPBACK, 0)  # which the relay leads to
     plan = SavedPlan(
         command=program.command() if program is not None and asked.workers else [],
-        environment=start.environment(cluster, asked.rule, directory) | dict(asked.variables),
+        environment=start.environment(cluster, asked.start.rule, directory) | dict(asked.variables),
         folder=os.getcwd(),
         workers=asked.workers,
         control=address,
-        leads=asked.elastic is not None,
+        leads=asked.leads,
         bounds=bounds,
-        timeout_s=asked.timeout_s,
-        grace_s=asked.grace_s,
+        timeout_s=asked.start.timeout,
+        grace_s=asked.elastic.grace,
         tls=None if tls is None else str(tls.resolve()),
         unix_s=time.time(),
         relay=relay,
         invites=asked.sites.invites,
     )
-    code = _run(plan, directory, None, quiet)
+    code = _run(plan, directory, None, asked.start.quiet)
     if code or program is None or not program.is_tool:  # a Python program was looked at before the start
         return code
-    return 1 if work_not_shared(directory, options, program, asked.workers, asked.rule) else 0
+    return int(zero_lines().work_not_shared(directory, options, program, asked.workers, asked.start.rule))
 
 
 def resume_run(directory: Path, quiet: bool) -> int:

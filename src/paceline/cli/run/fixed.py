@@ -5,21 +5,80 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from paceline.cli.console import err
 from paceline.cli.launch.cluster import LaunchCluster
-from paceline.cli.run import certificates, failure, start
-from paceline.cli.run.certificates import Security
-from paceline.cli.run.conclusion import failed
+from paceline.cli.launch.forks import fork_server
+from paceline.cli.launch.spawn import Command
+from paceline.cli.run import certificates, checks, dry_run, ended_file, failure, start
+from paceline.cli.run.conclusion import conclude, failed
+from paceline.cli.run.hosts import job_log_directory, resolve_cluster
+from paceline.cli.run.options import RunOptions, Security
+from paceline.cli.run.program import Program, zero_lines
+from paceline.extensions import SEALS, extension
 
 if TYPE_CHECKING:
-    from paceline.cli.launch.forks import ForkServer
     from paceline.cli.launch.launch import Outcome
+
+
+def run(ctx: typer.Context, program: Program, options: RunOptions, transport: str, ending: Path | None) -> NoReturn:
+    """Run the workers of this host to their end, and end the command with their exit code.
+
+    Args:
+        ctx: of the command, for `--print`.
+        program: of every worker.
+        options: of the command.
+        transport: over which the workers exchange.
+        ending: the file that gets their exit codes, or None.
+    """
+    asked = options.start
+    cluster, scheduler = resolve_cluster(options.hosts, asked.timeout)
+    bare = zero_lines().serves(program, options.program, cluster.size)
+    if bare:
+        options.tracking.check_zero_lines(asked.restarts)
+    command, log = program.command(bare), asked.log or job_log_directory(scheduler)
+    variables = zero_lines().environment(cluster, bare, options.program.random_data)
+    variables |= start.chosen_transport(transport) | options.tracking.environment()
+    if asked.print_only:
+        checks.check_rule(asked.rule)
+        directory = dry_run.log_directory(log)
+        added = start.environment(cluster, asked.rule, directory)
+        added |= dry_run.environment(cluster, options.security, directory)
+        dry_run.run(ctx, cluster, scheduler, command, added | variables, directory)
+        raise typer.Exit
+    if not asked.quiet:
+        err().print(f"starting {start.count(cluster)} of {program.name}", markup=False)
+    # before the launcher loads torch to check the rule: both load it at the same time
+    with fork_server(start.loaded(cluster) | variables if bare else None) as forks:
+        announces = checks.check_rule(asked.rule) and not asked.quiet
+        checks.free_port(cluster)
+        checks.warn_oversubscription(cluster.workers, asked.quiet)
+        directory = checks.log_directory(log, cluster, asked.overwrite)
+        added = environment(cluster, asked.rule, directory, options.security, announces)
+        sign = signing(cluster, directory, options.security, announces)
+        seal = None
+        if asked.receipts:
+            seal = extension(SEALS, "receipts")(cluster, directory, sign, options.security.job)
+            seal.begin(asked.quiet)
+            added |= seal.environment
+        started = time.monotonic()
+        workers = Command(command, added | variables, directory / "output", sign, forks=forks)
+        outcome = launch(cluster, workers, asked.quiet, asked.restarts, bare)
+        ended_file.write(ending, outcome)
+        code = conclude(outcome, cluster, directory, time.monotonic() - started, asked.quiet)
+        if seal is not None:
+            code = seal.seal(code, [worker.rank for worker in outcome.workers])
+    if code == 0 and zero_lines().work_not_shared(directory, options.program, program, cluster.size, asked.rule):
+        code = 1
+    leave(code, outcome)
 
 
 def environment(
@@ -55,23 +114,14 @@ def _nothing(rank: int) -> Mapping[str, str]:
 
 
 def launch(
-    cluster: LaunchCluster,
-    arguments: list[str],
-    added: dict[str, str],
-    directory: Path,
-    quiet: bool = False,
-    restarts: int = 0,
-    rank_0_only: bool = False,
-    of_rank: Callable[[int], Mapping[str, str]] = _nothing,
-    forks: ForkServer | None = None,
+    cluster: LaunchCluster, command: Command, quiet: bool = False, restarts: int = 0, rank_0_only: bool = False
 ) -> Outcome:
     """Start the workers, show what they print, and wait for them; start all again after a failure, if asked to."""
-    from paceline.cli.launch.spawn import Command
     from paceline.cli.run.restarts import launch_with_restarts
 
-    output = directory / "output"
-    output.mkdir(exist_ok=True)
-    command = Command(arguments, added, output, of_rank, partial(failure.may_lose, directory), forks=forks)
+    directory = command.output.parent
+    command.output.mkdir(exist_ok=True)
+    command = replace(command, may_lose=partial(failure.may_lose, directory))
     with start.shown(directory, cluster.size, quiet, rank_0_only) as show:
         return launch_with_restarts(restarts, command, lambda command: start.follow(cluster, command, show), failed)
 

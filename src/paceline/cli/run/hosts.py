@@ -4,37 +4,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cli.console import refuse
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks
+from paceline.cli.run.options import HostOptions
 from paceline.communication import schedulers
-from paceline.communication.schedulers import Hosts
+from paceline.communication.schedulers import Hosts, Worker
 from paceline.errors import PacelineError
 
-
-@dataclass(frozen=True)
-class HostOptions:
-    """The options about hosts; None where not given.
-
-    Attributes:
-        workers: on each host.
-        hosts: in all.
-        host_index: of this host.
-        master: HOST:PORT where the hosts meet.
-    """
-
-    workers: int | None
-    hosts: int | None
-    host_index: int | None
-    master: str | None
-
-    @property
-    def complete(self) -> bool:
-        """Whether the scheduler need not be asked."""
-        return self.hosts == 1 or None not in (self.hosts, self.host_index, self.master)
+MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+"""Have the number of processes of mpiexec."""
 
 
 def resolve_cluster(asked: HostOptions, timeout_s: float) -> tuple[LaunchCluster, Hosts | None]:
@@ -42,7 +23,7 @@ def resolve_cluster(asked: HostOptions, timeout_s: float) -> tuple[LaunchCluster
     known = _from_scheduler(asked)
     found = known or Hosts("no scheduler")
     index = found.index if asked.host_index is None else asked.host_index
-    count = (found.count or 1) if asked.hosts is None else asked.hosts
+    count = (found.count or 1) if asked.count is None else asked.count
     workers = (found.workers or 1) if asked.workers is None else asked.workers
     master = asked.master or (None if found.master is None else f"{found.master[0]}:{found.master[1]}")
     if known is not None and count > 1 and master is None:
@@ -61,11 +42,11 @@ def _from_scheduler(asked: HostOptions) -> Hosts | None:
         found = schedulers.hosts(os.environ)
     except PacelineError as error:
         refuse(str(error))
-    if found is None or (found.count is None and asked.hosts is None):  # a pod that knows no other pod
+    if found is None or (found.count is None and asked.count is None):  # a pod that knows no other pod
         return None
-    if asked.hosts not in (None, found.count) and found.count is not None:
+    if asked.count not in (None, found.count) and found.count is not None:
         refuse(
-            f"--hosts {asked.hosts}, but {found.says} has {found.count}: leave --hosts out, or give --host-index and "
+            f"--hosts {asked.count}, but {found.says} has {found.count}: leave --hosts out, or give --host-index and "
             "--master too"
         )
     if asked.host_index not in (None, found.index) and asked.master is None:
@@ -74,6 +55,27 @@ def _from_scheduler(asked: HostOptions) -> Hosts | None:
             "meet: leave it out, or give --master too"
         )
     return found
+
+
+def mpi_process(asked: HostOptions) -> Worker | None:
+    """This command among those that mpiexec started, unless the options make it a launcher of its own."""
+    try:
+        found = schedulers.mpi_process(os.environ)
+    except PacelineError as error:
+        refuse(str(error))
+    return found if asked == HostOptions() else None
+
+
+def chosen_transport(transport: str, own: Worker | None) -> str:
+    """The transport to use: a worker that mpiexec started alone needs none. Refuses MPI where it started no worker."""
+    if transport != "mpi" or own is not None:
+        return transport
+    if "1" in (os.environ.get(name) for name in MPI_SIZES):
+        return "auto"
+    refuse(
+        "--transport mpi needs workers that MPI started: mpiexec -n 4 paceline run --transport mpi train.py, without "
+        "--workers, --hosts, --host-index and --master"
+    )
 
 
 def refuse_several_launchers() -> None:

@@ -8,6 +8,7 @@ has to be Python. An executable without a slash in its name may also lie on PATH
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import os
 import re
@@ -17,12 +18,13 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paceline.cli.console import refuse
 from paceline.cli.console.program_options import own_arguments
 from paceline.cli.launch.forks import ZERO_LINES
 from paceline.errors import PacelineError
-from paceline_plugins.zero import module_file
+from paceline.extensions import STARTERS, extension
 
 ELF, SHEBANG = b"\x7fELF", b"#!"
 HEAD_BYTES = 4096
@@ -34,6 +36,12 @@ FUNCTION = "paceline.run.launched"
 """The module that calls a function for `paceline.launch`; its arguments are a folder and the function's name."""
 _PYTHON = re.compile(r"(python|pypy)[\d.]*\w?")
 _PIP_WRAPPER = b"\n'''exec' "  # of pip, where Python's path is too long for #!
+
+
+@functools.cache
+def zero_lines() -> Any:
+    """The plugin that starts unchanged programs: `serves` decides for which, `environment` prepares their workers."""
+    return extension(STARTERS, "zero")
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ def find(script: Path, arguments: Sequence[str] | None = None, module: bool = Fa
     own = tuple(own_arguments(list(arguments or ())))
     if module:
         try:
-            source, root = module_file.find(str(script))
+            source, root = zero_lines().find_module(str(script))
         except PacelineError as error:
             refuse(str(error))
         name = own[1] if str(script) == FUNCTION and len(own) > 1 else str(script)

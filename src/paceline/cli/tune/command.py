@@ -18,6 +18,8 @@ from paceline.tuning import request_files
 from paceline.tuning.names import Changes, flat
 
 POLL_EVERY_S = 0.2
+WAIT_S = 60.0
+"""For the answer."""
 REFUSED = 1
 
 
@@ -26,18 +28,14 @@ def tune(
         Path, typer.Argument(help="Log directory of the run, or its parent directory: the newest run there.")
     ],
     lr: Annotated[float | None, typer.Option(help="Learning rate, of all parameter groups.")] = None,
-    lr_factor: Annotated[float | None, typer.Option(help="Multiply the rate that a schedule sets.")] = None,
-    period: Annotated[int | None, typer.Option(help="Minibatches of a block.")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Any other setting: gain=auto, lr@1=0.1, betas=(0.9,0.99)."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Any other setting: period=8, lr_factor=0.5, lr@1=0.1."),
     ] = None,
     revert: Annotated[bool, typer.Option("--revert", help="Undo the last change.")] = False,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 30.0,
 ) -> None:
     """Change settings of a running training, on all its workers at the same block."""
-    asked = {"lr": lr, "lr_factor": lr_factor, "period": period}
-    changes = _changes({name: value for name, value in asked.items() if value is not None}, settings or [], revert)
+    changes = _changes({} if lr is None else {"lr": lr}, settings or [], revert)
     directory = find(run)
     if _over(directory):
         err().print(f"the run in {near(directory)} is over: nothing can be tuned", markup=False, soft_wrap=True)
@@ -46,9 +44,9 @@ def tune(
         name = request_files.post(directory, changes, revert)
     except OSError as error:
         refuse(f"cannot write a request into {directory}: {error}; tuning needs write permission there")
-    answer = _await(directory, name, wait)
+    answer = _await(directory, name)
     if answer is None:
-        _unanswered(directory, name, wait)
+        _unanswered(directory, name)
     elif answer.get("applied"):
         out().print(applied_text(answer), markup=False, soft_wrap=True)
         return
@@ -100,9 +98,9 @@ def _over(directory: Path) -> bool:
     return all(worker.closed is not None for worker in log.workers)
 
 
-def _await(directory: Path, name: str, wait_s: float) -> dict[str, Any] | None:
+def _await(directory: Path, name: str) -> dict[str, Any] | None:
     """The answer; None if the time is over, or the run."""
-    until = time.monotonic() + wait_s
+    until = time.monotonic() + WAIT_S
     while (answer := request_files.answer_to(directory, name)) is None and time.monotonic() < until:
         if _over(directory):
             return request_files.answer_to(directory, name)
@@ -110,16 +108,16 @@ def _await(directory: Path, name: str, wait_s: float) -> dict[str, Any] | None:
     return answer
 
 
-def _unanswered(directory: Path, name: str, wait_s: float) -> None:
+def _unanswered(directory: Path, name: str) -> None:
     if _over(directory):
         request_files.withdraw(directory, name)
         err().print("the run ended before it received the request")
     elif request_files.is_taken(directory, name):
-        err().print(f"received, but no exchange ended within {wait_s:g} s: it takes effect after the next one")
+        err().print(f"received, but no exchange ended within {WAIT_S:g} s: it takes effect after the next one")
     elif request_files.withdraw(directory, name):
         err().print(
-            f"no worker read the request within {wait_s:g} s, so it is withdrawn: the run is dead, or makes no steps "
-            "at present; then a longer --wait helps"
+            f"no worker read the request within {WAIT_S:g} s, so it is withdrawn: the run is dead, or makes no steps "
+            "at present; then ask again"
         )
 
 

@@ -12,6 +12,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.communication.ring.link import abandon
 from paceline.communication.ring.wire import HELLO, Address
@@ -19,7 +20,6 @@ from paceline.communication.sockets.channel import TLS, Channel, Closed, Late, c
 from paceline.communication.sockets.rejected import turned_away
 from paceline.core import runtime
 from paceline.errors import PacelineError
-from paceline_plugins.sites.relay.places import RelayedPlace
 
 LOG = logging.getLogger("paceline")
 SWEEP_S = 0.25
@@ -38,6 +38,8 @@ LABEL = 200
 """Most characters of a label."""
 
 Take = Callable[[int, Channel], bool]
+Dialers = Callable[[Callable[..., None]], Any]
+"""Makes a dialer (`extensions.DIALERS`), which gives the connections that arrive there to the function."""
 
 
 @dataclass(frozen=True)
@@ -54,40 +56,42 @@ class RingListener:
         address: of this host, at which it listens; `own_address` finds one.
         tls: None for unencrypted connections.
         port: 0 for any that is free.
+        dialers: by which members of other sites reach this one, and it reaches them; None where all connect directly.
 
     Attributes:
         address: as given.
         port: where it listens.
         tls: as given.
-        place: at a relay, by which members of other sites reach it; None without one.
+        dialer: what `dialers` made; None without one.
 
     Raises:
         UnsupportedError: it cannot listen there.
+        PeerLostError: the dialer's relay cannot be reached in time.
     """
 
-    def __init__(self, address: str, tls: TLS | None = None, port: int = 0) -> None:
+    def __init__(self, address: str, tls: TLS | None = None, port: int = 0, dialers: Dialers | None = None) -> None:
         self._listener = listen(address, tls, port)
         self.address, self.port, self.tls = address, self._listener.port, tls
-        self.place: RelayedPlace | None = None
         self._lock = runtime.Lock()
         self._closed = False
         self._without_hello: deque[Channel] = deque()
         self._takers: dict[str, Take] = {}
         self._waiting: OrderedDict[tuple[str, int], _Waiting] = OrderedDict()
         self._closed_labels: OrderedDict[str, None] = OrderedDict()
+        try:
+            self.dialer = None if dialers is None else dialers(self._listener.adopt)
+        except BaseException:
+            self._listener.close()
+            raise
         self._thread = runtime.thread(self._run, "ring-listener")
         self._thread.start()
 
-    def join_relay(self, where: tuple[str, int], tls: TLS, timeout_s: float) -> RelayedPlace:
-        """Be reachable, and reach others, through the relay at `where`; `PeerLostError` if it is not there in time."""
-        self.place = RelayedPlace(where, tls, self._listener.adopt, timeout_s)
-        return self.place
-
     def dial(self, to: Address, name: str, timeout_s: float, tls: TLS | None) -> Channel:
         """A channel to another member's listener; see `connect`."""
-        if self.place is None or not to.door:
+        if self.dialer is None or not to.relayed:
             return connect(to.address, to.port, name, timeout_s, tls)
-        return self.place.dial((to.address, to.port), to.certificate, to.door, name, timeout_s, tls)
+        channel: Channel = self.dialer.dial((to.address, to.port), to.certificate, to.relayed, name, timeout_s)
+        return channel
 
     def register(self, label: str, take: Take) -> None:
         """Give the connections for `label` to `take`, with their rank; it returns whether it wants them."""
@@ -113,8 +117,8 @@ class RingListener:
             self._closed = True
             left = [*self._without_hello, *(one.channel for one in self._waiting.values())]
             self._waiting.clear()
-        if self.place is not None:
-            self.place.close()
+        if self.dialer is not None:
+            self.dialer.close()
         self._listener.close()
         for channel in left:
             abandon(channel)

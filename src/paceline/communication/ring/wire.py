@@ -38,13 +38,13 @@ COLLECTIVE, RECEIVING, SENDING = 0, 1, 2
 class Address(NamedTuple):
     """Where a member listens, and what its certificate has to say: a role or an ID, see `sockets.identity`.
 
-    `door` is its place at a relay, see :mod:`paceline_plugins.sites.relay.protocol`; empty without one.
+    `relayed` is its address at a relay, which only the run's dialer reads (`extensions.DIALERS`); empty without one.
     """
 
     address: str
     port: int
     certificate: str = ""
-    door: str = ""
+    relayed: str = ""
 
 
 class Key(NamedTuple):

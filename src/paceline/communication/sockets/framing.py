@@ -302,7 +302,7 @@ class Channel:
         elif before < MOST_RECORDS <= self.records_sent:
             logger.warning(
                 "the connection to %s has sent %d records with one key, AES-GCM's margin is for no more (RFC 8446, "
-                "5.5), and this Python cannot renew it: see docs/security.md; a new connection has a new key",
+                "5.5), and this Python cannot renew it: see docs/guide/security.md; a new connection has a new key",
                 self.peer,
                 self.records_sent,
             )

@@ -17,7 +17,7 @@ A lease is sized by measured speed: a worker gets half of its speed share of wha
 time (C. Polychronopoulos and D. Kuck, IEEE Trans. Computers, 1987: guided self-scheduling).
 
 Where the model is in shards, a lost worker's last updates may be in some of them only. Places of which a shard says so
-are leased again, but never together with others (:mod:`paceline.update.server.partial_pushes`).
+are leased again, but never together with others (:mod:`paceline.update.server.ledger_client`).
 
 Nothing here waits or sends. One worker keeps the ledger (:mod:`paceline.update.server`). A mark travels inside the push
 that it belongs to, so that both are applied, or neither.

@@ -71,6 +71,10 @@ class ArrayRun(Run):
         self._unmoved: dict[str, Tensor] = {}
         super().__init__(holder, self._stepper, without_probe(rule), settings)
 
+    def step(self, arrays: Any = None, momentum: Any = None) -> None:
+        """Call it after each step of the program; see the run of each kind of arrays."""
+        raise NotImplementedError
+
     def mean(self, gradients: Any) -> Any:
         """Replace the gradients by their mean over the workers, in place, if the rule exchanges them now.
 

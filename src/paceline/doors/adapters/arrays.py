@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -20,9 +20,6 @@ from paceline.rules.rule import Rule
 from paceline.run.attach import prepare
 from paceline.update.engine import exit_handling
 from paceline.update.engine.settings import Settings
-
-if TYPE_CHECKING:
-    from paceline_plugins.frameworks.tensorflow import VariableRun
 
 
 class WritableRun(ArrayRun):
@@ -149,12 +146,12 @@ def attach_arrays(
         UnsupportedError: an array or the rule is not supported; nothing has been changed.
         MismatchError: the workers' arrays differ in names, shapes or dtypes (on every worker alike).
     """
-    return run_over(arrays, buffers, momentum, decay, *prepare(rule, **settings))
+    run: ArrayRun = run_over(arrays, buffers, momentum, decay, *prepare(rule, **settings))
+    return run
 
 
-def run_over(arrays: Arrays, *others: Any) -> WritableRun | VariableRun:
+def run_over(arrays: Arrays, *others: Any) -> Any:
     """A run of the kind that serves the arrays; its arguments."""
     if any(library(array) == "tensorflow" for array in named(arrays).values()):
-        run: ArrayRun = extension(ARRAYS, "tensorflow")(arrays, *others)
-        return run
+        return extension(ARRAYS, "tensorflow")(arrays, *others)
     return WritableRun(arrays, *others)

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.communication.sockets.channel import TLS, Frame
+from paceline.communication.sockets.channel import TLS, Channel, Frame
 from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark, Question
 from paceline.errors import LEFT, ClosedError, MismatchError, PacelineError, PeerLostError
@@ -20,7 +20,6 @@ from paceline.flow.control.client_connection import ControlAddress
 from paceline.flow.control.client_state import ClientState
 from paceline.flow.control.ledger import NOTHING, OVER, WORK
 from paceline.flow.control.messages import About, CommitOutcome, Generation
-from paceline_plugins.sites.relay.member import RelayMember
 
 GOODBYE_S = 30.0
 """Seconds to wait for the answer to a goodbye."""
@@ -38,7 +37,7 @@ class ControlClient(ClientState):
         about: this worker's description of itself.
         tls: None for unencrypted connections.
         timeout_s: seconds for every wait, except for those below the quorum.
-        relay: through which the control plane is reached; None: directly.
+        dial: connects to the control plane, see `ControlAddress`; None: directly.
 
     Attributes:
         worker: its number; it is final once :meth:`enter` has returned.
@@ -66,9 +65,9 @@ class ControlClient(ClientState):
         about: About,
         tls: TLS | None,
         timeout_s: float,
-        relay: RelayMember | None = None,
+        dial: Callable[[str, float], Channel] | None = None,
     ) -> None:
-        super().__init__(ControlAddress(address, port, tls, relay), about, timeout_s)
+        super().__init__(ControlAddress(address, port, tls, dial), about, timeout_s)
         self._connection.start()
 
     # -- membership -------------------------------------------------------------------------------

@@ -15,8 +15,6 @@ from paceline.communication.sockets.identity import CONTROL, WORKER, refusal
 from paceline.core import runtime
 from paceline.errors import GivenUpError, MismatchError, OverError, PacelineError, PeerLostError, RefusedError
 from paceline.flow.control import validation, wire
-from paceline_plugins.sites.relay.member import RelayMember
-from paceline_plugins.sites.relay.protocol import CONTROL_NAME
 
 ATTEMPT_S = 2.0
 """Deadline of one attempt to reconnect, seconds."""
@@ -57,21 +55,21 @@ class ControlAddress:
         address: of its listener, or of the relay.
         port: of the same.
         tls: None for unencrypted connections.
-        relay: through which it is reached; None: directly.
+        dial: (its name for messages, deadline in seconds) -> a channel to it, where it is not reached directly.
     """
 
     address: str
     port: int
     tls: TLS | None
-    relay: RelayMember | None = None
+    dial: Callable[[str, float], Channel] | None = None
 
     def __str__(self) -> str:
         return f"the control plane at {self.address}, port {self.port}"
 
     def connect(self, timeout_s: float) -> Channel:
         """A new connection to it; see `channel.connect`."""
-        if self.relay is not None:
-            return self.relay.connect(CONTROL_NAME, "the control plane", timeout_s)
+        if self.dial is not None:
+            return self.dial("the control plane", timeout_s)
         return connect(self.address, self.port, "the control plane", timeout_s, self.tls)
 
 

@@ -130,7 +130,7 @@ class MembershipState(ABC):
                 f"the run has {len(self.workers)} workers and takes no more: start it with a higher --elastic MIN:MAX"
             )
         certificate = identity.id if identity is not None else ""
-        place = WorkerAddress(self.next_worker, about.host, about.address, about.port, certificate, about.door)
+        place = WorkerAddress(self.next_worker, about.host, about.address, about.port, certificate, about.relayed)
         self.next_worker += 1
         record = self.workers[place.worker] = WorkerRecord(place, self._secret(), now, since=now)
         self.admission.joined(place.worker, identity)

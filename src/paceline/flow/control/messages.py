@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.errors import MismatchError
 from paceline.flow.control import validation
-from paceline_plugins.sites.relay.protocol import is_door, site
+
+_RELAYED = re.compile(r"[0-9A-Za-z]{1,64}@[0-9A-Za-z.:%]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class WorkerAddress:
         address: of its listener, to which other members connect.
         port: of its listener.
         certificate: ID of the certificate with which it joined; empty without certificates.
-        door: its place at the relay, where the run has one; else empty.
+        relayed: its address at the relay, an opaque text NAME@SITE, where the run has one; else empty.
     """
 
     worker: int
@@ -31,18 +33,18 @@ class WorkerAddress:
     address: str
     port: int
     certificate: str = ""
-    door: str = ""
+    relayed: str = ""
 
     @property
     def site(self) -> str:
         """The router behind which it is; empty without a relay."""
-        return site(self.door)
+        return self.relayed.partition("@")[2]
 
     def note(self) -> list[Any]:
         """For JSON."""
         place = [self.worker, self.host, self.address, self.port]
-        if self.door:
-            return [*place, self.certificate, self.door]
+        if self.relayed:
+            return [*place, self.certificate, self.relayed]
         return [*place, self.certificate] if self.certificate else place
 
     @classmethod
@@ -50,14 +52,14 @@ class WorkerAddress:
         """What `note` gave; MismatchError for anything else."""
         said = validation.rows(note, "the parts of a place")
         said = [*said, "", ""][:6] if len(said) in (4, 5) else said
-        worker, host, address, port, certificate, door = validation.row(said, 6, "a place")
+        worker, host, address, port, certificate, relayed = validation.row(said, 6, "a place")
         return cls(
             validation.whole(worker, 0, validation.WORKERS, "a worker's number"),
             validation.text(host, 255, "a host"),
             validation.address(address),
             validation.whole(port, 0, 65535, "a port"),
             validation.text(certificate, 64, "a certificate's ID"),
-            _door(door),
+            _relayed(relayed),
         )
 
 
@@ -225,7 +227,7 @@ class About:
         port: of its listener.
         fingerprint: what all workers must have in common (rule, shapes, seed), as JSON; compared key by key.
         first: members that the run wants at its start; 0: as many as there are. It follows from the rule.
-        door: its place at the relay, where the run has one; else empty.
+        relayed: its address at the relay, an opaque text NAME@SITE, where the run has one; else empty.
     """
 
     host: str
@@ -233,12 +235,12 @@ class About:
     port: int
     fingerprint: dict[str, Any] = field(default_factory=dict)
     first: int = 0
-    door: str = ""
+    relayed: str = ""
 
     def note(self) -> dict[str, Any]:
         """For JSON."""
         about = {"host": self.host, "address": self.address, "port": self.port, "fingerprint": self.fingerprint}
-        about |= {"door": self.door} if self.door else {}
+        about |= {"door": self.relayed} if self.relayed else {}
         return {**about, "first": self.first} if self.first else about
 
     @classmethod
@@ -250,10 +252,10 @@ class About:
         )
         fingerprint = validation.small(said.get("fingerprint"), 1 << 16, "a fingerprint")
         first = validation.whole(said.get("first", 0), 0, validation.WORKERS, "the first workers")
-        return cls(place.host, place.address, place.port, fingerprint, first, place.door)
+        return cls(place.host, place.address, place.port, fingerprint, first, place.relayed)
 
 
-def _door(value: Any) -> str:
-    if not isinstance(value, str) or not is_door(value):
-        raise MismatchError(f"a door at a relay is NONCE@SITE, got {value!r:.80}")
+def _relayed(value: Any) -> str:
+    if not isinstance(value, str) or (value and not _RELAYED.fullmatch(value)):
+        raise MismatchError(f"an address at a relay is NAME@SITE, got {value!r:.80}")
     return value

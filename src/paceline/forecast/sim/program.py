@@ -21,11 +21,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.communication import virtual
+from paceline.communication.diagnosis import own_traceback
+from paceline.extensions import STARTERS, extension
 from paceline.forecast.sim.output import WorkerStream
 from paceline.forecast.sim.process_isolation import IsolatedProcess
 from paceline.forecast.sim.simulate import WorkerContext, run_script
-from paceline_plugins.zero.program import told
-from paceline_plugins.zero.virtual import VirtualZeroLines
 
 FAILED = "failed"
 """Name of the file with the rank of the worker that failed."""
@@ -66,7 +66,7 @@ class ProgramFailure:
     def _report(self, rank: int, error: BaseException) -> None:
         self.code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
         if not isinstance(error, SystemExit):
-            print(told(self._script, type(error), error, error.__traceback__), end="", file=sys.stderr)
+            print(own_traceback(self._script, type(error), error, error.__traceback__), end="", file=sys.stderr)
         elif isinstance(error.code, str):
             print(error.code, file=sys.stderr)
         sys.stderr.flush()
@@ -103,7 +103,8 @@ def _zero_lines(script: Path, lines: str) -> Iterator[WorkerContext]:
         return
     log = os.environ.get("PACELINE_LOG")
     IsolatedProcess.says_rank = False  # for this process
-    with VirtualZeroLines(script, Path(log) if log else None, random_data=lines == "random-data") as zero_lines:
+    virtual_zero_lines = extension(STARTERS, "virtual")
+    with virtual_zero_lines(script, Path(log) if log else None, random_data=lines == "random-data") as zero_lines:
         yield zero_lines.worker
 
 

@@ -106,11 +106,11 @@ def is_news(kind: str, facts: Mapping[str, Any], before: ElasticStatus) -> bool:
     return not (kind == "refused" and before.workers["left"])
 
 
-def news_events(events: Iterable[ControlEvent], debug: bool = False) -> list[ControlEvent]:
-    """The events to show to people; with `debug` all."""
+def news_events(events: Iterable[ControlEvent]) -> list[ControlEvent]:
+    """The events to show to people."""
     status, shown = ElasticStatus(), []
     for event in events:
-        if debug or is_news(event.kind, event.facts, status):
+        if is_news(event.kind, event.facts, status):
             shown.append(event)
         status.add(event)
     return shown

@@ -115,7 +115,7 @@ class Takeover:
     at_s: float
     slice_of: int
     version: int = 0  # of the values from which it continues, in updates
-    source: str = "unknown"  # "replica" or "last pulled values"
+    source: str = "unknown"  # "replica"; of older runs also "last pulled values"
 
 
 @dataclass(frozen=True)

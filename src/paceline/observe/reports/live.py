@@ -134,15 +134,14 @@ class Live:
 
     Args:
         directory: of the logs.
-        debug: whether to show every event of a control plane.
     """
 
-    def __init__(self, directory: str | Path, debug: bool = False) -> None:
+    def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
         self.notices = Notices()
         self._number = 1
         self._followers: dict[int, Follower] = {}
-        self._control = _Control(self.directory / CONTROL_LOG, debug)
+        self._control = _Control(self.directory / CONTROL_LOG)
 
     def poll(self) -> LiveSnapshot:
         """Read new lines and sum up."""
@@ -203,8 +202,8 @@ class _Control:
         finished: the run has finished, or was given up.
     """
 
-    def __init__(self, path: Path, debug: bool) -> None:
-        self.path, self._debug = path, debug
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.elastic_status: ElasticStatus | None = None
         self.lost: set[int] = set()
         self.finished = False
@@ -227,7 +226,7 @@ class _Control:
         for event in elastic_events.valid_events(self._growing.read()):
             if event.kind == "began":
                 self._began_unix_s = float(event.facts.get("unix_s") or 0.0)
-            if self._debug or elastic_events.is_news(event.kind, event.facts, self.elastic_status):
+            if elastic_events.is_news(event.kind, event.facts, self.elastic_status):
                 ahead_s = self._began_unix_s - start_s if self._began_unix_s and start_s else 0.0
                 notices.add(control_notice(event, event.at_s + ahead_s))
             self.lost |= {int(event.facts["worker"])} if event.kind == "lost" else set()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,12 +12,56 @@ from paceline.communication import Transport
 from paceline.core.flat import Modules, module_list
 from paceline.core.optimizer_state import Owned
 from paceline.data.sharing.loader_registry import LoaderRegistry
+from paceline.extensions import Observer
 from paceline.rules.rule import Rule
+from paceline.rules.schedule import Schedule
 from paceline.tuning.tuner import Tuner
-from paceline.update.engine.progress import TrainingProgress
 from paceline.update.engine.settings import Settings
 from paceline.update.monitor import Monitor
-from paceline_plugins.receipts.observer import Receipts
+
+
+class TrainingProgress:
+    """Counts one worker's steps.
+
+    Args:
+        schedule: the rule's.
+
+    Attributes:
+        steps: minibatches since attach.
+        warm: whether the warm-up is over.
+        lockstep: whether gradients are exchanged before the next step: always, or during the warm-up.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.restore(0, False)
+
+    def end_warmup(self) -> None:
+        """The warm-up is over; a worker that left during it learns this from its peers."""
+        self.restore(self.steps, True)
+
+    def follow_schedule(self, schedule: Schedule, blocks: bool) -> None:
+        """Continue under another schedule; `blocks`: whether it has blocks now."""
+        self.schedule = schedule
+        self.restore(self.steps, self.warm and blocks)
+
+    def restore(self, steps: int, warm: bool) -> None:
+        """Continue from a checkpoint."""
+        self.steps, self.warm, self.lockstep = steps, warm, self.schedule.is_lockstep(warm)
+
+    @property
+    def exchanges(self) -> int:
+        """Exchanges that a single worker would have made by now."""
+        return self.schedule.exchanges_after(self.steps)
+
+    def follow(self, steps: int) -> None:
+        """Continue after `steps` steps, as the other workers do."""
+        self.steps = steps
+
+    def stepped(self) -> bool:
+        """Count a step; returns whether it ends the warm-up (`warm` is set once all workers have the same start)."""
+        self.steps += 1
+        return self.lockstep and self.schedule.ends_warmup(self.steps)
 
 
 @dataclass(frozen=True)
@@ -32,7 +77,7 @@ class RunContext:
         monitor: times the run and writes its event log.
         loaders: the data that the run shares among the workers.
         tuner: changes settings during the run.
-        receipts: what this worker brought and took at every merge, or None.
+        observers: of the run, such as the one that writes receipts.
     """
 
     settings: Settings
@@ -43,7 +88,7 @@ class RunContext:
     monitor: Monitor
     loaders: LoaderRegistry
     tuner: Tuner
-    receipts: Receipts | None = None
+    observers: Sequence[Observer] = ()
 
     @property
     def trains(self) -> bool:

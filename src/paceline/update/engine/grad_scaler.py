@@ -90,6 +90,10 @@ class Scaling:
             self.kept_at = float(scaler.get_scale())
         self._scaler, self._sure = scaler, True
 
+    def keep_at(self, scale: float | None) -> None:
+        """The codecs' residuals come from a checkpoint, at this scale."""
+        self.kept_at = scale
+
     def follow(self, kept: Iterable[dict[str, Tensor]]) -> None:
         """Rescale the codecs' residuals to the scale of the present gradients."""
         states = list(kept)

@@ -44,13 +44,14 @@ class GlobalModel(Protocol):
 
 
 class EngineProtocol(Protocol):
-    """Carries out a rule at the steps of a run of several workers.
+    """Carries out a rule at the steps of a run of several workers."""
 
-    Attributes:
-        local: whether gradients stay on this worker at present.
-    """
+    @property
+    def local(self) -> bool:
+        """Whether gradients stay on this worker at present."""
 
-    local: bool
+    def keep_local(self, now: bool) -> None:
+        """Whether gradients stay on this worker from now on; without effect where none are exchanged."""
 
     @property
     def gradients_due(self) -> bool:

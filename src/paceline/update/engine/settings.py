@@ -12,7 +12,6 @@ import torch
 from paceline.communication.sockets.tls import TLS
 from paceline.errors import UnsupportedError
 from paceline.update.exchange.outliers import Guard
-from paceline_plugins.search.search_round import Round
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,7 @@ class Settings:
         start: checkpoint from which a run without steps of its own resumes, or None.
         round: of a search, or None.
         receipts: directory of the receipts, or None.
+        observers: names of what watches the run (:data:`paceline.extensions.OBSERVERS`).
     """
 
     log: str | Path | None = None
@@ -60,8 +60,9 @@ class Settings:
     keep: int = 3
     data: str = "shared"
     start: str | None = None
-    round: Round | None = None
+    round: Any = None
     receipts: str | Path | None = None
+    observers: tuple[str, ...] = ()
 
     @property
     def outer_state_device(self) -> torch.device | None:

@@ -10,6 +10,9 @@ In host memory the first chunks leave while later ones are packed, before the he
 when all are packed. If such a contribution is rejected, all workers see so in its header, and sum all chunks once more.
 
 A worker that is out of data keeps joining with an empty contribution until all workers are done.
+
+In order: a `Chunk` is packed, the `Exchanger` sends header and chunks, `PendingHeader` waits for all headers, `agree`
+and `with_outliers_dropped` judge them, and `InFlightExchange.finish` applies the sums.
 """
 
 from __future__ import annotations
@@ -17,22 +20,60 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from paceline.communication.base import Pending, Transport
-from paceline.errors import DesyncError, ElsewhereError, MismatchError
-from paceline.rules.codec import Codec, Dense, State, Steps
+from paceline.communication.calls import check_alike
+from paceline.core.world import World
+from paceline.data.sharing.place import pass_number
+from paceline.errors import DesyncError, ElsewhereError, MismatchError, NonFiniteError
+from paceline.rules.codec import Codec, Dense, Layout, State, Steps
 from paceline.rules.topology import Topology
-from paceline.update.exchange.agreement import agree, refuse_nothing, summary_of
-from paceline.update.exchange.chunk import Chunk
 from paceline.update.exchange.departures import Departures
-from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary, Timing
-from paceline.update.exchange.pipeline import Finished, LastWait, Pipeline, Pollable, Running
-from paceline.update.exchange.side_stream import SideStream, moved
+from paceline.update.exchange.header import NO_PAYLOAD, ExchangeHeader, ExchangeSummary, Timing
+from paceline.update.exchange.outliers import outliers
+from paceline.update.exchange.pipeline import Finished, LastWait, Pipeline, Pollable, Running, SideStream, moved
+
+
+class Chunk(Protocol):
+    """A chunk of the payload, with its codec's state."""
+
+    @property
+    def layout(self) -> Layout:
+        """The shapes of its tensors."""
+
+    @property
+    def lossless(self) -> bool:
+        """Whether it must be sent dense, whatever the rule's codec."""
+
+    @property
+    def from_rank_0(self) -> bool:
+        """Whether its sum has rank 0's part only."""
+
+    @property
+    def state(self) -> State:
+        """The codec's state."""
+
+    def fill(self, factor: float) -> Tensor:
+        """This worker's contribution times `factor` (zeros where that is 0), shape (n,)."""
+
+    def keep(self, state: State) -> None:
+        """Take the codec's new state, part of which may lie in the memory that `fill` gave."""
+
+    def land(self, total: Tensor, summary: ExchangeSummary) -> None:
+        """Apply the sum over the workers, shape (n,); called after `keep`."""
+
+    def prepare(self, total: Tensor, summary: ExchangeSummary) -> None:
+        """With overlap: apply the sum to the state that the next block does not touch."""
+
+    def move(self, made: int) -> None:
+        """With overlap, at the end: apply the sum to the rest; `made` minibatches were made meanwhile."""
+
 
 IN_FLIGHT = 3
 """Chunks on the wire at a time: with two, a link of 1 Gbit/s stood idle for 1 to 7 % of the time."""
@@ -52,6 +93,21 @@ class StartedExchange(Protocol):
         """Finish the exchange and apply it."""
 
 
+@dataclass(frozen=True)
+class Reports:
+    """What a worker says of itself in its headers.
+
+    Attributes:
+        asks: whether this worker has a request for all workers, to be read once the next exchange is over.
+        place: where it is in its data, packed (:mod:`paceline.data.sharing.place`); given whether it leaves.
+        made: steps that its program has made.
+    """
+
+    asks: Callable[[], bool] = lambda: False
+    place: Callable[[bool], int] = lambda leaving: 0
+    made: Callable[[], int] = lambda: 0
+
+
 class Exchanger:
     """Starts exchanges over one transport, one after another.
 
@@ -61,6 +117,7 @@ class Exchanger:
         topology: the route over which they are summed.
         overlapped: whether the next block computes while an exchange is under way.
         devices: of the model.
+        reports: what this worker says of itself in its headers.
 
     Attributes:
         keeps: whether an exchange keeps its contribution, in the memory of the chunks, until it is applied.
@@ -79,6 +136,7 @@ class Exchanger:
         topology: Topology,
         overlapped: bool = False,
         devices: Iterable[torch.device] = (),
+        reports: Reports | None = None,
     ) -> None:
         self.transport, self.codec = transport, codec
         self._route = topology.route(transport, codec.operations)
@@ -94,12 +152,7 @@ class Exchanger:
         self.early: list[tuple[Chunk, Running]] = []
         self._sends_early = transport.background and codec.exact and not overlapped
         self.sequence = 0
-        self.asks: Callable[[], bool] = lambda: False
-        """Whether this worker has a request for all workers, to be read once the next exchange is over."""
-        self.place: Callable[[bool], int] = lambda leaving: 0
-        """Where this worker is in its data, packed (:mod:`paceline.data.sharing.place`); given whether it leaves."""
-        self.made: Callable[[], int] = lambda: 0
-        """Steps that its program has made."""
+        self.reports = reports if reports is not None else Reports()
         self.departures = Departures()
         self.timing = Timing()
         self.left: int | None = None
@@ -113,8 +166,8 @@ class Exchanger:
             pending_header, self.voted = self.voted, None
             return pending_header
         self.sequence += 1
-        early, place = bool(self.early), self.place(header.leaving)
-        return PendingHeader(self, replace(header, sequence=self.sequence, asks=self.asks(), early=early, place=place))
+        early, place, asks = bool(self.early), self.reports.place(header.leaving), self.reports.asks()
+        return PendingHeader(self, replace(header, sequence=self.sequence, asks=asks, early=early, place=place))
 
     def hold(self, pending_header: PendingHeader) -> None:
         """Let the next `open` return a header that was sent already."""
@@ -205,6 +258,15 @@ class Exchanger:
         waited_s, self.vote_s = self.vote_s, 0.0
         return waited_s
 
+    def continue_at(self, sequence: int) -> None:
+        """The next exchange follows that of this number."""
+        self.sequence = sequence
+
+    def replace(self, old: Exchanger) -> None:
+        """Go on in the place of another one, which ends."""
+        self.sequence, self.left, self.departures = old.sequence, old.left, old.departures
+        old.close()
+
     def close(self) -> None:
         """End the pipeline's threads."""
         self._pipeline.close()
@@ -235,15 +297,16 @@ class PendingHeader:
         """All workers' headers; raises `DesyncError` or `MismatchError` where they do not fit together."""
         with self._lock:  # the pipeline's threads ask as well
             if self._summary is None:
-                began = self._exchanger.transport.now()
+                exchanger, transport = self._exchanger, self._exchanger.transport
+                began = transport.now()
                 self._pending.wait()
                 summary = summary_of(self._rows.cpu().numpy().tobytes(), len(self._rows))
-                self._exchanger.timing.wait_s += self._exchanger.transport.now() - began
-                agree(summary, self._exchanger.transport.world)
-                self._exchanger.awaited = not summary.alike and summary.awaited
-                self._exchanger.departures.look(summary, self._exchanger.transport.world, self._exchanger.made())
-                if self._exchanger.left is None and summary.somebody_left:
-                    self._exchanger.left = self.header.sequence
+                exchanger.timing.wait_s += transport.now() - began
+                agree(summary, transport.world)
+                exchanger.awaited = not summary.alike and summary.awaited
+                exchanger.departures.look(summary, transport.world, exchanger.reports.made())
+                if exchanger.left is None and summary.somebody_left:
+                    exchanger.left = self.header.sequence
                 self._summary = summary
             return self._summary
 
@@ -284,7 +347,7 @@ class InFlightExchange:
             number: counts the exchanges of this payload, for codecs whose first exchanges differ.
             in_flight: chunks on the wire at a time; the rest follow in `finish`. 0 sends all of them, with overlap.
         """
-        exchanger.timing.wait_s = exchanger.timing.exchange_s = 0.0
+        exchanger.timing.begin()
         began = exchanger.transport.now()
         pending_header, (early, exchanger.early) = exchanger.open(header), (exchanger.early, [])
         flight = cls(exchanger, pending_header, in_flight == 0, early)
@@ -379,3 +442,70 @@ class InFlightExchange:
         assert summary is not None
         refuse_nothing(summary, self._exchanger.transport.world)
         return summary
+
+
+def refuse_nothing(summary: ExchangeSummary, world: World) -> None:
+    """Raise `NonFiniteError` where no worker brought a contribution that can be averaged."""
+    if not summary.empty and all(not h.finite for h in summary.headers if h.brings) and summary.weight == 0:
+        raise NonFiniteError(
+            world.sign(
+                f"the contributions of all workers to exchange {summary.headers[0].sequence} hold inf or nan, so "
+                "nothing is left to average; the global model is as it was before the block. Lower the learning rate, "
+                "clip gradients, or resume from a checkpoint"
+            )
+        )
+
+
+@lru_cache(maxsize=4)
+def summary_of(rows: bytes, size: int) -> ExchangeSummary:
+    """The summary of the headers of `size` workers, from their rows; virtual workers share it."""
+    table = torch.frombuffer(bytearray(rows), dtype=torch.int64).view(size, -1).tolist()
+    return with_outliers_dropped(ExchangeSummary(tuple(ExchangeHeader.unpack(row) for row in table)).with_joined)
+
+
+def with_outliers_dropped(summary: ExchangeSummary) -> ExchangeSummary:
+    """The summary with the factor 0 for contributions far larger than usual and far larger than the other workers'."""
+    said = {rank: (h.norm, h.usual) for rank, h in enumerate(summary.headers) if h.brings and h.finite and h.factor}
+    out = outliers(said)
+    if not out:
+        return summary
+    headers = (replace(h, factor=0.0) if rank in out else h for rank, h in enumerate(summary.headers))
+    return replace(summary, headers=tuple(headers))
+
+
+def agree(summary: ExchangeSummary, world: World) -> None:
+    """Raise where workers are at different places of the program, or hold different bits."""
+    if summary.alike:
+        return
+    headers = summary.headers
+    check_alike([h.kind.code for h in headers], [h.leaving for h in headers], world)
+    places = {(h.sequence, h.kind) for h in headers if h.brings} or {(h.sequence, NO_PAYLOAD) for h in headers}
+    if len(places) > 1 or len({h.sequence for h in headers}) > 1:
+        said = "; ".join(f"{world.name(r)} at exchange {h.sequence}" for r, h in enumerate(headers))
+        raise MismatchError(world.sign(f"the workers are at different places of the program: {said}"))
+    passes = {rank: pass_number(h.place) for rank, h in enumerate(headers) if h.brings and h.place and not h.leaving}
+    if len(set(passes.values())) > 1:
+        said = "; ".join(f"{world.name(r)} in pass {number}" for r, number in passes.items())
+        raise MismatchError(
+            world.sign(
+                f"the workers are in different passes over their data: {said}. Every worker has to begin each pass, "
+                "and to end it: take run.share out of `if run.world.rank == 0:` or whatever keeps some workers from it"
+            )
+        )
+    sums = {rank: h.checksum for rank, h in enumerate(headers) if h.checksum or not h.at_end}
+    compare(sums, headers[0].sequence, world)
+
+
+def compare(sums: dict[int, int], sequence: int, world: World) -> None:
+    """Raise `DesyncError` where checksums (by rank) of replicated state differ."""
+    values = list(sums.values())
+    if len(set(values)) > 1:
+        usual = max(set(values), key=lambda s: (values.count(s), -values.index(s)))
+        odd = [rank for rank, s in sums.items() if s != usual]
+        raise DesyncError(
+            world.sign(
+                f"workers that should hold the same global model do not: {world.names(odd)} differ from the others "
+                f"at exchange {sequence}. Something wrote to the model outside of the optimizer's step, "
+                "or memory is faulty. Resume all workers from the last checkpoint"
+            )
+        )

@@ -10,8 +10,80 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from paceline.communication import calls
 from paceline.data.sharing.place import ENDED, pass_number
-from paceline.update.exchange.kind import ExchangeKind
+
+
+@dataclass(frozen=True)
+class ExchangeKind:
+    """The exchange that a header belongs to: an optimizer's gradients, a fragment's block, or neither.
+
+    >>> ExchangeKind.block(2).is_block, ExchangeKind.gradients(0).optimizer
+    (True, 0)
+
+    Attributes:
+        code: its integer in a packed header.
+    """
+
+    code: int
+
+    @classmethod
+    def gradients(cls, optimizer: int) -> ExchangeKind:
+        """The gradients of optimizer 0, 1, ..."""
+        return cls(1 + optimizer)
+
+    @classmethod
+    def block(cls, fragment: int) -> ExchangeKind:
+        """The block of fragment 0, 1, ..."""
+        return cls(calls.BLOCK + fragment)
+
+    @property
+    def is_block(self) -> bool:
+        """Whether it is the exchange of a block."""
+        return self.code >= calls.BLOCK
+
+    @property
+    def joins(self) -> bool:
+        """Whether the worker only joins what others exchange."""
+        return self.code == 0
+
+    @property
+    def optimizer(self) -> int:
+        """The optimizer whose gradients are exchanged."""
+        return self.code - 1
+
+    @property
+    def fragment(self) -> int:
+        """The fragment whose block is exchanged."""
+        return self.code - calls.BLOCK
+
+
+NO_PAYLOAD = ExchangeKind(0)
+"""The worker ends, or is at the end of its pass: it brings no payload, and joins any exchange; a block with what it has
+made so far."""
+WARMUP_END = ExchangeKind(-1)
+"""The exchange without a payload that ends a warm-up."""
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """What a worker did since the last exchange.
+
+    Attributes:
+        minibatches: steps of the optimizer.
+        total: the same since attach.
+        factor: weight of the contribution; 1 for a full one.
+        leaving: whether the worker has no more work.
+        merges: whether it ends the block early.
+        stands: whether it only joins a block that another worker brings.
+    """
+
+    minibatches: int
+    total: int
+    factor: float = 1.0
+    leaving: bool = False
+    merges: bool = False
+    stands: bool = False
 
 
 @dataclass(frozen=True)
@@ -223,3 +295,11 @@ class Timing:
 
     wait_s: float = 0.0
     exchange_s: float = 0.0
+
+    def begin(self) -> None:
+        """An exchange begins."""
+        self.wait_s = self.exchange_s = 0.0
+
+    def end(self, spent_s: float) -> None:
+        """It has kept this worker so long, waiting included."""
+        self.exchange_s = spent_s - self.wait_s

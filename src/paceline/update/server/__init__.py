@@ -15,8 +15,8 @@ from paceline.core.lazy import lazily
 
 if TYPE_CHECKING:
     from paceline.update.server.engine import Asynchronous
-    from paceline.update.server.reshard import whole_optimizers
+    from paceline.update.server.sharding import whole_optimizers
 else:
-    __getattr__, __dir__ = lazily(__name__, {"Asynchronous": "engine", "whole_optimizers": "reshard"})
+    __getattr__, __dir__ = lazily(__name__, {"Asynchronous": "engine", "whole_optimizers": "sharding"})
 
 __all__ = ["Asynchronous", "whole_optimizers"]

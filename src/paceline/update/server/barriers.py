@@ -12,7 +12,7 @@ from paceline.update.server.failures import GOODBYE_S, Failures
 from paceline.update.server.frames import FrameKind
 from paceline.update.server.ledger_client import SocketLedgerClient
 from paceline.update.server.membership import LOOK_EVERY_S
-from paceline.update.server.peers import Peers
+from paceline.update.server.peer import Peers
 
 
 class Barriers:

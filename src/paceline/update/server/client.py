@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pushes and pulls of one optimizer on a worker.
+"""The pushes and pulls of a worker: one client for each optimizer.
 
     gradients        at the end of step c:  take the values that have come, push g_c, and ask for the next values when
-                     step c + 1 is nearly over (:mod:`.prefetch`); theta is what was pulled last, and nothing else
+                     step c + 1 is nearly over (`PullTiming`); theta is what was pulled last, and nothing else
     blocks           after `period` steps:  push d = theta - base, and go on;
                      when the answer s comes:  theta = s + (theta - then),  base = s
     elastic          after `period` steps:  push x = theta, and go on;
@@ -11,25 +11,115 @@
 `base` is where the displacement d is measured from, `then` the parameters when they were pushed. That is an overlap of
 1; with 0 a worker pulls with its push, and waits for the answer. While an answer is late, the worker gathers work; it
 waits only when the schedule's `hold` is reached.
+
+A worker that pushes gradients pulls new values so late that they are fresh, and early enough to arrive before the
+minibatch ends:
+
+    lead = 0.8 c - 1.5 a          c: what a short minibatch takes, a: what an answer takes; at least 0
+
+Values that are pulled at the end of a minibatch lack, at the end of the next one, all that other workers pushed
+meanwhile; pulled `lead` seconds later, they lack little more than the pushes during the answer's way.
+c is the lower quartile of the last minibatches, because a late pull makes the worker wait; a is the median of the last
+answers.
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
+from paceline.core.flat import Fragment
+from paceline.core.optimizer_state import reset_state
 from paceline.data.ledger.epoch_ledger import Mark
+from paceline.rules.outer.arrival import CenterPull
 from paceline.rules.schedule.bounded import Bounded
+from paceline.tuning.tuner import Tuner
+from paceline.update.exchange.checksum import is_sampled
+from paceline.update.exchange.header import Timing
+from paceline.update.monitor import Monitor
 from paceline.update.server.protocol import PendingExchange, Service, ShardRequest
 from paceline.update.server.shard import LEDGER_SHARD
-from paceline.update.server.sharding import BufferPool, Span
-from paceline.update.server.tally import ExchangeTally
+from paceline.update.server.sharding import BufferPool, GradientAccumulator, Span, host
+
+
+class ExchangeTally:
+    """The results of pushes since the last line of the log.
+
+    Attributes:
+        delays: of the pushes that were answered.
+        refused: pushes that were not finite.
+        wait_s: seconds that the worker waited for answers.
+    """
+
+    def __init__(self) -> None:
+        self.delays: list[int] = []
+        self.refused = 0
+        self.wait_s = 0.0
+
+    def report(self, monitor: Monitor, began: float, pushes: int) -> None:
+        """Write the counts to the log, and reset them.
+
+        Args:
+            monitor: of the run.
+            began: when the exchange began, by `time.perf_counter`.
+            pushes: that this worker has made.
+        """
+        for delay in self.delays:
+            monitor.pushed(delay)
+        if self.refused:
+            monitor.refused(self.refused)
+        if self.delays or self.refused:
+            timing = Timing(wait_s=self.wait_s, exchange_s=max(0.0, time.perf_counter() - began - self.wait_s))
+            monitor.end(timing, None, block=pushes, warmup=False)
+        else:
+            monitor.sent()
+        self.delays, self.refused, self.wait_s = [], 0, 0.0
+
+
+KEPT = 16
+SHORT, SLOW = 0.8, 1.5
+
+
+class PullTiming:
+    """The last durations of minibatches and of answers, seconds."""
+
+    def __init__(self) -> None:
+        self._minibatches: deque[float] = deque(maxlen=KEPT)
+        self._answers: deque[float] = deque(maxlen=KEPT)
+
+    def computed(self, seconds: float) -> None:
+        """Note how long a minibatch took."""
+        self._minibatches.append(seconds)
+
+    def answered(self, seconds: float) -> None:
+        """Note how long an answer took."""
+        self._answers.append(seconds)
+
+    @property
+    def lead(self) -> float:
+        """Seconds to wait before the pull; 0 before the first measurements."""
+        if not self._minibatches or not self._answers:
+            return 0.0
+        short = sorted(self._minibatches)[len(self._minibatches) // 4]
+        slow = sorted(self._answers)[len(self._answers) // 2]
+        return max(0.0, SHORT * short - SLOW * slow)
+
+    def state(self) -> list[list[float]]:
+        """The durations for a checkpoint."""
+        return [list(self._minibatches), list(self._answers)]
+
+    def load(self, state: Sequence[Sequence[float]]) -> None:
+        """Restore what `state` gave."""
+        self._minibatches, self._answers = (deque(row, maxlen=KEPT) for row in state)
 
 
 @dataclass(frozen=True)
@@ -202,3 +292,313 @@ class Client(ABC):
         """Start from the global model, with no exchange under way."""
         self.pull(peeks=False)
         self.write_pulled()
+
+
+class GradientClient(Client):
+    """Pushes gradients and pulls parameters; `optimizer` finds no gradients, so that its own step does nothing."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        context: ClientContext,
+        schedule: Bounded,
+        spans: list[Span],
+        buffers: list[Span],
+    ) -> None:
+        super().__init__(context, schedule, spans, buffers)
+        self._accumulators = [
+            GradientAccumulator(span, pool) for span, pool in zip(self.spans, self._pools, strict=True)
+        ]
+        self._parameters = [p for span in self.spans for p in span.fragment.tensors]
+        self._optimizer = optimizer
+        self._hidden: list[tuple[Tensor, Tensor]] = []
+        self._pull_timing = PullTiming()
+        self._began = self._service.now()
+
+    @property
+    def _waiting(self) -> int:
+        return self._accumulators[0].minibatches if self._accumulators else 0
+
+    def before_step(self) -> None:
+        """Exchange the gradients of a minibatch, and hide them from the optimizer."""
+        self._pull_timing.computed(self._service.now() - self._began)
+        if not self._waiting:  # all gradients until the next push are computed at these values
+            for span in self.spans:
+                span.note_version()
+        self._unscale()
+        self._gather()
+        self._exchange()
+        self._hide()
+
+    def changed(self) -> list[str]:
+        """The parameters that do not hold what was pulled last; on an accelerator looked for now and then."""
+        spans = [one for one in self.spans if one.fragment.device.type == "cpu" or is_sampled(self.clock)]
+        return [name for span in spans for name in span.changed()]
+
+    def _gather(self) -> None:
+        if self._waiting and not all(accumulator.incoming_finite() for accumulator in self._accumulators):
+            self._tally.refused += 1  # and keep what was gathered before
+            return
+        for accumulator in self._accumulators:
+            accumulator.add()
+        if not all(accumulator.finite() for accumulator in self._accumulators):
+            self._drop()
+
+    def skip_step(self) -> None:
+        """Advance the clock for a minibatch whose gradients must not be used."""
+        for span, accumulator in zip(self.spans, self._accumulators, strict=True):
+            span.note_version()
+            accumulator.add()
+            accumulator.fill_nan()
+        self._exchange()
+
+    @torch.no_grad()
+    def _unscale(self) -> None:
+        """Divide by the GradScaler's scale, as a fused optimizer does inside its step, which the owners make."""
+        scale = getattr(self._optimizer, "grad_scale", None)
+        if scale is not None:
+            for gradient in [p.grad for p in self._parameters if p.grad is not None]:
+                gradient.div_(scale)
+
+    def _drop(self) -> None:
+        """Drop inf or nan; under a bound push nan, which the owners refuse, so that the clock advances."""
+        if self._schedule.staleness is not None:
+            for accumulator in self._accumulators:
+                accumulator.fill_nan()
+            return
+        self._tally.refused += 1
+        for accumulator in self._accumulators:
+            accumulator.reset()
+
+    def _exchange(self) -> None:
+        self._collect(wait=self._waiting >= self._schedule.hold)
+        if self._pending is None and self._waiting:
+            if self._schedule.overlap:
+                self._unanswered = self._push_gathered(answered=False)
+                self._pull_later()
+            else:
+                self._pending = self._push_gathered(answered=True)
+                self._collect(wait=True)
+        self._began = self._service.now()
+
+    def _push_gathered(self, answered: bool) -> PendingExchange:
+        minibatches = self._waiting
+        return self._push([accumulator.mean() for accumulator in self._accumulators], minibatches, answered)
+
+    def _pull_later(self) -> None:
+        """Pull so late that the values are fresh (:mod:`.prefetch`)."""
+        self._pending = self._bare_pull()
+        self._pull_now = self._service.exchange_later(self._pending, self._pull_timing.lead)
+
+    def _answered(self, pending: PendingExchange) -> None:
+        self._pull_timing.answered(pending.answered_at - pending.requested_at)
+
+    def restart_timing(self) -> None:
+        self._began = self._service.now()
+
+    def _hide(self) -> None:
+        self._hidden = [(p, p.grad) for p in self._parameters if p.grad is not None]
+        for parameter, _ in self._hidden:
+            parameter.grad = None
+
+    def after_step(self) -> None:
+        """Give the hidden gradients back."""
+        for parameter, gradient in self._hidden:
+            parameter.grad = gradient
+        self._hidden = []
+
+    def _apply(self) -> None:
+        for span in self.spans:
+            span.write(span.pulled)
+
+    def flush(self) -> None:
+        self._collect(wait=True)
+        if self._waiting:
+            self._pending = self._push_gathered(answered=True)
+            self._collect(wait=True)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "pace": self._pull_timing.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        self._pull_timing.load(state["pace"])
+
+
+class DeltaClient(Client):
+    """Pushes deltas, or the parameters themselves; the optimizer steps here.
+
+    Args:
+        optimizer: its state is reset where the parameters are inf or nan.
+        elastic: how worker and center pull each other, where the rule pushes parameters.
+        workers: N.
+        context, schedule, spans, buffers: as of every client.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        elastic: CenterPull | None,
+        workers: int,
+        context: ClientContext,
+        schedule: Bounded,
+        spans: list[Span],
+        buffers: list[Span],
+    ) -> None:
+        super().__init__(context, schedule, spans, buffers)
+        self._optimizer, self._elastic, self._workers = optimizer, elastic, workers
+        self._base = [span.pulled.clone() for span in self.spans]
+        self._then = [host(span.fragment) for span in self.spans]
+        self._now = [host(span.fragment) for span in self.spans]
+        self.since = 0
+        self._written = False
+
+    def take_written(self) -> list[Fragment]:
+        """The parameters, if an answer has changed them since the last call."""
+        written, self._written = self._written, False
+        return [span.fragment for span in self.spans] if written else []
+
+    def on_step(self) -> None:
+        """Exchange what is due after a step of the optimizer."""
+        self.since += 1
+        block = self._schedule.period
+        self._collect(wait=self.since >= block * self._schedule.hold)
+        if self._pending is None and self.since >= block:
+            self._push_block()
+        if not self._schedule.overlap:
+            self._collect(wait=True)
+
+    @torch.no_grad()
+    def _push_block(self) -> None:
+        minibatches, self.since = self.since, 0
+        ill = not all(span.fragment.finite() for span in self.spans)
+        if ill:
+            self._restart()
+        if ill and self._schedule.staleness is None:
+            self._tally.refused += 1
+            return
+        values = [pool.take() for pool in self._pools]
+        for span, base, then, sent in zip(self.spans, self._base, self._then, values, strict=True):
+            span.note_version()  # a delta is measured from what was pulled last
+            span.read(then)
+            if self._elastic is not None:
+                sent.copy_(then)
+            else:
+                torch.sub(then, base, out=sent)
+            if ill:
+                sent.fill_(torch.nan)  # the owners refuse it, and the clock advances
+        self._pending = self._push(values, minibatches)
+
+    def _restart(self) -> None:
+        """Go on from the model that was pulled last, with a reset optimizer."""
+        for span, base in zip(self.spans, self._base, strict=True):
+            span.write(span.pulled)
+            base.copy_(span.pulled)
+            reset_state(self._optimizer, span.fragment.tensors)
+
+    @torch.no_grad()
+    def _apply(self) -> None:
+        self._written = True
+        for span, base, then, now in zip(self.spans, self._base, self._then, self._now, strict=True):
+            span.read(now)
+            if self._elastic is not None:
+                pull = self._elastic.elastic_pull(then, span.pulled, self._workers)
+                span.write(now.sub_(pull))
+                span.pulled.add_(pull)  # the center after this worker's pull
+                continue
+            progress = now.sub_(then)
+            if span.fragment.dtype == span.pulled.dtype:
+                base.copy_(span.pulled)
+                span.write(progress.add_(base))
+                continue
+            span.write(progress + span.pulled)  # 16 bits: rounding is no progress
+            torch.sub(span.read(base), progress, out=base)
+
+    def flush(self) -> None:
+        self._collect(wait=True)
+        if self.since:
+            self._push_block()
+            self._collect(wait=True)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "since": self.since, "base": self._base}
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        self.since = int(state["since"])
+        for base, saved in zip(self._base, state["base"], strict=True):
+            base.copy_(saved)
+
+    def begin(self) -> None:
+        super().begin()
+        self.since = 0
+        for span, base in zip(self.spans, self._base, strict=True):
+            base.copy_(span.pulled)
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The clients of a worker.
+
+    Attributes:
+        optimizers: of the run.
+        clients: one for each optimizer, in the same order.
+        tuner: has the learning rates of the steps.
+    """
+
+    optimizers: list[Optimizer]
+    clients: list[Client]
+    tuner: Tuner
+
+    def __iter__(self) -> Iterator[Client]:
+        return iter(self.clients)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def of_gradients(self, optimizer: Optimizer) -> GradientClient:
+        """The client of an optimizer, under rules that push gradients."""
+        client = next(client for client, one in zip(self.clients, self.optimizers, strict=True) if one is optimizer)
+        assert isinstance(client, GradientClient)
+        return client
+
+    @property
+    def pushes(self) -> int:
+        """Pushes that this worker has made."""
+        return max(client.clock for client in self.clients)
+
+    def on_step(self) -> None:
+        """Note a step, under rules that push deltas."""
+        for client in self.clients:
+            assert isinstance(client, DeltaClient)
+            client.on_step()
+
+    def take_written(self) -> list[Fragment]:
+        """The parameters that answers have changed since the last call, under rules that push deltas."""
+        return [part for one in self.clients if isinstance(one, DeltaClient) for part in one.take_written()]
+
+    def flush(self) -> None:
+        """Push the rest, with the learning rates of the steps."""
+        with self.tuner.tunables.rates.applied():
+            for client in self.clients:
+                client.flush()
+
+    def follow(self, schedule: Bounded) -> None:
+        """Change the period."""
+        for client in self.clients:
+            client.follow(schedule)
+
+    def wait(self) -> None:
+        """Finish the exchanges under way."""
+        for client in self.clients:
+            client.wait()
+
+    def pull(self, peeks: bool) -> None:
+        """Pull without a push; with `peeks` only the anchors of the global model change."""
+        for client in self.clients:
+            client.pull(peeks)
+
+    def restart_timing(self) -> None:
+        """Time the next minibatch from now, after a barrier."""
+        for client in self.clients:
+            client.restart_timing()

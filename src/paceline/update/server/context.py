@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -15,21 +15,9 @@ from paceline.communication.sockets.channel import Channel
 from paceline.communication.sockets.frames import Outgoing
 from paceline.core import runtime
 from paceline.core.world import World
+from paceline.update.monitor import Monitor
 from paceline.update.server.membership import ServerMembership, StallDetector
 from paceline.update.server.owner import ShardServer
-
-
-class Reports(Protocol):
-    """Takes reports about lost workers, from any thread."""
-
-    def lost(self, rank: int, why: str, taken_over: Sequence[int]) -> None:
-        """A worker is lost; `taken_over`: the ranks that own its shards from now on."""
-
-    def takeover(self, slice_of: int, version: int, source: str) -> None:
-        """This worker took over shards of a lost worker."""
-
-    def inexact(self, what: str, warns: bool = True) -> None:
-        """Some samples may not be in the model exactly once; `what` is a message, for the log alone if not `warns`."""
 
 
 @dataclass
@@ -52,7 +40,7 @@ class ServiceContext:
     transport: Transport
     server: ShardServer
     membership: ServerMembership
-    reports: Reports
+    reports: Monitor
     timeout_s: float
     changed: threading.Condition = field(init=False, default_factory=lambda: runtime.Condition(runtime.RLock()))
     stall_detector: StallDetector = field(init=False)

@@ -1,11 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No push is lost with one owner: owners replicate shards, and senders keep pushes until a replica holds them."""
+"""No push is lost with one owner.
+
+    owner           sends its neighbour, the next worker in rank order, a replica of a shard after every `interval`
+                    pushes of one sender; the neighbour acknowledges it (KEPT), and the pushes in it are *safe*
+    sender          learns what is safe with the answer to its next push, or at once where it asks for that (SECURE,
+                    SAFE); it keeps its pushes until then, and waits when it keeps too many
+    owner is lost   its neighbour goes on from the replica, and senders send it again what the replica may lack
+
+There is one replica. Once a shard's owner or its neighbour is lost, the other one has the shard alone: pushes to it are
+safe when they are applied, and the run ends if that worker is lost as well.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -15,10 +26,195 @@ from paceline.errors import PeerLostError
 from paceline.update.server.context import ServiceContext
 from paceline.update.server.frames import FrameKind
 from paceline.update.server.membership import LOOK_EVERY_S
-from paceline.update.server.peers import Peers
+from paceline.update.server.owner import ShardServer
+from paceline.update.server.peer import Peers
 from paceline.update.server.protocol import PendingExchange, ShardRequest
-from paceline.update.server.replication import Replicas, SafePush
-from paceline.update.server.unreplicated_pushes import MORE, UnreplicatedPushes, interval
+
+KEPT_BYTES = 1 << 30
+"""Memory of the pushes that a worker keeps, where they are large."""
+MOST, LEAST = 16, 2
+"""Pushes of a sender between two replicas of a shard."""
+MORE = 4
+"""Further pushes that are kept while a replica is on its way."""
+
+
+def interval(push_bytes: int) -> int:
+    """Pushes of one sender after which a shard is replicated: 2 to 16, so that a sender keeps about 1 GiB of them."""
+    return max(LEAST, min(MOST, KEPT_BYTES // max(1, push_bytes)))
+
+
+class SafePush(NamedTuple):
+    """All pushes of `sender` to `shard` up to `number` are safe, `alone`: if its neighbour is lost."""
+
+    sender: int
+    shard: int
+    number: int
+    alone: int
+
+
+class Replicas:
+    """The replicas of one owner's shards.
+
+    Args:
+        server: the shards.
+        every: pushes of one sender after which a shard is replicated.
+        keeper: shard -> the worker that keeps its replica; None where there is none.
+        send: sends its keeper a replica: (shard, number of the replica, about, row).
+    """
+
+    def __init__(
+        self,
+        server: ShardServer,
+        every: int,
+        keeper: Callable[[int], int | None],
+        send: Callable[[int, int, dict[str, Any], Tensor], None],
+    ) -> None:
+        self._server, self._every, self._keeper, self._send = server, every, keeper, send
+        self._lock = runtime.RLock()
+        self._number = 0
+        self._sent: dict[int, dict[int, int]] = {}  # shard -> each sender's last push in its last replica
+        self._in_flight: dict[int, int] = {}  # shard -> number of the replica that is on its way
+        self._safe: dict[int, dict[int, int]] = {}  # shard -> each sender's last push in its last kept replica
+        self._wanted: dict[int, set[int]] = {}  # shard -> senders that wait until their pushes are safe
+
+    def pushed(self, shard: int) -> None:
+        """Replicate a shard if it is due after a push; different shards at different pushes."""
+        applied, sent = self._server.shards[shard].numbered.applied, self._sent.get(shard)
+        every = self._every if sent is not None else 1 + shard % self._every
+        before = sent or {}
+        if any(number - before.get(sender, 0) >= every for sender, number in applied.copy().items()):
+            self._replicate(shard)
+
+    def _replicate(self, shard: int) -> None:
+        """Send a replica now, unless one is on its way."""
+        with self._lock:
+            if self._keeper(shard) is None or shard in self._in_flight:
+                return
+            about, row = self._server.shards[shard].snapshot()
+            self._number += 1
+            self._sent[shard] = {sender: number for sender, number in about["numbered"]["applied"]}
+            self._in_flight[shard] = self._number
+            self._send(shard, self._number, about, row)
+
+    def kept(self, shard: int, number: int) -> list[SafePush]:
+        """Note that the keeper has replica `number` of a shard; what to tell which senders."""
+        with self._lock:
+            if self._in_flight.get(shard) != number:
+                return []
+            del self._in_flight[shard]
+            self._safe[shard] = self._sent[shard]
+            return self._news(shard)
+
+    def want(self, sender: int) -> list[SafePush]:
+        """Note that a sender waits until its pushes are safe; what to tell it at once."""
+        with self._lock:
+            news: list[SafePush] = []
+            for shard in list(self._server.shards):
+                self._wanted.setdefault(shard, set()).add(sender)
+                news += self._news(shard)
+            return news
+
+    def _news(self, shard: int) -> list[SafePush]:
+        """What to tell the senders that wait for this shard; replicate again where a push is not safe."""
+        applied, waiting = self._server.shards[shard].numbered.applied, self._wanted.get(shard, set())
+        news = [SafePush(sender, shard, *self.safe(shard, sender)) for sender in sorted(waiting)]
+        waiting -= {one.sender for one in news if one.number >= applied.get(one.sender, 0)}
+        if waiting:
+            self._replicate(shard)
+        return news
+
+    def safe(self, shard: int, sender: int) -> tuple[int, int]:
+        """The number of the sender's last push that is safe, and whether that is because there is no replica."""
+        if self._keeper(shard) is None:
+            return self._server.shards[shard].numbered.applied.get(sender, 0), 1
+        return self._safe.get(shard, {}).get(sender, 0), 0
+
+    def renew(self) -> None:
+        """Send replicas of all shards at once: a checkpoint has replaced them."""
+        with self._lock:
+            for shard in self._server.shards:
+                for of_former in (self._in_flight, self._safe, self._sent):
+                    of_former.pop(shard, None)
+                self._replicate(shard)
+
+
+class _Entry:
+    """A push, and the shards in which it may not be safe."""
+
+    def __init__(self, pending: PendingExchange) -> None:
+        self.pending = pending
+        self.open = {request.shard: request for request in pending.requests if request.values is not None}
+
+
+class UnsafePushes:
+    """The pushes that a worker keeps, because it may have to send them again; not thread-safe.
+
+    Attributes:
+        clients: how many clients push what they made of the same samples; the first one pushes to the first shard.
+    """
+
+    def __init__(self) -> None:
+        self.clients = 1
+        self._order: deque[_Entry] = deque()
+        self._by_shard: dict[int, deque[_Entry]] = {}
+        self._last: list[Mark] = []  # of the newest safe push, whose samples other clients may still push
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def add(self, pending: PendingExchange) -> None:
+        """Keep a push that is about to be sent."""
+        entry = _Entry(pending)
+        if entry.open:
+            self._order.append(entry)
+            for shard in entry.open:
+                self._by_shard.setdefault(shard, deque()).append(entry)
+
+    def safe(self, shard: int, number: int) -> bool:
+        """Note that the pushes to `shard` up to `number` are safe; whether that was unknown of one."""
+        waiting, is_news = self._by_shard.get(shard), False
+        while waiting and waiting[0].pending.clock <= number:
+            entry = waiting.popleft()
+            entry.open.pop(shard, None)
+            is_news = True
+            if not entry.open:
+                entry.pending.release()
+        return is_news
+
+    def done(self, all_pushed: bool = False) -> list[Mark]:
+        """The sample ranges that have become safe in every shard since the last call.
+
+        Args:
+            all_pushed: whether all clients have pushed what they made of these samples.
+        """
+        marks: list[Mark] = []
+        while self._order and not self._order[0].open:
+            pending = self._order.popleft().pending
+            if pending.counts_samples:
+                marks += self._last
+                self._last = list(pending.marks)
+        if self._last and (self.clients == 1 or (all_pushed and not self._order)):
+            marks += self._last
+            self._last = []
+        return marks
+
+    @property
+    def shards(self) -> list[int]:
+        """The shards in which a push of this worker is not safe."""
+        return [shard for shard, waiting in self._by_shard.items() if waiting]
+
+    def again(self, shards: Container[int]) -> Iterable[tuple[PendingExchange, ShardRequest]]:
+        """The requests to send to the new owner of `shards`, in order."""
+        for entry in self._order:
+            for shard, request in entry.open.items():
+                if shard in shards:
+                    yield entry.pending, request
+
+    @property
+    def marks(self) -> list[Mark]:
+        """The sample ranges that are pushed, and not yet safe in every shard."""
+        pushed = (entry.pending for entry in self._order if entry.pending.counts_samples)
+        return [*self._last, *(mark for pending in pushed for mark in pending.marks)]
 
 
 class Durability:
@@ -28,19 +224,25 @@ class Durability:
         context: of the service.
         peers: the connections.
         bounded: whether other workers wait for this worker's clock.
+        clients: how many clients push what they made of the same samples.
         done: called with sample ranges that every shard holds for good.
     """
 
     def __init__(
-        self, context: ServiceContext, peers: Peers, bounded: bool, done: Callable[[list[Mark]], None]
+        self,
+        context: ServiceContext,
+        peers: Peers,
+        bounded: bool,
+        clients: int,
+        done: Callable[[list[Mark]], None],
     ) -> None:
         self._context, self._peers, self._bounded, self._done = context, peers, bounded, done
         self._members, server = context.membership, context.server
-        self._interval = interval(server.push_bytes)
-        self._kept = UnreplicatedPushes()
-        self._replicas = Replicas(server, self._interval, lambda: self._members.own_successor, self._send_replica)
-        for shard, owner in self._members.owners.items():
-            if self._members.successor(owner) == self._members.rank != owner:
+        self._interval, self._kept = interval(server.push_bytes), UnsafePushes()
+        self._kept.clients = clients
+        self._replicas = Replicas(server, self._interval, self._members.replica_keeper, self._send_replica)
+        for shard in self._members.owners:
+            if self._members.replica_keeper(shard) == self._members.rank:
                 server.begin_replica(shard)
 
     # -- as an owner --------------------------------------------------------------------------------
@@ -49,32 +251,30 @@ class Durability:
         """Replicate the shard if it is due, after a push was applied."""
         self._replicas.pushed(shard)
 
-    def _send_replica(self, shard: int, number: int, about: dict[str, Any], row: Tensor) -> None:
-        successor = self._members.own_successor
-        if successor is not None:
-            self._peers[successor].say(FrameKind.REPLICA, (shard, number), row, about)
+    def up_to(self, shard: int, sender: int) -> tuple[int, int]:
+        """The number of the sender's last push to a shard that is safe, and whether this owner is alone."""
+        return self._replicas.safe(shard, sender)
 
-    def replica_kept(self, successor: int, shard: int, number: int) -> None:
-        """Tell senders which pushes are safe, after the successor has received a replica."""
-        self._tell(self._replicas.kept(successor, shard, number))
+    def renew(self) -> None:
+        """Replicate all shards again, after a checkpoint has replaced them."""
+        self._replicas.renew()
+
+    def _send_replica(self, shard: int, number: int, about: dict[str, Any], row: Tensor) -> None:
+        keeper = self._members.replica_keeper(shard)
+        if keeper is not None:
+            self._peers[keeper].say(FrameKind.REPLICA, (shard, number), row, about)
+
+    def replica_kept(self, shard: int, number: int) -> None:
+        """Tell senders which pushes are safe, after the keeper has received a replica."""
+        self._tell(self._replicas.kept(shard, number))
 
     def wanted(self, sender: int) -> None:
         """Tell a sender as soon as all of its pushes are safe."""
         self._tell(self._replicas.want(sender))
 
-    def up_to(self, shard: int, sender: int) -> int:
-        """The number of the sender's last push to a shard that is safe."""
-        return self._replicas.safe(shard, sender)
-
-    def renew(self, shards: Iterable[int]) -> None:
-        """Replicate these shards anew: their replicas are lost or out of date."""
-        self._replicas.renew(shards)
-
-    def _tell(self, said: list[SafePush]) -> None:
-        by_sender: dict[int, list[tuple[int, int]]] = {}
-        for sender, shard, number in said:
-            by_sender.setdefault(sender, []).append((shard, number))
-        for sender, safe in by_sender.items():
+    def _tell(self, news: list[SafePush]) -> None:
+        for sender in dict.fromkeys(one.sender for one in news):
+            safe = [(one.shard, one.number, one.alone) for one in news if one.sender == sender]
             if sender == self._members.rank:
                 self.safe(sender, safe)
             elif sender not in self._members.lost:
@@ -83,13 +283,9 @@ class Durability:
     # -- as a sender --------------------------------------------------------------------------------
 
     @property
-    def marks(self) -> list[Any]:
+    def marks(self) -> list[Mark]:
         """Sample ranges that are pushed, and not yet in every shard for good."""
         return self._kept.marks
-
-    def shared_by(self, clients: int) -> None:
-        """Expect so many clients to push what they made of the same samples."""
-        self._kept.clients = clients
 
     def keep(self, pending: PendingExchange) -> None:
         """Keep a push that is about to be sent; wait where too many are kept.
@@ -102,12 +298,17 @@ class Durability:
         with self._context.changed:
             self._kept.add(pending)
 
-    def safe(self, owner: int, said: Iterable[Sequence[int]]) -> None:
-        """Note which of this worker's pushes `owner` reports as safe: (shard, number of the last one) pairs."""
+    def safe(self, owner: int, pushes: Iterable[Sequence[int]]) -> None:
+        """Note which of this worker's pushes `owner` reports as safe: rows (shard, number of the last one, alone).
+
+        An owner that has lost its neighbour may die before this worker learns of that, which would then turn to the
+        neighbour: so that an owner is alone counts only when this worker knows it.
+        """
         with self._context.changed:
             before, is_news = len(self._kept), False
-            for shard, number in said:
-                if self._members.owners[shard] == owner:
+            for shard, number, alone in pushes:
+                known = not alone or self._members.replica_keeper(shard) is None
+                if known and self._members.owners[shard] == owner:
                     is_news |= self._kept.safe(shard, number)
             if not is_news:
                 return
@@ -125,7 +326,7 @@ class Durability:
         ]
 
     def secure(self) -> None:
-        """Wait until the owners and their successors have all pushes of this worker."""
+        """Wait until all pushes of this worker are safe."""
         self._wait(0)
         with self._context.changed:
             self._done(self._kept.done(all_pushed=True))

@@ -18,25 +18,159 @@ from paceline.data.ledger.leases import Leases
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.update.engine import agreement, exit_handling
-from paceline.update.engine.blocks.buffers import names_apart, say_apart
-from paceline.update.engine.common_start import begin_together
+from paceline.update.engine.agreement import begin_together
+from paceline.update.engine.blocks.outer_state import names_apart, say_apart
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import refuse_hidden_scaler, skipped, stepping_scaler
-from paceline.update.server.client import Client, ClientContext
-from paceline.update.server.clients import Clients
-from paceline.update.server.delta_client import DeltaClient
-from paceline.update.server.engine_state import EngineState
-from paceline.update.server.gradient_client import GradientClient
+from paceline.update.server.client import Client, ClientContext, Clients, DeltaClient, ExchangeTally, GradientClient
 from paceline.update.server.ledger_client import DataAccess
-from paceline.update.server.optimizer_support import check_optimizer
-from paceline.update.server.owned_shards import OwnedShards
 from paceline.update.server.protocol import Service
-from paceline.update.server.scaler_watch import watch_skipped_steps
-from paceline.update.server.sharding import host
+from paceline.update.server.sharding import OldShards, OwnedShards, check_optimizer, host, old_clocks, resharded
 from paceline.update.server.simulated_service import SimulatedService
 from paceline.update.server.socket_service import SocketService
-from paceline.update.server.tally import ExchangeTally
-from paceline.update.server.unpushed_samples import UnpushedSamples
+
+
+def watch_skipped_steps(
+    scaler: Any, progress: Callable[[], object], skipped: Callable[[Optimizer], None]
+) -> Callable[[], object]:
+    """Call `skipped` for each step that the scaler skips, since this worker's clock has to advance all the same.
+
+    Args:
+        scaler: the user's; its `step` is wrapped.
+        progress: gives a value that changes with each step that is made.
+        skipped: called with the optimizer of a skipped step.
+
+    Returns:
+        Restores the scaler's own `step`.
+    """
+    step = scaler.step
+
+    def watched(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        before = progress()
+        result = step(optimizer, *args, **kwargs)
+        if progress() == before:
+            skipped(optimizer)
+        return result
+
+    scaler.step = watched
+    return lambda: scaler.__dict__.pop("step", None)
+
+
+class UnpushedSamples:
+    """The sample ranges that each client has not pushed.
+
+    Args:
+        take: gives the ranges that the loaders have handed out since the last call.
+        clients: how many push what they make of a batch; the pushes of the first one count the samples.
+    """
+
+    def __init__(self, take: Callable[[], list[Mark]], clients: int) -> None:
+        self._take = take
+        self._pending: list[list[Mark]] = [[] for _ in range(max(1, clients))]
+
+    def push(self, client: int) -> list[Mark]:
+        """The sample ranges of a client's push."""
+        taken = self._take()
+        for pending in self._pending:
+            pending += taken
+        marks, self._pending[client] = self._pending[client], []
+        return marks
+
+    def rest(self) -> list[Mark]:
+        """The ranges that will not be pushed."""
+        marks = self.push(0)
+        self._pending = [[] for _ in self._pending]
+        return marks
+
+    @property
+    def waiting(self) -> list[Mark]:
+        """Ranges that another client has pushed and the first has not."""
+        return list(self._pending[0])
+
+
+class EngineState:
+    """Saves and loads the shards of this worker, and the values that it has pulled.
+
+    Args:
+        context: of the run.
+        shards: that this worker owns.
+        service: the connections to the owners.
+        clients: one for each optimizer.
+        flushes: whether a checkpoint first pushes gathered work.
+    """
+
+    def __init__(
+        self, context: RunContext, shards: OwnedShards, service: Service, clients: Clients, flushes: bool
+    ) -> None:
+        self._context, self._shards, self._server = context, shards, shards.server
+        self._service, self._clients, self._flushes = service, clients, flushes
+
+    def gather(self, whole: bool) -> None:
+        """Finish all exchanges, and wait for all workers.
+
+        Args:
+            whole: push the steps of an unfinished block, too, and go on without lost workers: two owners have what
+                the living ones pushed, so that these take the same values whoever is lost.
+        """
+        leases = self._service.leases
+        leases.waits(True)  # other workers may have to begin the next epoch before they come here
+        if self._flushes or whole:
+            self._clients.flush()
+        self._clients.wait()
+        self._service.secure(idle=False)
+        self._service.barrier(of_all=not whole)
+        self._clients.pull(peeks=True)
+        self._service.barrier(of_all=not whole)  # so that all save the same clock
+        self._clients.restart_timing()
+        leases.waits(False)
+
+    def state(self) -> dict[str, Any]:
+        """This worker's part of a checkpoint; a barrier of all workers."""
+        self.gather(whole=False)
+        return {
+            "service": self._service.state(),
+            "pieces": {str(number): shard.state() for number, shard in self._server.shards.items()},
+            "streams": [client.state() for client in self._clients],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore what `state` gave, after the optimizers."""
+        for number, saved in state["pieces"].items():
+            self._server.shards[int(number)].load(saved)
+        for client, saved in zip(self._clients, state["streams"], strict=True):
+            client.load(saved)
+        self._service.load(state["service"])
+        self._service.replicate_anew()
+        self._service.barrier()
+        self._clients.restart_timing()
+
+    def reshard(self, old: OldCheckpoint) -> Callable[[], None]:
+        """Read and check the checkpoint of another number of workers; the returned function applies it."""
+        clocks = old_clocks(old, len(self._clients))
+        found: dict[int, dict[str, Any]] | None = None
+        if old.size > 1:
+            found = {}
+            numels = [span.numel for span in self._shards.layout.spans]
+            shards = OldShards(old, numels, self._context.rule.sharded)
+            for client, clock in zip(self._clients, clocks, strict=True):
+                alike = [(rank, clock) for rank in range(self._context.transport.world.size)]
+                found |= resharded(shards, client.every, self._server.shards, alike)
+        return lambda: self._begin(found, clocks)
+
+    def _begin(self, found: dict[int, dict[str, Any]] | None, clocks: list[int]) -> None:
+        """Load the shards found, or else the model and the optimizers; then all workers begin at the global model."""
+        for span in self._shards.layout.spans:
+            span.read(span.pulled)
+        for number, state in (self._shards.from_one_worker() if found is None else found).items():
+            self._server.shards[number].load(state)
+        for client, clock in zip(self._clients, clocks, strict=True):
+            client.clock = clock
+        self._service.replicate_anew()
+        self._service.barrier()  # no request before all owners are ready
+        for client in self._clients:
+            client.begin()
+        self._service.barrier()
+        self._clients.restart_timing()
 
 
 class Asynchronous:
@@ -76,10 +210,8 @@ class Asynchronous:
         bounded = self._schedule.staleness is not None
         unpushed = lambda: [*self._unpushed.waiting, *context.loaders.holding()]  # noqa: E731
         elastic = self.rule.center_pull is not None
-        data = DataAccess(shards.ledger, unpushed, lambda: self._clients.flush(), bounded, elastic)
-        made = SocketService(transport, shards.server, owners, data, settings.timeout_s, settings.tls, self._monitor)
-        made.durability.shared_by(len(self._owned))
-        return made
+        data = DataAccess(shards.ledger, unpushed, lambda: self._clients.flush(), bounded, elastic, len(self._owned))
+        return SocketService(transport, shards.server, owners, data, settings.timeout_s, settings.tls, self._monitor)
 
     def _make_clients(self) -> Clients:
         numbers, elastic = itertools.count(1), self.rule.center_pull
@@ -100,6 +232,9 @@ class Asynchronous:
         return self._unpushed.push(client)
 
     # -- steps ------------------------------------------------------------------------------------
+
+    def keep_local(self, now: bool) -> None:
+        self.local = now
 
     @property
     def gradients_due(self) -> bool:

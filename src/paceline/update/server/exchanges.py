@@ -10,9 +10,8 @@ from paceline.update.server.context import ServiceContext
 from paceline.update.server.durability import Durability
 from paceline.update.server.frames import FrameKind
 from paceline.update.server.ledger_client import SocketLedgerClient
-from paceline.update.server.peers import Peers
-from paceline.update.server.protocol import PendingExchange, ShardRequest
-from paceline.update.server.timers import Once, Timers
+from paceline.update.server.peer import Peers
+from paceline.update.server.protocol import Once, PendingExchange, ShardRequest, Timers
 
 
 class Exchanges:
@@ -81,12 +80,15 @@ class Exchanges:
                 del self._pending[number]
                 self._context.changed.notify_all()
 
-    def request_again(self, successor: int, moved: set[int]) -> None:
-        """Send the new owner of shards what its replicas may lack, and this worker's clock.
+    def request_again(self, moved: set[int]) -> None:
+        """Send the new owner of a lost worker's shards what its replicas may lack, and this worker's clock.
 
         The replica is older than the lost owner's state. Without the clock the new owner would hold back other workers
         for this one, although it is ahead of them and waits for them.
         """
+        if not moved:
+            return
+        successor = self._context.membership.owners[min(moved)]
         waiting = {(pending.number, request.shard) for pending in self._pending.values() for request in pending.waiting}
         pushed = set()
         for pending, request in self._durability.again(moved, waiting):

@@ -1,41 +1,129 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides that a worker is lost, or that this one has to stop."""
+"""Decides that a worker is lost, or that this one has to stop.
+
+A worker that is silent, or whose connection has ended, may be dead, or alive on the other side of a network partition.
+So that a run never ends with two models, only a majority goes on; of two halves the one with the lowest rank. A
+partition is detected worker by worker: all workers that are missed within a deadline of each other count as missed at
+once.
+
+Workers that have certainly stopped are not counted: those that announced that they leave, and processes of this host
+that the kernel no longer has; workers of that host tell the other hosts. So any number of workers of one host may be
+killed. A process that lived on after its connection had ended is counted: it may have gone on without this worker,
+and ended well.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 
 from paceline.core import runtime
 from paceline.errors import PeerLostError
 from paceline.update.server.context import ServiceContext
-from paceline.update.server.quorum import DYING_S, Identity, Quorum, is_gone
+
+Identity = list[str]
+"""Kernel, process namespace, process id and start time; [] where /proc does not have them."""
+DYING_S = 1.0
+"""How long a process may take to end after its connections are closed."""
+EXITING = 0x4
+"""The kernel's flag of a process that ends."""
+
+
+def majority(alive: set[int], counted: set[int]) -> bool:
+    """Whether `alive`, a part of `counted`, may go on alone."""
+    twice = 2 * len(alive)
+    return twice > len(counted) or (twice == len(counted) and min(counted) in alive)
+
+
+class Quorum:
+    """The workers that count for a majority.
+
+    Args:
+        size: number of workers.
+        settle_s: seconds after which missed workers no longer count.
+    """
+
+    def __init__(self, size: int, settle_s: float) -> None:
+        self._counted, self._settle_s = set(range(size)), settle_s
+        self._missed: dict[int, float] = {}
+
+    def gone(self, rank: int) -> None:
+        """Note that `rank` has certainly stopped."""
+        self._counted.discard(rank)
+        self._missed.pop(rank, None)
+
+    def counts(self, rank: int) -> bool:
+        """Whether `rank` counts: it may live."""
+        return rank in self._counted
+
+    def missed(self, rank: int, now: float) -> bool:
+        """Note that `rank` may have stopped; whether the remaining workers may go on."""
+        if self._missed and now - max(self._missed.values()) > self._settle_s:
+            self._counted -= set(self._missed)
+            self._missed.clear()
+        if rank in self._counted:
+            self._missed[rank] = now
+        return majority(self._counted - set(self._missed), self._counted)
+
+    def without(self, rank: int) -> bool:
+        """Whether the other workers might have gone on if they missed `rank`."""
+        return majority(self._counted - {rank}, self._counted)
+
+    @property
+    def counted(self) -> int:
+        """How many workers count."""
+        return len(self._counted)
+
+
+def identity() -> Identity:
+    """The identity of this process."""
+    simulated = runtime.process()
+    if simulated is not None:
+        return simulated
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return [boot, os.readlink("/proc/self/ns/pid"), str(os.getpid()), _since(os.getpid())]
+    except OSError:
+        return []
+
+
+def is_gone(who: Identity) -> bool:
+    """Whether that process has ended, or is ending and has within a second; False for processes of other hosts."""
+    mine = identity()
+    if not who or who[:2] != mine[:2]:
+        return False
+    end, lived = runtime.monotonic() + DYING_S, _lives(int(who[2]), who[3], ending=False)
+    while _lives(int(who[2]), who[3]):
+        if runtime.monotonic() > end:
+            return False
+        runtime.sleep(0.01)
+    return not lived
+
+
+def _fields(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _since(pid: int) -> str:
+    return _fields(pid)[19]  # in clock ticks since boot
+
+
+def _lives(pid: int, since: str, ending: bool = True) -> bool:
+    """Whether the process is there; `ending`: also if it is ending."""
+    if runtime.process() is not None:
+        return runtime.lives(pid)
+    try:
+        fields = _fields(pid)
+    except (OSError, IndexError):
+        return False
+    return fields[0] not in "ZX" and fields[19] == since and (ending or not int(fields[6]) & EXITING)
+
 
 OUT_S = 0.25
 """A frame that declares this worker lost may arrive so long after the other connection has ended."""
 GOODBYE_S = 2.0
 """A goodbye may arrive so long after the other connection has ended."""
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A worker was declared lost.
-
-    Attributes:
-        rank: of the lost worker.
-        why: for messages.
-        gone: whether it has certainly stopped; else it may go on, on the other side of a network partition.
-        moved: the shards that it owned.
-        successor: the worker that owns them now.
-        was_successor: whether the lost worker kept the replicas of this worker's shards.
-    """
-
-    rank: int
-    why: str
-    gone: bool
-    moved: list[int]
-    successor: int
-    was_successor: bool
 
 
 class Failures:
@@ -46,7 +134,8 @@ class Failures:
         identities: the processes of all workers, by rank.
 
     Attributes:
-        on_loss: called with each loss, while `changed` is held.
+        on_loss: called with a lost worker, why it is lost, whether it has certainly stopped, and the shards that it
+            owned, which belong to the keeper of their replicas by then; `changed` is held.
         on_gone: called with a lost worker that has certainly stopped, and why it is lost, where that was not known when
             it was declared lost; `changed` is held.
     """
@@ -54,7 +143,7 @@ class Failures:
     def __init__(self, context: ServiceContext, identities: Sequence[Identity]) -> None:
         self._context, self._identities = context, identities
         self._quorum = Quorum(context.membership.size, context.timeout_s)
-        self.on_loss: Callable[[Loss], None] = lambda loss: None
+        self.on_loss: Callable[[int, str, bool, list[int]], None] = lambda rank, why, gone, moved: None
         self.on_gone: Callable[[int, str], None] = lambda rank, why: None
 
     def connection_ended(self, rank: int, why: str) -> None:
@@ -89,7 +178,13 @@ class Failures:
             self.declare_lost(rank, why, gone)
 
     def declare_lost(self, rank: int, why: str, gone: bool = False) -> None:
-        """Go on without a worker: its successor takes over its shards; arguments as in `Loss`."""
+        """Go on without a worker: its neighbour takes over its shards.
+
+        Args:
+            rank: of the lost worker.
+            why: for messages.
+            gone: whether it has certainly stopped; else it may go on, on the other side of a network partition.
+        """
         context, members = self._context, self._context.membership
         with context.changed:
             if context.over or rank == members.rank:
@@ -103,11 +198,15 @@ class Failures:
             elif not self._quorum.missed(rank, runtime.monotonic()):
                 self._fail_as_minority(rank, why)
                 return
-            was_successor = rank == members.own_successor
+            moved = members.owned_by(rank)
+            without_replica = any(members.replica_keeper(shard) is None for shard in moved)
             members.lost[rank] = why
             context.server.leave(rank)
-            moved = members.moved(rank)
-            self.on_loss(Loss(rank, why, gone, moved, members.successor(rank), was_successor))
+            if without_replica:
+                self._fail_without_replica(rank, why)
+                moved = []
+            members.take_over(moved)
+            self.on_loss(rank, why, gone, moved)
             context.news()
 
     def told(self, rank: int, why: str, gone: bool = False) -> None:
@@ -134,6 +233,19 @@ class Failures:
                 world.sign(
                     f"this worker is cut off from most of the {self._quorum.counted} workers ({name}: {why}), which "
                     "may go on without it, so it stops; of two halves the one with the lowest rank goes on"
+                )
+            )
+        )
+
+    def _fail_without_replica(self, rank: int, why: str) -> None:
+        """Fail, because shards are lost with their owner: an owner and its neighbour have died."""
+        world = self._context.world
+        self._context.fail(
+            PeerLostError(
+                world.sign(
+                    f"{world.name(rank)} is lost ({why}), and no other worker has a replica of its slices since "
+                    f"{world.names(sorted(set(self._context.membership.lost) - {rank}))} was lost before; "
+                    "start the run again from its last checkpoint"
                 )
             )
         )

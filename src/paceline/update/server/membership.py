@@ -8,6 +8,8 @@ the whole timeout, since it may validate or save.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from paceline.core import runtime
 
 LOOK_EVERY_S = 0.25
@@ -41,6 +43,7 @@ class ServerMembership:
 
     def __init__(self, rank: int, size: int, owners: dict[int, int]) -> None:
         self.rank, self.size, self.owners = rank, size, owners
+        self._replica_keepers = {shard: (owner + 1) % size for shard, owner in owners.items()}
         self.lost: dict[int, str] = {}
         self.finished: set[int] = set()
         self.confirmed: dict[int, int] = {}
@@ -58,24 +61,18 @@ class ServerMembership:
         """Whether `rank` is lost already, or has left at the end of the run."""
         return rank in self.lost or self.confirmed.get(rank) == len(self.lost)
 
-    def successor(self, rank: int) -> int:
-        """The next worker in rank order that is not lost."""
-        for step in range(1, self.size + 1):
-            if (rank + step) % self.size not in self.lost:
-                return (rank + step) % self.size
-        return self.rank
+    def replica_keeper(self, shard: int) -> int | None:
+        """The worker that has the replica of a shard: its first owner's neighbour; None once either of them is lost."""
+        keeper = self._replica_keepers[shard]
+        return None if keeper in self.lost or keeper == self.owners[shard] else keeper
 
-    @property
-    def own_successor(self) -> int | None:
-        """The worker that would take over this worker's shards; None where it is alone."""
-        successor = self.successor(self.rank)
-        return None if successor == self.rank else successor
+    def owned_by(self, rank: int) -> list[int]:
+        """The numbers of that worker's shards."""
+        return [shard for shard, owner in self.owners.items() if owner == rank]
 
-    def moved(self, rank: int) -> list[int]:
-        """Give a lost worker's shards to its successor; their numbers."""
-        shards = [shard for shard, owner in self.owners.items() if owner == rank]
-        self.owners |= dict.fromkeys(shards, self.successor(rank))
-        return shards
+    def take_over(self, shards: Iterable[int]) -> None:
+        """Give a lost owner's shards to the worker that has their replicas."""
+        self.owners |= {shard: self._replica_keepers[shard] for shard in shards}
 
 
 class StallDetector:

@@ -13,11 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.update.server.shard import ParameterShard
-from paceline.update.server.shard_updates import IncomingPush
-
-REPLICA, PULLED = "replica", "last pulled values"
-"""What a new owner restores a shard from."""
+from paceline.update.server.shard import IncomingPush, ParameterShard
 
 
 @dataclass(frozen=True)
@@ -117,20 +113,14 @@ class ShardServer:
         """Keep the newest state of another worker's shard."""
         self._replicas[int(about["piece"])] = (about, row)
 
-    def adopt(self, number: int) -> tuple[int, str]:
-        """Become the owner of a shard whose owner was lost: (its version, what it was restored from).
+    def adopt(self, number: int) -> int:
+        """Become the owner of a shard whose owner was lost, with the state of its replica; its version.
 
-        A replica states which pushes it holds; live workers send the later ones again. Where the replica is lost too,
-        restore the values that this worker pulled last; which pushes they hold is unknown.
+        A replica states which pushes it holds; live workers send the later ones again.
         """
-        if number in self.shards:
-            return self.shards[number].version, "own"
         shard = self._make(number)
-        source = PULLED
-        if number in self._replicas:
-            shard.restore(*self._replicas.pop(number))
-            source = REPLICA
+        shard.restore(*self._replicas.pop(number))
         for rank in self.gone:
             shard.leave(rank)
         self.shards[number] = shard
-        return shard.version, source
+        return shard.version

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's connection to another worker: requests in order, and their answers."""
+"""A worker's connections to the others: requests in order, their answers, and waits that keep the connections alive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,24 +19,12 @@ from paceline.core import runtime
 from paceline.errors import PeerLostError
 from paceline.update.server.context import ServiceContext
 from paceline.update.server.frames import FrameKind
+from paceline.update.server.membership import LOOK_EVERY_S
 from paceline.update.server.protocol import PendingExchange, ShardRequest
-from paceline.update.server.shard_updates import GroupSettings
+from paceline.update.server.shard import GroupSettings
 
 BATCH = 64
 """Frames that are sent together, at most: Python takes half the time for what it does many times over."""
-
-
-class Receiver(Protocol):
-    """Handles the frames that a peer sends back."""
-
-    def place(self, rank: int, header: FrameHeader) -> Tensor:
-        """Memory for the body of a frame of worker `rank`."""
-
-    def take(self, rank: int, frame: Frame) -> None:
-        """Handle a frame of worker `rank`."""
-
-    def connection_ended(self, rank: int, why: str) -> None:
-        """Handle the end of the connection to worker `rank`."""
 
 
 class SendQueue(ABC):
@@ -117,15 +105,32 @@ class SendQueue(ABC):
 
 
 class Peer(SendQueue):
-    """The connection to another worker: one thread sends what is queued, and receives the answers."""
+    """The connection to another worker: one thread sends what is queued, and receives the answers.
 
-    def __init__(self, context: ServiceContext, receiver: Receiver, rank: int, channel: Channel) -> None:
+    Args:
+        context: of the service.
+        rank: of that worker.
+        channel: the connection.
+        place: gives the memory for the body of a frame that it sends back.
+        take: handles such a frame.
+        ended: called with the rank when the connection has ended, and why.
+    """
+
+    def __init__(
+        self,
+        context: ServiceContext,
+        rank: int,
+        channel: Channel,
+        place: Callable[[FrameHeader], Tensor],
+        take: Callable[[Frame], None],
+        ended: Callable[[int, str], None],
+    ) -> None:
         super().__init__(rank)
-        self.channel, self._context, self._receiver = channel, context, receiver
+        self.channel, self._context = channel, context
+        self._place, self._take, self._ended = place, take, ended
         self._settings: dict[int, GroupSettings] = {}  # last sent, by span
         self._marked = 0  # the exchange whose sample ranges were sent last
         self._batch: list[Outgoing] = []  # frames that are sent next, together
-        self._place = partial(receiver.place, rank)
         self._waker = channel.waker()  # ends the wait for an answer when there is something to send
 
     def _wake(self) -> None:
@@ -176,7 +181,7 @@ class Peer(SendQueue):
                 else:
                     self._waker.clear()
         except PeerLostError as error:
-            self._receiver.connection_ended(self.rank, str(error))
+            self._ended(self.rank, str(error))
         finally:
             self._left.set()
             self._waker.close()
@@ -196,7 +201,7 @@ class Peer(SendQueue):
         with self._counting:
             self._since = runtime.monotonic()
             self._open -= frame.kind in (FrameKind.ANSWER, FrameKind.LEASED)
-        self._receiver.take(self.rank, frame)
+        self._take(frame)
 
     def close(self) -> None:
         """Close the connection; the thread ends."""
@@ -207,3 +212,70 @@ class Peer(SendQueue):
 def fresh(header: FrameHeader) -> Tensor:
     """New memory for a frame's body."""
     return torch.empty(header.numel, dtype=header.dtype)
+
+
+class Peers:
+    """The connections to all workers, by rank.
+
+    Args:
+        context: of the service.
+        incoming: the connections that the other workers made to this one.
+
+    Attributes:
+        remote: the connections to the other workers.
+        all: the same, and this worker's own queue.
+    """
+
+    def __init__(self, context: ServiceContext, incoming: dict[int, Channel]) -> None:
+        self._context, self.incoming = context, incoming
+        self.remote: dict[int, Peer] = {}
+        self.all: dict[int, SendQueue] = {}
+
+    def connect(self, remote: dict[int, Peer], own: SendQueue) -> None:
+        """Take the connections, once they are made."""
+        self.remote = remote
+        self.all = {**remote, own.rank: own}
+
+    def __getitem__(self, rank: int) -> SendQueue:
+        return self.all[rank]
+
+    @property
+    def live(self) -> list[Peer]:
+        """The connections to the other live workers."""
+        members = self._context.membership
+        return [self.remote[rank] for rank in members.live if rank != members.rank]
+
+    def say_all(self, kind: FrameKind, numbers: tuple[int, ...], note: Any = None) -> None:
+        """Send all other live workers a frame that has no answer."""
+        with self._context.changed:
+            for peer in self.live:
+                peer.say(kind, numbers, note=note)
+
+    def remind(self) -> None:
+        """Send a frame to workers that get no requests, so that they do not declare this worker lost."""
+        for peer in self.live:
+            if self._context.stall_detector.beat() - peer.said_at > self._context.timeout_s / 4:
+                peer.say(FrameKind.STILL_HERE, ())
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Wait until `ready`; raises the failure of this worker."""
+        while not ready():
+            self._context.check()
+            with self._context.changed:
+                if not ready():
+                    self._context.changed.wait(LOOK_EVERY_S)
+                self.remind()
+
+    def pause(self, seconds: float) -> None:
+        """Wait for a change, at most so long; raises the failure of this worker."""
+        self._context.check()
+        with self._context.changed:
+            self._context.changed.wait(seconds)
+            self.remind()
+
+    def close(self) -> None:
+        """Close every connection."""
+        for peer in self.all.values():
+            peer.close()
+        for channel in self.incoming.values():
+            channel.close()

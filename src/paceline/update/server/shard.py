@@ -3,24 +3,388 @@
 
 Shards are independent of one another. A push is applied under the shard's lock, so that a pull sees all of an update or
 nothing of it; between shards there is no such order, as in any sharded parameter server.
+
+Bounded staleness: the clock of each worker, and which workers may go on.
+
+    a worker at clock c may start its next step iff  c - min_i c_i <= s
+
+The minimum is over the workers that take part; a worker that is done or lost leaves it. The values that a worker reads
+when it may start contain every update of clocks up to c - s - 1, and its own, because an owner answers a worker's push
+with values that contain it. Source: Q. Ho et al., NIPS 2013 (stale synchronous parallel). Earlier implementations
+deadlocked where finished workers stayed in the minimum.
+
+Every worker numbers its pushes by its clock. A push whose number the shard has already was sent again, because an owner
+was lost before the sender knew that a replica holds the push. So sending a push again is harmless.
+
+The last push of a worker that dies may have reached only some shards. Its samples go to another worker, which pushes
+them to all shards; those that have them already skip them. So each shard remembers which samples are in it. Such
+samples are pushed again one minibatch at a time (:mod:`.ledger_client`), so that a shard has all of a push or none.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.ledger.ledger import Ledger
-from paceline.rules.outer.arrival import Push
-from paceline.update.server.push_numbers import PushNumbers
-from paceline.update.server.shard_updates import IncomingPush, UpdateRule
-from paceline.update.server.staleness import WorkerClocks
+from paceline.data.ledger.ranges import Ranges
+from paceline.rules.outer.arrival import Arrival, CenterPull, Push
+from paceline.rules.schedule.bounded import Bounded
+
+
+class WorkerClocks:
+    """The clocks of the workers, as one shard has seen them.
+
+    Args:
+        schedule: with the bound.
+        workers: ranks that take part.
+    """
+
+    def __init__(self, schedule: Bounded, workers: Iterable[int]) -> None:
+        self._schedule = schedule
+        self._clocks = dict.fromkeys(workers, 0)
+        self._idle: dict[int, int] = {}
+        self._left: dict[int, int] = {}
+
+    def sharing(self, clock: int) -> int:
+        """N of a push that brings its worker to `clock`: the workers that reach this clock, at least 1.
+
+        Those are all that take part, and those that had reached it when they left: equal workers end one after another,
+        and the last one's push still counts as one of N.
+        """
+        past = sum(own >= clock for own in self._left.values())
+        return max(1, len(self._clocks) + len(self._idle) + past)
+
+    @property
+    def slowest(self) -> int | None:
+        """The least clock; None when all workers have left."""
+        return min(self._clocks.values(), default=None)
+
+    @property
+    def first(self) -> int | None:
+        """The lowest rank that takes part; None when all workers have left."""
+        return min([*self._clocks, *self._idle], default=None)
+
+    def tick(self, rank: int, clock: int) -> None:
+        """Note that worker `rank` has reached `clock`; clocks never go back."""
+        if rank in self._idle:
+            self._clocks[rank] = self._idle.pop(rank)
+        if rank in self._clocks:
+            self._clocks[rank] = max(self._clocks[rank], clock)
+        elif rank in self._left:
+            self._left[rank] = max(self._left[rank], clock)
+
+    def leave(self, rank: int) -> None:
+        """Leave worker `rank` out of the minimum: it is done or lost."""
+        for there in (self._clocks, self._idle):
+            if rank in there:
+                self._left[rank] = there.pop(rank)
+
+    def idle(self, rank: int) -> None:
+        """Let no worker wait for worker `rank` until its next push."""
+        if rank in self._clocks:
+            self._idle[rank] = self._clocks.pop(rank)
+
+    def may_start(self, rank: int) -> bool:
+        """Whether worker `rank` may begin its next step."""
+        slowest = self.slowest
+        if slowest is None or rank not in self._clocks:
+            return True
+        return self._schedule.may_start(self._clocks[rank], slowest)
+
+    def holding_up(self, rank: int) -> list[int]:
+        """The workers that `rank` has to wait for."""
+        own = self._clocks.get(rank, 0)
+        return [other for other, clock in self._clocks.items() if not self._schedule.may_start(own, clock)]
+
+    def state(self) -> list[list[int]]:
+        """(rank, clock) pairs, for a replica or a checkpoint."""
+        return [[rank, clock] for rank, clock in (self._clocks | self._idle | self._left).items()]
+
+    def load(self, state: Iterable[Iterable[int]]) -> None:
+        """Restore clocks; the workers that take part stay the same."""
+        for rank, clock in state:
+            self.tick(rank, clock)
+
+
+EPOCHS = 8
+"""Epochs of a loader whose samples are remembered; an epoch begins when the one before it is in every shard."""
+
+
+class PushNumbers:
+    """The pushes that one shard has seen.
+
+    Attributes:
+        applied: sender -> number of its last push.
+        repeated: samples that are in the shard twice, because they came again together with new ones.
+    """
+
+    def __init__(self) -> None:
+        self.applied: dict[int, int] = {}
+        self.repeated = 0
+        self._covered: dict[tuple[int, int], Ranges] = {}
+
+    def is_new(self, sender: int, number: int, marks: Iterable[Sequence[int]]) -> bool:
+        """Note a push; whether to apply it.
+
+        Args:
+            sender: its rank.
+            number: of the push among the sender's, from 1 on; 0 for one that is not counted.
+            marks: (loader, epoch, begin, end): its sample ranges.
+        """
+        if number:
+            if number <= self.applied.get(sender, 0):
+                return False
+            self.applied[sender] = number
+        return self._cover(marks)
+
+    def _cover(self, marks: Iterable[Sequence[int]]) -> bool:
+        samples = new = 0
+        for loader, epoch, begin, end in marks:
+            key = loader, epoch
+            if key not in self._covered:
+                self._covered[key] = Ranges()
+                self._forget(loader)
+            samples += end - begin
+            new += self._covered[key].add(begin, end)
+        if samples and not new:
+            return False
+        self.repeated += samples - new
+        return True
+
+    def _forget(self, loader: int) -> None:
+        """Drop all but the last epochs."""
+        for key in sorted(key for key in self._covered if key[0] == loader)[:-EPOCHS]:
+            del self._covered[key]
+
+    def marks(self) -> list[Mark]:
+        """The samples that are in the shard, of the last epochs."""
+        return [(*key, begin, end) for key, places in self._covered.items() for begin, end in places]
+
+    def state(self) -> dict[str, Any]:
+        """The state for a replica or a checkpoint, as JSON types."""
+        covered = [[list(key), places.state()] for key, places in self._covered.items()]
+        return {"applied": [list(pair) for pair in self.applied.items()], "covered": covered}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore what `state` gave; {} for no pushes."""
+        self.applied = {sender: number for sender, number in state.get("applied", ())}
+        self._covered = {(key[0], key[1]): Ranges(places) for key, places in state.get("covered", ())}
+
+
+LOCAL_SETTINGS = ("params", "foreach", "fused", "capturable", "differentiable")
+"""Settings of an optimizer's group that concern its own tensors and not the method."""
+
+GroupSettings = dict[str, Any]
+
+
+@dataclass
+class IncomingPush:
+    """What a worker says about a push to one shard.
+
+    Attributes:
+        sender: its rank.
+        clock: that it reaches with this push; 1 for the first push.
+        version: of the values at which the push was computed.
+        minibatches: that the push stands for.
+        settings: of the optimizer's group at the sender (learning rate, ...).
+        marks: (loader, epoch, begin, end): sample ranges that the push was computed on.
+    """
+
+    sender: int
+    clock: int
+    version: int
+    minibatches: int
+    settings: GroupSettings = field(default_factory=dict)
+    marks: Sequence[Sequence[int]] = ()
+
+
+class UpdateRule(ABC):
+    """How a push is applied."""
+
+    takes_nonfinite = False
+    """Whether a push with inf or nan is applied."""
+
+    @abstractmethod
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, incoming: IncomingPush, push: Push) -> None:
+        """Change `anchor` in place by `values`, shape (n,), which may be overwritten."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """State of the anchor's shape."""
+        return {}
+
+    def numbers(self) -> dict[str, float]:
+        """State that is one number."""
+        return {}
+
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:  # noqa: B027
+        """Restore what `tensors` and `numbers` gave."""
+
+
+class OptimizerSteps(UpdateRule):
+    """Gradients: the user's optimizer steps here, after the outer step has corrected the gradient for its delay.
+
+    Args:
+        outer: corrects for delays.
+        kind: the optimizer's class; element-wise, so that it does not matter where a tensor is cut.
+        anchor: the values.
+        settings: of its group, as the user gave them.
+    """
+
+    def __init__(self, outer: Arrival, kind: type[Optimizer], anchor: Tensor, settings: GroupSettings) -> None:
+        self._outer = outer
+        self._parameter = nn.Parameter(anchor, requires_grad=False)  # the same memory
+        single: dict[str, Any] = {"foreach": False} if "foreach" in inspect.signature(kind).parameters else {}
+        self._optimizer = kind([self._parameter], **single)
+        self._step = unprofiled(kind)
+        self._group = self._optimizer.param_groups[0]
+        self._taken: GroupSettings = {}
+        self._take(settings)
+        self._state = {name: torch.zeros_like(anchor) for name in outer.tensors}
+        self._highest_lr = 0.0
+
+    def _take(self, settings: GroupSettings) -> None:
+        if settings is self._taken:
+            return
+        self._taken = settings
+        for name, value in settings.items():
+            if name in self._group and name not in LOCAL_SETTINGS:
+                self._group[name] = tuple(value) if isinstance(value, list) else value
+
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, incoming: IncomingPush, push: Push) -> None:
+        """Correct the gradient, and step."""
+        self._take(incoming.settings)
+        group = self._group
+        lr, momentum = float(group["lr"]), float(group.get("momentum", 0.0))
+        self._highest_lr = max(self._highest_lr, lr)
+        push = Push(push.delay, push.update, push.workers, lr, momentum, self._highest_lr)
+        self._outer.mend(values, anchor, origin, self._state, push)
+        group["lr"] = push.lr * self._outer.rate(push)
+        if "momentum" in group:
+            group["momentum"] = self._outer.momentum(push.momentum, push)
+        self._parameter.grad = values
+        try:
+            self._step(self._optimizer)
+        finally:
+            self._parameter.grad = None
+            group["lr"] = push.lr
+            if "momentum" in group:
+                group["momentum"] = push.momentum
+
+    def _kept(self) -> dict[str, Any]:
+        return dict(self._optimizer.state.get(self._parameter, {}))
+
+    def tensors(self) -> dict[str, Tensor]:
+        shape = self._parameter.shape
+        kept = {k: v for k, v in self._kept().items() if isinstance(v, Tensor) and v.shape == shape}
+        return {**self._state, **{f"optimizer.{k}": v for k, v in kept.items()}}
+
+    def numbers(self) -> dict[str, float]:
+        shape = self._parameter.shape
+        found = {"highest_lr": self._highest_lr}
+        for name, value in self._kept().items():
+            if isinstance(value, Tensor) and value.shape == shape:
+                continue
+            if isinstance(value, (Tensor, int, float)) and not (isinstance(value, Tensor) and value.numel() != 1):
+                found[f"optimizer.{name}"] = float(value)
+        return found
+
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
+        self._highest_lr = numbers.get("highest_lr", 0.0)
+        for name in self._state:
+            if name in tensors:
+                self._state[name].copy_(tensors[name])
+        state: dict[str, Any] = {}
+        for name, value in tensors.items():
+            if name.startswith("optimizer."):
+                state[name.removeprefix("optimizer.")] = value.clone()
+        for name, number in numbers.items():
+            if name.startswith("optimizer."):
+                key = name.removeprefix("optimizer.")
+                state[key] = torch.tensor(number, dtype=torch.float32)
+        if state:
+            self._optimizer.state[self._parameter] = state
+
+
+def unprofiled(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
+    """An optimizer's step without what torch puts around it for its profiler and for hooks, of which a shard has none.
+
+    That takes longer than the step of a small shard.
+    """
+    step: Any = kind.step
+    profiled: Any = Optimizer.profile_hook_step(Optimizer.step)
+    # Not by torch's mark, which `functools.wraps` copies to what a user puts around the step.
+    found: Callable[[Optimizer], Any] = step
+    if getattr(step, "__code__", None) is profiled.__code__:
+        found = step.__wrapped__
+    return found
+
+
+class AddDelta(UpdateRule):
+    """Deltas: a block's delta is added, times the rate that the outer step gives it."""
+
+    def __init__(self, outer: Arrival) -> None:
+        self._outer = outer
+
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, incoming: IncomingPush, push: Push) -> None:
+        """theta += rate d."""
+        anchor.add_(values, alpha=self._outer.rate(push))
+
+
+class ElasticPull(UpdateRule):
+    """Elastic averaging: the center moves towards the worker's parameters.
+
+    Args:
+        outer: with beta.
+        workers: N at the beginning; alpha = beta / N stays as it is when workers leave.
+    """
+
+    def __init__(self, outer: CenterPull, workers: int) -> None:
+        self._elastic, self._workers = outer, workers
+
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, incoming: IncomingPush, push: Push) -> None:
+        """center += alpha (x - center)."""
+        self._elastic.elastic_step(anchor, values, self._workers)
+
+
+class TakeBuffer(UpdateRule):
+    """Other buffers: those of rank 0, or of the first worker that still takes part.
+
+    Args:
+        clocks: of the workers.
+    """
+
+    takes_nonfinite = True
+
+    def __init__(self, clocks: WorkerClocks) -> None:
+        self._clocks = clocks
+
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, incoming: IncomingPush, push: Push) -> None:
+        """b = b_i of one worker i."""
+        if incoming.sender == self._clocks.first:
+            anchor.copy_(values)
+
+
+class BlendBuffer(UpdateRule):
+    """Running statistics: a moving mean over the workers, so that exported buffers stay between valid values."""
+
+    def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, incoming: IncomingPush, push: Push) -> None:
+        """b += (b_i - b) / N; counters take the largest."""
+        if anchor.is_floating_point():
+            anchor.lerp_(values, 1.0 / push.workers)
+        else:
+            torch.maximum(anchor, values, out=anchor)
+
 
 REFUSED = -1
 """In place of a delay: the push was not finite and was not applied."""

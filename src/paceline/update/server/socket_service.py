@@ -6,42 +6,47 @@ order; at the other end one thread answers them. A shard's answer leaves while t
 directions of a link are busy.
 
 A worker that is silent too long, or whose connection ends, is declared lost (:mod:`.failures`): all workers learn that,
-the next worker in rank order takes over its shards, and pending requests are sent to it (:mod:`.failover`). A worker
-that the other workers declared lost learns it and stops.
+the next worker in rank order, which keeps the replicas of its shards, takes them over, and pending requests are sent to
+it. Where two neighbours are lost, slices are lost with them, and the run ends. A worker that the other workers declared
+lost learns it and stops.
+
+A frame that no worker sends ends its sender, and not the worker that has received it (`check`). The values of a push
+are taken as they are: see `guard` for those.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from paceline.communication import Transport
-from paceline.communication.sockets.channel import TLS, Channel
+from paceline.communication.sockets.channel import TLS, Channel, Frame, FrameHeader
 from paceline.core import runtime
+from paceline.data.ledger.epoch_ledger import ENDLESS, Mark
 from paceline.data.ledger.leases import Leases
-from paceline.update.server.answer_handler import AnswerHandler
+from paceline.errors import MismatchError, PacelineError, PeerLostError
+from paceline.update.monitor import Monitor
 from paceline.update.server.barriers import Barriers
-from paceline.update.server.context import Reports, ServiceContext
+from paceline.update.server.context import ServiceContext
 from paceline.update.server.durability import Durability
 from paceline.update.server.exchanges import Exchanges
-from paceline.update.server.failover import Failover
-from paceline.update.server.failures import OUT_S, Failures
-from paceline.update.server.frames import FrameKind
-from paceline.update.server.heartbeat import Heartbeat
+from paceline.update.server.failures import OUT_S, Failures, identity
+from paceline.update.server.frames import BACKGROUND, LEDGER, FrameKind
 from paceline.update.server.ledger_client import DataAccess, SocketLedgerClient
-from paceline.update.server.membership import ServerMembership
-from paceline.update.server.own_peer import OwnPeer
-from paceline.update.server.owner import ShardServer
-from paceline.update.server.parts import ServiceParts
-from paceline.update.server.peer import Peer
-from paceline.update.server.peer_server import PeerServer
-from paceline.update.server.peers import Peers
-from paceline.update.server.protocol import PendingExchange
-from paceline.update.server.quorum import identity
+from paceline.update.server.membership import LOOK_EVERY_S, ServerMembership, silence
+from paceline.update.server.owner import PushResult, ShardServer
+from paceline.update.server.peer import Peer, Peers, SendQueue, fresh
+from paceline.update.server.protocol import Once, PendingExchange, ShardRequest
 from paceline.update.server.rendezvous import connect_all
-from paceline.update.server.service_threads import ServiceThreads
-from paceline.update.server.shard_service import ShardService
-from paceline.update.server.timers import Once
+from paceline.update.server.shard import LEDGER_SHARD, NO_READER, GroupSettings, IncomingPush
 
 
 class SocketService:
@@ -57,9 +62,10 @@ class SocketService:
         reports: takes reports about lost workers, from any thread.
 
     Attributes:
-        durability: keeps and replicates pushes.
         leases: this worker's access to the ledger of the data.
     """
+
+    ledger_client: SocketLedgerClient
 
     def __init__(
         self,
@@ -69,26 +75,24 @@ class SocketService:
         data: DataAccess,
         timeout_s: float,
         tls: TLS | None,
-        reports: Reports,
+        reports: Monitor,
     ) -> None:
         world = transport.world
         membership = ServerMembership(world.rank, world.size, owners)
-        self._context = ServiceContext(transport, server, membership, reports, timeout_s)
-        failures = Failures(self._context, transport.gather_json(identity()))
+        self.context = ServiceContext(transport, server, membership, reports, timeout_s)
+        self.failures = Failures(self.context, transport.gather_json(identity()))
         incoming: dict[int, Channel] = {}
-        peers = Peers(self._context, incoming)
-        self.durability = Durability(self._context, peers, data.bounded, lambda marks: self._ledger_client.done(marks))
-        self._ledger_client = SocketLedgerClient(self._context, peers, failures, self.durability, data)
-        self.leases: Leases = self._ledger_client
-        exchanges = Exchanges(self._context, peers, self.durability, self._ledger_client)
-        shards = ShardService(self._context, failures)
-        barriers = Barriers(self._context, peers, failures, self._ledger_client)
-        self._parts = ServiceParts(
-            self._context, peers, failures, self.durability, self._ledger_client, exchanges, shards, barriers
-        )
-        failures.on_loss = Failover(self._parts).lost
-        failures.on_gone = lambda rank, why: peers.say_all(FrameKind.OUT, (rank, 1), note=why)
-        self._threads = ServiceThreads(self._context.fail)
+        self.peers = Peers(self.context, incoming)
+        self.durability = Durability(self.context, self.peers, data.bounded, data.clients, self._done)
+        self.ledger_client = SocketLedgerClient(self.context, self.peers, self.failures, self.durability, data)
+        self.leases: Leases = self.ledger_client
+        self.exchanges = Exchanges(self.context, self.peers, self.durability, self.ledger_client)
+        self.shards = ShardService(self.context, self.failures)
+        self._barriers = Barriers(self.context, self.peers, self.failures, self.ledger_client)
+        self.arrived = self._barriers.arrived
+        self.failures.on_loss = self._lost
+        self.failures.on_gone = lambda rank, why: self.peers.say_all(FrameKind.OUT, (rank, 1), note=why)
+        self._threads = ServiceThreads(self.context.fail)
         outgoing, accepted = connect_all(transport, timeout_s, tls)
         incoming |= accepted
         try:
@@ -99,15 +103,48 @@ class SocketService:
 
     def _begin(self, outgoing: dict[int, Channel]) -> None:
         """Start all threads, before the first request."""
-        parts, peers = self._parts, self._parts.peers
-        answers = AnswerHandler(parts)
-        remote = {rank: Peer(self._context, answers, rank, channel) for rank, channel in outgoing.items()}
-        peers.connect(remote, OwnPeer(parts))
-        bodies = {f"serve-{rank}": PeerServer(parts, rank, channel).run for rank, channel in peers.incoming.items()}
+        context, peers = self.context, self.peers
+        remote = {
+            rank: Peer(context, rank, channel, partial(self._place, rank), partial(self._take, rank), self._ended)
+            for rank, channel in outgoing.items()
+        }
+        peers.connect(remote, OwnPeer(self))
+        bodies = {f"serve-{rank}": PeerServer(self, rank, channel).run for rank, channel in peers.incoming.items()}
         bodies |= {f"peer-{rank}": peer.run for rank, peer in peers.all.items()}
-        self._threads.start_single_core(bodies, self._context.timeout_s)
-        self._threads.start("heartbeat", Heartbeat(self._context, peers, parts.failures).run)
-        self._threads.start("timers", parts.exchanges.timers.run)
+        self._threads.start_single_core(bodies, context.timeout_s)
+        self._threads.start("heartbeat", Heartbeat(context, peers, self.failures).run)
+        self._threads.start("timers", self.exchanges.timers.run)
+
+    def _done(self, marks: list[Mark]) -> None:
+        """Report samples that every shard holds for good."""
+        self.ledger_client.done(marks)
+
+    # -- losses -----------------------------------------------------------------------------------
+
+    def _lost(self, rank: int, why: str, gone: bool, moved: list[int]) -> None:
+        """Fail over after a loss; `changed` is held."""
+        members = self.context.membership
+        owners = sorted({members.owners[shard] for shard in moved})
+        self.context.reports.lost(rank, why, owners)
+        if members.rank in owners:
+            self._take_over(rank, moved)
+        self.peers.say_all(FrameKind.OUT, (rank, int(gone)), note=why)
+        self._dismiss(rank, why)
+        self.exchanges.request_again(set(moved))
+        self.ledger_client.lost(rank, LEDGER_SHARD in moved)
+
+    def _take_over(self, rank: int, shards: list[int]) -> None:
+        """Become the owner of a lost worker's shards."""
+        self.context.reports.takeover(rank, max(self.context.server.adopt(shard) for shard in shards))
+
+    def _dismiss(self, rank: int, why: str) -> None:
+        """Tell a lost worker so, over any connection that still works, and close both."""
+        peer, incoming = self.peers.remote[rank], self.peers.incoming[rank]
+        for channel in (peer.channel, incoming):
+            with contextlib.suppress(PacelineError, OSError):
+                self.context.send(channel, FrameKind.OUT, (rank,), note=why, deadline_s=0.1)
+        peer.close()
+        incoming.close()
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -120,61 +157,61 @@ class SocketService:
 
     def exchange(self, pending: PendingExchange) -> None:
         """Start the exchange; only the training thread calls this."""
-        self._parts.exchanges.start(pending)
+        self.exchanges.start(pending)
 
     def exchange_later(self, pending: PendingExchange, after_s: float) -> Once:
         """Start the exchange in `after_s` seconds, or earlier when the returned function is called."""
-        return self._parts.exchanges.start_later(pending, after_s)
+        return self.exchanges.start_later(pending, after_s)
 
     def done(self, pending: PendingExchange) -> bool:
         """Whether it is answered."""
-        self._context.check()
+        self.context.check()
         return pending.done
 
     def wait(self, pending: PendingExchange) -> None:
         """Wait for the answers; owners that are silent too long are declared lost meanwhile."""
-        self._parts.peers.wait_until(lambda: pending.done)
+        self.peers.wait_until(lambda: pending.done)
 
     def taking(self) -> AbstractContextManager[object]:
         """Context without failovers, so that the pulled values and the ledger's news stay consistent."""
-        return self._context.changed
+        return self.context.changed
 
     # -- all workers ------------------------------------------------------------------------------
 
     def secure(self, idle: bool = True) -> None:
         """Wait until no push of this worker can be lost with one owner."""
-        self._ledger_client.secure(idle)
+        self.ledger_client.secure(idle)
 
     def replicate_anew(self) -> None:
         """Replicate this worker's shards, which were replaced."""
-        self.durability.renew(list(self._context.server.shards))
+        self.durability.renew()
 
     def barrier(self, of_all: bool = True) -> None:
         """Wait until every worker is here, or every living one, with no exchange under way."""
-        self._parts.barriers.barrier(of_all)
+        self._barriers.barrier(of_all)
 
     def finish(self) -> None:
         """Announce that this worker has no more to push, and wait until no worker has."""
-        self._parts.barriers.finish()
+        self._barriers.finish()
 
     def confirm_final_model(self) -> bool:
         """Wait until all workers have the final model; False where this worker has to pull it again."""
-        return self._parts.barriers.confirm_final_model()
+        return self._barriers.confirm_final_model()
 
     def close(self) -> None:
         """Close every connection, which ends the threads."""
-        context, peers = self._context, self._parts.peers
+        context, peers = self.context, self.peers
         with context.changed:
             if context.closed.is_set():
                 return
-            leaves_early = bool(peers.all) and not self._parts.barriers.all_have_final_model and context.failure is None
+            leaves_early = bool(peers.all) and not self._barriers.all_have_final_model and context.failure is None
             if leaves_early:  # so that other workers need no timeout to notice
                 peers.say_all(FrameKind.OUT, (context.membership.rank, 1), "it has left before the end")
         for peer in peers.all.values() if leaves_early else ():
             peer.flush(OUT_S)
         with context.changed:
             context.closed.set()
-            self._parts.exchanges.timers.close()
+            self.exchanges.timers.close()
             context.changed.notify_all()
         peers.close()
         self._threads.join()
@@ -185,3 +222,423 @@ class SocketService:
 
     def load(self, state: dict[str, Any]) -> None:
         """Nothing to restore."""
+
+    # -- what owners send back over the connections that this worker made ---------------------------
+
+    def _place(self, rank: int, header: FrameHeader) -> Tensor:
+        """Memory for a frame's body: the destination of the exchange that awaits it, if one does."""
+        awaited = header.kind == FrameKind.ANSWER and rank not in self.context.membership.lost
+        pending = self.exchanges.find(header.numbers[3]) if awaited else None
+        request = pending.request(header.numbers[0]) if pending is not None else None
+        return request.out if request is not None and request.out is not None else fresh(header)
+
+    def _take(self, rank: int, frame: Frame) -> None:
+        """Handle a frame of worker `rank`."""
+        if frame.kind == FrameKind.OUT:
+            self.failures.told(frame.numbers[0], str(frame.note), bool(frame.numbers[1]))
+        elif frame.kind == FrameKind.ANSWER:
+            shard, version, delay, number, *safe = frame.numbers[:6]
+            self.durability.safe(rank, [(shard, *safe)])
+            self.exchanges.answered(number, shard, version, delay, frame.note, rank)
+        elif frame.kind == FrameKind.KEPT:
+            self.durability.replica_kept(*frame.numbers[:2])
+        elif frame.kind == FrameKind.LEASED:
+            self.ledger_client.answered(frame.numbers)
+
+    def _ended(self, rank: int, why: str) -> None:
+        """Report that the connection to worker `rank` ended."""
+        self.failures.connection_ended(rank, why)
+
+
+class OwnPeer(SendQueue):
+    """Answers this worker's own requests, in order, in a thread."""
+
+    def __init__(self, service: SocketService) -> None:
+        super().__init__(service.context.membership.rank)
+        self._service = service
+        self._held: list[tuple[PendingExchange, ShardRequest, int]] = []  # pushes whose answers have to wait
+        service.context.watchers.append(lambda: self._put(self._release) if self._held else None)
+
+    def run(self) -> None:
+        """Answer until it is closed."""
+        while not self._over:
+            self._queue.get()()
+
+    def _send(self, pending: PendingExchange, request: ShardRequest) -> None:
+        rank, shard, delay = self.rank, request.shard, 0
+        shards, durability = self._service.shards, self._service.durability
+        if request.values is not None:
+            answer = shards.push(shard, request.values, pending.incoming(rank, request), request.out)
+            delay = answer.delay
+            if not answer.may_start:  # what this worker says next must not wait for that
+                self._held.append((pending, request, delay))
+                self._put(self._release)  # clocks may have changed before it was held
+                durability.applied(shard)
+                return
+        self._answer(pending, request, delay)
+        if request.values is not None:
+            durability.applied(shard)
+
+    def _release(self) -> None:
+        """Answer the pushes after which this worker may go on."""
+        self._held = [one for one in self._held if not self._released(*one)]
+
+    def _released(self, pending: PendingExchange, request: ShardRequest, delay: int) -> bool:
+        if self._service.shards.held_back(request.shard, self.rank):
+            return False
+        self._answer(pending, request, delay)
+        return True
+
+    def _answer(self, pending: PendingExchange, request: ShardRequest, delay: int) -> None:
+        rank, shard = self.rank, request.shard
+        server, durability = self._service.context.server, self._service.durability
+        reader = NO_READER if pending.peeks else rank
+        version = server.read(shard, reader, request.out, after_push=request.values is not None)
+        durability.safe(rank, [(shard, *durability.up_to(shard, rank))])
+        self._service.exchanges.answered(pending.number, shard, version, delay, None, rank)
+
+    def _write(self, kind: FrameKind, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
+        """Handle the only frames that a worker sends itself: to its shards' clocks and to the ledger that it keeps."""
+        if kind == FrameKind.IDLE:
+            self._service.shards.idle(self.rank)
+        elif kind in LEDGER:
+            self._service.ledger_client.handle(self.rank, None, Frame(kind, numbers, None, note))
+
+
+class _Buffers:
+    """Reused buffers of one thread: the first write to new memory costs more than the network."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, torch.dtype, str], Tensor] = {}
+
+    def like(self, anchor: Tensor, use: str) -> Tensor:
+        key = (anchor.numel(), anchor.dtype, use)
+        if key not in self._kept:
+            self._kept[key] = torch.zeros_like(anchor)
+        return self._kept[key]
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A push whose answer has to wait: its shard, its delay, its exchange, and memory for the values, if wanted."""
+
+    shard: int
+    delay: int
+    pending: int
+    out: Tensor | None
+
+
+class PeerServer:
+    """Answers worker `rank` over the connection that it made, until it leaves; `run` is the body of a thread."""
+
+    def __init__(self, service: SocketService, rank: int, channel: Channel) -> None:
+        self._service, self._context, self._rank, self._channel = service, service.context, rank, channel
+        self._server, self._members = service.context.server, service.context.membership
+        self._buffers, self._settings = _Buffers(), dict[int, GroupSettings]()
+        self._marks: tuple[int, list[Mark]] = (0, [])  # an exchange, and the sample ranges of its pushes
+        self._held: list[_Held] = []  # answers that have to wait for slower workers
+        self._waker = channel.waker()
+        self._said = 0.0
+        service.context.watchers.append(lambda: self._waker.wake() if self._held else None)
+
+    def run(self) -> None:
+        """Handle frames until the connection ends."""
+        try:
+            while not self._context.closed.is_set():
+                if self._held:
+                    ready = self._channel.wait(self._waker)
+                    self._release()
+                    if not ready:
+                        continue
+                frame = self._receive()
+                if self._rank in self._members.lost:
+                    return
+                if frame.kind not in BACKGROUND:
+                    self._members.acted[self._rank] = runtime.monotonic()
+                self._handle(frame)
+        except PeerLostError as error:
+            self._service.failures.connection_ended(self._rank, str(error))
+        finally:
+            self._held.clear()
+            self._waker.close()
+
+    def _receive(self) -> Frame:
+        """The next frame; one that no worker sends ends the connection, and with it its sender."""
+        try:
+            frame = self._channel.receive(self._place)
+            check(frame, self._context.world.size)
+        except MismatchError as error:
+            self._channel.close()
+            raise PeerLostError(f"what {self._context.world.name(self._rank)} sent makes no sense: {error}") from error
+        return frame
+
+    def _place(self, header: FrameHeader) -> Tensor:
+        if header.kind != FrameKind.PUSH:
+            return fresh(header)
+        return self._buffers.like(self._anchor(header.numbers[0]), "in")
+
+    def _anchor(self, shard: int) -> Tensor:
+        if shard not in self._server.shards:
+            raise MismatchError(
+                self._context.world.sign(f"was asked for shard {shard}, which belongs to another worker")
+            )
+        return self._server.shards[shard].anchor
+
+    def _handle(self, frame: Frame) -> None:
+        service, numbers = self._service, frame.numbers
+        if frame.kind == FrameKind.SETTINGS:
+            self._settings[numbers[0]] = frame.note
+        elif frame.kind == FrameKind.MARKS:
+            self._marks = numbers[0], frame.note
+        elif frame.kind == FrameKind.PUSH:
+            self._take_push(frame)
+        elif frame.kind == FrameKind.PULL:
+            shard, pending, peeks = numbers[:3]
+            out = self._buffers.like(self._anchor(shard), "out")
+            version = self._server.read(shard, NO_READER if peeks else self._rank, out, after_push=False)
+            self._answer(shard, version, 0, pending, out)
+        elif frame.kind == FrameKind.REPLICA:
+            assert frame.body is not None
+            self._server.keep_replica(frame.note, frame.body)
+            self._context.send(self._channel, FrameKind.KEPT, numbers[:2])
+        elif frame.kind == FrameKind.SECURE:
+            service.durability.wanted(self._rank)
+        elif frame.kind == FrameKind.SAFE:
+            service.durability.safe(self._rank, frame.note)
+        elif frame.kind == FrameKind.CLOCKS:
+            service.shards.tick(self._rank, frame.note)
+        elif frame.kind == FrameKind.OUT:
+            service.failures.told(numbers[0], str(frame.note), bool(numbers[1]))
+            service.ledger_client.partial.told(self._rank, numbers[0])
+        elif frame.kind in LEDGER:
+            service.ledger_client.handle(self._rank, self._channel, frame)
+        elif frame.kind == FrameKind.IDLE:
+            service.shards.idle(self._rank)
+        elif frame.kind in (FrameKind.FINISH, FrameKind.BYE, FrameKind.HERE):
+            service.arrived(self._rank, frame.kind, numbers[0])
+
+    def _take_push(self, frame: Frame) -> None:
+        shard, clock, version, minibatches, pending, span, answered_with_values = frame.numbers[:7]
+        assert frame.body is not None
+        marks = self._marks[1] if self._marks[0] == pending else ()
+        incoming = IncomingPush(self._rank, clock, version, minibatches, self._settings.get(span, {}), marks)
+        out = self._buffers.like(frame.body, "out") if answered_with_values else None
+        answer = self._service.shards.push(shard, frame.body, incoming, out)
+        if answer.may_start:
+            self._answer_push(_Held(shard, answer.delay, pending, out))
+        else:  # frames that come after this one must not wait for that
+            self._said = runtime.monotonic() if not self._held else self._said
+            keeps = out is not None and self._server.reads_before
+            self._held.append(_Held(shard, answer.delay, pending, out.clone() if keeps and out is not None else out))
+            self._waker.wake()  # clocks may have changed before it was held
+        self._service.durability.applied(shard)
+
+    def _answer_push(self, held: _Held) -> None:
+        version = self._server.read(held.shard, self._rank, held.out, after_push=True)
+        self._answer(held.shard, version, held.delay, held.pending, held.out)
+
+    def _answer(self, shard: int, version: int, delay: int, pending: int, out: Tensor | None) -> None:
+        safe = self._service.durability.up_to(shard, self._rank)
+        news = self._server.news(shard, self._rank)
+        self._context.send(self._channel, FrameKind.ANSWER, (shard, version, delay, pending, *safe), out, news)
+
+    def _release(self) -> None:
+        """Answer the pushes after which the worker may go on; send it signs of life while it has to wait."""
+        self._waker.clear()
+        self._held = [one for one in self._held if not self._released(one)]
+        if self._held:
+            self._members.acted[self._rank] = now = runtime.monotonic()  # its program waits for this worker
+            if now - self._said > LOOK_EVERY_S:
+                self._context.send(self._channel, FrameKind.STILL_HERE, (self._held[0].shard,))
+                self._said = now
+
+    def _released(self, held: _Held) -> bool:
+        if self._service.shards.held_back(held.shard, self._rank):
+            return False
+        self._answer_push(held)
+        return True
+
+
+KNOWN = frozenset(int(kind) for kind in FrameKind)
+CHECKED = KNOWN - {FrameKind.ANSWER, FrameKind.LEASED, FrameKind.STILL_HERE, FrameKind.HELLO, FrameKind.KEPT}
+"""The others are answers, of which the owner of a shard takes no notice."""
+MOST = 1 << 16
+"""Entries of a list, at most."""
+
+
+def check(frame: Frame, size: int) -> None:
+    """Refuse a frame that no worker sends.
+
+    Args:
+        frame: the frame.
+        size: number of workers.
+
+    Raises:
+        MismatchError: it is malformed; says what is wrong.
+    """
+    kind, numbers, note = frame.kind, frame.numbers, frame.note
+    if kind not in KNOWN:
+        raise MismatchError(f"no worker sends a frame of kind {kind}")
+    if kind not in CHECKED:
+        return
+    if (frame.body is not None) != (kind in (FrameKind.PUSH, FrameKind.REPLICA)):
+        raise MismatchError(f"a frame of kind {kind} {'without' if frame.body is None else 'with'} a body")
+    if kind != FrameKind.HOLDS and min(numbers) < 0 and kind not in (FrameKind.PUSH, FrameKind.PULL):
+        raise MismatchError(f"a frame of kind {kind} with negative numbers: {numbers}")
+    if kind in (FrameKind.SETTINGS, FrameKind.REPLICA) and not isinstance(note, dict):
+        raise MismatchError(f"a frame of kind {kind} has a JSON object, got {type(note).__name__}")
+    if kind == FrameKind.REPLICA and type(note.get("piece")) is not int:
+        raise MismatchError(f"a replica is of a shard, got {note.get('piece')!r:.80}")
+    if kind in (FrameKind.MARKS, FrameKind.LEFT, FrameKind.DONE, FrameKind.HOLDS):
+        _marks(note or [])
+    if kind == FrameKind.COVERS:
+        _rows(note)
+        _marks(note[1:])
+        if not note or not all(0 <= rank < size for rank in note[0]):
+            raise MismatchError(f"a frame of kind {kind} begins with lost workers, got {note!r:.80}")
+    if kind in (FrameKind.SAFE, FrameKind.CLOCKS):
+        _rows(note or [])
+    if kind == FrameKind.PUSH and min(numbers[3], numbers[4], numbers[5]) < 0:
+        raise MismatchError(f"a push of {numbers[3]} minibatches, number {numbers[4]}, of group {numbers[5]}")
+    if kind == FrameKind.LEASE and not (1 <= numbers[4] <= ENDLESS and 1 <= numbers[5] <= ENDLESS):
+        raise MismatchError(f"a request for {numbers[5]} units of {numbers[4]} samples")
+    if kind == FrameKind.OUT and numbers[0] >= size:
+        raise MismatchError(f"worker {numbers[0]} of {size} is said to be lost")
+
+
+def _marks(note: Any) -> None:
+    _rows(note)
+    for mark in note:
+        if len(mark) != 4 or min(mark) < 0 or not mark[2] <= mark[3] <= ENDLESS:
+            raise MismatchError(f"sample ranges are loader, epoch, begin and end, got {mark!r:.80}")
+
+
+def _rows(note: Any) -> None:
+    """A list of lists of whole numbers."""
+    if not isinstance(note, list) or len(note) > MOST:
+        raise MismatchError(f"a list of at most {MOST} is expected, got {type(note).__name__}")
+    for row in note:
+        if not isinstance(row, list) or any(type(one) is not int for one in row):
+            raise MismatchError(f"lists of whole numbers are expected, got {row!r:.80}")
+
+
+class ShardService:
+    """Changes this worker's shards, and wakes the threads that wait for that."""
+
+    def __init__(self, context: ServiceContext, failures: Failures) -> None:
+        self._context, self._failures, self._server = context, failures, context.server
+
+    def push(self, shard: int, values: Tensor, incoming: IncomingPush, out: Tensor | None) -> PushResult:
+        """Apply a push to a shard of this worker."""
+        answer = self._server.push(shard, values, incoming, out)
+        repeated = self._server.repeated(shard)
+        if repeated:
+            name = self._context.world.name(self._context.membership.rank)
+            self._context.reports.inexact(
+                f"{repeated} samples (batches, where the program shares whole batches) are in slices of {name} twice: "
+                "after a loss they were pushed together with others"
+            )
+        self._context.news()
+        return answer
+
+    def held_back(self, shard: int, rank: int) -> bool:
+        """Whether `rank` has to wait for slower workers; declares stalled ones lost."""
+        if self._server.may_start(shard, rank):
+            return False
+        slow = self._server.shards[shard].clocks.holding_up(rank)
+        self._failures.give_up_silent(slow, "made no step", 0.0)
+        return not self._server.may_start(shard, rank)
+
+    def idle(self, rank: int) -> None:
+        """Let no worker wait for worker `rank` until its next push."""
+        with self._context.changed:
+            self._server.idle(rank)
+        self._context.news()
+
+    def tick(self, rank: int, clocks: Iterable[Sequence[int]]) -> None:
+        """Note the clocks of worker `rank` at shards whose owner was lost."""
+        with self._context.changed:
+            self._server.tick(rank, clocks)
+        self._context.news()
+
+
+class Heartbeat:
+    """Sends heartbeats and looks for missing ones, whatever the training thread does meanwhile."""
+
+    def __init__(self, context: ServiceContext, peers: Peers, failures: Failures) -> None:
+        self._context, self._peers, self._failures = context, peers, failures
+        self._silence_s = silence(context.timeout_s)
+
+    def run(self) -> None:
+        """The body of a thread, until the service closes."""
+        while not self._context.closed.wait(min(LOOK_EVERY_S, self._silence_s / 4)):
+            now = self._context.stall_detector.beat()
+            self._context.news()
+            for rank in self._context.membership.live:
+                if rank != self._context.membership.rank:
+                    self._look(rank, now)
+
+    def _look(self, rank: int, now: float) -> None:
+        stall_detector, members, peer = self._context.stall_detector, self._context.membership, self._peers.remote[rank]
+        if now - peer.spoke_at > self._silence_s / 4:
+            peer.beat()
+        heard = max(members.heard[rank], peer.channel.heard_at, self._peers.incoming[rank].heard_at)
+        since = peer.waiting_since
+        if stall_detector.silent(heard) and rank not in members.confirmed:
+            self._failures.declare_lost(rank, f"gave no sign of life for {self._silence_s:g} s")
+        elif since is not None and stall_detector.overdue(since):
+            self._failures.declare_lost(rank, f"did not answer within {self._context.timeout_s:g} s", gone=True)
+
+
+JOIN_S = 2.0
+"""How long a thread may take to end when its connection is closed."""
+
+
+class ServiceThreads:
+    """Daemon threads whose errors are reported.
+
+    Args:
+        failed: called with the error of a thread, for which the training thread might wait otherwise.
+    """
+
+    def __init__(self, failed: Callable[[BaseException], None]) -> None:
+        self._failed = failed
+        self._threads: list[threading.Thread] = []
+
+    def start(self, name: str, body: Callable[[], None]) -> None:
+        """Start a thread."""
+
+        def guarded() -> None:
+            try:
+                body()
+            except BaseException as error:
+                self._failed(error)
+
+        thread = runtime.thread(guarded, f"paceline-{name}")
+        self._threads.append(thread)
+        thread.start()
+
+    def start_single_core(self, bodies: Mapping[str, Callable[[], None]], timeout_s: float) -> None:
+        """Start threads in which torch uses one core each; returns when all of them run."""
+        threads = torch.get_num_threads()
+        waiting, changed = set(bodies), runtime.Condition()
+
+        def single(name: str, body: Callable[[], None]) -> None:
+            torch.set_num_threads(1)  # shards are small, and the other cores compute
+            with changed:
+                waiting.discard(name)
+                changed.notify_all()
+            body()
+
+        for name, body in bodies.items():
+            self.start(name, partial(single, name, body))
+        with changed:
+            if not changed.wait_for(lambda: not waiting, timeout_s):
+                raise PacelineError(f"threads of this process did not start within {timeout_s:g} s: {sorted(waiting)}")
+        torch.set_num_threads(threads)  # torch sets it for the program, too
+
+    def join(self) -> None:
+        """Wait for the threads to end."""
+        for thread in self._threads:
+            if thread is not runtime.current_thread():
+                thread.join(JOIN_S)

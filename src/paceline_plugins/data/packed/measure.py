@@ -57,18 +57,18 @@ class Speed:
         return self.bytes / self.seconds
 
 
-def inspect(storage: Storage, bytes_per_sample: float | None = None) -> Holding:
+def inspect(storage: Storage) -> Holding:
     """What a storage holds, by its index, or else by its files; DataError if that leaves a sample's size unknown."""
     try:
         storage.size(INDEX)
     except DataError:
-        return _files(storage, bytes_per_sample)
+        return _files(storage)
     index = read_index(storage)
     files = tuple((shard.name, shard.bytes) for shard in index.shards)
-    return Holding("packed", files, index.total_bytes, bytes_per_sample or index.total_bytes / index.samples)
+    return Holding("packed", files, index.total_bytes, index.total_bytes / index.samples)
 
 
-def _files(storage: Storage, bytes_per_sample: float | None) -> Holding:
+def _files(storage: Storage) -> Holding:
     listed = _remote(storage.root) if storage.remote else _local(storage.root)
     files = tuple(islice(listed, MOST_FILES + 1))
     complete = len(files) <= MOST_FILES
@@ -77,14 +77,10 @@ def _files(storage: Storage, bytes_per_sample: float | None) -> Holding:
         raise DataError(f"{storage.root} has no files with data; check the path")
     total = sum(size for _, size in files)
     notes = [] if complete else [f"only the first {MOST_FILES:,} files were looked at"]
-    if bytes_per_sample is None:
-        if all(_STREAM.fullmatch(name) for name, _ in files):
-            raise DataError(
-                f"{storage.root}: these files do not show how large a sample is; give --bytes-per-sample, or pack them "
-                "first"
-            )
-        bytes_per_sample = total / len({os.path.splitext(name)[0] for name, _ in files})
-        notes.append("files whose names differ only after the last dot were taken as one sample")
+    if all(_STREAM.fullmatch(name) for name, _ in files):
+        raise DataError(f"{storage.root}: these files do not show how large a sample is; pack them first")
+    bytes_per_sample = total / len({os.path.splitext(name)[0] for name, _ in files})
+    notes.append("files whose names differ only after the last dot were taken as one sample")
     return Holding("files", files, total if complete else None, bytes_per_sample, tuple(notes))
 
 

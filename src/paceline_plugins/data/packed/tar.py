@@ -162,7 +162,7 @@ class TarStream:
         if not 0 <= size <= self._largest:
             raise DataError(
                 f"{where}: {name!r} has {size} bytes, more than the largest sample ({self._largest}); "
-                "give a larger --largest-sample if that is meant"
+                "open_source(path, largest=BYTES) allows larger ones"
             )
         data = self._read(size)
         if len(data) < size or len(self._read(padding(size))) < padding(size):

@@ -47,18 +47,17 @@ def read_index(storage: Storage) -> Index:
 def verify(
     storage: Storage,
     *,
-    quick: bool = False,
     jobs: int = 1,
     on_shard: Callable[[PackedShard], None] = lambda shard: None,
 ) -> Report:
-    """Check every shard, or with `quick` only sizes, against the index; DataError if there is no sound index.
+    """Check every shard against the index; DataError if there is no sound index.
 
     `jobs` shards are read at once; `on_shard` is called after each.
     """
     index = read_index(storage)
 
     def check(shard: PackedShard) -> Damage | None:
-        faults = tuple(_sizes(storage, shard) if quick else _whole(storage, shard))
+        faults = tuple(_whole(storage, shard))
         on_shard(shard)
         return Damage(shard.name, faults) if faults else None
 
@@ -79,20 +78,6 @@ def _unknown_files(storage: Storage, index: Index) -> Iterator[str]:
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             yield f"not in the index, so never read: {', '.join(names[:3])}{more}"
-
-
-def _sizes(storage: Storage, shard: PackedShard) -> Iterator[str]:
-    for name, least, most in (
-        (shard.name, shard.bytes, shard.bytes),
-        (shard.offsets_name, 8 * (shard.samples + 1), shard.offsets_bytes),
-    ):
-        try:
-            size = storage.size(name)
-        except DataError as error:
-            yield str(error)
-        else:
-            if not least <= size <= most:
-                yield f"{name} has {size} bytes, the index says {least}"
 
 
 def _whole(storage: Storage, shard: PackedShard) -> Iterator[str]:

@@ -13,15 +13,18 @@ import typer
 
 from paceline.cli.console import command_app, err, near
 from paceline.cli.console.program_options import CONTEXT, Arguments, Master, Overwrite, ProgramCommand, Quiet
+from paceline.cli.launch.spawn import Command
 from paceline.cli.run import checks, fixed
-from paceline.cli.run.certificates import Security
 from paceline.cli.run.conclusion import conclude
-from paceline.cli.run.hosts import HostOptions, resolve_cluster
+from paceline.cli.run.hosts import resolve_cluster
+from paceline.cli.run.options import HostOptions, Security
 from paceline.cli.run.program import find
 from paceline_plugins.files.blocks_command import workplace
 from paceline_plugins.files.blocks_command.options import DataOptions, ModelOptions, RateOptions, plan_of
 
 WORKER = "paceline_plugins.files.worker"  # which loads torch
+START_S = 600.0
+"""For which hosts wait for each other at the start."""
 
 
 def blocks(
@@ -45,7 +48,6 @@ def blocks(
     data: Annotated[
         Path | None, typer.Option(help="List of samples, one a line: {list} is a file of this part's lines.")
     ] = None,
-    shuffle: Annotated[bool, typer.Option(help="Give each epoch an order of its own.")] = True,
     seed: Annotated[int, typer.Option(help="Seed of the orders, and of {seed}.")] = 0,
     lr: Annotated[float | None, typer.Option(help="Rate of the first block, for {lr}.")] = None,
     lr_final: Annotated[float | None, typer.Option(help="Rate to which it falls exponentially.")] = None,
@@ -56,29 +58,21 @@ def blocks(
     newbob: Annotated[
         bool, typer.Option("--newbob", help="Halve the rate once the loss stalls at an epoch's end, and stop.")
     ] = False,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            help="Of model files: npy, npz, safetensors, kaldi, kaldi-text, caffemodel, flat.",
-            show_default="recognised",
-        ),
-    ] = None,
     layout: Annotated[
         str | None,
-        typer.Option(help="Of raw numbers: f32, or entries such as 'skip:16, w:f32:784x100, b:f32:100'."),
+        typer.Option(
+            help="Of model files: npy, npz, safetensors, kaldi, kaldi-text, caffemodel; of raw numbers f32, or entries "
+            "such as 'skip:16, w:f32:784x100, b:f32:100'.",
+            show_default="recognised",
+        ),
     ] = None,
     work: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints and logs.", show_default="./MODEL.blocks")
     ] = None,
-    keep: Annotated[int, typer.Option(help="Merged models that are kept, of the newest blocks.")] = 3,
     overwrite: Overwrite = False,
     restarts: Annotated[
         int, typer.Option(help="How often to restart all workers when one fails, from the last block.")
     ] = 0,
-    tool_timeout: Annotated[
-        float, typer.Option(help="Seconds that a worker waits at most for the tools of the others.")
-    ] = 86400.0,
     hosts: Annotated[
         int | None,
         typer.Option(help="Number of hosts; start this command on each.", show_default="1, or as Slurm says"),
@@ -87,7 +81,6 @@ def blocks(
         int | None, typer.Option(help="Which of the hosts this is, from 0.", show_default="0, or as Slurm says")
     ] = None,
     master: Master = None,
-    timeout: Annotated[float, typer.Option(help="Seconds that hosts wait for each other at the start.")] = 600.0,
     quiet: Quiet = False,
 ) -> None:
     """Train with a tool that cannot be changed: a block is one invocation of it on each worker.
@@ -99,12 +92,13 @@ def blocks(
     The same command continues a run that was stopped or killed. Several hosts need the same model and list, each.
     """
     program = find(script, arguments)
-    cluster, _ = resolve_cluster(HostOptions(workers, hosts, host_index, master), timeout)
+    asked = HostOptions(workers, None if hosts is None else str(hosts), host_index, master)
+    cluster, _ = resolve_cluster(asked, START_S)
     plan = plan_of(
         program.command(),
         cluster.size,
-        ModelOptions(model, out, work, form, layout, rule, keep, tool_timeout),
-        DataOptions(data, parts, epochs, shuffle, seed),
+        ModelOptions(model, out, work, layout, rule),
+        DataOptions(data, parts, epochs, seed),
         RateOptions(lr, lr_final, loss, newbob),
     )
     checks.free_port(cluster)
@@ -113,10 +107,10 @@ def blocks(
     with contextlib.closing(workplace.lock(folder, cluster.host_index)):
         place = workplace.prepare(plan, cluster.host_index, overwrite)
         directory = checks.log_directory(checks.new_directory(str(folder / "logs")), cluster, False)
-        added = fixed.environment(cluster, None, directory, Security(None, None, True), announces=False)
+        added = fixed.environment(cluster, None, directory, Security(in_the_clear=True), announces=False)
         started = time.monotonic()
-        command = [sys.executable, "-u", "-m", WORKER, str(place)]
-        outcome = fixed.launch(cluster, command, added, directory, quiet, restarts)
+        command = Command([sys.executable, "-u", "-m", WORKER, str(place)], added, directory / "output")
+        outcome = fixed.launch(cluster, command, quiet, restarts)
         code = conclude(outcome, cluster, directory, time.monotonic() - started, quiet)
         if code == 0 and not quiet and cluster.host_index == 0:
             err().print(f"the trained model: {near(Path(plan.out))}", markup=False, soft_wrap=True)

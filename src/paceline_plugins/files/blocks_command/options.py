@@ -17,6 +17,11 @@ from paceline.errors import DataError
 if TYPE_CHECKING:
     from paceline_plugins.files.plan import Plan
 
+KEPT = 3
+"""Merged models of the newest blocks."""
+TOOL_S = 86400.0
+"""For which a worker waits at most for the tools of the others."""
+
 
 @dataclass(frozen=True)
 class ModelOptions:
@@ -25,11 +30,8 @@ class ModelOptions:
     model: Path
     out: Path | None
     work: Path | None
-    form: str | None
     layout: str | None
     rule: str
-    keep: int
-    timeout_s: float
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,6 @@ class DataOptions:
     data: Path | None
     parts: int | None
     epochs: int
-    shuffle: bool
     seed: int
 
 
@@ -78,22 +79,21 @@ def plan_of(command: list[str], workers: int, model: ModelOptions, data: DataOpt
         model, data, rate: the options.
     """
     rate.check()
-    for name, value in (("--epochs", data.epochs), ("--keep", model.keep), ("--parts", data.parts or workers)):
+    for name, value in (("--epochs", data.epochs), ("--parts", data.parts or workers)):
         if value < 1:
             refuse(f"{name} must be at least 1, got {value}")
-    if not model.timeout_s >= 1:
-        refuse(f"--tool-timeout must be at least 1 second, got {model.timeout_s}")
     from paceline_plugins.files import parts, placeholders  # here, because torch loads for seconds
     from paceline_plugins.files.plan import Plan, checked_rule, checksum
 
     with refusing():
         placeholders.check(command, data.data is not None, rate.lr is not None)
         checked_rule(model.rule)
-        content = _checked_model(model)
+        form, layout = _format(model.layout)
+        content = _checked_model(model.model, form, layout)
         count = data.parts or workers
         parts.check_divides(workers, count, 0)
         lines = None if data.data is None else parts.read_list(data.data)
-        parts.Parts(count, data.seed, data.shuffle, lines)
+        parts.Parts(count, data.seed, True, lines)
         work = (model.work or Path(f"{model.model.name}.blocks")).absolute()
         return Plan(
             command=command,
@@ -102,39 +102,42 @@ def plan_of(command: list[str], workers: int, model: ModelOptions, data: DataOpt
             out=str((model.out or work / f"trained{model.model.suffix}").absolute()),
             work=str(work),
             rule=model.rule,
-            format=model.form if model.layout is None else "flat",
-            layout=model.layout,
+            format=form,
+            layout=layout,
             data=None if data.data is None else str(data.data.absolute()),
             parts=count,
             epochs=data.epochs,
-            shuffle=data.shuffle,
+            shuffle=True,
             seed=data.seed,
             lr=rate.lr,
             lr_final=rate.lr_final,
             loss=rate.loss,
             newbob=rate.newbob,
-            keep=model.keep,
-            timeout_s=model.timeout_s,
+            keep=KEPT,
+            timeout_s=TOOL_S,
             model_sum=checksum(content),
             list_sum="" if lines is None else checksum(b"".join(lines)),
         )
 
 
-def _checked_model(options: ModelOptions) -> bytes:
+def _format(layout: str | None) -> tuple[str | None, str | None]:
+    """The format's name and the layout of raw numbers, of `--layout`; None: recognised."""
+    from paceline_plugins.files.formats import NAMES
+
+    return (layout, None) if layout is None or layout in NAMES else ("flat", layout)
+
+
+def _checked_model(path: Path, asked: str | None, layout: str | None) -> bytes:
     """The contents of the model file, which has a known format, and numbers."""
     from paceline_plugins.files import formats
 
-    path = options.model
     if path == Path():
         refuse("give the model file to start from: --model FILE")
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
         refuse(f"the model {path} {what} (looked in {Path.cwd()})")
-    if options.form not in (None, "flat") and options.layout is not None:
-        refuse(f"--layout is for raw numbers, and --format {options.form} is given: leave one out")
     data = path.read_bytes()
-    asked = options.form if options.layout is None else "flat"
-    form = formats.recognise(path, data) if asked is None else formats.named(asked, options.layout)
+    form = formats.recognise(path, data) if asked is None else formats.named(asked, layout)
     try:
         tensors = form.read(data).tensors
     except DataError as error:

@@ -23,7 +23,7 @@ def named(name: str, layout: str | None) -> Format:
     """The format of that name."""
     if name == Flat.name or layout is not None:
         if name != Flat.name or layout is None:
-            raise DataError("raw numbers need --format flat and --layout, and no other format takes a layout")
+            raise DataError("raw numbers need a layout, and no other format takes one")
         return Flat(layout)
     if name not in NAMES:
         raise DataError(f"there is no format {name!r}; there are {', '.join([*NAMES, Flat.name])}")
@@ -50,5 +50,5 @@ def recognise(path: Path, data: bytes) -> Format:
         return KaldiText()
     raise DataError(
         f"the format of {path} is not recognised ({len(data):,} bytes, the first are {data[:8]!r}); known are "
-        f"{', '.join(NAMES)}: name it with --format, or give --layout for raw numbers (such as --layout f32)"
+        f"{', '.join(NAMES)}: name it with --layout, also the layout of raw numbers (such as --layout f32)"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`paceline plan`: how fast would this train on that network, under which rule, and what would it cost?"""
+"""`paceline plan`: how fast would this train on that network, under which rule?"""
 
 from __future__ import annotations
 
@@ -48,8 +48,6 @@ def plan(
     rule: Annotated[
         list[str] | None, typer.Option(help="Rule to forecast; may be repeated. By default every recipe.")
     ] = None,
-    epoch: Annotated[float | None, typer.Option(help="Minibatches in a pass over the data; by default 1000.")] = None,
-    price: Annotated[float, typer.Option(help="Price of a worker per hour.")] = 0.0,
     log: Annotated[
         Path | None,
         typer.Option(
@@ -57,11 +55,9 @@ def plan(
             "program, the time of a step and the model's size are the run's."
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps of the program to time.")] = 20,
-    timeout: Annotated[float, typer.Option(help="Seconds after which the program is stopped.")] = 300.0,
     as_json: AsJson = False,
 ) -> None:
-    """Forecast speed, bytes and cost of every rule at 1 to 4096 workers, and recommend one.
+    """Forecast speed and bytes of every rule at 1 to 4096 workers, and recommend one.
 
     From the time of a step and the model's size, which it takes from a training program or as numbers. Efficiency is
     speed over N times that of one worker. With --log, the loss is forecast, too, and how many workers pay.
@@ -70,8 +66,6 @@ def plan(
     own: list[str] = []
     if script is not None:
         own = list(python_program(script, arguments, "plan times Python programs with torch").arguments)
-    if steps < 3:
-        refuse(f"--steps must be at least 3, got {steps}")
     from paceline.observe import read_run
     from paceline_plugins.forecast.plan_command.inputs import PlanInputs, Program, workload
     from paceline_plugins.forecast.plan_command.quality import (  # here, because torch loads for seconds
@@ -85,15 +79,15 @@ def plan(
         from paceline_plugins.forecast.planner import Conditions, forecasts, network_from_text, recommend
 
         run = None if log is None else read_run(log)
-        program = None if script is None else Program(script, own, steps, timeout)
+        program = None if script is None else Program(script, own)
         size = None if parameters is None else parse_count(parameters)
-        inputs = PlanInputs(program, step_time, size, epoch)
+        inputs = PlanInputs(program, step_time, size)
         if run is not None and script is None:
             inputs = inputs.completed(run)
 
         net, texts = network_from_text(network), rule or list(RECIPES)
         rules = [rule_from_text(text) for text in texts]
-        around = Conditions(price_per_hour=price)
+        around = Conditions()
         work = workload(inputs, err())
         rows = forecasts(rules, work, net, counts, around)
         focus = at or (16 if 16 in counts else counts[-1])
@@ -105,7 +99,7 @@ def plan(
         if as_json:
             _print_json(rows, advice, work, net, focus, quality, pays)
         else:
-            _print(rows, advice, work, net, focus, price > 0)
+            _print(rows, advice, work, net, focus)
             if quality is not None:
                 _print_quality(quality)
             out().print()
@@ -123,7 +117,7 @@ def _counts(text: str, at: int | None) -> list[int]:
     return sorted(found)
 
 
-def _print(rows: Rows, advice: Advice, work: Workload, net: Network, focus: int, priced: bool) -> None:
+def _print(rows: Rows, advice: Advice, work: Workload, net: Network, focus: int) -> None:
     from paceline.observe.reports.summary import bytes_text, seconds_text, share_text
     from paceline_plugins.forecast.planner.table import details, efficiencies
 
@@ -140,7 +134,7 @@ def _print(rows: Rows, advice: Advice, work: Workload, net: Network, focus: int,
     console.print()
     console.print(efficiencies(rows, console.width))
     console.print()
-    console.print(details(rows, focus, priced))
+    console.print(details(rows, focus))
 
 
 def _print_quality(quality: QualityForecast) -> None:

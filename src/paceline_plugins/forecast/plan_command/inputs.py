@@ -20,6 +20,8 @@ from paceline_plugins.forecast.planner.stragglers import LogNormal, StepTimes, s
 from paceline_plugins.forecast.planner.workload import Workload
 
 EPOCH = 1000.0
+STEPS, TIMEOUT_S = 20, 300.0
+"""Steps of a program that are timed, and seconds after which it is stopped."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,10 @@ class Program:
     Attributes:
         script: its file.
         arguments: of its command line.
-        steps: to time.
-        timeout_s: seconds after which it is stopped.
     """
 
     script: Path
     arguments: list[str]
-    steps: int
-    timeout_s: float
 
 
 @dataclass(frozen=True)
@@ -47,13 +45,11 @@ class PlanInputs:
         program: to time.
         step_s: mean seconds of a minibatch.
         parameters: of the model.
-        epoch: minibatches of an epoch.
     """
 
     program: Program | None
     step_s: float | None
     parameters: int | None
-    epoch: float | None
 
     def completed(self, run: RunLog) -> PlanInputs:
         """With the step's time and the model's size of a run, where none are given."""
@@ -73,14 +69,14 @@ def workload(asked: PlanInputs, notes: Console) -> Workload:
         steps=given or _timed_steps(timed, notes),
         layout=_layout(asked, timed),
         moments=timed.moments if timed else 0,
-        epoch=asked.epoch if asked.epoch is not None else float(measured),
+        epoch=float(measured),
     )
 
 
 def _timed(program: Program, notes: Console) -> Timed:
     """Time the steps of a program."""
     with OtherProcesses() as others:
-        timed = time_script(program.script, program.arguments, program.steps, program.timeout_s)
+        timed = time_script(program.script, program.arguments, STEPS, TIMEOUT_S)
     notes.print(f"timed {len(timed.times_s)} steps of {program.script}", soft_wrap=True, markup=False)
     if others.note:
         notes.print(others.note, soft_wrap=True, markup=False)

@@ -5,7 +5,7 @@
 
     network      links, hosts, presets, the doctor's measurements
     stragglers   the slowest of N workers
-    workload     step times, sizes of the model, failures, a price
+    workload     step times, sizes of the model, failures
     loads        the bytes that each link carries, for every route
     timing       an exchange over a route
     lockstep     blocks of workers that exchange together

@@ -91,7 +91,7 @@ def recommend(workload: Workload, network: Network, workers: int, conditions: Co
         workload: what one worker does; two moments mean Adam.
         network: between the workers.
         workers: N, at least 1.
-        conditions: failures and prices.
+        conditions: failures.
     """
     query = _Query(workload, network, workers, conditions)
     if workers == 1:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forecast: speed, cost and bytes of a rule on N workers of a network.
+"""The forecast: speed and bytes of a rule on N workers of a network.
 
     efficiency = c / t * availability         c a minibatch alone, t a minibatch among N, both in seconds of one worker
     epoch      = M / N * t / availability     M minibatches in a pass over the data
-    cost       = N * epoch * price
 
 t is a block's time over its minibatches: computing, waiting for the slowest worker, and the exposed part of exchanges
 (:mod:`.lockstep`), or for asynchronous rules the result of the simulated clock (:mod:`.forecast`). Warm-up is not
@@ -27,7 +26,7 @@ from paceline.rules.codec import Dense, Layout
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Bounded, EveryBlock
 from paceline.rules.traffic import bytes_per_block, overhead_bytes
-from paceline.update.engine.blocks.chunks import cut
+from paceline.update.engine.blocks.outer_state import cut
 from paceline_plugins.forecast.planner.lockstep import BlockTime, barrier, overlapped
 from paceline_plugins.forecast.planner.network import Network
 from paceline_plugins.forecast.planner.stragglers import StepTimes
@@ -156,7 +155,7 @@ MOST_WORKERS = 1 << 16
 
 @dataclass(frozen=True)
 class Forecast:
-    """The speed and cost of a rule on N workers.
+    """The speed of a rule on N workers.
 
     Attributes:
         rule: its text.
@@ -170,7 +169,6 @@ class Forecast:
         efficiency: speed over N times that of one worker.
         epoch_s: a pass over the data.
         epoch_bytes: bytes that all workers send in an epoch.
-        cost: of an epoch.
     """
 
     rule: str
@@ -186,7 +184,6 @@ class Forecast:
     efficiency: float
     epoch_s: float
     epoch_bytes: float
-    cost: float
 
     @property
     def speed_up(self) -> float:
@@ -217,7 +214,7 @@ def forecast(
         workload: one worker's work.
         network: between the workers.
         workers: N, at least 1.
-        conditions: failures and prices; none by default.
+        conditions: failures; none by default.
 
     Raises:
         RuleError: a number is invalid, or the rule does not allow that many workers.
@@ -245,7 +242,6 @@ def forecast(
         efficiency=workload.step_s / step_s * availability,
         epoch_s=epoch_s,
         epoch_bytes=workload.epoch * pace.sent_bytes / period,
-        cost=workers * epoch_s / 3600 * conditions.price_per_hour,
     )
 
 

@@ -30,11 +30,11 @@ def efficiencies(rows: Rows, width: int = 120) -> Table:
     return table
 
 
-def details(rows: Rows, workers: int, priced: bool) -> Table:
-    """At one number of workers: the time of a minibatch and its parts, an epoch, bytes, and the cost with a price."""
+def details(rows: Rows, workers: int) -> Table:
+    """At one number of workers: the time of a minibatch and its parts, an epoch, bytes."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(f"at N={workers}", overflow="fold")
-    for name in ("a step", "waits", "exchange", "speed-up", "epoch", "sent", *(["cost"] if priced else [])):
+    for name in ("a step", "waits", "exchange", "speed-up", "epoch", "sent"):
         table.add_column(name, justify="right", no_wrap=True)
     for found in at(rows, workers):
         cells = [
@@ -45,7 +45,7 @@ def details(rows: Rows, workers: int, priced: bool) -> Table:
             seconds_text(found.epoch_s),
             bytes_text(found.epoch_bytes),
         ]
-        table.add_row(Text(found.rule), *cells, *([f"{found.cost:,.2f}"] if priced else []))
+        table.add_row(Text(found.rule), *cells)
     return table
 
 

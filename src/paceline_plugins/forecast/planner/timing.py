@@ -39,7 +39,7 @@ from paceline.rules.rule import Rule
 from paceline.rules.topology import Flat
 from paceline.rules.topology.base import Groups, Topology
 from paceline.rules.traffic import FOOTER_BYTES, HEADER_BYTES, overhead_bytes
-from paceline.update.engine.blocks.chunks import cut
+from paceline.update.engine.blocks.outer_state import cut
 from paceline.update.exchange.exchanger import IN_FLIGHT
 from paceline_plugins.forecast.planner.network import Network, NetworkLink
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workload and its conditions: step times, sizes of the model, an epoch, failures, a price."""
+"""The workload and its conditions: step times, sizes of the model, an epoch, failures."""
 
 from __future__ import annotations
 
@@ -71,17 +71,15 @@ class Conditions:
         checkpoint_s: for which all workers wait for a checkpoint.
         elastic: whether the remaining workers go on without a lost one (`paceline run --elastic`, asynchronous rules),
             or all restart from the last checkpoint.
-        price_per_hour: of one worker.
     """
 
     failures_per_hour: float = 0.0
     recovery_s: float = 120.0
     checkpoint_s: float = 10.0
     elastic: bool = False
-    price_per_hour: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("failures_per_hour", "recovery_s", "checkpoint_s", "price_per_hour"):
+        for name in ("failures_per_hour", "recovery_s", "checkpoint_s"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise RuleError(f"{name} must be a number, at least 0, got {value!r}")

@@ -15,15 +15,15 @@ from paceline.cli.console import refuse
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.spawn import Command
 from paceline.cli.run import failure, start
-from paceline.cli.run.program import Program
+from paceline.cli.run.options import ProgramOptions
+from paceline.cli.run.program import Program, zero_lines
 from paceline.errors import PacelineError
 from paceline.rules.recipes import rule_from_text
 from paceline_plugins.receipts import compare
 from paceline_plugins.receipts.audit import Findings, find
 from paceline_plugins.receipts.chain import Chain
-from paceline_plugins.receipts.observer import SEEDS, recomputable
+from paceline_plugins.receipts.observer import LINES, SEEDS, recomputable
 from paceline_plugins.receipts.sealing import FOLDER
-from paceline_plugins.zero import run_option as zero_lines
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,11 @@ class Again:
     Attributes:
         block: number of the exchange.
         program: the training program.
-        options: about zero lines.
         checkpoint: where the steps are; None for where the run says, "" to begin at the beginning.
     """
 
     block: int
     program: Program
-    options: zero_lines.ZeroLineOptions
     checkpoint: str | None
 
 
@@ -84,8 +82,9 @@ def _run(asked: Again, recorded: list[Chain], step: str | None, place: Path) -> 
     """Run the program up to the block, on as many virtual workers; what went wrong, in words."""
     start_line = recorded[0].start
     size, hosts = start_line["size"], len({one.start.get("host") for one in recorded})
-    lines = "zero" if zero_lines.serves(asked.program, asked.options, size) else "as-is"
-    lines = "random-data" if lines == "zero" and asked.options.random_data else lines
+    lines = _recorded(start_line).get(LINES)
+    if lines not in ("zero", "random-data"):  # as with receipts of earlier versions, which do not say
+        lines = "zero" if zero_lines().serves(asked.program, ProgramOptions(), size) else "as-is"
     output, log = place / "output", place / "log"
     output.mkdir()
     log.mkdir()
@@ -110,10 +109,14 @@ def _run(asked: Again, recorded: list[Chain], step: str | None, place: Path) -> 
 
 def _environment(line: dict[str, Any]) -> dict[str, str]:
     """Variables of the run from its first receipt; a file of unknown origin sets nothing but numbers."""
-    said = line["settings"].get("environment")
-    said = dict(said) if isinstance(said, dict) else {}
+    said = _recorded(line)
     said["OMP_NUM_THREADS"] = str(line["machine"].get("threads"))
     return {name: said[name] for name in (*SEEDS, "OMP_NUM_THREADS") if re.fullmatch(r"\d{1,20}", str(said.get(name)))}
+
+
+def _recorded(line: dict[str, Any]) -> dict[str, Any]:
+    found = line["settings"].get("environment")
+    return dict(found) if isinstance(found, dict) else {}
 
 
 def _compare(

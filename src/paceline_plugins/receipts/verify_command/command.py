@@ -10,13 +10,12 @@ import typer
 from rich.text import Text
 
 from paceline.cli.console import command_app, err, near, out, refuse
-from paceline.cli.console.program_options import CONTEXT, Arguments, AsIs, ForceZeroLines, ProgramCommand, RandomData
+from paceline.cli.console.program_options import CONTEXT, Arguments, ProgramCommand
 from paceline.cli.run.program import python_program
 from paceline_plugins.receipts import seal
 from paceline_plugins.receipts.audit import Findings, audit, find, holds_logs
 from paceline_plugins.receipts.chain import Chain
 from paceline_plugins.receipts.sealing import AUTHORITY, FOLDER
-from paceline_plugins.zero.run_option import ZeroLineOptions
 
 EPILOG = (
     "Exit codes: 0 all that was asked is shown to be right; 1 something is wrong; 2 something cannot be told: a seal "
@@ -65,9 +64,6 @@ def verify(
     from_start: Annotated[
         bool, typer.Option("--from-start", help="With --block: make all exchanges up to N again, without a checkpoint.")
     ] = False,
-    as_is: AsIs = False,
-    random_data: RandomData = False,
-    force_zero_lines: ForceZeroLines = False,
 ) -> None:
     """Check what a run with --receipts says of itself.
 
@@ -92,8 +88,7 @@ def verify(
         from paceline_plugins.receipts.verify_command.again import Again, make_again
 
         program = python_program(script, arguments, "--block runs Python programs inside one process")
-        options = ZeroLineOptions(as_is, force_zero_lines, random_data)
-        make_again(Again(block, program, options, "" if from_start else checkpoint), found, findings)
+        make_again(Again(block, program, "" if from_start else checkpoint), found, findings)
     _show(findings)
     raise typer.Exit(findings.code)
 

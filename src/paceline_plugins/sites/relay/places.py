@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A listener's place at a relay, and the shorter way to another one of the same site.
+"""The dialer of runs over several sites: a listener's place at a relay, and the shorter way within a site.
 
 Members of one site connect directly; so does everybody to a member that no router hides. If a direct
 connection fails once, the relay is used from then on.
@@ -11,7 +11,7 @@ from paceline.communication.sockets.channel import TLS, Channel, connect
 from paceline.core import runtime
 from paceline.errors import MismatchError, PeerLostError
 from paceline_plugins.sites.relay.member import Adopt, RelayMember
-from paceline_plugins.sites.relay.protocol import door_of, member_name, site
+from paceline_plugins.sites.relay.protocol import CONTROL_NAME, address_of, member_name, site
 
 DIRECT_S = 2.0
 """Seconds of the one attempt to connect directly."""
@@ -27,39 +27,44 @@ class RelayedPlace:
         timeout_s: seconds in which the relay must be reached.
 
     Attributes:
-        door: of this process.
+        address: of this process there.
     """
 
     def __init__(self, where: tuple[str, int], tls: TLS, adopt: Adopt, timeout_s: float) -> None:
-        nonce = runtime.token_hex(4)
+        nonce, self._tls = runtime.token_hex(4), tls
         self._relay = RelayMember(where, member_name(tls.identity.id, nonce), tls, adopt, timeout_s)
-        self.door = door_of(nonce, self._relay.site)
+        self.address = address_of(nonce, self._relay.site)
         self._unreachable: set[tuple[str, int]] = set()
 
-    @property
-    def relay(self) -> RelayMember:
-        """For calls of members that have no door."""
-        return self._relay
+    def dial_control(self, peer: str, timeout_s: float) -> Channel:
+        """A channel to the control plane, which has no address; `peer`: its name for messages."""
+        return self._relay.connect(CONTROL_NAME, peer, timeout_s)
 
-    def dial(
-        self, address: tuple[str, int], certificate: str, door: str, peer: str, timeout_s: float, tls: TLS | None
-    ) -> Channel:
-        """A channel to the member with that certificate and door, directly if there is a way; see `connect`."""
-        if self._near(address, door):
-            channel = self._directly(address, certificate, peer, tls)
+    def dial(self, listener: tuple[str, int], certificate: str, relayed: str, peer: str, timeout_s: float) -> Channel:
+        """A channel to another member.
+
+        Args:
+            listener: the address and port where it listens.
+            certificate: ID of its certificate.
+            relayed: its address at the relay.
+            peer: its name, for messages.
+            timeout_s: see `connect`.
+        """
+        if self._near(listener, relayed):
+            channel = self._directly(listener, certificate, peer)
             if channel is not None:
                 return channel
-        return self._relay.connect(member_name(certificate, door.partition("@")[0]), peer, timeout_s)
+        return self._relay.connect(member_name(certificate, relayed.partition("@")[0]), peer, timeout_s)
 
-    def _near(self, address: tuple[str, int], door: str) -> bool:
+    def _near(self, listener: tuple[str, int], relayed: str) -> bool:
         """Whether a direct connection may succeed."""
-        hidden = site(door) != address[0]
-        return address not in self._unreachable and not (hidden and site(door) != site(self.door))
+        hidden = site(relayed) != listener[0]
+        return listener not in self._unreachable and not (hidden and site(relayed) != site(self.address))
 
-    def _directly(self, address: tuple[str, int], certificate: str, peer: str, tls: TLS | None) -> Channel | None:
+    def _directly(self, address: tuple[str, int], certificate: str, peer: str) -> Channel | None:
         """A direct connection to that very member; None if there is none."""
         try:
-            channel = connect(*address, peer, DIRECT_S, tls)
+            channel = connect(*address, peer, DIRECT_S, self._tls)
         except (PeerLostError, MismatchError, OSError):
             self._unreachable.add(address)
             return None

@@ -12,8 +12,8 @@ certificate, so nobody can take another's; `life` tells its next connection from
 {"call": NAME, "serial"} and gets {"serial", "ticket"} or {"serial", "absent"}; the member that it called gets {"ring":
 TICKET, "from"}. Both then connect with their tickets. The members' own TLS goes through the stream from end to end.
 
-A member's *door* is `NONCE@SITE`: what makes its name, beside its certificate, and the router behind which the relay
-sees it. The control plane tells it to the other members.
+A member's address at the relay is `NONCE@SITE`: what makes its name, beside its certificate, and the router behind
+which the relay sees it. The control plane sends it to the other members.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-import re
 import socket
 from typing import Any
 
@@ -43,7 +42,6 @@ CONTROL_NAME = "control"
 """The name of the control plane."""
 BUSY = "a relay serves one run at a time"
 """In a refusal: that name is another process's."""
-_DOOR = re.compile(r"([0-9a-f]{8})@([0-9A-Za-z.:%]{1,64})")
 LAN = "lan"
 """The site of members whose addresses the relay sees as they are: no router lies between."""
 
@@ -115,19 +113,14 @@ def member_name(certificate: str, nonce: str) -> str:
     return f"{certificate}.{nonce}"
 
 
-def door_of(nonce: str, site: str) -> str:
-    """The door of a member."""
+def address_of(nonce: str, site: str) -> str:
+    """The address of a member."""
     return f"{nonce}@{site}"
 
 
-def is_door(text: str) -> bool:
-    """Whether it is empty, or a door."""
-    return not text or _DOOR.fullmatch(text) is not None
-
-
-def site(door: str) -> str:
-    """The site of a member; empty without a relay."""
-    return door.partition("@")[2]
+def site(address: str) -> str:
+    """The site of the member with this address; empty without a relay."""
+    return address.partition("@")[2]
 
 
 def site_of(address: str) -> str:

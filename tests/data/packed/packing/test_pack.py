@@ -196,9 +196,9 @@ def test_a_sample_that_a_shard_cannot_hold_is_refused(tmp_path: Path, sample: Me
 
 
 def test_settings_out_of_range_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="--shard-size must be at least 2048 bytes, got 5"):
+    with pytest.raises(DataError, match="shard_bytes must be at least 2048 bytes, got 5"):
         pack(given({"a": b""}), tmp_path / "out", shard_bytes=5)
-    with pytest.raises(DataError, match=r"--jobs must lie in 1\.\.256, got 0"):
+    with pytest.raises(DataError, match=r"jobs must lie in 1\.\.256, got 0"):
         pack(given({"a": b""}), tmp_path / "out", jobs=0)
     with pytest.raises(DataError, match="no samples"):
         pack(given(), tmp_path / "out")

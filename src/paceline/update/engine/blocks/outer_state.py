@@ -15,26 +15,39 @@ contribution and applies the mean to the outer state (`prepare`). When the excha
     moments      now + b^made (start - snapshot)          the optimizer's recursion from the new start
     buffers      (now + mean) / 2                         between two valid values, never beyond them
     counters     now + (start - snapshot)
+
+Running statistics of normalisation layers are averaged. Of every other buffer all workers take rank 0's, as under
+DistributedDataParallel: the mean of a queue, a mask or a pointer means nothing. Running statistics keep an inf or nan
+of a bad batch, which would make the workers' mean invalid; so they are reset to the last mean before an exchange. Other
+buffers may be infinite by intent: numbers that were finite are reset.
+
+For the wire each outer state is cut into chunks (`cut_states`), ranges of one tensor that are exchanged separately.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from paceline.core import kernels
-from paceline.core.flat import BLOCK_ELEMENTS_CPU, Fragment, all_finite
-from paceline.rules.codec import Layout
-from paceline.rules.outer import Outer
+from paceline.core.flat import BLOCK_ELEMENTS_CPU, Fragment, Modules, all_finite, buffer_fragments, fragments
+from paceline.core.optimizer_state import Named, OptimizerMoment, ensure_state, moments, parameter_state
+from paceline.core.world import World
+from paceline.errors import UnsupportedError
+from paceline.rules.codec import Codec, Dense, Layout, State
+from paceline.rules.outer.moments import block_decay, compensate
 from paceline.rules.outer.moving_average import EMA
-from paceline.update.engine.blocks.numbers import BlockEnd, BlockNumbers
+from paceline.rules.rule import Rule
+from paceline.update.engine.blocks.numbers import BlockEnd, BlockNumbers, Contribution, LocalOptimizers
 from paceline.update.exchange.checksum import fold
+from paceline.update.exchange.exchanger import IN_FLIGHT, Exchanger
 from paceline.update.exchange.header import ExchangeSummary
 
 NORM_ELEMENTS_CPU = 131_072
@@ -43,25 +56,17 @@ LARGEST = 1e150
 """In place of a norm that overflows; its square does not overflow."""
 
 
-class Packing(Protocol):
-    """A range, `begin` to `end` (excl.), of a contribution, which can be packed before its exchange starts."""
-
-    begin: int
-    end: int
-
-    def set_packed(self) -> None:
-        """Its memory holds the contribution."""
-
-    def space(self, low: int, high: int) -> Tensor:
-        """The memory of a part of it, shape (high - low,), on the outer state's device."""
-
-
 class OuterState(ABC):
     """A fragment and its outer state.
 
     Args:
         fragment: the user's tensors.
         device: of the outer state; None for the tensors' own device.
+
+    Attributes:
+        numel: elements of the fragment.
+        dtype: on the wire.
+        block_elements: elements handled at a time.
     """
 
     lossless = True
@@ -75,21 +80,8 @@ class OuterState(ABC):
         self.uses_snapshot = False
         self.checksum = torch.zeros((), dtype=torch.int64, device=self.device)
         self._scratch: dict[tuple[int, int, int], Tensor] = {}
-
-    @property
-    def numel(self) -> int:
-        """Elements of the fragment."""
-        return self.fragment.numel
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype on the wire."""
-        return self.fragment.outer_dtype
-
-    @property
-    def block_elements(self) -> int:
-        """Elements handled at a time."""
-        return BLOCK_ELEMENTS_CPU if self.device.type == "cpu" else self.fragment.block_elements
+        self.numel, self.dtype = fragment.numel, fragment.outer_dtype
+        self.block_elements = BLOCK_ELEMENTS_CPU if self.device.type == "cpu" else fragment.block_elements
 
     def partial_norms(self, x: Tensor) -> list[Tensor]:
         """The norms of parts of a block `x`, shape (n,); in a pass of their own over what is still in the cache."""
@@ -143,7 +135,7 @@ class OuterState(ABC):
         """The factor on this worker's contribution."""
         return factor
 
-    def norm(self, packings: Sequence[Packing] = ()) -> float | None:
+    def norm(self, packings: Sequence[OuterStateChunk] = ()) -> float | None:
         """Euclidean norm of this worker's contribution, possibly inf or nan; None if outliers are not judged by it.
 
         The pass over memory that finds it also packs the contribution's ranges that are given.
@@ -183,11 +175,9 @@ class ParameterState(OuterState):
     """Parameters: sends the delta, applies the outer step.
 
     Args:
-        outer: the rule's outer step.
-        numbers: of the present block; `origin` needs its look-ahead.
-        mixing: alpha, the share of the local parameters that stays when an exchange lands; None keeps the progress made
-            meanwhile.
-        mixes_at_once: whether that also applies to exchanges without overlap.
+        numbers: of the present block; `origin` needs its look-ahead. Their rule gives the outer step and alpha, the
+            share of the local parameters that stays when an exchange lands; without one the progress made meanwhile is
+            kept.
 
     Attributes:
         mean_norms: where a range begins -> the norms of the mean that was applied to it; None where not taken.
@@ -199,25 +189,19 @@ class ParameterState(OuterState):
     def __init__(
         self,
         fragment: Fragment,
-        outer: Outer,
         numbers: BlockNumbers,
         device: torch.device | None,
-        mixing: float | None = None,
-        mixes_at_once: bool = False,
     ) -> None:
         super().__init__(fragment, device)
-        self._outer, self._numbers, self._mixing = outer, numbers, mixing
-        self._at_once = mixing if mixes_at_once else None
+        rule = numbers.rule
+        self._numbers, self._mixing = numbers, rule.payload.mixing
+        self._at_once = rule.payload.mixing if numbers.mixes_at_once else None
         self.anchor = fragment.whole(self.device)
-        self.tensors = {name: fragment.zeros(self.device) for name in outer.tensors}
+        self.tensors = {name: fragment.zeros(self.device) for name in rule.merging.tensors}
         self._parts: dict[tuple[int, int], tuple[Tensor, dict[str, Tensor]]] = {}
         self._begin_average()
         self.mean_norms: dict[int, list[Tensor]] | None = None
         self.mean_norm = 0.0
-
-    def retune(self, outer: Outer) -> None:
-        """Continue with other numbers of the same outer step."""
-        self._outer = outer
 
     def _part(self, begin: int, end: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The anchor and the outer step's tensors in [begin, end); cached, since blocks return at every exchange."""
@@ -230,7 +214,7 @@ class ParameterState(OuterState):
     def _origin(self, begin: int, end: int, out: Tensor) -> Tensor:
         """The start of the block as the worker saw it, rounded to the parameters' dtype; may lie in `out`."""
         anchor, state = self._part(begin, end)
-        origin = self._outer.origin(anchor, state, self._numbers.coefficients(), out)
+        origin = self._numbers.rule.merging.origin(anchor, state, self._numbers.coefficients(), out)
         if self.fragment.dtype != self.dtype:
             return out.copy_(origin.to(self.fragment.dtype))
         return origin
@@ -239,7 +223,7 @@ class ParameterState(OuterState):
         torch.sub(self.values(begin, end), self._origin(begin, end, out), out=out)
 
     @torch.no_grad()
-    def norm(self, packings: Sequence[Packing] = ()) -> float:
+    def norm(self, packings: Sequence[OuterStateChunk] = ()) -> float:
         norms: list[Tensor] = []
         for low in range(0, self.numel, self.block_elements):
             high = min(self.numel, low + self.block_elements)
@@ -249,7 +233,7 @@ class ParameterState(OuterState):
                     packing.set_packed()
         return float(torch.linalg.vector_norm(torch.stack(norms).double())) if norms else 0.0
 
-    def _norms_of(self, low: int, high: int, packings: Sequence[Packing]) -> list[Tensor]:
+    def _norms_of(self, low: int, high: int, packings: Sequence[OuterStateChunk]) -> list[Tensor]:
         """The norms of one block of the contribution, which is packed on the way."""
         over = [packing for packing in packings if packing.begin < high and low < packing.end]
         inside = len(over) == 1 and over[0].begin <= low and high <= over[0].end
@@ -267,7 +251,7 @@ class ParameterState(OuterState):
             return self.partial_norms(out)
         from paceline.core.kernels.packing import difference
 
-        origin = self._outer.origin(*self._part(low, high), self._numbers.coefficients(), out)
+        origin = self._numbers.rule.merging.origin(*self._part(low, high), self._numbers.coefficients(), out)
         return [difference(self.values(low, high), origin, self.fragment.dtype, out).sum().sqrt()]
 
     def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
@@ -284,7 +268,7 @@ class ParameterState(OuterState):
         if self.mean_norms is not None:
             self.mean_norms[begin] = self.partial_norms(mean)
         anchor, state = self._part(begin, end)
-        start = self._outer.step(anchor, mean, state, block.coefficients, out)
+        start = self._numbers.rule.merging.step(anchor, mean, state, block.coefficients, out)
         fold(self.checksum, start)
         return start
 
@@ -342,7 +326,9 @@ class ParameterState(OuterState):
         return {"anchor": self.anchor, **self.tensors}
 
 
-def measure(states: Iterable[OuterState], packings: Callable[[OuterState], Sequence[Packing]]) -> tuple[float, bool]:
+def measure(
+    states: Iterable[OuterState], packings: Callable[[OuterState], Sequence[OuterStateChunk]]
+) -> tuple[float, bool]:
     """The norm of these states' joint contribution, and whether all of it is finite.
 
     Args:
@@ -357,3 +343,461 @@ def measure(states: Iterable[OuterState], packings: Callable[[OuterState], Seque
         square += min(norm, LARGEST) ** 2 if norm is not None and norm == norm else 0.0
     finite = all_finite(unsure)
     return math.sqrt(square) if finite else 0.0, finite
+
+
+class MomentState(OuterState):
+    """One moment of the local optimizer.
+
+    Args:
+        moment: which one.
+        decay: b, read at the time of use.
+        compensated: whether the mean is compensated for the outer step.
+    """
+
+    def __init__(
+        self,
+        fragment: Fragment,
+        moment: OptimizerMoment,
+        decay: Callable[[], float],
+        compensated: bool,
+        device: torch.device | None,
+    ) -> None:
+        super().__init__(fragment, device)
+        self._moment, self._decay, self._compensated = moment, decay, compensated
+        self._snapshot_decay = 0.0
+        self.init = fragment.zeros(self.device) if compensated else None
+
+    def contribute(self, begin: int, end: int, out: Tensor) -> None:
+        out.copy_(self.values(begin, end))
+
+    def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
+        self.fragment.write(begin, end, self._next(begin, end, mean, summary, block))
+
+    def take_snapshot(self) -> None:
+        super().take_snapshot()
+        self._snapshot_decay = self._decay()  # a scheduler may change it during the exchange
+
+    def _next(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> Tensor:
+        """The moments with which the next block starts."""
+        start = mean
+        if self.init is not None:
+            b = self._snapshot_decay if self.uses_snapshot else self._decay()
+            weights = [h.factor for h in summary.headers]
+            decay = block_decay(b, summary.minibatches, weights)
+            start = self.init[begin:end]
+            compensate(mean, start, decay=decay, ahead=b**block.ahead, square=self._moment.square, out=start)
+            if self.fragment.dtype != self.dtype:  # the worker starts from the rounded values
+                start.copy_(start.to(self.fragment.dtype))
+        fold(self.checksum, start)
+        return start
+
+    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
+        assert self.snapshot is not None
+        torch.sub(self._next(begin, end, mean, summary, block), self.snapshot[begin:end], out=self.snapshot[begin:end])
+
+    def move(self, begin: int, end: int, made: int) -> None:
+        moved = self._add(begin, end, self._decay() ** made)
+        self._put(begin, end, moved.clamp_(min=0) if self._moment.square else moved)
+
+    def capture(self) -> None:
+        if self.init is not None:
+            self.init.copy_(self.fragment.whole(self.device))
+
+    def restore(self) -> None:
+        if self.init is not None:
+            self.fragment.write(0, self.numel, self.init)
+
+    def state(self) -> dict[str, Tensor]:
+        return {} if self.init is None else {"init": self.init}
+
+
+def moment_states(optimizers: LocalOptimizers, device: torch.device | None) -> list[MomentState]:
+    """The outer states of all moments that workers average; creates missing optimizer state."""
+    states = []
+    for number, ((optimizer, named), choice) in enumerate(zip(optimizers.owned, optimizers.choices, strict=True)):
+        if choice not in ("average", "compensate"):
+            continue
+        known = moments(optimizer)
+        if not known:
+            raise UnsupportedError(
+                f"the state of {type(optimizer).__name__} cannot be averaged: only Adam, AdamW, SGD and "
+                'Muon are known; use local_state="keep" or "reset"'
+            )
+        for _, parameter in named:
+            ensure_state(optimizer, parameter)
+        for moment in known:
+            key = f"{moment.key}.{number}"
+            states += _states_of(key, optimizer, named, moment, choice == "compensate", device)
+    return states
+
+
+def _states_of(
+    key: str,
+    optimizer: Optimizer,
+    named: Named,
+    moment: OptimizerMoment,
+    compensated: bool,
+    device: torch.device | None,
+) -> list[MomentState]:
+    """One outer state for each parameter group (betas may differ), dtype and device."""
+    by_name = dict(named)
+
+    def find(names: list[str]) -> list[Tensor]:
+        found = []
+        for name in names:
+            ensure_state(optimizer, by_name[name])  # a loaded or cleared state may lack it
+            state = parameter_state(optimizer, by_name[name], moment.key)
+            assert state is not None
+            found.append(state)
+        return found
+
+    states = []
+    for place, group in enumerate(optimizer.param_groups):
+        members = {id(p) for p in group["params"]}
+        names = [name for name, p in named if id(p) in members]
+        pairs = list(zip(names, find(names), strict=True))
+        decay = _decay_of(optimizer, place, moment)
+        for fragment in fragments(f"{key}.{place}", pairs, find):
+            states.append(MomentState(fragment, moment, decay, compensated, device))
+    return states
+
+
+def _decay_of(optimizer: Optimizer, place: int, moment: OptimizerMoment) -> Callable[[], float]:
+    return lambda: moment.decay(optimizer.param_groups[place])
+
+
+logger = logging.getLogger("paceline")
+
+
+class BufferState(OuterState):
+    """Floating-point running statistics, such as BatchNorm's: averaged."""
+
+    def __init__(self, fragment: Fragment, device: torch.device | None) -> None:
+        super().__init__(fragment, device)
+        self.anchor = fragment.whole(self.device)
+
+    @property
+    def exported(self) -> Tensor:
+        """The global values."""
+        return self.anchor
+
+    def contribute(self, begin: int, end: int, out: Tensor) -> None:
+        out.copy_(self.values(begin, end))
+
+    def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
+        self.fragment.write(begin, end, self._next(begin, end, mean))
+
+    def _next(self, begin: int, end: int, mean: Tensor) -> Tensor:
+        """Update and return the global values."""
+        start = self.anchor[begin:end].copy_(mean)
+        fold(self.checksum, start)
+        return start
+
+    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
+        self._next(begin, end, mean)
+
+    def move(self, begin: int, end: int, made: int) -> None:
+        now = self.fragment.read(begin, end, self.scratch(3, end - begin))
+        self.fragment.write(begin, end, torch.lerp(self.anchor[begin:end], now, 0.5))
+
+    def capture(self) -> None:
+        self.anchor.copy_(self.fragment.whole(self.device))
+
+    def restore(self) -> None:
+        self.fragment.write(0, self.numel, self.anchor)
+
+    def reset_nonfinite(self) -> None:
+        """Reset to the last values that all took, if a number is inf or nan."""
+        if self.device.type == "cpu":
+            self.fragment.reset_nonfinite(self.anchor)
+        else:  # the device decides by itself: the host reads nothing while work is queued
+            now = self.fragment.whole(self.device)
+            self.fragment.write(0, self.numel, self.fragment.without_nonfinite(now, self.anchor))
+
+    def state(self) -> dict[str, Tensor]:
+        return {"anchor": self.anchor}
+
+
+class CounterState(BufferState):
+    """Integer buffers, such as BatchNorm's count of batches: the mean of the workers' increments."""
+
+    def weight(self, summary: ExchangeSummary) -> float:
+        return float(sum(summary.minibatches))
+
+    def factor(self, factor: float, minibatches: int) -> float:
+        return float(minibatches) if factor else 0.0
+
+    def contribute(self, begin: int, end: int, out: Tensor) -> None:
+        torch.sub(self.values(begin, end), self.anchor[begin:end], out=out)
+
+    def _next(self, begin: int, end: int, mean: Tensor) -> Tensor:
+        start = self.anchor[begin:end].add_(mean)
+        fold(self.checksum, start)
+        return start
+
+    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
+        assert self.snapshot is not None
+        torch.sub(self._next(begin, end, mean), self.snapshot[begin:end], out=self.snapshot[begin:end])
+
+    def move(self, begin: int, end: int, made: int) -> None:
+        OuterState.move(self, begin, end, made)
+
+
+class CopiedState(BufferState):
+    """Buffers of which all workers take rank 0's.
+
+    Args:
+        world: gives this worker among those that exchange.
+    """
+
+    def __init__(self, fragment: Fragment, device: torch.device | None, world: Callable[[], World]) -> None:
+        super().__init__(fragment, device)
+        self._world = world
+        self._exchanges = 0
+        self._named: set[str] = set()
+
+    def weight(self, summary: ExchangeSummary) -> float:
+        return 1.0
+
+    def factor(self, factor: float, minibatches: int) -> float:
+        return 1.0
+
+    def _next(self, begin: int, end: int, mean: Tensor) -> Tensor:
+        self._exchanges += begin == 0
+        if self._exchanges & (self._exchanges - 1) == 0:  # the first, second, fourth, ..: it costs next to nothing
+            self._compare(begin, end, mean)
+        return super()._next(begin, end, mean)
+
+    def move(self, begin: int, end: int, made: int) -> None:
+        if self._world().rank:  # rank 0 goes on from its own
+            self.fragment.write(begin, end, self.anchor[begin:end])
+
+    def _compare(self, begin: int, end: int, taken: Tensor) -> None:
+        """Say once of a floating-point buffer that this worker had another one."""
+        world = self._world()
+        if world.rank == 1:
+            apart = names_apart(self.fragment, begin, self.values(begin, end), taken)
+            say_apart(world, [name for name in apart if name not in self._named])
+            self._named.update(apart)
+
+
+def names_apart(fragment: Fragment, begin: int, own: Tensor, taken: Tensor) -> list[str]:
+    """Which floating-point tensors of a fragment differ, from element `begin` on, from what was taken."""
+    if not fragment.outer_dtype.is_floating_point:
+        return []
+    cuts = [(s.name, max(0, s.offset - begin), min(own.numel(), s.end - begin)) for s in fragment.slots]
+    return [name for name, low, high in cuts if low < high and not torch.equal(own[low:high], taken[low:high])]
+
+
+def say_apart(world: World, names: list[str]) -> None:
+    """Say that these buffers are rank 0's."""
+    if names:
+        text = (
+            "each worker writes its own values into buffers, and all take rank 0's, as under DistributedDataParallel: "
+            f"{', '.join(names)}. Only running statistics of torch's BatchNorm and InstanceNorm are averaged"
+        )
+        logger.warning("%s", world.sign(text))
+
+
+def buffer_states(model: Modules, device: torch.device | None, world: Callable[[], World]) -> list[BufferState]:
+    """The outer states of the model's buffers, one for each kind, dtype and device."""
+    return [_state_of(part, device, world) for part in buffer_fragments(model)]
+
+
+def _state_of(part: Fragment, device: torch.device | None, world: Callable[[], World]) -> BufferState:
+    if part.from_rank_0:
+        return CopiedState(part, device, world)
+    return (BufferState if part.outer_dtype.is_floating_point else CounterState)(part, device)
+
+
+Use = Callable[[int, int, Tensor, ExchangeSummary, BlockEnd], None]
+"""Applies the mean of a range."""
+
+
+class OuterStateChunk:
+    """A range of an outer state as a chunk of an exchange.
+
+    Args:
+        outer: the outer state.
+        begin, end: its range (excl.).
+        wire: memory for it, shape (at least end - begin,), on the outer state's device.
+        numbers: of the block; read when the chunk is packed and when it lands.
+
+    Attributes:
+        packed: whether the wire memory holds the contribution already, for the next `fill` only.
+        on_packed: called with this chunk when it does.
+    """
+
+    def __init__(self, outer: OuterState, begin: int, end: int, wire: Tensor, numbers: Contribution) -> None:
+        self.outer, self.begin, self.end = outer, begin, end
+        self.layout, self.lossless = outer.layout.cut(begin, end), outer.lossless
+        self.from_rank_0 = outer.fragment.from_rank_0
+        self.state: State = {}
+        self.packed = False
+        self.on_packed: Callable[[OuterStateChunk], None] | None = None
+        self._wire, self._numbers = wire[: end - begin], numbers
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the wire memory."""
+        return self._wire.device
+
+    def space(self, low: int, high: int) -> Tensor:
+        """The wire memory of [low, high)."""
+        return self._wire[low - self.begin : high - self.begin]
+
+    def set_packed(self) -> None:
+        """The wire memory holds the contribution."""
+        self.packed = True
+        if self.on_packed is not None:
+            self.on_packed(self)
+
+    def _blocks(self) -> list[tuple[int, int]]:
+        size = self.outer.block_elements
+        return [(low, min(self.end, low + size)) for low in range(self.begin, self.end, size)]
+
+    @torch.no_grad()
+    def fill(self, factor: float) -> Tensor:
+        """This worker's contribution times the factor."""
+        factor = self.outer.factor(factor, self._numbers.minibatches)
+        packed, self.packed = self.packed, False
+        if factor == 0:
+            return self._wire.zero_()  # and not 0 * x: x may hold inf or nan
+        if packed:
+            return self._wire if factor == 1 else self._wire.mul_(factor)
+        for low, high in self._blocks():
+            space = self.space(low, high)
+            self.outer.contribute(low, high, space)
+            if factor != 1:
+                space.mul_(int(factor) if space.dtype == torch.int64 else factor)
+        return self._wire
+
+    def keep(self, state: State) -> None:
+        """Take the codec's state; if it lies in the wire memory, continue with the old state's memory."""
+        if any(shares_memory(tensor, self._wire) for tensor in state.values()):
+            free = self.state.get("residual")
+            self._wire = free if free is not None and free.shape == self._wire.shape else torch.empty_like(self._wire)
+        self.state = state
+
+    def land(self, total: Tensor, summary: ExchangeSummary) -> None:
+        """Apply the mean."""
+        self._each(total, summary, self.outer.apply)
+
+    def prepare(self, total: Tensor, summary: ExchangeSummary) -> None:
+        """Apply the mean to the outer state; `move` moves the tensors later."""
+        self._each(total, summary, self.outer.prepare)
+
+    @torch.no_grad()
+    def move(self, made: int) -> None:
+        """Move the tensors, `made` minibatches after their snapshot was taken."""
+        for low, high in self._blocks():
+            self.outer.move(low, high, made)
+
+    @torch.no_grad()
+    def _each(self, total: Tensor, summary: ExchangeSummary, use: Use) -> None:
+        weight, block = self.outer.weight(summary), self._numbers.end(summary)
+        integers = total.dtype == torch.int64
+        for (low, high), mean in zip(self._blocks(), torch.split(total, self.outer.block_elements), strict=True):
+            if integers:
+                mean = torch.div(mean, int(weight), rounding_mode="floor")
+            elif weight != 1:  # into scratch, which stays in the cache
+                mean = torch.div(mean, weight, out=self.outer.scratch(2, high - low))
+            use(low, high, mean, summary, block)
+
+
+def restored(saved: State, device: torch.device) -> State:
+    """A codec's state from a checkpoint, copied to `device`."""
+    return {name: tensor.to(device, copy=True) for name, tensor in saved.items()}
+
+
+def shares_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors share a storage."""
+    return one.device == other.device and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def packings(chunks: Sequence[OuterStateChunk], state: OuterState) -> list[OuterStateChunk]:
+    """The chunks of `state` whose wire memory no earlier chunk needs."""
+    first = {chunk.space(chunk.begin, chunk.end).data_ptr(): chunk for chunk in reversed(chunks)}
+    return [chunk for chunk in first.values() if chunk.outer is state]
+
+
+def cut_states(
+    states: Sequence[OuterState],
+    rule: Rule,
+    exchanger: Exchanger,
+    numbers: Contribution,
+    overlapped: bool,
+    measured: bool,
+) -> list[OuterStateChunk]:
+    """Cut all outer states of a fragment into chunks.
+
+    In host memory each chunk of parameters has its own wire memory, so that the pass that takes the norm packs all of
+    them; so has each chunk of an exchange that keeps its contribution. Other chunks share a few wire buffers.
+
+    Args:
+        states: the outer states.
+        rule: gives the number of chunks and their codec.
+        exchanger: the connection.
+        numbers: of the block.
+        overlapped: whether the next block computes during an exchange.
+        measured: whether the norms of contributions are taken.
+    """
+    pieces: list[tuple[OuterState, int, int]] = []
+    total = sum(state.numel for state in states)
+    codec = rule.codec
+    for state in states:
+        wanted = max(1, round(rule.common.chunks * state.numel / max(total, 1)))
+        ranges = cut(state.layout, wanted, Dense() if state.lossless else codec, exchanger.transport.coarse)
+        pieces += [(state, begin, end) for begin, end in ranges]
+    wires: dict[tuple[torch.dtype, torch.device, int], Tensor] = {}
+    longest: dict[tuple[torch.dtype, torch.device], int] = {}
+    for state, begin, end in pieces:
+        key = (state.dtype, state.device)
+        longest[key] = max(longest.get(key, 0), end - begin)
+    chunks = []
+    for turn, (state, begin, end) in enumerate(pieces):
+        key = (state.dtype, state.device)
+        packs = measured and state.device.type == "cpu"  # a pass takes longer there than on a device
+        own = overlapped or exchanger.keeps or (not state.lossless and (packs or not codec.exact))
+        name = (*key, -1 - turn if own else turn % IN_FLIGHT)
+        if name not in wires:
+            wires[name] = torch.zeros(end - begin if own else longest[key], dtype=key[0], device=key[1])
+        chunks.append(OuterStateChunk(state, begin, end, wires[name], numbers))
+    return chunks
+
+
+SMALL_ELEMENTS = 1 << 18
+"""The least elements of a chunk, 1 MiB in fp32. Each message costs the processors: with eight workers on two cores,
+chunks of 0.6 MB took twice the processor time of chunks of 1.3 MB. Larger chunks leave a backward pass less to hide."""
+SMALL_CODED = 1 << 20
+"""The least elements of a chunk under a lossy codec, whose messages are so short that their number costs more."""
+
+
+def cut(layout: Layout, pieces: int, codec: Codec, coarse: int = 1) -> list[tuple[int, int]]:
+    """Cut a flat tensor into at most `pieces` ranges of about one length, as suits the codec; a small one into fewer.
+
+    Args:
+        layout: the tensor's.
+        pieces: the largest number of ranges.
+        codec: the codec of the ranges.
+        coarse: the transport's (:attr:`paceline.communication.base.Transport.coarse`).
+    """
+    least = SMALL_ELEMENTS * coarse if codec.exact else SMALL_CODED  # a lossy codec's loss depends on the cuts
+    pieces = max(1, min(pieces, layout.numel // least))
+    if codec.whole:
+        return _cut_between(layout, pieces)
+    if pieces == 1:
+        return [(0, layout.numel)]
+    length = -(-layout.numel // pieces // 64) * 64  # offsets aligned for every dtype
+    return [(begin, min(layout.numel, begin + length)) for begin in range(0, layout.numel, length)]
+
+
+def _cut_between(layout: Layout, pieces: int) -> list[tuple[int, int]]:
+    """Cut between matrices."""
+    length = -(-layout.numel // pieces)
+    ranges, begin = [], 0
+    for matrix in layout.matrices:
+        if matrix.end - begin >= length or matrix.end == layout.numel:
+            ranges.append((begin, matrix.end))
+            begin = matrix.end
+    return ranges

@@ -22,11 +22,10 @@ from torch import Tensor
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.errors import CheckpointError
 from paceline.rules.outer.base import Coefficients
-from paceline.update.engine.blocks.chunks import restored
-from paceline.update.engine.blocks.fragment_schedule import FragmentSchedule
-from paceline.update.engine.blocks.fragmented_model import FragmentedModel
+from paceline.update.engine.blocks.fragment import BlockUpdate
+from paceline.update.engine.blocks.model import FragmentedModel, FragmentSchedule
 from paceline.update.engine.blocks.numbers import Diversity
-from paceline.update.engine.blocks.update import BlockUpdate
+from paceline.update.engine.blocks.outer_state import restored
 from paceline.update.exchange.exchanger import InFlightExchange
 from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
 

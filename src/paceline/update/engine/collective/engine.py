@@ -1,80 +1,239 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine of workers that exchange together: gradients at every step, or blocks."""
+"""The engine of workers that exchange together: gradients at every step, or blocks.
+
+At the end of a pass, and of a run, each worker keeps joining exchanges until all are there. A worker may come to the
+end of its pass before the others: it had fewer batches, or its program skipped some. Without this, its first exchange
+of the next pass would meet the others' last one of this pass. So it joins with an empty contribution (under block rules
+with what it has made so far) until all workers are at their end. Workers that have made fewer steps then take over the
+model, the optimizers and the schedules of one that has made the most.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import gc
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.checkpoint import ExchangePosition
 from paceline.checkpoint.reshard import OldCheckpoint
+from paceline.communication import Transport
+from paceline.core import kernels
 from paceline.core.flat import Fragment
-from paceline.core.optimizer_state import restore_beta1
+from paceline.core.optimizer_state import Owned, restore_beta1
+from paceline.core.shards import Shards
+from paceline.core.state_tree import build, flatten
+from paceline.core.world import World
 from paceline.data.ledger.leases import Leases
+from paceline.data.sharing.place import INSIDE, LEFT, Place, pack
+from paceline.errors import MismatchError
+from paceline.rules.codec import Dense
 from paceline.rules.rule import Rule
-from paceline.update.engine import exit_handling
+from paceline.rules.topology import Flat
+from paceline.update.engine import agreement, exit_handling
+from paceline.update.engine.agreement import begin_together
 from paceline.update.engine.blocks import saved as saved_blocks
-from paceline.update.engine.blocks.fragmented_model import FragmentedModel
-from paceline.update.engine.collective.handover import Handover
-from paceline.update.engine.collective.joining import end_pass, shut_down
-from paceline.update.engine.collective.parts import assemble, blocks_of
+from paceline.update.engine.blocks.model import BlockExchanges, FragmentedModel, Retuning
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import stepping_scaler
-from paceline.update.engine.gradients import saved as saved_gradients
-from paceline.update.engine.gradients.update import GradientUpdate
-from paceline.update.exchange.kind import WARMUP_END
-from paceline_plugins.receipts.observer import GRADIENTS, plain_state
+from paceline.update.engine.gradients.update import RESHARDED, SKIPPED, GradientExchanges, GradientUpdate
+from paceline.update.exchange.checksum import combine, of_tensors
+from paceline.update.exchange.exchanger import Exchanger, Reports
+from paceline.update.exchange.header import NO_PAYLOAD, WARMUP_END, ExchangeHeader, ExchangeKind, ExchangeSummary
+
+
+class Handover:
+    """Gives other workers one worker's state.
+
+    Args:
+        run: the context that the parts of the run share.
+        gradients: know the GradScaler.
+
+    Attributes:
+        included: gives the objects that a worker takes over, by name.
+    """
+
+    def __init__(self, run: RunContext, gradients: GradientExchanges) -> None:
+        self._run, self._gradients = run, gradients
+        self.included: Callable[[], dict[str, Any]] = dict
+
+    def give(self, source: int, takes: bool, transport: Transport | None = None, state: bool = True) -> None:
+        """Worker `source` gives its state to those that take it; every worker of the connection calls it.
+
+        Args:
+            source: its rank on the connection.
+            takes: whether this worker takes what is given.
+            transport: the connection; that of all workers by default.
+            state: whether the optimizers' state is given, beside their settings and the objects.
+        """
+        transport = transport if transport is not None else self._run.transport
+        given = broadcast(transport, self._state(state) if transport.world.rank == source else None, source)
+        if takes:
+            self._take(given)
+
+    @property
+    def _objects(self) -> dict[str, Any]:
+        """What has a state of its own beside the optimizers."""
+        found = dict(self.included())
+        known = {id(thing) for thing in found.values()}
+        scalers = [self._run.settings.scaler, *(update.scaling.scaler for update in self._gradients.updates)]
+        scaler = next((one for one in scalers if one is not None), None)
+        others = {**schedulers(self._run.owned), **({"GradScaler": scaler} if scaler is not None else {})}
+        return found | {name: thing for name, thing in others.items() if id(thing) not in known}
+
+    def _state(self, state: bool) -> dict[str, Any]:
+        states = [optimizer.state_dict() for optimizer, _ in self._run.owned]
+        return {
+            "optimizers": states if state else [],
+            "groups": [
+                [{name: value for name, value in group.items() if name != "params"} for group in one["param_groups"]]
+                for one in states
+            ],
+            "objects": {name: thing.state_dict() for name, thing in self._objects.items()},
+        }
+
+    def _take(self, given: dict[str, Any]) -> None:
+        for (optimizer, _), saved in zip(self._run.owned, given["optimizers"], strict=False):
+            optimizer.load_state_dict(saved)
+        for (optimizer, _), groups in zip(self._run.owned, given["groups"], strict=True):
+            for group, saved in zip(optimizer.param_groups, groups, strict=True):
+                _set(group, saved)
+        for name, thing in self._objects.items():
+            if name in given["objects"]:
+                thing.load_state_dict(given["objects"][name])
+
+
+def schedulers(owned: Owned) -> dict[str, LRScheduler]:
+    """The program's schedulers of these optimizers, by a name that is the same on every worker."""
+    numbers = {id(optimizer): number for number, (optimizer, _) in enumerate(owned)}
+    all_of_them = [
+        thing
+        for thing in gc.get_objects()  # torch keeps no list of them
+        if issubclass(type(thing), LRScheduler) and id(getattr(thing, "optimizer", None)) in numbers
+    ]
+    inner = {id(one) for outer in all_of_them for one in getattr(outer, "_schedulers", ())}
+    found: dict[str, LRScheduler] = {}
+    for one in all_of_them:
+        name = f"{type(one).__name__} of optimizer {numbers[id(one.optimizer)]}"
+        while name in found:
+            name += "'"
+        if id(one) not in inner:
+            found[name] = one
+    return found
+
+
+def broadcast(transport: Transport, own: dict[str, Any] | None, source: int) -> dict[str, Any]:
+    """The state of worker `source` on every worker."""
+    tensors = dict[str, Tensor]()
+    rest = flatten(own, tensors, "")
+    rows = [[name, flatten(one.dtype, {}, ""), list(one.shape)] for name, one in tensors.items()]
+    rest, rows = transport.gather_json([rest, rows])[source]
+    found: dict[str, Tensor] = {}
+    for name, kind, shape in rows:
+        whole = torch.empty(shape, dtype=build(kind, {}))
+        if own is not None:
+            whole.copy_(tensors[name])
+        flat = whole.reshape(-1).view(torch.uint8)
+        on_wire = flat.to(transport.wire_device(flat.device))
+        if flat.numel():
+            transport.broadcast(on_wire, source).wait()
+            flat.copy_(on_wire)
+        found[name] = whole
+    state: dict[str, Any] = build(rest, found)
+    return state
+
+
+def _set(group: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Take over the settings of a parameter group; in place where they are tensors."""
+    for name, value in saved.items():
+        if isinstance(group.get(name), Tensor):
+            group[name].copy_(value)
+        else:
+            group[name] = value
+
+
+logger = logging.getLogger("paceline")
 
 
 class Engine:
     """The steps of a run of several workers; an :class:`paceline.update.engine.protocol.EngineProtocol`.
 
-    If the processes of a host are one worker (`within="host"`), gradients are exchanged inside each host, at every
-    step, and blocks among all processes: those of a host contribute the same delta with equal weights, and each sends
-    its share of the host's traffic over the slow links (:mod:`paceline.rules.topology.hierarchical`).
+    A choice of the rule during the run changes what it exchanges.
 
     Args:
-        run: the context that the parts of the run share.
+        run: the context that all parts of the run share.
+
+    Attributes:
+        exchanger: the connection among all workers.
+        gradient_exchanges: the exchanges of gradients.
+        blocks: all fragments of the model, if the rule has blocks and there are several workers.
+        block_exchanges: their exchanges.
+        handover: gives workers the state of others.
+        host: the connection among the processes of this host, if they are one worker and any host has several.
+        fragments: the trained parameters and numeric buffers.
+        missed: steps of the other workers in the passes so far that this one did not make, under a block rule.
+        told: whether the user was told of skipped minibatches.
     """
 
+    blocks: FragmentedModel | None
+    block_exchanges: BlockExchanges | None
     leases: Leases | None = None  # every worker computes all workers' parts of the data
     keeps_steps = True
 
     def __init__(self, run: RunContext) -> None:
-        self._run, self._progress, self._parts = run, run.progress, assemble(run)
-        run.tuner.follow = lambda rule: self._parts.retuning.follow(rule, self._steps_of_blocks)
+        self.run, self.progress, transport = run, run.progress, run.transport
+        rule = run.rule
+        self.fragments = begin_together(transport, rule, run.model, run.owned, _what_all_share(run))
+        self.exchanger = _exchanger(run, rule)
+        self.host = _within_host(run) if rule.settings.within else None
+        blocks = None if run.tuner.measured.probing else blocks_of(run, rule, self.exchanger)
+        if blocks is not None:  # moments of before attach are rank 0's on all workers
+            agreement.broadcast_start(transport, [state.fragment for state in blocks.moment_states])
+            blocks.capture_moments()
+        self._retuning = Retuning(run, blocks)
+        self.gradient_exchanges = GradientExchanges(run, within_host=self.host is not None)
+        self._exchange_blocks(blocks)
+        self.handover = Handover(run, self.gradient_exchanges)
+        self.missed = 0
+        self.told = False
+        if self.progress.lockstep:
+            self.gradient_exchanges.start(self.exchanger)
+        elif self.host is not None:
+            self.gradient_exchanges.start(self.host)
+        run.tuner.follow = lambda rule: self._retuning.follow(rule, self._steps_of_blocks)
+
+    def _exchange_blocks(self, blocks: FragmentedModel | None) -> None:
+        """Exchange these blocks from now on, or none."""
+        self.blocks, self.block_exchanges = blocks, None
+        if blocks is not None:
+            self.block_exchanges = BlockExchanges(self.run, blocks, self.exchanger, self._retuning)
 
     # -- position ---------------------------------------------------------------------------------
 
     @property
-    def blocks(self) -> FragmentedModel | None:
-        """The blocks, if the rule has any."""
-        return self._parts.blocks.blocks if self._parts.blocks is not None else None
-
-    @property
     def gradients(self) -> list[GradientUpdate]:
         """The exchanges of gradients, one of each optimizer."""
-        return self._parts.gradients.updates
-
-    @property
-    def handover(self) -> Handover:
-        """Gives workers the state of others."""
-        return self._parts.handover
+        return self.gradient_exchanges.updates
 
     @property
     def local(self) -> bool:
         """Whether gradients stay on this worker at present."""
-        return self._parts.gradients.context.local
+        return self.gradient_exchanges.local
 
-    @local.setter
-    def local(self, now: bool) -> None:
-        self._parts.gradients.context.local = now
+    def keep_local(self, now: bool) -> None:
+        """Whether gradients stay on this worker from now on."""
+        self.gradient_exchanges.keep_local(now)
 
     @property
     def gradients_due(self) -> bool:
-        return self._parts.gradients.context.each_step
+        return self.gradient_exchanges.each_step
 
     @property
     def quiet_steps(self) -> int:
@@ -93,60 +252,58 @@ class Engine:
 
     @property
     def steps_committed(self) -> int:
-        blocks = self._parts.blocks
-        return self._progress.steps if blocks is None or self._progress.lockstep else blocks.blocks.steps_committed
+        blocks = self.blocks
+        return self.progress.steps if blocks is None or self.progress.lockstep else blocks.steps_committed
 
     @property
     def exchange_position(self) -> ExchangePosition:
         """Position in the exchanges."""
-        blocks, host, one = self.blocks, self._parts.host, self._parts.exchanger
-        if blocks is None or self._progress.lockstep:
-            one = one if self._progress.lockstep or host is None else host
-            return ExchangePosition(self._progress.exchanges, one.sequence, one.left, awaited=one.awaited)
-        begun = self._parts.retuning.rule.schedule.warmup + blocks.schedule.begun
+        blocks, host, one = self.blocks, self.host, self.exchanger
+        if blocks is None or self.progress.lockstep:
+            one = one if self.progress.lockstep or host is None else host
+            return ExchangePosition(self.progress.exchanges, one.sequence, one.left, awaited=one.awaited)
+        begun = self._retuning.rule.schedule.warmup + blocks.schedule.begun
         return ExchangePosition(begun, one.sequence, one.left, blocks.coming, one.awaited)
 
     @property
     def global_model(self) -> FragmentedModel | None:
         """The blocks, if the user's model differs from the global one."""
-        return None if self._progress.lockstep or self._parts.gradients.context.closed else self.blocks
+        return None if self.progress.lockstep or self.gradient_exchanges.closed else self.blocks
 
     # -- at a step --------------------------------------------------------------------------------
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Make sure that the gradients are the workers' mean."""
-        tuner = self._run.tuner
+        tuner = self.run.tuner
         if tuner.measured.probing and stepping_scaler() is not None:
             tuner.end_probe("a GradScaler makes the steps")
         if tuner.measured.gave_up:
-            self._parts.follow_choice()
+            self.follow_choice()
         else:
-            self._parts.gradients.before_step(optimizer)
+            self.gradient_exchanges.before_step(optimizer)
 
     def after_step(self, optimizer: Optimizer) -> None:
         """The optimizer made a step, or skipped it."""
-        if self._parts.gradients.updates:
-            self._parts.gradients.after_step(optimizer)
+        if self.gradient_exchanges.updates:
+            self.gradient_exchanges.after_step(optimizer)
 
     def on_step(self, warm: bool) -> None:
-        parts, receipts = self._parts, self._run.receipts
-        if receipts is not None and self._progress.lockstep:
-            state = plain_state(self._run.owned, self._run.model)
-            receipts.merged(GRADIENTS, parts.exchanger.sequence, state, None)
+        for observer in self.run.observers if self.progress.lockstep else ():
+            observer.merged(None, self.exchanger.sequence, {}, None)
         if warm:
-            parts.end_warmup(parts.exchanger.meet(parts.bare_header(WARMUP_END, leaving=False)))
-        elif parts.blocks is not None and not self._progress.lockstep:
-            parts.blocks.advance(idle=False)
-        parts.retuning.apply(0)
-        parts.follow_choice()
+            self.end_warmup(self.exchanger.meet(self.bare_header(WARMUP_END, leaving=False)))
+        elif self.block_exchanges is not None and not self.progress.lockstep:
+            self.block_exchanges.advance(idle=False)
+        self.apply_requests()
+        self.follow_choice()
 
     def take_written(self) -> list[Fragment]:
         return self.blocks.take_written() if self.blocks is not None else []
 
     def retune(self) -> None:
         """Agree on the requested changes and apply them, between two exchanges."""
-        self._parts.retuning.agree()
-        self._parts.retuning.apply(self._steps_of_blocks)
+        self._retuning.agree()
+        self._retuning.apply(self._steps_of_blocks)
 
     @property
     def _steps_of_blocks(self) -> int:
@@ -154,88 +311,384 @@ class Engine:
         return self.blocks.schedule.steps if self.blocks is not None else 0
 
     def follow(self, rule: Rule) -> None:
-        self._parts.follow(rule)
+        """Continue with the rule of a checkpoint."""
+        now = self._retuning.rule
+        same = (rule.codec, rule.schedule.overlap) == (now.codec, now.schedule.overlap)
+        if self.run.tuner.measured.chooser is None or (same and (self.blocks is not None) == self._builds(rule)):
+            self._retuning.follow(rule)
+            self._follow_schedule(rule)
+        else:
+            self.adopt(rule)
 
     # -- collective calls -------------------------------------------------------------------------
 
     def merge(self) -> None:
         """End the current block of every fragment, at any number of minibatches."""
-        if self.global_model is not None and self._parts.blocks is not None:
-            self._parts.blocks.merge()
+        if self.global_model is not None and self.block_exchanges is not None:
+            self.block_exchanges.merge()
 
     def end_pass(self) -> None:
         """A pass over shared data is over: wait until all workers are at its end, and hold the same."""
-        if self._run.transport.world.size > 1:
-            end_pass(self._parts)
+        if self.run.transport.world.size > 1:
+            with self._gradients_aside():
+                Joining(self, leaving=False).join_all()
 
     def shutdown(self) -> None:
         """End the run together: wait for workers that have more data, and merge the rest of the last block."""
-        shut_down(self._parts)
+        Joining(self, leaving=True).join_all()
+        sums = [of_tensors(part) for part in self.fragments]
+        if self.blocks is not None and not self.progress.lockstep:
+            sums.append(torch.tensor(self.blocks.checksum()))
+        # no exchange follows: this one compares the final bits of all workers
+        summary = self.exchanger.meet(self.bare_header(NO_PAYLOAD, leaving=True, checksum=combine(sums)))
+        self.exchanger.departures.check_ends(summary, self.exchanger.transport.world)
+
+    @contextlib.contextmanager
+    def _gradients_aside(self) -> Iterator[None]:
+        """Context in which no parameter has a gradient; restores those that the program has accumulated."""
+        held = [(p, p.grad) for _, named in self.run.owned for _, p in named if p.grad is not None]
+        for parameter, _ in held:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for _, named in self.run.owned:
+                for _, parameter in named:
+                    parameter.grad = None
+            for parameter, gradient in held:
+                parameter.grad = gradient
 
     def close(self) -> None:
         """Remove the hooks, and end the background threads."""
-        self._parts.gradients.context.closed = True
         if self.blocks is not None:
             self.blocks.release()
-        exit_handling.release(self._run.owned)
-        self._parts.gradients.stop()
-        for exchanger in self._parts.exchangers:
+        exit_handling.release(self.run.owned)
+        self.gradient_exchanges.close()
+        for exchanger in self._exchangers:
             exchanger.close()
 
     # -- checkpoints ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        self._parts.gradients.withdraw()
+        self.gradient_exchanges.withdraw()
         found: dict[str, Any] = {
             "blocks": saved_blocks.save(self.blocks) if self.blocks is not None else [],
-            "gradients": [saved_gradients.save(update) for update in self.gradients],
-            "sequence": [exchanger.sequence for exchanger in self._parts.exchangers],
+            "gradients": [update.state() for update in self.gradients],
+            "sequence": [exchanger.sequence for exchanger in self._exchangers],
         }
-        if self._parts.missed:
-            found["missed"] = self._parts.missed
+        if self.missed:
+            found["missed"] = self.missed
         return found
 
     def load(self, state: dict[str, Any]) -> None:
         """Load a result of `state`; after the optimizers' own state."""
-        self._parts.missed = state.get("missed", 0)
+        self.missed = state.get("missed", 0)
         if self.blocks is not None:
             saved_blocks.load(self.blocks, state["blocks"])
-        self._parts.follow_progress()
-        for update, row in zip(
-            self.gradients, state["gradients"], strict=False
-        ):  # a run that began with blocks has none
-            saved_gradients.load(update, row)
-        for exchanger, sequence in zip(self._parts.exchangers, state["sequence"], strict=True):
-            exchanger.sequence = sequence
+        self._follow_progress()
+        for update, row in zip(self.gradients, state["gradients"], strict=False):  # none if it began with blocks
+            update.load(row)
+        for exchanger, sequence in zip(self._exchangers, state["sequence"], strict=True):
+            exchanger.continue_at(sequence)
 
     def reshard(self, old: OldCheckpoint) -> Callable[[], None]:
         """Read and check a checkpoint of another number of workers; returns a function that loads it.
 
         When it is called, the user's model must hold the global model, and the optimizers their new state.
         """
-        tuner, parts = self._run.tuner, self._parts
+        tuner = self.run.tuner
         rule = tuner.measured.rule_of(old.part(0, "tuning", "choice"))
         warming = rule.schedule.warmup > 0 and not old.part(0, "flow", 1)  # blocks have not begun
-        blocks = None if warming else self.blocks or blocks_of(self._run, rule, parts.exchanger)
+        blocks = None if warming else self.blocks or blocks_of(self.run, rule, self.exchanger)
         rows = saved_blocks.read(blocks, old) if blocks is not None else []
         if blocks is not None and blocks is not self.blocks:  # built to check the rows only
             blocks.release()
         sequence = int(old.part(0, "exchange", "sequence", 0) or 0)
         gradients = [
-            {name: old.part(0, "exchange", "gradients", k, name) for name in saved_gradients.RESHARDED}
-            for k in range(len(self._run.owned))
+            {name: old.part(0, "exchange", "gradients", k, name) for name in RESHARDED}
+            for k in range(len(self.run.owned))
         ]
 
         def put() -> None:
             if self.blocks is not None:
                 saved_blocks.reshard(self.blocks, rows)
             else:
-                for optimizer, _ in self._run.owned:
+                for optimizer, _ in self.run.owned:
                     restore_beta1(optimizer)
-            self._parts.follow_progress()
+            self._follow_progress()
             for update, row in zip(self.gradients, gradients, strict=False):
                 if row["order"] is not None:
-                    saved_gradients.reshard(update, row)
-            self._parts.exchanger.sequence = sequence
+                    update.reshard(row)
+            self.exchanger.continue_at(sequence)
 
         return put
+
+    # -- exchanges --------------------------------------------------------------------------------
+
+    @property
+    def _exchangers(self) -> list[Exchanger]:
+        """All connections."""
+        return [self.exchanger] if self.host is None else [self.exchanger, self.host]
+
+    @property
+    def outer_fragments(self) -> list[Fragment]:
+        """The tensors that must be equal on all workers when blocks begin or end."""
+        return self.fragments if self.blocks is None else [state.fragment for state in self.blocks.outer_states]
+
+    def bare_header(self, kind: ExchangeKind, leaving: bool, checksum: int = 0, minibatches: int = 0) -> ExchangeHeader:
+        """A header without a payload."""
+        return ExchangeHeader(0, kind, False, leaving, True, minibatches, 0.0, 0.0, self.progress.steps, checksum)
+
+    def apply_requests(self) -> None:
+        """Apply tuning requests that were decided, outside of blocks."""
+        self._retuning.apply(0)
+
+    def end_warmup(self, summary: ExchangeSummary) -> None:
+        """The warm-up is over: all workers, also leaving ones, take the same start for the first block."""
+        progress = self.progress
+        if (rule := self.run.tuner.take_choice()) is not None:
+            self.adopt(rule)
+        progress.end_warmup()
+        if (blocks := self.blocks) is not None:
+            if any(header.total for header in summary.headers):  # else it is as at attach
+                blocks.prepare()
+                even_out(self.run.transport, summary, self.outer_fragments)
+                blocks.capture()
+            blocks.enter(progress.steps)
+        self._leave_lockstep()
+        self.gradient_exchanges.read_requests(summary)
+        self.apply_requests()
+
+    # -- a rule that a probe chooses --------------------------------------------------------------
+
+    def follow_choice(self) -> None:
+        """After a step: let a choice of the rule take effect, if one was made."""
+        choice = self.run.tuner.measured.chosen
+        if choice is None:
+            return
+        if not choice.lockstep:
+            self.end_warmup(self.exchanger.meet(self.bare_header(WARMUP_END, leaving=False)))
+        elif (rule := self.run.tuner.take_choice()) is not None:
+            self.adopt(rule)
+
+    def adopt(self, rule: Rule) -> None:
+        """Continue with another schedule, codec or overlap; blocks, if there are any, begin anew."""
+        blocks, builds = None, self._builds(rule)
+        if builds or self.block_exchanges is not None:
+            old, self.exchanger = self.exchanger, _exchanger(self.run, rule)
+            self.exchanger.replace(old)
+        if builds:
+            blocks = blocks_of(self.run, rule, self.exchanger)
+        self._retuning.begin(rule, blocks)
+        if self.blocks is not None:
+            self.blocks.release()
+        self._exchange_blocks(blocks)
+        self._follow_schedule(rule)
+
+    def _builds(self, rule: Rule) -> bool:
+        """Whether there are blocks, or will be after a warm-up."""
+        return rule.schedule.exchanges_blocks and not self.run.tuner.measured.probing
+
+    def _follow_schedule(self, rule: Rule) -> None:
+        if self.run.tuner.measured.chooser is None:
+            return
+        progress = self.progress
+        progress.follow_schedule(rule.schedule, self._builds(rule))
+        if progress.lockstep and not self.gradient_exchanges.running:
+            self.gradient_exchanges.start(self.exchanger)
+
+    def _follow_progress(self) -> None:
+        """After a warm-up gradients are exchanged within hosts only."""
+        chosen = self.run.tuner.measured.chooser is not None and not self.progress.lockstep
+        if chosen or (self.progress.warm and self._retuning.rule.schedule.warmup):
+            self._leave_lockstep()
+
+    def _leave_lockstep(self) -> None:
+        self.gradient_exchanges.stop()
+        if self.host is not None:
+            self.gradient_exchanges.start(self.host)
+
+
+class Joining:
+    """Joins exchanges at the end of a pass or of the run.
+
+    Args:
+        engine: of this worker.
+        leaving: whether the run ends for this worker; else a pass.
+    """
+
+    def __init__(self, engine: Engine, leaving: bool) -> None:
+        self._engine, self._leaving = engine, leaving
+        self._joined = set[int]()  # the steps whose gradients were exchanged without this worker
+
+    def join_all(self) -> None:
+        """Join until all workers are there."""
+        engine, progress = self._engine, self._engine.progress
+        for withdrawn in engine.gradient_exchanges.withdraw():
+            self._joined |= {h.total for h in withdrawn.headers if h.brings}
+        if self._leaving and engine.block_exchanges is not None:
+            engine.block_exchanges.land_all()
+        if progress.lockstep and self._join_lockstep():
+            return
+        if engine.host is not None:
+            self._join_host(engine.host)
+        if engine.block_exchanges is not None:
+            self._join_blocks(engine.block_exchanges)
+
+    def _join_lockstep(self) -> bool:
+        """Join the gradient exchanges of workers that have more data, until all are there or the warm-up is over;
+        whether all are there."""
+        engine = self._engine
+        while engine.progress.lockstep:
+            summary = self._join_gradients(engine.exchanger)
+            if any(h.kind == WARMUP_END for h in summary.headers):
+                engine.end_warmup(summary)
+            elif summary.empty:
+                self._even_out(engine.exchanger.transport, summary, engine.fragments)
+                if summary.all_leaving or not self._leaving:
+                    return True
+            engine.apply_requests()
+            measured = engine.run.tuner.measured
+            if measured.chosen is not None and measured.chosen.lockstep:
+                engine.follow_choice()  # but blocks begin when the others meet
+        return False
+
+    def _join_host(self, host: Exchanger) -> None:
+        """Join the steps of this host, and its blocks, until all its processes are there; then hold the same values."""
+        engine = self._engine
+        last = ExchangeKind.gradients(len(engine.run.owned) - 1)
+        while True:
+            summary = self._join_gradients(host)
+            if summary.empty:
+                if engine.block_exchanges is not None and (summary.all_leaving or _steps_differ(summary)):
+                    engine.block_exchanges.land_all()
+                self._even_out(host.transport, summary, engine.outer_fragments)
+                if summary.all_leaving or not self._leaving:
+                    return
+            elif (
+                engine.block_exchanges is not None
+                and summary.weight > 0
+                and any(h.kind == last for h in summary.headers)
+            ):
+                engine.block_exchanges.advance(idle=True)
+            engine.apply_requests()
+
+    def _join_gradients(self, exchanger: Exchanger) -> ExchangeSummary:
+        """Join an exchange of gradients with an empty contribution."""
+        engine = self._engine
+        header = engine.bare_header(NO_PAYLOAD, self._leaving, minibatches=len(self._joined))
+        summary = engine.gradient_exchanges.join(exchanger.open(header))
+        self._joined |= {h.total for h in summary.headers if h.brings}
+        return summary
+
+    def _join_blocks(self, blocks: BlockExchanges) -> None:
+        """Join the blocks of the others until all workers are there."""
+        engine = self._engine
+        if self._leaving:
+            blocks.finish()
+            return
+        summary = blocks.wait(engine.progress.steps + engine.missed)
+        if _steps_differ(summary):
+            blocks.merge()
+            totals, rank = [h.total for h in summary.headers], engine.exchanger.transport.world.rank
+            engine.missed += max(totals) - totals[rank]
+            if not any(h.leaving for h in summary.headers):
+                engine.handover.give(totals.index(max(totals)), totals[rank] < max(totals), state=False)
+
+    # -- workers that have made fewer steps -------------------------------------------------------
+
+    def _even_out(self, transport: Transport, summary: ExchangeSummary, fragments: Sequence[Fragment]) -> None:
+        """Workers that made fewer steps take over from one that made the most."""
+        if not _steps_differ(summary):
+            even_out(transport, summary, fragments)
+            return
+        totals, world = [h.total for h in summary.headers], transport.world
+        most = max(totals)
+        stayed = [rank for rank, h in enumerate(summary.headers) if h.total + h.minibatches < most]
+        if stayed:
+            raise MismatchError(world.sign(f"{world.names(stayed)} {SKIPPED}"))
+        source = totals.index(most)
+        even_out(transport, summary, fragments)
+        if not summary.all_leaving:
+            self._engine.handover.give(source, totals[world.rank] < most, transport)
+            self._engine.progress.follow(most)
+            self._joined.clear()
+            self._tell_skips(summary, most, world)
+
+    def _tell_skips(self, summary: ExchangeSummary, most: int, world: World) -> None:
+        """Say once that workers have skipped minibatches: what the program counts by itself lacks them."""
+        places = [Place.unpack(h.place or pack(0, 0, INSIDE)) for h in summary.headers]
+        furthest = places[[h.total for h in summary.headers].index(most)].batches
+        missed = [max(0, furthest - place.batches) + (place.state == LEFT) for place in places]  # left before its step
+        skips = [rank for rank, h in enumerate(summary.headers) if not h.leaving and most - h.total > missed[rank]]
+        if skips and not self._engine.told and world.rank == 0:
+            logger.warning(
+                "%s",
+                world.sign(
+                    f"{world.names(skips)} skipped minibatches of a pass, and made fewer steps than others: it takes "
+                    "over their model, optimizer and schedules. What the program counts or averages by itself at each "
+                    "step (a moving average of the weights) goes on without those steps"
+                ),
+            )
+        self._engine.told = self._engine.told or bool(skips)
+
+
+def _steps_differ(summary: ExchangeSummary) -> bool:
+    return len({h.total for h in summary.headers}) > 1
+
+
+def even_out(transport: Transport, summary: ExchangeSummary, fragments: Sequence[Fragment]) -> None:
+    """Workers that made fewer steps take the values of one that made the most; of buffers that are not averaged, which
+    a program may write after its backward pass, all take that one's."""
+    totals = [h.total for h in summary.headers]
+    taken = fragments if len(set(totals)) > 1 else [part for part in fragments if part.from_rank_0]
+    agreement.broadcast_start(transport, taken, totals.index(max(totals)))
+
+
+def _what_all_share(run: RunContext) -> dict[str, Any]:
+    """What all workers must have attached with."""
+    settings = run.settings
+    same: dict[str, Any] = {"seed": settings.seed, "outer_state": settings.outer_state, "guard": str(settings.guard)}
+    devices = [settings.outer_state_device] if settings.outer_state_device else _devices(run)
+    same[f"kernels ({kernels.SWITCH}=0 turns Triton's off)"] = kernels.arithmetic(devices)
+    if shards := Shards(parameter for _, named in run.owned for _, parameter in named):
+        same["shard"] = shards.place
+    return same
+
+
+def _devices(run: RunContext) -> set[torch.device]:
+    """The devices of the model's trained parameters."""
+    return {parameter.device for _, named in run.owned for _, parameter in named}
+
+
+def _exchanger(run: RunContext, rule: Rule) -> Exchanger:
+    """The connection among all workers."""
+    overlapped = rule.schedule.overlap > 0
+    return Exchanger(run.transport, rule.codec, rule.common, overlapped, _devices(run), _reports(run))
+
+
+def _reports(run: RunContext) -> Reports:
+    """What this worker says of itself in the headers of its exchanges."""
+    return Reports(lambda: run.tuner.asks, run.loaders.place, lambda: run.loaders.made)
+
+
+def _within_host(run: RunContext) -> Exchanger | None:
+    """The connection among the processes of this host, if any host has several."""
+    hosts = run.transport.world.hosts
+    names = list(dict.fromkeys(hosts))
+    if len(names) == len(hosts):
+        return None
+    part = run.transport.part([[rank for rank, host in enumerate(hosts) if host == name] for name in names])
+    reports = _reports(run)
+    if part.world.size < run.transport.world.size:  # else these are the exchanges among all workers
+        reports = replace(reports, asks=lambda: False)
+    return Exchanger(part, Dense(), Flat(run.rule.common.chunks), devices=_devices(run), reports=reports)
+
+
+def blocks_of(run: RunContext, rule: Rule, exchanger: Exchanger) -> FragmentedModel | None:
+    """The blocks; None where no worker exchanges any."""
+    world = run.transport.world
+    workers = len(set(world.hosts)) if rule.settings.within else world.size  # N, as the rule counts them
+    if not rule.schedule.exchanges_blocks or not rule.exchanges_among(workers):
+        return None
+    return FragmentedModel(rule, exchanger, run, workers)

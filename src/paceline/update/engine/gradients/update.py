@@ -11,40 +11,241 @@ any worker, all resend, without the gradients that are not finite. Under a GradS
 for all: all gradients become infinite, so that all scalers skip the step and lower the scale, as one worker with the
 whole batch would.
 
-Buffers go with the same exchange (:mod:`paceline.update.engine.blocks.buffers`).
+Buffers go with the same exchange (:mod:`paceline.update.engine.blocks.outer_state`).
 
 When backward returns, gradients are the workers' mean, so clipping or norms before the step act on the mean. If a
 program makes several passes before a step, the last one exchanges; the footers tell all workers its number. An
 unexpected pass is exchanged too, which is correct because gradients add up.
+
+torch calls a hook when a parameter's gradient has been accumulated, and a callback when the backward pass is over; the
+user's model needs no wrapper. Passes are counted: the first whose gradients are new memory is number 1. Gradients that
+other code sets (FSDP's shards, `torch.autograd.grad`) never reach a hook; they are exchanged before the step.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import contextlib
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Variable
+from torch.optim import Optimizer
 
+from paceline.communication import virtual
 from paceline.core.flat import local
-from paceline.errors import ElsewhereError, NonFiniteError
-from paceline.update.engine.blocks.buffers import buffer_states
-from paceline.update.engine.blocks.chunks import OuterStateChunk
-from paceline.update.engine.grad_scaler import Scaling, overflow
-from paceline.update.engine.gradients.buckets import GradientBuckets
-from paceline.update.engine.gradients.context import GradientContext
-from paceline.update.engine.gradients.footer import Footer, check_same_step, of_buffers, with_footers
-from paceline.update.engine.gradients.hooks import BackwardHooks
-from paceline.update.engine.gradients.payloads import FirstMomentReader
-from paceline.update.exchange.agreement import refuse_nothing, with_outliers_dropped
-from paceline.update.exchange.chunk import Chunk
-from paceline.update.exchange.exchanger import Exchanger, PendingHeader
-from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
-from paceline.update.exchange.kind import ExchangeKind
+from paceline.core.world import World
+from paceline.errors import ElsewhereError, MismatchError, NonFiniteError
+from paceline.update.engine import agreement
+from paceline.update.engine.blocks.outer_state import OuterStateChunk, buffer_states, restored
+from paceline.update.engine.context import RunContext
+from paceline.update.engine.grad_scaler import ScalerHook, Scaling, overflow, refuse_hidden_scaler, stepping_scaler
+from paceline.update.engine.gradients.buckets import FirstMomentReader, GradientBuckets
+from paceline.update.exchange.exchanger import (
+    Chunk,
+    Exchanger,
+    PendingHeader,
+    compare,
+    refuse_nothing,
+    with_outliers_dropped,
+)
+from paceline.update.exchange.header import ExchangeHeader, ExchangeKind, ExchangeSummary, LocalWork
 from paceline.update.exchange.outliers import gradient_norms
 from paceline.update.exchange.pipeline import Running
-from paceline.update.exchange.work import LocalWork
 
+
+class PassEnd:
+    """Calls functions at the end of a backward pass, in a fixed order."""
+
+    def __init__(self) -> None:
+        self._task: int | None = None
+        self._touched: dict[int, Callable[[], None]] = {}
+
+    def expect(self, number: int, call: Callable[[], None]) -> None:
+        """Inside a pass: call `call` at its end, after those of lower numbers."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task:  # an id, not a flag: a failed pass never calls back
+            self._task, self._touched = task, {}
+            Variable._execution_engine.queue_callback(self._over)
+        self._touched[number] = call
+
+    def _over(self) -> None:
+        touched, self._touched, self._task = self._touched, {}, None
+        for _, call in sorted(touched.items()):
+            call()
+
+
+class BackwardHooks:
+    """Hooks on the parameters of one optimizer.
+
+    Args:
+        parameters: leaves that require a gradient.
+        number: of the optimizer, among those that share `ends`.
+        ends: the ends of passes.
+        began: called when a pass has accumulated the first of their gradients.
+        ready: called with a parameter's index when its gradient was accumulated.
+        over: called at the end of a pass that accumulated one of them, in the thread of the pass.
+    """
+
+    def __init__(
+        self,
+        parameters: list[Tensor],
+        number: int,
+        ends: PassEnd,
+        began: Callable[[], None],
+        ready: Callable[[int], None],
+        over: Callable[[], None],
+    ) -> None:
+        self._began, self._ready, self._over = began, ready, over
+        self._ends, self._number = ends, number
+        self._pass: int | None = None
+        self._worker = virtual.current()
+        self.passes = 0
+        self.order: list[int] = []  # of the present or last pass
+        self._handles: list[Any] = [
+            parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
+            for index, parameter in enumerate(parameters)
+            if parameter.is_leaf
+        ]
+
+    def _hook(self, index: int) -> Callable[[Tensor], None]:
+        def seen(parameter: Tensor) -> None:
+            if self._worker is not virtual.current():
+                return  # a thread of the device, which the virtual scheduler does not control
+            task = torch._C._current_graph_task_id()
+            if task != self._pass:
+                gradient = parameter.grad
+                fresh = gradient is not None and gradient._version == 0
+                self._pass, self.order = task, []
+                self.passes = 1 if fresh else self.passes + 1
+                self._ends.expect(self._number, self._over)
+                self._began()
+            self.order.append(index)
+            self._ready(index)
+
+        return seen
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+
+_FLOAT, _INTEGER = struct.Struct("<f"), struct.Struct("<I")
+SKIPPED = (
+    "made no step after a backward pass, and other workers did. Skip a step on all workers or on none: after "
+    "backward() all hold the same gradients, so decide by them (their norm, isfinite), and not by one worker's loss"
+)
+"""Follows the names of such workers."""
+
+
+@dataclass(frozen=True)
+class Footer:
+    """A worker's footer, sent after all of its gradients.
+
+    Attributes:
+        finite: whether they were free of inf and nan.
+        stale: whether one changed after it had been sent.
+        presence: checksum of which parameters have a gradient.
+        passes: backward passes since the last step.
+        checksum: of the parameters, 0 where not taken.
+        usual: whether the norm is no outlier.
+        norm: of the gradients, with the precision of 32 bits; 0 where not judged.
+        overflowed: whether they were not finite and every worker's GradScaler must skip the step.
+        buffers: whether the worker's buffers were sent with the weight of its header.
+        rate: sum of the learning rates of the optimizer's groups, with the precision of 32 bits; 0 if unknown.
+    """
+
+    finite: bool = True
+    stale: bool = False
+    presence: int = 0
+    passes: int = 0
+    checksum: int = 0
+    usual: bool = True
+    norm: float = 0.0
+    overflowed: bool = False
+    buffers: bool = True
+    rate: float = 0.0
+
+    @property
+    def row(self) -> Tensor:
+        """As it is sent: int64, shape (5,)."""
+        condition = self.finite | self.usual << 1 | _to_bits(self.norm) << 2
+        flags = self.stale | self.overflowed << 1 | self.buffers << 2 | _to_bits(self.rate) << 3
+        return torch.tensor([condition, int(flags), self.presence, self.passes, self.checksum])
+
+    @classmethod
+    def unpack(cls, row: list[int]) -> Footer:
+        """The inverse of `row`."""
+        finite, usual = (bool(row[0] >> bit & 1) for bit in range(2))
+        stale, overflowed, buffers = (bool(row[1] >> bit & 1) for bit in range(3))
+        norm, rate = _from_bits(row[0] >> 2), _from_bits(row[1] >> 3)
+        return cls(finite, stale, row[2], row[3], row[4], usual, norm, overflowed, buffers, rate)
+
+
+def _to_bits(number: float) -> int:
+    return int(_INTEGER.unpack(_FLOAT.pack(min(number, 3e38)))[0])
+
+
+def _from_bits(bits: int) -> float:
+    return float(_FLOAT.unpack(_INTEGER.pack(bits))[0])
+
+
+def with_footers(summary: ExchangeSummary, footers: Sequence[Footer]) -> ExchangeSummary:
+    """The summary with the footers: a worker whose gradients were not finite has weight 0.
+
+    If one has overflowed under a GradScaler, all weights are 0: all workers skip the step.
+    """
+    if any(f.overflowed for f in footers):
+        return ExchangeSummary(tuple(replace(h, factor=0.0) for h in summary.headers))
+    return ExchangeSummary(
+        tuple(
+            replace(h, finite=f.finite, factor=h.factor if f.finite else 0.0, norm=f.norm, usual=f.usual)
+            for h, f in zip(summary.headers, footers, strict=True)
+        )
+    )
+
+
+def of_buffers(summary: ExchangeSummary, footers: Sequence[Footer]) -> ExchangeSummary:
+    """The summary with the weights of the sent buffers, also if gradients are rejected."""
+    pairs = zip(summary.headers, footers, strict=True)
+    return ExchangeSummary(tuple(replace(h, factor=h.factor if f.buffers else 0.0) for h, f in pairs))
+
+
+def check_same_step(summary: ExchangeSummary, footers: Sequence[Footer], world: World) -> None:
+    """Raise an error if workers are at different steps or rates, or hold different parameters."""
+    steps = {rank: h.total for rank, h in enumerate(summary.headers) if h.brings}
+    if len(set(steps.values())) > 1:
+        said = "; ".join(f"{world.name(rank)} in step {total + 1}" for rank, total in steps.items())
+        why = f"the workers exchange the gradients of different steps: {said}"
+        behind = [rank for rank, total in steps.items() if total < max(steps.values())]
+        if len({footers[rank].passes for rank in steps}) == 1:
+            raise MismatchError(world.sign(f"{why}. {world.names(behind)} {SKIPPED}"))
+        raise MismatchError(
+            world.sign(
+                f"{why}. Every worker has to make as many backward passes before a step as the others, where that "
+                "number grows"
+            )
+        )
+    rates = {rank: footers[rank].rate for rank in steps}
+    if len(set(rates.values())) > 1:
+        said = "; ".join(f"{world.name(rank)} at {rate:g}" for rank, rate in rates.items())
+        raise MismatchError(
+            world.sign(
+                f"the workers train at different learning rates: {said}, so their models would drift apart. Let the "
+                "rate follow what all workers share, such as the steps that were made, and not the batches of a "
+                "worker, its loss or its clock"
+            )
+        )
+    compare({rank: footers[rank].checksum for rank in steps}, summary.headers[0].sequence, world)
+
+
+RESHARDED = ("order", "usual", "expected", "exchanges", "norms")
+"""Keys of a checkpoint whose values another number of workers takes from rank 0."""
 CHECK_EVERY = 64
 """Exchanges from one comparison of the replicas' bits to the next."""
 
@@ -55,7 +256,8 @@ class GradientUpdate:
     The model's buffers are exchanged along with the gradients of the last optimizer.
 
     Args:
-        context: what the updates of a run share.
+        run: the context that the parts of the run share.
+        exchanges: all gradient exchanges of the run.
         exchanger: the connection.
         number: which optimizer of the run.
 
@@ -70,17 +272,17 @@ class GradientUpdate:
         problem: why they are not, if no worker's gradients could be used.
     """
 
-    def __init__(self, context: GradientContext, exchanger: Exchanger, number: int) -> None:
-        rule, (optimizer, named) = context.run.rule, context.run.owned[number]
-        self._context, self._exchanger, self._kind = context, exchanger, ExchangeKind.gradients(number)
+    def __init__(self, run: RunContext, exchanges: GradientExchanges, exchanger: Exchanger, number: int) -> None:
+        rule, (optimizer, named) = run.rule, run.owned[number]
+        self._all, self._exchanger, self._kind = exchanges, exchanger, ExchangeKind.gradients(number)
         self._optimizer = optimizer
         self.named = [(name, p) for name, p in named if local(p).numel()]
         self.codec, self._moments_after = rule.gradient_codec, rule.payload.moments_after
         self._moments = FirstMomentReader(optimizer) if self._moments_after is not None else None
-        self.scaling = Scaling(context.run.settings.scaler)
-        last = number == len(context.run.owned) - 1
-        self._buffers = buffer_states(context.run.model, None, lambda: exchanger.transport.world) if last else []
-        self.norms = gradient_norms(context.run.settings.guard, [local(p) for _, p in self.named])
+        self.scaling = Scaling(run.settings.scaler)
+        last = number == len(run.owned) - 1
+        self._buffers = buffer_states(run.model, None, lambda: exchanger.transport.world) if last else []
+        self.norms = gradient_norms(run.settings.guard, [local(p) for _, p in self.named])
         self.buckets = GradientBuckets(
             self.named, self._buffers, self.codec, rule.common.chunks, exchanger.transport, self.norms is not None
         )
@@ -98,21 +300,21 @@ class GradientUpdate:
         self.problem: NonFiniteError | None = None
         parameters: list[Tensor] = [p for _, p in self.named]
         self._hooks = BackwardHooks(
-            parameters, number, context.pass_ends, self._pass_began, self._ready, self._pass_over
+            parameters, number, exchanges.pass_ends, self._pass_began, self._ready, self._pass_over
         )
 
     # -- during backward ---------------------------------------------------------------------------
 
     def _pass_began(self) -> None:
         self.landed = False
-        self._sends = bool(self.buckets.chunks) and self._context.sends_early and self._context.due and not self.frozen
+        self._sends = bool(self.buckets.chunks) and self._all.sends_early and self._all.due and not self.frozen
 
     def _ready(self, index: int) -> None:
         if not self._sends or self._hooks.passes < self.expected_passes:
             return
         place, number = self.buckets.place[index]
         if self._pending_header is None:
-            self._open(self._context.work())
+            self._open(self._all.work())
         elif self.buckets.buckets[place].is_packed(number):
             self._stale = True
             return
@@ -122,20 +324,20 @@ class GradientUpdate:
             self._launch()
 
     def _pass_over(self) -> None:
-        if self._context.due and self._hooks.passes >= self.expected_passes and not self.frozen:
+        if self._all.due and self._hooks.passes >= self.expected_passes and not self.frozen:
             self.exchange()
 
     @property
     def frozen(self) -> bool:
         """Whether Adam's first moment is exchanged, once a step, in place of the gradient."""
-        return self._moments_after is not None and self._context.work().total >= self._moments_after
+        return self._moments_after is not None and self._all.work().total >= self._moments_after
 
     def _open(self, work: LocalWork) -> None:
         self._factor, self._stale, self._running = work.factor, False, []
         self._step = work.total
         self.scaling.follow(chunk.state for chunk in self.buckets.chunks if not self.codec.exact)
         header = ExchangeHeader(0, self._kind, True, work.leaving, True, 1, 0.0, work.factor, work.total, 0)
-        self._exchanger.timing.wait_s = 0.0
+        self._exchanger.timing.begin()
         self._pending_header = self._exchanger.open(header)
         self.buckets.start(self._moments if self._moments is not None and self.frozen else None)
         self._waits = [set() for _ in self.buckets.chunks]
@@ -157,9 +359,9 @@ class GradientUpdate:
         `problem`, because a gradient scaler may skip the step.
         """
         summaries: list[ExchangeSummary] = []
-        with self._context.timed(self._exchanger, summaries):
+        with self._all.timed(self._exchanger, summaries):
             if self._pending_header is None:
-                self._open(self._context.work())
+                self._open(self._all.work())
             assert self._pending_header is not None
             pending_header = self._pending_header
             if not self.buckets.chunks:
@@ -245,7 +447,7 @@ class GradientUpdate:
         else:
             self._land_nothing(results, summary, sent, [rank for rank, f in enumerate(footers) if f.overflowed])
         self.expected_passes = max(f.passes for f in brought) or 1
-        self._context.read_requests(summary)
+        self._all.read_requests(summary)
         return self._remember(summary)
 
     def _remember(self, summary: ExchangeSummary) -> ExchangeSummary:
@@ -343,3 +545,177 @@ class GradientUpdate:
     def close(self) -> None:
         """Remove the hooks."""
         self._hooks.remove()
+
+    # -- checkpoints: the keys are their format -----------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "order": self.buckets.order,
+            "usual": sorted(self.usual),
+            "expected": self.expected_passes,
+            "exchanges": self.exchanges,
+            "codec": [dict(chunk.state) for chunk in self.buckets.chunks],
+            "scale": self.scaling.kept_at,
+            "norms": self.norms.state() if self.norms is not None else [],
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Load the result of `state`."""
+        self._load_counts(saved)
+        self.buckets.clear()  # after a restore they may exist already
+        if saved["order"]:
+            self.buckets.build([int(index) for index in saved["order"]])
+        self.scaling.keep_at(saved.get("scale"))
+        for chunk, kept in zip(self.buckets.chunks, saved["codec"], strict=True):
+            chunk.state = restored(kept, chunk.bucket.wire.device)
+
+    def reshard(self, saved: Mapping[str, Any]) -> None:
+        """Load the result of `state` on another number of workers: the counts, without the codecs' state."""
+        self._load_counts(saved)
+        if len(saved["order"]) == len(self.named) and not self.buckets.chunks:
+            self.buckets.build([int(index) for index in saved["order"]])
+        for chunk in self.buckets.chunks:
+            chunk.state = {}
+
+    def _load_counts(self, saved: Mapping[str, Any]) -> None:
+        self.usual, self.expected_passes, self.exchanges = set(saved["usual"]), saved["expected"], saved["exchanges"]
+        if self.norms is not None:  # absent if the run was saved without a guard
+            self.norms.load(saved.get("norms") or [])
+
+
+class GradientExchanges:
+    """One update for each optimizer while gradients are exchanged.
+
+    Args:
+        run: the context that the parts of the run share.
+        within_host: whether gradients are exchanged inside a host at every step.
+
+    Attributes:
+        updates: of the optimizers, in order.
+        running: whether they exchange gradients.
+        local: whether gradients stay on this worker at present.
+        closed: whether the run has ended.
+        pass_ends: the ends of backward passes.
+    """
+
+    def __init__(self, run: RunContext, within_host: bool) -> None:
+        self._run, self._within_host = run, within_host
+        self.local = self.closed = False
+        self.pass_ends = PassEnd()
+        self.updates: list[GradientUpdate] = []
+        self.running = False
+        self._scaler_hook: ScalerHook | None = None
+
+    def start(self, exchanger: Exchanger) -> None:
+        """Exchange gradients over this connection from now on."""
+        self.running = True
+        self.updates = [GradientUpdate(self._run, self, exchanger, number) for number in range(len(self._run.owned))]
+        scaler = self._run.settings.scaler
+        if scaler is not None:
+            self._scaler_hook = ScalerHook(
+                scaler, lambda optimizer: self._settle(optimizer, scaler), self._is_due, self.after_step
+            )
+
+    def keep_local(self, now: bool) -> None:
+        """Whether gradients stay on this worker from now on."""
+        self.local = now
+
+    def close(self) -> None:
+        """The run has ended."""
+        self.closed = True
+        self.stop()
+
+    def stop(self) -> None:
+        """Exchange no more gradients, and remove the hooks."""
+        self.running = False
+        for update in self.updates:
+            update.close()
+        if self._scaler_hook is not None:
+            self._scaler_hook.remove()
+            self._scaler_hook = None
+
+    def _is_due(self, optimizer: Optimizer) -> bool:
+        return any(optimizer is one for one, _ in self._run.owned) and self.each_step
+
+    def _update_of(self, optimizer: Optimizer) -> GradientUpdate:
+        return self.updates[next(k for k, (one, _) in enumerate(self._run.owned) if one is optimizer)]
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Make sure that the gradients are the workers' mean."""
+        if not self.each_step or (self._scaler_hook is not None and id(optimizer) in self._scaler_hook.done):
+            return
+        scaler = stepping_scaler()
+        if scaler is not None:
+            refuse_hidden_scaler(self._run.rule, scaler, self._update_of(optimizer).landed)
+        self._settle(optimizer, scaler)
+
+    def _settle(self, optimizer: Optimizer, scaler: Any) -> None:
+        """Exchange the gradients, for a step made by `scaler`, or by the program itself (None)."""
+        agreement.check_unchanged(self._run.owned, optimizer)
+        update = self._update_of(optimizer)
+        update.scaling.stepped_by(scaler)
+        update.before_step()
+        if update.problem is not None and scaler is None:  # a scaler finds it on every worker, and all skip
+            raise update.problem
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """The optimizer made a step, or skipped it."""
+        self._update_of(optimizer).stepped()
+
+    def withdraw(self) -> list[ExchangeSummary]:
+        """Finish the exchanges of failed passes, without this worker's part; their summaries."""
+        found = [update.withdraw() for update in self.updates]
+        return [summary for summary in found if summary is not None]
+
+    def join(self, pending_header: PendingHeader) -> ExchangeSummary:
+        """Join the other workers' gradient exchange, with an empty contribution."""
+        summary = pending_header.summary()
+        return summary if summary.empty else self.updates[summary.kind.optimizer].join(pending_header)
+
+    @property
+    def sends_early(self) -> bool:
+        """Whether chunks are sent before the pass is over; not with several optimizers, whose order could differ
+        between workers, nor in the first half of a probe."""
+        return len(self._run.owned) == 1 and self._run.tuner.measured.sends_early
+
+    @property
+    def each_step(self) -> bool:
+        """Whether gradients are exchanged before the next step."""
+        return (self._run.progress.lockstep or self._within_host) and not self.closed
+
+    @property
+    def due(self) -> bool:
+        """Whether gradients are exchanged now."""
+        return self.each_step and not self.local
+
+    def work(self) -> LocalWork:
+        """One minibatch, with the weight of its samples."""
+        return LocalWork(1, self._run.progress.steps, self._run.loaders.factor)
+
+    @contextlib.contextmanager
+    def timed(self, exchanger: Exchanger, summaries: list[ExchangeSummary]) -> Iterator[None]:
+        """Time the part of an exchange that the user waits for, and write it to the event log.
+
+        Args:
+            exchanger: makes the exchange.
+            summaries: holds the exchange's summary at the end.
+        """
+        monitor, timing, now = self._run.monitor, exchanger.timing, exchanger.transport.now
+        self._wait_for_device()
+        monitor.begin()
+        began = now()
+        yield
+        self._wait_for_device()
+        timing.end(now() - began)
+        monitor.end(timing, summaries[0], block=0, warmup=self._run.rule.schedule.exchanges_blocks)
+
+    def _wait_for_device(self) -> None:
+        """In steps that are timed, wait for queued kernels: else their time would be counted as the exchange's."""
+        if self._run.tuner.measured.probing:
+            for device in {p.device for _, named in self._run.owned for _, p in named if p.device.type == "cuda"}:
+                torch.cuda.synchronize(device)
+
+    def read_requests(self, summary: ExchangeSummary) -> None:
+        """After an exchange: gather the tuning requests, if a worker announced one; they take effect after the step."""
+        if summary.asked:
+            self._run.tuner.exchange_requests(self._run.transport)

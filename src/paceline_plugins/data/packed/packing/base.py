@@ -72,7 +72,7 @@ def origin(key: str, **more: Any) -> bytes:
 
 def too_large(what: str) -> DataError:
     """The error of a sample above the limit."""
-    return DataError(f"{what}; give a larger --largest-sample if that is meant")
+    return DataError(f"{what}; open_source(path, largest=BYTES) allows larger ones")
 
 
 @dataclass(frozen=True)

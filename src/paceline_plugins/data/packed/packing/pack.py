@@ -148,9 +148,9 @@ def pack(
         DataError: the source is damaged or empty, or `out` cannot be made.
     """
     if shard_bytes < 4 * BLOCK:
-        raise DataError(f"--shard-size must be at least {4 * BLOCK} bytes, got {shard_bytes}")
+        raise DataError(f"shard_bytes must be at least {4 * BLOCK} bytes, got {shard_bytes}")
     if not 1 <= jobs <= MOST_JOBS:
-        raise DataError(f"--jobs must lie in 1..{MOST_JOBS}, got {jobs}")
+        raise DataError(f"jobs must lie in 1..{MOST_JOBS}, got {jobs}")
     if os.path.lexists(out):
         raise DataError(f"{out} exists already; remove it, or choose another place")
     if isinstance(source, FolderSource) and out.resolve().is_relative_to(source.root.resolve()):
