@@ -4,6 +4,7 @@
 `make test` runs the fast tier: pure functions and virtual workers, with every claim of the README. What starts real
 processes or makes networks, the adapters of frameworks and the rest of large tables carry the mark `full` and run in
 `make test-all`. A test of real processes that shows a claim of the README is marked `claim` and runs in the fast tier.
+Of a table of parameters that marks no row itself the fast tier runs `ROWS` rows, with each value where that is enough.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ OURS = ("PACELINE_RULE", "PACELINE_LOG", "PACELINE_TIMEOUT_S")
 HERE = Path(__file__).parent
 FRAMEWORKS = (HERE / "doors" / "adapters",)
 """Folders whose tests need a framework that the core does not."""
+ROWS = 5
+"""Of a table, in the fast tier."""
 
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE / "startup"), os.environ.get("PYTHONPATH")]))
 torch.set_num_threads(1)
@@ -42,6 +45,7 @@ process_guard.install()
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give each test its tier."""
+    tables: dict[str, list[pytest.Function]] = {}
     for item in items:
         started = getattr(item, "callspec", None) and item.callspec.params.get("processes")  # type: ignore[attr-defined]
         if started or "real_processes" in getattr(item, "fixturenames", ()):
@@ -50,6 +54,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         real = any(item.get_closest_marker(name) for name in ("processes", "network"))
         if elsewhere or (real and not item.get_closest_marker("claim")):
             item.add_marker("full")
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for rows in tables.values():
+        if not any(item.get_closest_marker(name) for name in ("full", "slow", "claim") for item in rows):
+            for item in _rest(rows):
+                item.add_marker("full")
+
+
+def _rest(rows: list[pytest.Function]) -> list[pytest.Function]:
+    """All but `ROWS` rows of a table, which are spread evenly over those that have a value for the first time."""
+    seen: set[tuple[str, int]] = set()
+    first = []
+    for row in rows:
+        values = set(row.callspec.indices.items())
+        if not values <= seen:
+            first.append(row)
+            seen |= values
+    kept = {first[k * len(first) // ROWS].nodeid for k in range(ROWS)}
+    return [row for row in rows if len(rows) > ROWS and row.nodeid not in kept]
 
 
 def pytest_collection_finish() -> None:

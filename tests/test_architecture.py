@@ -86,15 +86,10 @@ COMPOSED = {
 }
 """What is made of equations: a list of names, a codec after a warm-up, a mean applied in another way, blocks whose
 period follows measured times."""
-UPWARD = {
-    "cli.run.elastic": "sites",
-    "cli.run.elastic_launcher": "sites",
-}
+UPWARD: dict[str, str] = {}
 """Modules of the core that name plugins."""
 SIDEWAYS = {
-    ("files", "zero"),
     ("forecast", "report"),
-    ("report", "forecast"),
 }
 """Plugins that name another one."""
 KNOWN_CIRCLES: set[frozenset[str]] = set()

@@ -154,6 +154,16 @@ def test_the_map_of_the_files_is_true() -> None:
     assert inner <= {path.name for path in package.rglob("*") if path.is_dir()}
 
 
+def test_the_functions_that_the_map_names_exist() -> None:
+    """`Class.method` in CONTRIBUTING.md is a method that the file of this class defines."""
+    files = [path.read_text(encoding="utf-8") for path in (ROOT / "src" / "paceline").rglob("*.py")]
+    named = re.findall(r"`([A-Z][a-z]\w+)\.(\w+)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert len(named) > 8
+    for owner, method in named:
+        there = any(re.search(rf"class {owner}\b", text) and f"def {method}(" in text for text in files)
+        assert there, f"CONTRIBUTING.md names {owner}.{method}"
+
+
 @pytest.mark.parametrize("text", re.findall(r'--rule "([^"]+)"', TEXT))
 def test_rules_that_are_named_exist(text: str) -> None:
     assert paceline.rule_from_text(text)

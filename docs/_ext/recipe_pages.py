@@ -12,7 +12,7 @@ from typing import Any
 from recipe_plots import draw
 from sphinx.application import Sphinx
 
-from paceline.cli.explain_text import choices, numbers, sent
+from paceline.cli.explain import choices, numbers, sent
 from paceline.rules.recipes import RECIPES, Recipe
 from paceline.rules.recipes.asynchronous import ASYNCHRONOUS
 from paceline.rules.recipes.auto import AUTO

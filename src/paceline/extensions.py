@@ -32,9 +32,12 @@ object with `add(data)` and `tell(now=)`."""
 STARTERS = "paceline.starters"
 """`zero` -> the module that starts unchanged programs; `virtual` -> its class for virtual workers."""
 LAUNCHERS = "paceline.launchers"
-"""`ssh` and `mpi` -> a module whose `run` starts the workers of `paceline run` in another way than on this host."""
+"""`elastic`, `ssh`, `mpi` -> a module whose `run` starts the workers of `paceline run` in another way than as a fixed
+number on this host."""
 SEALS = "paceline.seals"
 """`receipts` -> `make_seal(cluster, directory, sign, job)`, which returns what seals the receipts of a run."""
+REMARKS = "paceline.remarks"
+"""`forecast` -> `quality_forecast(run)`, whose `sentence` the report of a run shows."""
 PAGES = "paceline.pages"
 """`watch` -> `serve(directory, host, port)`, which serves the page of a run."""
 

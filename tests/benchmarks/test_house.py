@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,3 +176,12 @@ def test_a_budget_may_only_fall(
     monkeypatch.setattr(sys, "argv", ["house.py", "--root", str(tree), "--lower"])
     assert house.main() == 0
     assert budget.read_text("utf-8") == "# figure goal limit\ncircles 0 0\nfiles 9 9\n"
+
+
+def test_the_documents_use_the_words_of_the_field(house: ModuleType) -> None:
+    """Outside of code and of the targets of links: a reader of the guide meets no word of our own."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guide").glob("*.md")]
+    assert len(pages) > 15
+    for page in pages:
+        prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", " ", page.read_text("utf-8"), flags=re.DOTALL)
+        assert house.DIALECT.findall(prose) == [], page

@@ -194,16 +194,6 @@ def test_a_link_loses_packets_in_both_directions_and_no_other_link_does() -> Non
         talk(network, 0, 1, 1_000_000)
 
 
-@needs_root
-@pytest.mark.network
-@pytest.mark.processes
-def test_a_host_has_a_name_of_its_own() -> None:
-    with EmulatedNetwork(hosts=2) as network:
-        said = subprocess.run([*network.prefix(1), "hostname"], capture_output=True, text=True, check=True).stdout
-    assert said == "host1\n" == f"{network.name(1)}\n"
-    assert network.environment(1)["GLOO_SOCKET_IFNAME"] == network.interface(1) == "eth0"
-
-
 @pytest.mark.processes
 @needs_root
 @pytest.mark.network
@@ -216,18 +206,6 @@ def test_nothing_is_left_after_an_exception(error: type[BaseException]) -> None:
             raise error
     assert left() == []
     assert inside.wait(DEADLINE_S) == -signal.SIGKILL
-
-
-@needs_root
-@pytest.mark.network
-def test_nothing_is_left_when_building_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: EmulatedNetwork) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(EmulatedNetwork, "_start_delay_line", fail)
-    with pytest.raises(KeyboardInterrupt), EmulatedNetwork(hosts=2, delay_ms=1):
-        pass
-    assert left() == []
 
 
 @needs_root
@@ -257,16 +235,6 @@ def test_the_next_network_removes_what_a_killed_process_left() -> None:
     assert list(Path("/run/netns").glob(pattern)) == list(Path("/etc/netns").glob(pattern)) == []
 
 
-@needs_root
-@pytest.mark.network
-def test_a_network_of_a_living_process_is_left_alone() -> None:
-    with EmulatedNetwork(hosts=1):
-        here = left()
-        with EmulatedNetwork(hosts=1):
-            assert set(here) < set(left())
-        assert left() == here
-
-
 def test_what_cannot_be_emulated_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyroute2")
     for arguments, words in (
@@ -281,15 +249,3 @@ def test_what_cannot_be_emulated_is_refused_by_name(monkeypatch: pytest.MonkeyPa
     assert "needs the command ip" in EmulatedNetwork.possible()
     with pytest.raises(EmulationError, match="iproute2"), EmulatedNetwork(hosts=2):
         pass
-
-
-@needs_root
-@pytest.mark.network
-def test_an_error_names_the_link() -> None:
-    with EmulatedNetwork(hosts=1) as network:
-        with pytest.raises(EmulationError, match=r"there is no link port7 in pacenet-.*-switch"):
-            network.cut(7)
-        with pytest.raises(EmulationError, match="cut\\(0\\) stops a link"):
-            network.slow(0, 0)
-        with pytest.raises(EmulationError, match=r"share must lie in 0\.\.1, got 10"):
-            network.lose(0, 10)

@@ -274,12 +274,6 @@ def test_killed_at_any_place_of_writing(place: str, tmp_path: Path, monkeypatch:
     assert same_bits(outs[0].model, train(RULE, 2, **CHOICES)[0].model)
 
 
-def test_the_manifest_says_where_it_is_of(tmp_path: Path) -> None:
-    stopped(tmp_path)
-    manifest = json.loads((tmp_path / "step-000000009" / "manifest.json").read_text())
-    assert manifest["minibatches"] == 9 and manifest["blocks"] == 3 and manifest["size"] == 2
-
-
 def test_a_step_that_is_a_link_is_not_followed_and_a_place_that_is_one_is(tmp_path: Path) -> None:
     stopped(tmp_path / "real")
     (tmp_path / "place").symlink_to(tmp_path / "real")
@@ -310,11 +304,6 @@ TENSORS = {
     "whole": torch.arange(6).reshape(2, 3),
     "flags": torch.tensor([True, False]),
 }
-
-
-def test_the_sum_of_a_file_is_taken_of_what_is_in_memory(tmp_path: Path) -> None:
-    found = files.write_rank(tmp_path, 0, files.Content({"a": 1}, TENSORS, {})) | files.write_model(tmp_path, TENSORS)
-    assert found == {name: files.sha256(tmp_path / name) for name in files.all_names(1)}
 
 
 def test_a_bit_that_flips_while_a_checkpoint_is_written_is_found(

@@ -78,14 +78,6 @@ def test_what_cannot_be_is_refused_before_anything_starts(options: tuple[object,
     assert [path.name for path in Path().iterdir()] == ["model.bin"], "nothing was made"
 
 
-def test_tools_and_placeholders_that_are_not_there_are_refused() -> None:
-    assert "the program train does not exist" in words(run(*PLAIN, tool=("./train", *PLACES)))
-    assert "there is no placeholder {modle}" in words(run(*PLAIN, tool=(TOOL, "{modle}", *PLACES)))
-    assert "the list empty has no line" in words(run(*PLAIN, "--data", made("empty"), tool=(TOOL, *PLACES, "{list}")))
-    late = CliRunner().invoke(app, ["blocks", "--model", "model.bin", "./train", "--lr", "{lr}"])
-    assert late.exit_code == 2 and "--lr stands after the program ./train" in words(late)
-
-
 def made(name: str) -> str:
     Path(name).touch()
     return name

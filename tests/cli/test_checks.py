@@ -17,7 +17,8 @@ import paceline
 from paceline.cli import app
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.launch import _waits_for
-from paceline.cli.run import checks, elastic_checks
+from paceline.cli.run import checks
+from paceline_plugins.sites import elastic_checks
 from tests.helpers import make_net, sgd
 
 

@@ -15,9 +15,7 @@ from typer.testing import CliRunner, Result
 import paceline
 from paceline.cli import app
 from paceline.cli.console import parse_count
-from paceline.rules import describe
-from paceline.rules.recipes import RECIPES, rule_from_text
-from paceline.rules.traffic import bytes_formula
+from paceline.rules.recipes import RECIPES
 
 
 @pytest.fixture(autouse=True)
@@ -74,26 +72,6 @@ def test_report_writes_the_page_and_prints_the_numbers(tmp_path: Path) -> None:
     assert "Workers 0, 1 never closed the run" in result.stderr
 
 
-def test_report_says_how_long_workers_waited_for_data(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", 2)
-    for log in run.iterdir():
-        log.write_text(log.read_text().replace('"compute_s": 9.0', '"compute_s": 8.8, "data_s": 0.2'))
-    result = call("report", run, "--output", tmp_path / "out")
-    assert "Workers waited 2.0 % of the time for data.\n" in result.stdout
-    for log in run.iterdir():
-        log.write_text(log.read_text().replace('"compute_s": 8.8, "data_s": 0.2', '"compute_s": 8.0, "data_s": 1.0'))
-    result = call("report", run, "--output", tmp_path / "out")
-    assert "for data" in result.stdout and "Workers waited" not in result.stdout  # a row of the table
-    assert "note: Workers waited 10.0 % of the time for data: give the loader more processes" in result.stderr
-
-
-def test_report_compares_several_runs(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / "alone", 1), make_run(tmp_path / "two", 2)]
-    result = call("report", *runs, "--output", tmp_path / "out")
-    assert result.stdout.splitlines()[0].split() == ["alone", "two"]
-    assert "two: Workers 0, 1 never closed" in result.stderr
-
-
 @pytest.mark.parametrize(("name", "says"), [("nowhere", "does not exist"), ("", "no worker's log")])
 def test_report_refuses_what_is_no_run(tmp_path: Path, name: str, says: str) -> None:
     result = call("report", tmp_path / name, "--output", tmp_path / "out")
@@ -116,22 +94,6 @@ def test_explain_lists_every_recipe() -> None:
     for recipe in RECIPES.values():
         assert recipe.name in result.stdout
         assert recipe.summary in result.stdout
-
-
-@pytest.mark.parametrize("name", sorted(RECIPES))
-def test_explain_tells_all_of_a_recipe(name: str) -> None:
-    result = call("explain", name, "--workers", 8, "--parameters", "1M")
-    assert result.exit_code == 0, result.output
-    rule, recipe = rule_from_text(name), RECIPES[name]
-    for choice in ("schedule", "payload", "codec", "topology", "outer"):
-        assert getattr(rule, choice).describe(8) in result.stdout
-    for line in recipe.equation.splitlines():
-        assert line in result.stdout
-    for key in describe.numbers(rule, 8):
-        assert key in result.stdout
-    assert bytes_formula(rule) in result.stdout
-    assert recipe.source in result.stdout
-    assert "1,000,000 parameters" in result.stdout
 
 
 def test_explain_follows_the_settings_and_the_workers() -> None:

@@ -17,7 +17,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
-from paceline_plugins.data.packed import PackedDataset
 from tests.data.packed.made import back, by_key, folder, index_of, packed
 from tests.paths import python_path
 
@@ -50,12 +49,6 @@ def test_pack_verify_and_read(tmp_path: Path) -> None:
     result = call("verify", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert f"30 samples in {shards} shard" in result.stdout
-
-
-def test_what_was_left_out_is_noted(tmp_path: Path) -> None:
-    folder(tmp_path / "in", 2)
-    (tmp_path / "in" / ".hidden").touch()
-    assert "note: 1 hidden file(s) were left out" in call("pack", tmp_path / "in", tmp_path / "out").stderr
 
 
 @pytest.mark.parametrize(
@@ -101,13 +94,6 @@ def test_verify_names_what_is_damaged(tmp_path: Path) -> None:
     assert f"DAMAGED {first.name}: {first.name} has sha256" in result.stdout
     assert f"DAMAGED {second.name}: {second.name} has 100 bytes" in result.stdout
     assert f"damaged: 2 of {len(index_of(place).shards)} shards" in result.stdout
-
-
-def test_verify_without_an_index(tmp_path: Path) -> None:
-    refused(call("verify", tmp_path / "gone"), "is not a directory")
-    result = call("verify", tmp_path)
-    assert result.exit_code == 1
-    assert "index.json does not exist" in result.stderr
 
 
 def test_plan_says_need_and_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,10 +173,3 @@ def test_a_pack_that_is_ended_leaves_nothing(tmp_path: Path, name: str) -> None:
         assert call("pack", tmp_path / "a.jsonl", tmp_path / "out").exit_code == 0
         shutil.rmtree(tmp_path / "out")
     assert os.listdir(tmp_path) == ["a.jsonl"]
-
-
-def test_what_was_packed_is_a_dataset(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"number": k}) + "\n" for k in range(10)))
-    assert call("pack", tmp_path / "a.jsonl", tmp_path / "out").exit_code == 0
-    data = PackedDataset(tmp_path / "out")
-    assert [json.loads(data[k]["json"])["number"] for k in range(len(data))] == list(range(10))

@@ -175,17 +175,3 @@ def test_input_that_makes_no_sense_is_refused(
     result = call(*arguments)
     assert result.exit_code == 2
     assert words in result.stderr
-
-
-def test_a_launchers_variables_that_make_no_sense_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    result = call()
-    assert result.exit_code == 2
-    assert "MASTER_ADDR, MASTER_PORT are not set" in result.stderr
-    monkeypatch.setenv("MASTER_ADDR", "node0")
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    assert "got RANK=3 and WORLD_SIZE=2" in call().stderr
-    monkeypatch.setenv("RANK", "1")
-    assert "leave out --workers and --hosts" in call("--workers", 2).stderr

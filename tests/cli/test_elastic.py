@@ -19,7 +19,7 @@ from devtools.storm.tape import Played, read
 from devtools.storm.what_if import replay
 from typer.testing import CliRunner, Result
 
-from paceline.cli.launch import saved_plan, supervisor
+from paceline_plugins.sites import saved_plan
 from tests.cli.test_run import Script, _here, assert_gone, run, script, started  # noqa: F401
 from tests.ports import free_port
 
@@ -192,37 +192,6 @@ def plain(script: Script, then: str, *options: object) -> Result:
     return run("--elastic", "1:2", "--workers", 2, "--timeout", 30, "--log", "log", *options, path)
 
 
-GIVEN_UP_ONCE = """
-    if first:
-        raise SystemExit(75)
-    open("again-" + place, "w").close()  # neither ends well before the other was given up
-    while not os.path.exists("again-" + str(1 - int(place))):
-        time.sleep(0.01)
-"""
-
-
-@pytest.mark.processes
-def test_who_was_given_up_is_replaced(script: Script) -> None:
-    result = plain(script, GIVEN_UP_ONCE.strip())
-    assert result.exit_code == 0, result.output
-    assert (
-        "[0] declared lost by the control plane" in result.stderr
-        and "[1] declared lost by the control" in result.stderr
-    )
-
-
-@pytest.mark.processes
-def test_a_program_that_always_fails_is_not_started_for_ever(
-    script: Script,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(supervisor, "PAUSES_S", (0.0,) * 5)
-    result = plain(script, "raise ValueError('odd')")
-    assert result.exit_code == 1
-    assert "5 in a row died here without a committed exchange, so no more are started" in result.stderr
-    assert "ValueError: odd" in result.stderr and "failed, the last of 10 here" in result.stderr
-
-
 WAIT_FOR_0 = """
     while place == "1":
         try:
@@ -240,14 +209,6 @@ def test_who_fails_when_others_have_ended_is_seen_in_the_code(script: Script, th
     assert result.exit_code == code, result.output
     assert "the program is over, so it is not replaced" in result.stderr
     assert "failed after other workers had succeeded" in result.stderr
-
-
-@pytest.mark.processes
-def test_a_worker_that_comes_when_the_others_have_ended_is_no_failure(script: Script) -> None:
-    says = "raise RuntimeError('the control plane refuses this worker: the run is over: its workers have ended')"
-    result = plain(script, WAIT_FOR_0.strip().format(then=says))
-    assert result.exit_code == 0, result.output
-    assert "1 worker finished" in result.stderr
 
 
 @pytest.mark.processes

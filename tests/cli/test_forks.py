@@ -15,9 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.cli.launch.forks import ZERO_LINES, ForkedWorker, ForkServer, fork_server
-from paceline.cli.launch.output_files import output_files
-from paceline.cli.launch.spawn import WorkerProcess, signal_session
+from paceline.cli.launch.spawn import WorkerProcess, output_files, signal_session
+from paceline_plugins.zero.forks import ZERO_LINES, ForkedWorker, ForkServer, fork_server
 
 pytestmark = pytest.mark.processes
 DEADLINE_S = 120.0
@@ -144,7 +143,7 @@ def test_workers_end_with_their_launcher(tmp_path: Path) -> None:
             textwrap.dedent(f"""
                 from pathlib import Path
                 from tests.cli.test_forks import started
-                from paceline.cli.launch.forks import fork_server
+                from paceline_plugins.zero.forks import fork_server
                 with fork_server({{}}) as server:
                     worker = started(server, Path({str(tmp_path)!r}), "import time; time.sleep(1000)")
                     print(worker.pid, server._process.pid, flush=True)

@@ -9,10 +9,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
-from tests.communication.schedulers.environments import batch, step, trainjob
+from tests.communication.schedulers.environments import batch, step
 
 PROGRAM = "train.py"
-NAMES = ("--print", "--dry-run")
 
 
 @pytest.fixture(autouse=True)
@@ -46,12 +45,6 @@ def test_one_host() -> None:
     assert one["PACELINE_LOG"] == str(Path("logs").absolute())
     assert one["PACELINE_TLS"] == str(Path("logs/door/host-0/rank-0").absolute())
     assert f"-u {PROGRAM} --lr 0.1" in found.stdout and "other hosts" not in found.stdout
-
-
-def test_dry_run_is_another_name_of_print() -> None:
-    one, other = (CliRunner().invoke(app, ["run", name, "--open", "--log", "logs", PROGRAM]) for name in NAMES)
-    assert one.exit_code == other.exit_code == 0
-    assert workers(one.stdout)[0].keys() == workers(other.stdout)[0].keys() and not Path("logs").exists()
 
 
 def test_several_hosts_are_told_what_to_type() -> None:
@@ -122,16 +115,3 @@ def test_contradictions_are_refused(
     monkeypatch.setattr("socket.getfqdn", lambda: "lonely")
     found = shown(*arguments, PROGRAM, **variables)
     assert found.exit_code == 2 and says in found.stderr
-
-
-def test_a_pod_of_kubeflow() -> None:
-    said = workers(shown(PROGRAM, **trainjob(1, each="2")).stdout)
-    assert [one["RANK"] for one in said] == ["2", "3"]
-    assert said[0]["MASTER_ADDR"] == "train-node-0-0.train" and said[0]["MASTER_PORT"] == "29500"
-
-
-def test_a_pod_of_an_indexed_job() -> None:
-    pod = {"JOB_COMPLETION_INDEX": "1", "MASTER_ADDR": "train-0.train"}
-    said = workers(shown("--hosts", 2, PROGRAM, **pod).stdout)
-    assert [(one["RANK"], one["MASTER_ADDR"]) for one in said] == [("1", "train-0.train")]
-    assert workers(shown(PROGRAM, **pod).stdout)[0]["WORLD_SIZE"] == "1"  # of many pods, each for itself

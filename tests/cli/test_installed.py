@@ -118,7 +118,7 @@ def test_a_package_that_is_not_installed_says_what_to_install(command: str, dist
         ("x = 1", "acme:app", "module 'acme' has no attribute 'app'"),
         ("raise RuntimeError('no licence')", "acme:app", "RuntimeError: no licence"),
         ("app = 3", "acme:app", "must be a typer.Typer or a click command, got int"),
-        ("app = 3", "", "acme-tools brings this command"),
+        ("app = 3", "", "acme-tools has this command"),
     ],
 )
 def test_what_cannot_be_loaded_says_whose_it_is_and_why(module: str, point: str, why: str, site: Path) -> None:

@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 import paceline
-from paceline.cli.launch import output_files
-from paceline.cli.launch.process import OutputFiles, Process
-from paceline.cli.run import disk_full, failure, output
-from paceline.cli.run.status import RunStatus, describe
-from paceline.observe.reports.live import Live, LiveSnapshot
+from paceline.cli.launch import spawn
+from paceline.cli.run import failure, output
+from paceline.cli.run.status import describe
+from paceline.observe.reports.live import LiveSnapshot
+from paceline_plugins.sites.process import OutputFiles, Process
 
 Shown = list[tuple[int, str, bool]]
 
@@ -122,11 +122,6 @@ def test_the_cause_is_blamed_and_not_its_echo(tmp_path: Path) -> None:
     assert failure.culprit({0: 1, 1: 1}, files) == 0
 
 
-@pytest.mark.parametrize(("code", "wanted"), [(3, 3), (-9, 137), (-15, 143)], ids=["exit", "SIGKILL", "SIGTERM"])
-def test_exit_codes_are_those_of_a_shell(code: int, wanted: int) -> None:
-    assert failure.exit_code(code) == wanted
-
-
 @pytest.mark.parametrize(
     ("code", "says"),
     [(-9, "dmesg"), (-11, "PYTHONFAULTHANDLER"), (-15, "find out which process sent it"), (1, "correct")],
@@ -174,22 +169,6 @@ def test_the_status_line_tells_the_snapshot() -> None:
     assert describe(LiveSnapshot(), 4).plain == "4 workers running, none attached yet"
 
 
-def test_the_status_reads_the_logs_now_and_then(tmp_path: Path) -> None:
-    now = 0.0
-    status = RunStatus(Live(tmp_path), 1, clock=lambda: now)
-    sheet = StringIO()
-    console = Console(file=sheet, width=100)
-    console.print(status)
-    assert "none attached" in sheet.getvalue()
-    event = '{"kind": "attach", "at_s": 0, "rank": 0, "size": 1}\n'
-    (tmp_path / "rank-000.jsonl").write_text(event)
-    console.print(status)
-    assert "minibatches" not in sheet.getvalue()  # too soon
-    now = 1.0
-    console.print(status)
-    assert "0 minibatches" in sheet.getvalue()
-
-
 def test_output_whose_directory_was_removed_is_shown_to_its_end(
     tails: output.Tails, shown: Shown, tmp_path: Path
 ) -> None:
@@ -215,7 +194,7 @@ def test_a_process_starts_where_its_output_finds_no_place(tmp_path: Path, caplog
     (tmp_path / "file").touch()
     place = tmp_path / "file" / "output"
     for _ in range(2):
-        with output_files.output_files(place / "out", place / "err") as (out, err):
+        with spawn.output_files(place / "out", place / "err") as (out, err):
             assert out.write(b"x") == err.write(b"x") == 1
     assert len(caplog.messages) == 1 and "the workers' output is lost" in caplog.messages[0]
 
@@ -233,9 +212,9 @@ def test_a_keeper_whose_notes_find_no_place_tells_by_its_own_end(tmp_path: Path)
 def test_a_full_disk_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(disk_full, "MIN_FREE_BYTES", 1 << 80)
+    monkeypatch.setattr(output, "MIN_FREE_BYTES", 1 << 80)
     times = iter(range(0, 100, 10))
-    look = disk_full.DiskWatcher(tmp_path, lambda: float(next(times)))
+    look = output.DiskWatcher(tmp_path, lambda: float(next(times)))
     for _ in range(3):
         look.look()
     assert capsys.readouterr().err.count("is on a full disk") == 1

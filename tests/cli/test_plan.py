@@ -16,8 +16,6 @@ import paceline
 from paceline.cli import app
 from paceline.errors import UnsupportedError
 from paceline_plugins.forecast.plan_command import inputs
-from paceline_plugins.forecast.plan_command.sentence import HOW
-from paceline_plugins.forecast.planner import busy
 from paceline_plugins.forecast.planner.stopwatch import Timed
 from tests.update.engine.test_blocks import Scalars, rank
 from tests.update.engine.test_diversity import SPEEDS
@@ -118,26 +116,6 @@ def test_the_answer_comes_first_and_80_columns_hold_it() -> None:
     assert sum(line.startswith("streaming_diloco()") for line in lines) == 2
 
 
-def test_a_busy_machine_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train.py").touch()
-    monkeypatch.setattr(inputs, "time_script", lambda *_: Timed((0.1,) * 5, ((1000,),), 1))
-    clock = iter((100.0, 100.0 + 1e6))  # of whatever time passes, others use more than there is
-    monkeypatch.setattr(busy, "_busy_s", lambda: next(clock))
-    result = plan("--workers", 2, "--rule", "sync", tmp_path / "train.py")
-    assert "this machine is busy: other processes used " in result.stderr
-    others = busy.OtherProcesses()
-    others.cores, others.all_cores = 1.5, 4
-    assert "used 1.5 of its 4 cores" in others.note
-
-
-def test_an_idle_machine_and_one_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    for busy_s in (iter((1.0, 1.0)), iter((None, None))):
-        monkeypatch.setattr(busy, "_busy_s", busy_s.__next__)
-        with busy.OtherProcesses() as others:
-            pass
-        assert others.note == ""
-
-
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The log of 4 workers of which about 2.2 count: their displacements have the mean norm 1.5, their mean has 1."""
@@ -170,26 +148,9 @@ def test_a_log_tells_the_loss_of_other_numbers(logged: Path) -> None:
     assert found["setting"]["step_s"] > 0 and found["setting"]["parameters"] == 1
 
 
-def test_a_log_is_told_in_a_sentence_and_a_table(logged: Path, tmp_path: Path) -> None:
-    result = plan("--log", logged, "--step-time", 0.1, "--parameters", "1M", "--rule", "sync")
-    assert result.exit_code == 0, result.output
-    assert "a step takes 0.1 s" in said(result) and "1,000,000 parameters" in said(result)
-    assert "workers will not pay: each is worth less than half a worker." in said(result)
-    assert [line.split()[0] for line in result.stdout.splitlines()[-9:-2]] == ["1", "2", "4", "8", "16", "32", "64"]
-    reported = CliRunner().invoke(app, ["report", str(logged), "--output", str(tmp_path)], env={"COLUMNS": "400"})
-    assert "More than 4 workers will not pay" in said(reported) and " with 64." in said(reported)
-
-
 def test_a_log_without_a_run_is_refused(tmp_path: Path) -> None:
     result = plan(*GIVEN, "--log", tmp_path)
     assert result.exit_code == 2 and str(tmp_path.name) in said(result).replace(" ", "")
-
-
-def test_one_sentence_without_a_log_says_which_half_is_missing() -> None:
-    """By hand: 40 kB over 1 Gbit/s are nothing beside 0.1 s."""
-    result = plan("--step-time", 0.1, "--parameters", "10k", "--network", "link(mbit=1000)", "--at", 8)
-    last = " ".join(result.stdout.split("\n\n")[-1].split())
-    assert last == f"8 workers: 8 times as fast; {HOW}."
 
 
 def test_one_sentence_about_speed_and_quality(logged: Path) -> None:
@@ -204,9 +165,3 @@ def test_one_sentence_about_speed_and_quality(logged: Path) -> None:
     )
     far = values("--log", logged, "--network", "link(mbit=1000000)", "--at", 1024, "--rule", "sync")["sentence"]
     assert "what they learn is not known, since a run of 4 tells of at most 64; beyond 4 workers" in far
-
-
-def test_workers_that_are_no_faster_are_told_so() -> None:
-    """A model of 4 GB over 1 Mbit/s."""
-    slow = values("--step-time", 0.001, "--parameters", "1G", "--network", "link(mbit=1)", "--at", 16)["sentence"]
-    assert slow.startswith("16 workers: no faster than one (")

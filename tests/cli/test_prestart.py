@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.launch.cluster import LaunchCluster
+from paceline.cli.launch.launch import rendezvous_of
 from paceline.cli.launch.prestart import environment, prestart
-from paceline.cli.launch.rendezvous import rendezvous_of
 from paceline.cli.launch.spawn import Command
 from paceline.core import parent_death
 

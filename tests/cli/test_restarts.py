@@ -10,7 +10,7 @@ import pytest
 
 from paceline.cli.launch.launch import Outcome
 from paceline.cli.launch.spawn import Command
-from paceline.cli.run.restarts import SUCCESS_S, launch_with_restarts
+from paceline.cli.run.fixed import SUCCESS_S, launch_with_restarts
 
 FAILED, WELL = Outcome({1: 7}), Outcome()
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from paceline.cli.launch import saved_plan
-from paceline.cli.launch.saved_plan import SavedPlan
 from paceline.cli.main import app
+from paceline.cli.run import checks
 from paceline.communication.sockets.certificates import Authority
 from paceline.communication.sockets.tls import TLS
 from paceline.errors import RefusedError
 from paceline.flow.control import About, ControlClient
-from paceline_plugins.sites import revocations
+from paceline_plugins.sites import revocations, saved_plan
+from paceline_plugins.sites.saved_plan import SavedPlan
 from tests.cli.test_elastic import DEADLINE_S, MEMBER, events, until
 from tests.cli.test_run import Script, _here, script, started  # noqa: F401
 
@@ -103,7 +103,7 @@ def test_a_launcher_that_does_not_run_carries_it_out_when_it_does(tmp_path: Path
 def test_a_launcher_that_is_busy_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline_plugins.sites.revoke_command.WAIT_S", 0.01)
     run = plan(tmp_path)
-    with closing(saved_plan.Lock(run)):
+    with closing(checks.Lock(run)):
         said = revoke(run, "--worker", 1)
     assert said.exit_code == 1 and "has not answered yet; the request stays" in said.output
 

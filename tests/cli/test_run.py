@@ -19,7 +19,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
-from tests.communication.test_tls import Authority
 from tests.paths import python_path
 from tests.ports import free_port
 
@@ -150,12 +149,6 @@ def test_a_log_directory_is_made_and_named(script: Script, tmp_path: Path) -> No
 
 
 @pytest.mark.processes
-def test_quiet_says_nothing_of_its_own(script: Script) -> None:
-    result = run("--quiet", script("print('hello')"))
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "[0] hello\n", "")
-
-
-@pytest.mark.processes
 def test_a_worker_that_raises_is_named_with_its_last_words(script: Script) -> None:
     path = script(
         """
@@ -173,11 +166,6 @@ def test_a_worker_that_raises_is_named_with_its_last_words(script: Script) -> No
     assert "the other 1 here was stopped" in panel
     assert "rank-001.err" in panel
     assert "elastic" not in result.output
-
-
-@pytest.mark.processes
-def test_the_exit_code_is_the_workers(script: Script) -> None:
-    assert run(script("raise SystemExit(7)")).exit_code == 7
 
 
 @pytest.mark.processes
@@ -262,39 +250,6 @@ def test_under_an_asynchronous_rule_the_others_go_on(script: Script, fail: str, 
 
 
 @pytest.mark.processes
-def test_certificates_of_the_launcher_are_the_workers(script: Script, tmp_path: Path) -> None:
-    folder = Authority(tmp_path, "job").worker("all").certificate.parent
-    program = """
-        import torch, paceline
-        model = torch.nn.Linear(4, 1)
-        run = paceline.attach(model, torch.optim.SGD(model.parameters(), 0.1))
-        print("certificate", run._context.settings.tls.certificate)
-        run.close()
-    """
-    result = run("--workers", 2, "--rule", "asgd", "--tls", folder, script(program))
-    assert result.exit_code == 0, result.output
-    assert result.stdout.count(f"certificate {folder.resolve() / 'cert.pem'}") == 2
-
-
-@pytest.mark.processes
-def test_who_fails_before_it_has_met_the_others_ends_the_run(script: Script) -> None:
-    """There is nothing yet that they could go on with."""
-    failing = "import os\nif os.environ['RANK'] == '1': raise ValueError('early')\n"
-    path = script(failing + textwrap.dedent(ASYNCHRONOUS.format(victims={1}, fail="pass")))
-    result = run("--workers", 3, "--rule", "asgd", "--timeout", 30, "--log", "log", path)
-    assert result.exit_code == 1, result.output
-    assert "ValueError: early" in result.stderr and "was lost" not in result.stderr
-
-
-@pytest.mark.processes
-def test_when_all_fail_the_run_has_failed(script: Script) -> None:
-    path = script(ASYNCHRONOUS.format(victims={0, 1}, fail="raise SystemExit(7)"))
-    result = run("--workers", 2, "--rule", "asgd", "--timeout", 30, "--log", "log", path)
-    assert result.exit_code == 7, result.output
-    assert " failed" in result.stderr
-
-
-@pytest.mark.processes
 @pytest.mark.parametrize(
     ("which", "ignore"),
     [
@@ -343,13 +298,6 @@ def test_all_workers_are_started_again_when_one_fails(script: Script, tmp_path: 
 
 
 @pytest.mark.processes
-def test_after_so_many_restarts_the_run_has_failed(script: Script) -> None:
-    result = run("--restarts", 1, script(RESTARTED.format(last=0, bad=9)))
-    assert result.exit_code == 7
-    assert "[0] start 1" in result.stdout and "start 2" not in result.stdout
-
-
-@pytest.mark.processes
 def test_two_hosts_start_again_together(script: Script) -> None:
     path = script(RESTARTED.format(last=1, bad=2))
     common = ["--as-is", "--restarts", 2, "--hosts", 2, "--master", f"127.0.0.1:{free_port()}", "--timeout", 60]
@@ -387,24 +335,6 @@ def test_two_hosts_are_one_cluster_and_fail_together(script: Script) -> None:
     assert (first.returncode, second.returncode) == (1, 5)
     assert "worker 3 on" in err_0
     assert "worker 3 on" in err_1
-
-
-@pytest.mark.processes
-def test_a_signal_is_heard_while_waiting_for_other_hosts(script: Script) -> None:
-    address = ("127.0.0.1", free_port())
-    master = f"{address[0]}:{address[1]}"
-    path = script("print('never')")
-    with started("--hosts", 2, "--master", master, "--timeout", 300, path) as process:
-        deadline = time.monotonic() + DEADLINE_S
-        while True:  # until the store of host 0 listens, so that torch is waiting for host 1
-            with contextlib.suppress(OSError), socket.create_connection(address, timeout=1.0):
-                break
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        printed, errors = process.communicate(timeout=DEADLINE_S)
-    assert (process.returncode, printed) == (130, "")
-    assert "stopped by SIGINT" in errors
 
 
 def test_a_host_that_meets_nobody_says_so(script: Script) -> None:

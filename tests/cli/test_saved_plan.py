@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.launch import saved_plan
+from paceline.cli.run import checks
 from paceline.errors import CheckpointError, UnsupportedError
+from paceline_plugins.sites import saved_plan
 
 PLAN = saved_plan.SavedPlan(["python", "x.py"], {"A": "b"}, "/", 3, ("::1", 7000), True, (2, 8), 60.0, None, None, 12.5)
 
@@ -41,11 +42,11 @@ def test_what_is_no_record_is_refused(tmp_path: Path, text: str | None, says: st
 
 
 def test_there_is_one_launcher(tmp_path: Path) -> None:
-    lock = saved_plan.Lock(tmp_path)
+    lock = checks.Lock(tmp_path)
     with pytest.raises(UnsupportedError, match=r"still runs \(process \d+\)"):
-        saved_plan.Lock(tmp_path)
+        checks.Lock(tmp_path)
     lock.close()
-    saved_plan.Lock(tmp_path).close()
+    checks.Lock(tmp_path).close()
 
 
 @pytest.mark.processes
@@ -53,14 +54,14 @@ def test_a_killed_launcher_leaves_no_lock(tmp_path: Path) -> None:
     code = f"""
 import os
 from pathlib import Path
-from paceline.cli.launch import saved_plan
-lock = saved_plan.Lock(Path({str(tmp_path)!r}))
+from paceline.cli.run import checks
+lock = checks.Lock(Path({str(tmp_path)!r}))
 os.kill(os.getpid(), 9)
 """
     assert (
         subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONPATH": str(Path(saved_plan.__file__).parents[3])}
+            [sys.executable, "-c", code], env={"PYTHONPATH": str(Path(saved_plan.__file__).parents[2])}
         ).returncode
         == -9
     )
-    saved_plan.Lock(tmp_path).close()
+    checks.Lock(tmp_path).close()

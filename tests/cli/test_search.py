@@ -21,7 +21,7 @@ from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.launch import Outcome
 from paceline.cli.launch.spawn import Command, WorkerProcess
 from paceline.cli.main import app
-from paceline.errors import CheckpointError, UnsupportedError
+from paceline.errors import CheckpointError
 from paceline_plugins.search import command_search_rounds as search_rounds
 from paceline_plugins.search.search_round import Round, RoundOver
 
@@ -122,13 +122,6 @@ def test_a_program_that_does_not_resume_is_told_to(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PACELINE_ROUND", Round(str(tmp_path), 2).text())
     with pytest.raises(CheckpointError, match=r"call run\.resume\(\)"):
         train(resumes=False)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"checkpoint": 3, "exchanges": 1}'])
-def test_a_round_that_is_none(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PACELINE_ROUND", text)
-    with pytest.raises(UnsupportedError, match="PACELINE_ROUND"):
-        paceline.attach(*plain())
 
 
 # -- without processes --------------------------------------------------------------------------------------
@@ -270,9 +263,3 @@ def test_the_extra_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pyt
     result = tune(*RATES, "--log", tmp_path / "s", QUADRATIC)
     assert result.exit_code == 2 and "pip install 'paceline[search]'" in said(result)
     assert not (tmp_path / "s").exists()
-
-
-def test_help_of_both() -> None:
-    assert "--search --help" in said(tune("--help")) and "--revert" in said(tune("--help"))
-    told = tune("--search", "--help")
-    assert told.exit_code == 0 and "--maximize" in told.output and "--revert" not in told.output

@@ -47,12 +47,6 @@ def test_a_command_line_overrides_the_environment_and_that_the_file(monkeypatch:
     assert "--workers 5" in said.partition("other hosts")[2] and "sets --workers" not in said
 
 
-def test_a_flag_that_is_off_is_not_typed() -> None:
-    Path(FILE).write_text("overwrite = false\nworkers = 3\n")
-    said = printed()
-    assert "--workers 3" in said.partition("other hosts")[2] and "--overwrite" not in said
-
-
 def test_the_nearest_file_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / FILE).write_text("workers = 3\n")
     inner = folder / "a" / "b"

@@ -90,13 +90,6 @@ def test_what_cannot_work_is_refused_before_the_start(script: Script, monkeypatc
     assert "holds step-000000100 of an earlier run" in refused("--checkpoint", "steps")
 
 
-@pytest.mark.parametrize("text", ["x", "70000", ":9400", "host:"])
-def test_addresses_of_metrics(script: Script, text: str) -> None:
-    pytest.importorskip("prometheus_client")
-    result = run("--metrics", text, script(BARE))
-    assert result.exit_code == 2 and "--metrics must be PORT or HOST:PORT" in result.stderr
-
-
 def test_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     found = TrackingOptions("board", "project", "9400", "s3://bucket/run").environment()
@@ -148,17 +141,6 @@ def test_a_tracker_that_cannot_be_opened_ends_the_attachment(monkeypatch: pytest
     monkeypatch.delenv(WANDB)
     with attached() as run:
         track(run, {})  # nothing asked for
-
-
-def test_a_place_of_steps_is_a_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An argument of the program is not overridden."""
-    monkeypatch.setenv("PACELINE_CHECKPOINT", str(tmp_path / "steps"))
-    model = torch.nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with paceline.attach(model, optimizer, "averaging(period=1)") as run:
-        assert run._context.settings.checkpoint == str(tmp_path / "steps")
-    with paceline.attach(model, optimizer, "averaging(period=1)", checkpoint=tmp_path / "own") as run:
-        assert run._context.settings.checkpoint == tmp_path / "own"
 
 
 def test_a_run_that_is_too_short_for_a_checkpoint_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
-from paceline.cli.watch import newest_run, sparkline
+from paceline.cli.watch import newest_run
 from paceline.observe.processes import this_process
 
 
@@ -156,32 +156,6 @@ def test_a_worker_whose_process_is_gone_is_dead_and_ends_the_watch(tmp_path: Pat
     for rank in (1, 2, 3):
         write(tmp_path, rank, size=4)
     assert call(tmp_path).exit_code == 0  # it comes to its end: nobody is at work any more
-
-
-def test_what_is_left_of_a_pass_is_told(tmp_path: Path) -> None:
-    for rank in range(2):
-        path = write(tmp_path, rank, closed=False)
-        epoch = {"kind": "epoch", "at_s": 0.0, "epoch": 3, "batches": 80}
-        path.write_text(json.dumps(epoch) + "\n" + path.read_text())
-    assert "epoch 3 (50 %, 10 s left)" in call(tmp_path, "--once").stdout
-
-
-def test_what_a_newcomer_inherits_is_not_its_own(tmp_path: Path) -> None:
-    write(tmp_path, 0, closed=False)
-    path = write(tmp_path, 1, closed=False)
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    for row in rows:
-        if "total_minibatches" in row:
-            row["total_minibatches"] += 1000
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "80 minibatches (8/s)" in call(tmp_path, "--once").stdout
-
-
-def test_a_sparkline_by_hand() -> None:
-    assert sparkline([0.0, 7.0, 3.5], 8) == "▁█▅"
-    assert sparkline([1.0, 1.0], 8) == "▁▁"
-    assert sparkline([0.0, 2.0, 6.0, 8.0], 2) == "▁█"  # means of two each
-    assert sparkline([float("nan"), 1.0, float("inf"), 2.0], 8) == "!▁!█"
 
 
 def close(directory: Path) -> None:

@@ -22,7 +22,6 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import app
-from paceline_plugins.report.watch_web_command import addresses
 
 from .test_watch import write
 
@@ -111,11 +110,3 @@ def test_options_that_would_do_nothing_are_refused(tmp_path: Path, options: list
     write(tmp_path, 0, size=1)
     result = CliRunner().invoke(app, ["watch", str(tmp_path), *options])
     assert result.exit_code == 2 and told in result.stderr
-
-
-def test_the_way_from_elsewhere_is_told() -> None:
-    first, second = addresses("127.0.0.1", 8765, "")
-    assert first == "page: http://127.0.0.1:8765/ (Ctrl-C ends it)"
-    assert second.startswith("From another machine: ssh -L 8765:localhost:8765 ") and "localhost:8765/" in second
-    assert addresses("::", 80, "abc")[0] == f"page: http://{socket.gethostname()}:80/?token=abc (Ctrl-C ends it)"
-    assert addresses("fe80::1", 80, "abc")[0].startswith("page: http://[fe80::1]:80/?token=abc")

@@ -55,12 +55,6 @@ def test_what_a_thing_causes_now_happens_now() -> None:
     assert [what for _, what in play(clock)] == ["push", "answer", "worker 1"]
 
 
-def test_computing_times() -> None:
-    assert [Clock().compute_s(r, 3) for r in (0, 5)] == [1.0, 1.0]
-    assert [Clock(compute=[1.0, 3.5]).compute_s(r, 0) for r in range(4)] == [1.0, 3.5, 1.0, 3.5]
-    assert Clock(compute=lambda rank, step, generator: 10.0 * rank + step).compute_s(2, 7) == 27.0
-
-
 def test_latency_and_rate_move_the_arrival() -> None:
     clock = Clock(network=link(latency_s=0.5, bytes_per_s=100.0))
     clock.carry(0, 1, 200, note(clock, "large"))
@@ -132,22 +126,3 @@ def test_durations_that_cannot_be(seconds: float) -> None:
         Clock(compute=seconds).compute_s(1, 4)
     with pytest.raises(ValueError, match="a message from 0 to 1 takes"):
         Clock(network=lambda *about: seconds).carry(0, 1, 8, lambda: None)
-
-
-def test_many_events() -> None:
-    """Twenty workers that wake again and again."""
-    clock, left = Clock(exponential(), seed=1), [200_000]
-    times: list[float] = []
-
-    def again(rank: int) -> None:
-        times.append(clock.now)
-        left[0] -= 1
-        if left[0] > 0:
-            clock.wake(rank, 0.5 + rank, lambda: again(rank))
-
-    for rank in range(20):
-        clock.wake(rank, 0.0, lambda r=rank: again(r))
-    while clock.step():
-        pass
-    assert len(times) >= 200_000 and clock.happened == len(times)
-    assert all(a <= b for a, b in pairwise(times))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.communication import SoloTransport, virtual
+from paceline.communication import virtual
 from paceline.errors import PeerLostError
 
 
@@ -166,28 +166,3 @@ def test_sizes_must_fit() -> None:
 
     with pytest.raises(ValueError, match="rank 1 sent 1 elements, 2 were expected"):
         virtual.run(2, uneven)
-
-
-def test_alone() -> None:
-    t = SoloTransport()
-    t.open_channels(3)
-    assert t.channel(2) is t and t.part([[0]]) is t
-    x, out = torch.arange(3.0), torch.empty(3)
-    t.all_to_all(out, x, [3], [3]).wait()
-    assert torch.equal(out, x)
-    t.reduce_scatter(out, x.view(1, 3) * 2).wait()
-    assert torch.equal(out, 2 * x)
-    for refused in (lambda: t.send(x, 0), lambda: t.receive(x, 1), lambda: t.part([[1]])):
-        with pytest.raises(ValueError):
-            refused()
-    assert t.bytes_sent == 0
-
-
-def test_hosts_of_virtual_workers() -> None:
-    def body() -> list[Any]:
-        world = here().world
-        return [world.host, world.local_rank, world.local_size]
-
-    assert virtual.run(3, body, ["a", "b", "a"]) == [["a", 0, 2], ["b", 0, 1], ["a", 1, 2]]
-    with pytest.raises(ValueError, match="hosts must name a host for each of 3 workers, got 1"):
-        virtual.run(3, body, ["a"])

@@ -254,24 +254,8 @@ def test_a_script_runs_unchanged(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert sys.modules["__main__"] is not None and "train" not in str(sys.modules["__main__"])
 
 
-def test_a_script_that_fails_raises_its_own_error(tmp_path: Path) -> None:
-    script = tmp_path / "bad.py"
-    script.write_text("raise RuntimeError('from the script')\n")
-    with pytest.raises(RuntimeError, match="from the script"):
-        paceline.simulate(script, 2)
-
-
 def test_simulate_refuses(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no script"):
         paceline.simulate(tmp_path / "none.py", 2)
     with pytest.raises(ValueError, match="bind a function"):
         paceline.simulate(lambda: 0, 2, ["x"])
-
-
-def test_sixty_four_workers() -> None:
-    def body() -> float:
-        x = torch.ones(1)
-        here().all_reduce(x).wait()
-        return float(x)
-
-    assert virtual.run(64, body) == [64.0] * 64

@@ -13,7 +13,6 @@ from paceline.core.flat import (
     averaged_buffers,
     flat_view,
     fragments,
-    module_list,
     other_buffers,
     outer_dtype,
     trainable,
@@ -134,12 +133,6 @@ def test_tied_weights_once_and_frozen_ones_never() -> None:
     assert [name for name, _ in trainable(model)] == ["a.weight", "a.bias", "b.bias", "c.bias"]
 
 
-def test_several_modules_have_prefixes() -> None:
-    pair = [nn.Linear(1, 1), nn.Linear(1, 1)]
-    assert [p for p, _ in module_list(pair)] == ["0.", "1."]
-    assert [n for n, _ in trainable({"enc": pair[0], "dec": pair[1]})][::2] == ["enc.weight", "dec.weight"]
-
-
 def test_only_running_statistics_are_averaged() -> None:
     model = nn.BatchNorm1d(3)
     model.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
@@ -152,11 +145,6 @@ def test_only_running_statistics_are_averaged() -> None:
     assert [name for name, _ in other_buffers(model)] == ["mask", "flags", "count"]
 
 
-def test_scalars_and_empty_parameters() -> None:
-    fragment = one(torch.tensor(3.0), torch.zeros(0), torch.ones(2))
-    assert fragment.whole().tolist() == [3, 1, 1]
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_finite_sees_one_bad_number(value: float) -> None:
     a = torch.randn(1000)
@@ -167,7 +155,3 @@ def test_finite_sees_one_bad_number(value: float) -> None:
 
 def test_finite_is_not_fooled_by_an_overflow_of_its_sum() -> None:
     assert one(torch.full((10,), 3e38)).finite()
-
-
-def test_layout_says_what_must_agree() -> None:
-    assert one(torch.zeros(2, 3, dtype=torch.bfloat16)).layout() == [["t0", [2, 3], "bfloat16", "parameters"]]

@@ -76,20 +76,6 @@ def test_drop_last_leaves_out_the_batch_that_is_smaller_than_it_might_be() -> No
     assert len(BucketBatches(lengths, most=18, buckets=6, drop_last=True)) == 2  # one of 9, where two have
 
 
-def test_another_epoch_has_other_batches_and_the_same_seed_the_same() -> None:
-    sampler = BucketBatches(lengths_of(), 8)
-    first, again, other = drawn(sampler, 1), drawn(sampler, 1), drawn(sampler, 2)
-    assert first == again and first != other
-    assert {frozenset(b) for b in first} != {frozenset(b) for b in other}  # samples meet others
-
-
-def test_less_is_padded_than_in_batches_of_any_length() -> None:
-    lengths = lengths_of()
-    own = sum(padded(batch, lengths) for batch in drawn(BucketBatches(lengths, 8)))
-    plain = sum(padded(batch.tolist(), lengths) for batch in torch.randperm(len(lengths)).split(8))
-    assert sum(lengths) <= own < 1.3 * sum(lengths) < 1.9 * sum(lengths) < plain
-
-
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 7])
 def test_the_batches_do_not_depend_on_the_number_of_workers(workers: int) -> None:
     sampler = BucketBatches(lengths_of(397), 8)
@@ -105,11 +91,6 @@ def test_the_batches_of_a_round_are_neighbours_in_length(workers: int) -> None:
     rounds = sorted(sorted(longest[k : k + workers]) for k in range(0, 12, workers))
     assert all(one[-1] <= other[0] for one, other in pairwise(rounds))  # no two rounds overlap
     assert longest != sorted(longest)
-
-
-@pytest.mark.parametrize("as_what", [list, np.array, torch.tensor, tuple])
-def test_lengths_of_many_kinds(as_what: Callable[[list[int]], Any]) -> None:
-    assert drawn(BucketBatches(as_what(lengths_of(50)), 8)) == drawn(BucketBatches(lengths_of(50), 8))
 
 
 @pytest.mark.parametrize(
@@ -256,13 +237,3 @@ def test_of_a_weighted_draw_nothing_is_dropped_or_repeated(rule: str, workers: i
         seen = sorted(i for worker in found for b in worker[epoch] for i in b)
         assert seen in [sorted(draw) for draw in Told.draws]
     assert len({tuple(draw) for draw in Told.draws}) == 2  # every worker made the same draw, anew in each epoch
-
-
-def test_samples_come_as_often_as_their_weights_say() -> None:
-    weights, draws = [1.0, 2.0, 3.0, 0.0], 6000
-    found = passes(lambda: DataLoader(Numbers(4), 100, sampler=WeightedRandomSampler(weights, draws)), 3, epochs=1)
-    counts = np.bincount([i for worker in found for b in worker[0] for i in b], minlength=4)
-    assert counts.sum() == draws and counts[3] == 0
-    for count, weight in zip(counts, weights, strict=True):
-        share = weight / sum(weights)
-        assert abs(count - draws * share) <= 5 * (draws * share * (1 - share)) ** 0.5  # five standard deviations

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch._utils import ExceptionWrapper
 
-from paceline.data.workers import pack as module
 from paceline.data.workers.message import IpcBatch
-from paceline.data.workers.pack import ALIGNMENT, BLOCK_BYTES, LARGE_BYTES, Packer
+from paceline.data.workers.pack import LARGE_BYTES, Packer
 
 Pair = namedtuple("Pair", ["x", "y"])
 
@@ -132,17 +131,6 @@ def test_a_tensor_has_a_storage_of_its_own() -> None:
         got.resize_(100)
 
 
-def test_the_same_tensor_twice_stays_the_same() -> None:
-    x = torch.ones(3)
-    first, second = packed((x, x)).batch(0)
-    assert first is second
-
-
-def test_bytes_are_aligned() -> None:
-    ipc_batch = sent([torch.ones(1, dtype=torch.uint8), torch.ones(3), torch.ones(2, dtype=torch.float64)])
-    assert all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in ipc_batch.batch(0))
-
-
 @pytest.mark.parametrize("name", ["large", "sparse", "parameter", "subclass"])
 def test_what_is_no_small_plain_tensor_travels_by_itself(name: str) -> None:
     tensor = {
@@ -168,14 +156,6 @@ def test_a_tensor_within_a_graph_is_refused_with_its_shape() -> None:
     packer.add(torch.zeros(3))
     ipc_batch = packer.ipc_batch()
     assert len(ipc_batch) == 2 and [ipc_batch.batch(k).tolist() for k in range(2)] == [[1] * 3, [0] * 3]
-
-
-def test_an_object_of_unknown_size_counts_as_a_whole_block() -> None:
-    packer = Packer()
-    packer.add(["text", 1, 2.5, None, np.float32(3), torch.ones(4)])
-    assert 0 < packer.nbytes < 200
-    packer.add({"own": Custom(torch.ones(2))})
-    assert packer.nbytes >= BLOCK_BYTES
 
 
 def test_a_packed_sequence_and_a_mapping_with_more_than_items() -> None:
@@ -205,13 +185,6 @@ def test_an_error_stands_in_the_place_of_its_batch() -> None:
     assert ipc_batch.batch(0).item() == 1 and ipc_batch.batch(2).item() == 0
     with pytest.raises(KeyError, match=r"(?s)there.*gone"):
         ipc_batch.batch(1)
-
-
-def test_a_long_parcel_goes_through_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "INLINE_BYTES", 10)
-    ipc_batch = packed(torch.arange(5), torch.arange(6))
-    assert isinstance(ipc_batch.data, Tensor) and ipc_batch.data.is_shared()
-    assert ipc_batch.batch(1).tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_pinning_pins_once_and_keeps_batches_apart(monkeypatch: pytest.MonkeyPatch) -> None:

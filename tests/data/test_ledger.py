@@ -27,11 +27,6 @@ def drain(ledger: Ledger, worker: int, epoch: int = 0, total: int = 10) -> list[
     return found
 
 
-def test_places_are_leased_from_the_front() -> None:
-    ledger = Ledger()
-    assert [ask(ledger, 0), ask(ledger, 1), ask(ledger, 0)] == [(0, 0, 0, 2), (0, 0, 2, 4), (0, 0, 4, 6)]
-
-
 def test_leases_end_at_multiples_of_the_unit() -> None:
     ledger = Ledger()
     assert ask(ledger, 0, total=100, unit=8) == (0, 0, 0, 8)
@@ -225,16 +220,6 @@ def test_the_clock_of_a_resumed_run_may_be_another() -> None:
         ledger.load(state, now)
         found.append(ledger.ask(0, question, now + 1.0))
     assert found[0] == found[1] == found[2]
-
-
-def test_what_is_unfinished() -> None:
-    ledger = Ledger()
-    mark = ask(ledger, 0)
-    assert mark is not None and ledger.unfinished(0) == {0: Ranges([(0, 10)])}  # a lease is not done
-    ledger.done(0, [mark])
-    assert ledger.unfinished(0) == {0: Ranges([(2, 10)])} and ledger.unfinished(1) == {}
-    drain(ledger, 0)
-    assert ledger.unfinished(0) == {} and ledger.closed(0) == 0
 
 
 def test_an_epoch_that_is_over_between_two_that_are_not_is_known_to_be_over() -> None:

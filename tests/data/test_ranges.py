@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,14 +101,3 @@ def test_the_state_is_the_set(changes: list[tuple[bool, Range]]) -> None:
     again = Ranges(ours.state())
     assert again == ours and again == ours.copy() and repr(again) == repr(ours)
     assert Ranges(reversed(ours.state())) == ours  # in whatever order they come
-
-
-def test_a_copy_is_another_set() -> None:
-    one = Ranges([(0, 5)])
-    one.copy().remove(0, 5)
-    assert one.total == 5
-
-
-@pytest.mark.parametrize("other", [[(0, 5)], (0, 5), None])
-def test_it_equals_nothing_else(other: object) -> None:
-    assert Ranges([(0, 5)]) != other

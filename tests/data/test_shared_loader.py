@@ -23,7 +23,6 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 import paceline
-from paceline.data.sampling.batches import samples_in
 from tests.helpers import simulate
 
 Batches = list[list[int]]
@@ -152,15 +151,6 @@ class Buckets(Sampler[list[int]]):
         return 8
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize("workers", [2, 3, 4])
-def test_every_sample_once_with_other_loaders(name: str, workers: int) -> None:
-    found = passes(SAMPLERS[name], workers)
-    want = list(range(23 if "stream" in name else 31))
-    for epoch in range(2):
-        assert sorted(flat(found, epoch)) == want
-
-
 def test_with_replacement_the_users_draw_is_kept() -> None:
     found = passes(lambda: DataLoader(Numbers(9), 2, sampler=WeightedRandomSampler([1.0] * 9, 20)), 2)
     assert len(flat(found, 0)) == 20 and set(flat(found, 0)) <= set(range(9))
@@ -256,13 +246,6 @@ def test_worker_processes_see_every_sample_once() -> None:
         assert sorted(flat(found, epoch)) == list(range(21))
 
 
-def test_samples_in_a_batch() -> None:
-    assert samples_in((torch.zeros(3, 2), torch.zeros(3))) == 3
-    assert samples_in({"a": "text", "b": torch.zeros(5)}) == 5
-    assert samples_in([torch.tensor(1.0), torch.zeros(2)]) == 2
-    assert samples_in("text") == 0
-
-
 def test_sequential_sampler_draws_nothing() -> None:
     def program() -> bool:
         run = attached()
@@ -302,28 +285,3 @@ def test_a_resumed_pass_goes_on_behind_the_last_batch(name: str, at: int, tmp_pa
     first = simulate(program(False, at), 2)
     second = simulate(program(True, None), 2)
     assert [a + b for a, b in zip(first, second, strict=True)] == whole
-
-
-class Batched(torch.utils.data.Dataset):
-    """Fetches a whole batch at a time."""
-
-    def __len__(self) -> int:
-        return 22
-
-    def __getitem__(self, index: int) -> None:
-        raise AssertionError("this dataset is asked for batches")
-
-    def __getitems__(self, indices: list[int]) -> torch.Tensor:
-        return torch.tensor(indices)
-
-
-@pytest.mark.processes
-def test_a_dataset_that_fetches_batches_keeps_doing_so_in_worker_processes() -> None:
-    def body() -> list[int]:
-        model = torch.nn.Linear(1, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with paceline.attach(model, optimizer, "averaging") as run:
-            loader = torch.utils.data.DataLoader(Batched(), batch_size=4, num_workers=1, collate_fn=lambda batch: batch)
-            return [int(index) for batch in run.share(loader) for index in batch]
-
-    assert sorted(i for part in paceline.simulate(body, 2) for i in part) == list(range(22))

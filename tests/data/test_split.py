@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import tracemalloc
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.data.ledger.epoch_ledger import ENDLESS
-from paceline.data.sampling.split import Rounds, SingleWorker, Split, Stripes, even_parts, split_of
+from paceline.data.sampling.split import Rounds, Split, Stripes, split_of
 
 CASES = [(n, b) for n in (0, 1, 2, 3, 7, 8, 16, 17, 31, 96, 97, 100) for b in (1, 2, 3, 4, 16)]
 property_test = settings(database=None, deadline=None, derandomize=True, max_examples=300)
@@ -89,21 +88,6 @@ def test_a_small_rest_is_shared_by_cutting_the_last_two_rounds_anew() -> None:
     assert bounds(24, 4, 4) == [(0, 16), (16, 24)]
     assert bounds(20, 2, 4) == [(0, 8), (8, 16), (16, 20)]
     assert bounds(3, 4, 4) == [(0, 3)]
-
-
-def test_stripes_are_contiguous() -> None:
-    rows = [parts(Stripes(50, 4, 3), rank) for rank in range(3)]
-    assert [(row[0][0], row[-1][1]) for row in rows] == [(0, 17), (17, 34), (34, 50)]
-    assert all(one[1] == other[0] for row in rows for one, other in pairwise(row))
-
-
-def test_one_worker_alone_has_full_batches_but_for_the_last() -> None:
-    assert parts(SingleWorker(11, 4), 0) == [(0, 4), (4, 8), (8, 11)]
-
-
-def test_even_parts() -> None:
-    assert even_parts(10, 4) == [(0, 3), (3, 6), (6, 8), (8, 10)]
-    assert even_parts(2, 4) == [(0, 1), (1, 2), (2, 2), (2, 2)]
 
 
 # -- what is done ---------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling.position import UNIT, ShardProgress, cut_at_shards, round_robin
 from paceline.data.streams.reader import ShardAssignment, ShardReading
 from paceline.forecast.sim import Clock
+from tests.tables import pairwise
 
 Batch = list[int]
 SIZES = [7, 12, 1, 9, 16, 5, 8, 11, 3]
@@ -115,9 +116,7 @@ def uneven() -> Clock:
 RULES = ["sync", "bmuf(period=2)", "asgd()"]
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
-@pytest.mark.parametrize("buffer", [0, 5])
+@pytest.mark.parametrize(("rule", "workers", "buffer"), pairwise(RULES, [1, 2, 3, 4], [0, 5]))
 def test_every_sample_once(rule: str, workers: int, buffer: int) -> None:
     results = paceline.simulate(Program(rule, lambda: loader_of(buffer=buffer)), workers, clock=uneven())
     for epoch in range(2):
@@ -156,26 +155,12 @@ def test_shards_are_dealt_under_an_asynchronous_rule_where_the_program_wants_so(
         assert sorted(flat([found[epoch] for found, _ in results])) == everything([8] * 12)
 
 
-def test_without_shuffling_shards_come_as_they_lie() -> None:
-    ((found, _),) = paceline.simulate(Program("sync", lambda: loader_of(shuffle=False), epochs=1), 1)
-    assert [i for batch in found[0] for i in batch] == everything()
-
-
 def test_incomplete_batches_can_be_left_out() -> None:
     for rule in ("sync", "asgd()"):
         results = paceline.simulate(Program(rule, lambda: loader_of(drop_last=True)), 2, clock=Clock([1.0, 0.4]))
         for epoch in range(2):
             seen = sorted(i for found, _ in results for batch in found[epoch] for i in batch)
             assert seen == [i for i in everything() if i % 100 < SIZES[i // 100] // 4 * 4]
-
-
-def test_samples_that_are_batches_already() -> None:
-    class Ready(Counted):
-        def read(self, shard: int, skip: int) -> Iterator[Any]:
-            return (torch.tensor([i, i]) for i in super().read(shard, skip))
-
-    results = paceline.simulate(Program("sync", lambda: DataLoader(ShardStream(Ready()), None), epochs=1), 2)
-    assert sorted(flat([found[0] for found, _ in results])) == sorted(2 * everything())
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -207,9 +192,7 @@ def test_places_where_nothing_is_are_done_too(choices: dict[str, Any]) -> None:
     assert all(0 not in books for books in paceline.simulate(program, 2))  # the first epoch's book is closed
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("stop", [1, 3, 8])
+@pytest.mark.parametrize(("rule", "workers", "stop"), pairwise(RULES, [1, 2, 3], [1, 3, 8]))
 def test_a_run_that_was_stopped_in_a_shard_goes_on_there(rule: str, workers: int, stop: int, tmp_path: Path) -> None:
     make: Callable[[], Any] = lambda: loader_of(sizes=[13] * 9, buffer=3)  # noqa: E731
     first = paceline.simulate(Program(rule, make, stop=stop, to=tmp_path / "c"), workers)
@@ -224,10 +207,11 @@ def test_a_run_that_was_stopped_in_a_shard_goes_on_there(rule: str, workers: int
         ] == [found for found, _ in whole]
 
 
-@pytest.mark.parametrize("rule", ["sync", "asgd()"])
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 4), (4, 3)])
-@pytest.mark.parametrize("stop", [2, 7])
-def test_other_workers_go_on_where_these_stopped(rule: str, before: int, after: int, stop: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rule", "workers", "stop"), pairwise(["sync", "asgd()"], [(1, 3), (3, 1), (4, 3)], [2, 7]))
+def test_other_workers_go_on_where_these_stopped(
+    rule: str, workers: tuple[int, int], stop: int, tmp_path: Path
+) -> None:
+    before, after = workers
     make: Callable[[], Any] = lambda: loader_of(sizes=[13] * 9)  # noqa: E731
     first = paceline.simulate(Program(rule, make, stop=stop, to=tmp_path / "c"), before)
     second = paceline.simulate(Program(rule, make, states=[state for _, state in first]), after)
@@ -323,16 +307,6 @@ def test_a_stream_works_in_a_loader_without_a_run(processes: int) -> None:
     epochs = [flat([[batch.tolist() for batch in loader_of(num_workers=processes)]]) for _ in range(2)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == everything()
     assert epochs[0] != epochs[1]
-
-
-@pytest.mark.parametrize("skip", range(12))
-def test_a_mixed_shard_can_be_entered_anywhere(skip: int) -> None:
-    stream = ShardStream(Counted([11]), buffer=4)
-    whole = list(stream.read(0, 0, 3, 1))
-    assert sorted(whole) == list(range(11)) and whole != list(range(11))
-    assert sorted(whole[:4]) == [0, 1, 2, 3]
-    assert list(stream.read(0, skip, 3, 1)) == whole[skip:]
-    assert list(stream.read(0, 0, 3, 2)) != whole
 
 
 def test_streams_that_make_no_sense() -> None:

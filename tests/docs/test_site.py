@@ -66,22 +66,9 @@ def test_every_setting_is_explained(name: str) -> None:
     assert all(meaning.strip() for _, _, meaning in rows)
 
 
-def test_a_picture_is_the_same_each_time_and_loads_nothing() -> None:
-    plots = extension("recipe_plots")
-    first, second = plots.draw("bmuf", results()), plots.draw("bmuf", results())
-    assert first == second
-    assert not re.search(r'(href|src)="https?:', first)
-
-
 def test_the_overview_links_every_recipe() -> None:
     text = extension("recipe_pages").overview()
     assert all(f"(../recipes/{name}.md)" in text for name in RECIPES)
-
-
-def test_equations_of_modules_become_literal_blocks() -> None:
-    lines = ["Sum.", "", "    a = b", "    c = d", "", "where |a| is small"]
-    extension("docstrings").keep_equations(None, "module", "m", None, None, lines)
-    assert lines == ["Sum.", "", "::", "", "    a = b", "    c = d", "", r"where \|a\| is small"]
 
 
 def test_the_pictures_are_those_that_the_script_draws() -> None:
@@ -101,16 +88,3 @@ def test_every_document_is_on_the_site() -> None:
     pages = [path for folder in (".", "guide", "evidence", "reference") for path in DOCS.glob(f"{folder}/*.md")]
     for page in sorted({*pages} - {DOCS / "index.md"}):
         assert any(page.stem == one.rpartition("/")[2] for one in listed), f"name {page.name} in docs/index.md"
-
-
-def test_plots_are_on_white_paper() -> None:
-    """In the dark the style sheet turns their lightness round."""
-    image = pytest.importorskip("PIL.Image")
-    plots = [*(ROOT / "records").glob("*/*.png"), *(DOCS / "pictures").glob("*.png")]
-    dark = set()
-    for path in plots:
-        with image.open(path) as picture:
-            if picture.convert("RGB").crop((0, 0, 2, 2)).getextrema() != ((255, 255),) * 3:
-                dark.add(path.name)
-    assert plots and dark <= {"live.png", "live_dark.png"}  # screenshots have a form for each scheme
-    assert "only-dark" in (DOCS / "_static/site.css").read_text() and "only-dark" in (DOCS / "index.md").read_text()

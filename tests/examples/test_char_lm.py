@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 import paceline
 
@@ -80,24 +77,6 @@ def test_rules_take_the_place_of_the_standard_ways(demo: ModuleType, monkeypatch
     )
 
 
-def test_the_whole_rule_goes_to_the_launcher(demo: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = 'bmuf(period=3, codec="int8")'
-    args = arguments(demo, monkeypatch, "--rule", rule, "--out", "somewhere")
-    way = demo.chosen_ways(args)[1]
-    command = demo.command(way, args)
-    assert f"--rule={rule}" in command
-    assert f"--log={Path('somewhere', 'bmuf-period-3-codec-int8')}" in command
-
-
-def test_names_are_fit_for_directories_and_differ(demo: ModuleType) -> None:
-    rules = ["bmuf(lr=1)", "bmuf(lr=-1)", 'power(codec="../../x")', "bmuf(lr=1)", "sync(reproducible=True)"]
-    rules += [f"diloco(period={'1' * 100}{end})" for end in range(3)]
-    names = [way.name for way in demo.named_ways(rules)][1:]
-    assert len(set(names)) == len(rules)
-    assert names[:4] == ["bmuf-lr-1", "bmuf-lr-1-2", "power-codec-..-..-x", "bmuf-lr-1-3"]
-    assert all(re.fullmatch(r"[a-z][a-z0-9_.-]{0,50}", name) for name in names)
-
-
 @pytest.mark.parametrize(
     "rule", ["bmuff", "bmuf(period=0)", "bmuf(perod=3)", "bmuf(8)", "bmuf(", ""], ids=lambda rule: rule or "nothing"
 )
@@ -112,17 +91,6 @@ def test_a_wrong_rule_is_refused_before_anything_runs(
     assert exit.value.code == 2
     assert f"argument --rule: {error.value}" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_the_table_is_80_columns_wide_whatever_the_rules_are(demo: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    args = arguments(demo, monkeypatch, "--rule", "bmuf(period=16, momentum=0.9375, lr=1.0)")
-    rows = demo.comparison(demo.chosen_ways(args), [result(1.33, 1), result(1.35)], args)
-    sheet = StringIO()
-    Console(file=sheet, width=80).print(demo.as_table(rows, "Title", "note"))
-    text = sheet.getvalue()
-    assert "…" not in text
-    assert "+1.5 %" in text
-    assert all(len(line) <= 80 for line in text.splitlines())
 
 
 @pytest.mark.processes

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Callable
@@ -77,49 +76,12 @@ def test_what_an_exchange_costs(write_run: Write) -> None:
     assert "exchange-time" not in drawn(write_run("none", change=lambda rank, events: events[:3]))
 
 
-def test_a_line_a_worker(write_run: Write) -> None:
-    lines = drawn(write_run(size=3, change=waiting))["data-over-time"].lines
-    assert [line.colour for line in lines] == [0, 1, 2]
-    assert [line.curve.y[0] for line in lines] == pytest.approx([20, 40, 20])
-
-
-def test_of_many_workers_the_one_that_waits_most_stands_out(write_run: Write) -> None:
-    *pale, most = drawn(write_run(size=9, change=waiting))["data-over-time"].lines
-    assert len(pale) == 8 and all(line.pale and line.colour == 0 for line in pale)
-    assert (most.name, most.colour, most.pale) == ("worker 1", 1, False)
-
-
 def test_delays_are_bars_under_their_mean(write_run: Write) -> None:
     chart = drawn(write_run("run", 4, change=pushing))["delay-of-pushes"]
     (line,) = chart.lines
     assert chart.bars and line.name == "run: mean 1.78"
     assert [round(height * 5.52) for height in line.curve.y] == [160, 120, 94, 120, 18, 0, 40]
     assert line.curve.x == pytest.approx(range(7))
-
-
-def test_each_run_that_pushes_has_its_colour(write_run: Write) -> None:
-    runs = [write_run(name, 4, change=pushing) for name in ("a", "b")]
-    lines = drawn(runs[0], write_run("still", 2), runs[1])["delay-of-pushes"].lines
-    assert [(line.name, line.colour) for line in lines] == [("a: mean 1.78", 0), ("b: mean 1.78", 2)]
-
-
-@pytest.mark.parametrize(
-    ("delays", "bars"),
-    [
-        ({"0": 10}, 1),
-        ({"0": 500, "3": 499, "4000": 1}, 4),  # one push that came far too late squeezes nobody
-        ({"0": 500, "60": 400, "99": 100}, 34),  # 100 delays, 3 in a bar
-    ],
-    ids=["one delay", "a rare one", "many"],
-)
-def test_bars_stay_wide_enough(write_run: Write, delays: dict[str, int], bars: int) -> None:
-    def give(rank: int, events: list[Event]) -> list[Event]:
-        next(event for event in events if event["kind"] == "exchange")["delays"] = delays
-        return events
-
-    (line,) = drawn(write_run(size=1, change=give))["delay-of-pushes"].lines
-    assert len(line.curve.x) == bars
-    assert float(line.curve.y.sum()) == pytest.approx(100.0, abs=0.5)
 
 
 def often(rank: int, events: list[Event]) -> list[Event]:
@@ -129,21 +91,6 @@ def often(rank: int, events: list[Event]) -> list[Event]:
          "value": "nan" if k == 500 else 1.0 + k % 7, "total_samples": 5120 + 32 * k} for k in range(1000)
     ]  # fmt: skip
     return events + values
-
-
-def test_long_noisy_losses_are_drawn_with_their_mean(write_run: Write) -> None:
-    chart = drawn(write_run(change=often))["loss-by-samples"]
-    raw, mean, validation = chart.lines
-    assert (raw.pale, mean.pale, raw.colour, mean.colour) == (True, False, 0, 0)
-    assert np.ptp(raw.curve.y[np.isfinite(raw.curve.y)]) > 2 * np.ptp(mean.curve.y[50:])
-    assert validation.dots and validation.colour == 1
-
-
-def test_the_first_fall_does_not_flatten_the_rest(write_run: Write) -> None:
-    chart = drawn(write_run())["loss-by-time"]
-    losses = next(line.curve.y for line in chart.lines if line.name == "loss")
-    first, later = float(losses[0]), float(losses[10:].max())
-    assert chart.high is not None and later < chart.high < first
 
 
 def test_what_a_browser_gets_is_json_of_bounded_length(write_run: Write) -> None:
@@ -159,23 +106,7 @@ def test_what_a_browser_gets_is_json_of_bounded_length(write_run: Write) -> None
     assert None in Chart("key", "", "", "", "", [line]).as_json()["lines"][0]["y"]  # a gap where the loss is no number
 
 
-def test_a_run_without_data_for_a_line_has_none(write_run: Write) -> None:
-    def worth(rank: int, events: list[Event]) -> list[Event]:
-        return [event | {"effective_workers": 1.5} if event["kind"] == "exchange" else event for event in events]
-
-    lines = drawn(write_run("tells", change=worth), write_run("silent"))["effective-workers"].lines
-    assert [line.name for line in lines] == ["tells, of 2"]
-
-
 # -- colours -----------------------------------------------------------------------------------------------------------
-
-SIGHT = {
-    "normal": np.eye(3),
-    "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
-    "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
-    "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
-}
-"""Linear RGB as it is seen (Machado et al. 2009, severity 1)."""
 
 
 def schemes() -> dict[str, dict[str, str]]:
@@ -201,14 +132,6 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def lab(colour: str, sight: str) -> Any:
-    """CIE L*a*b* of a colour as it is seen."""
-    seen = np.clip(np.array(SIGHT[sight]) @ linear(colour), 0, 1)
-    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ seen
-    f = np.cbrt(np.maximum(xyz / [0.95047, 1, 1.08883], 1e-4))
-    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
-
-
 LINES = [f"c{k}" for k in range(8)]
 TIMES = ["compute", "data", "waits", "exchange"]
 
@@ -221,13 +144,3 @@ def test_colours_can_be_seen(scheme: str) -> None:
         assert all(contrast(colours[name], colours[paper]) >= 4.5 for name in ("ink", "pale"))
         assert all(contrast(colours[name], colours[paper]) >= 3 for name in (*LINES, *TIMES, "accent", "good"))
     assert contrast(colours["ink"], colours["warn"]) >= 4.5
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize(("names", "least"), [(TIMES, 25), (LINES, 10)], ids=["parts of the time", "lines"])
-def test_colours_can_be_told_apart_by_all_readers(scheme: str, names: list[str], least: float) -> None:
-    colours = schemes()[scheme]
-    for sight in SIGHT:
-        for one, other in itertools.combinations(names, 2):
-            apart = float(np.linalg.norm(lab(colours[one], sight) - lab(colours[other], sight)))
-            assert apart >= least, (one, other, sight)

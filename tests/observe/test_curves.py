@@ -18,7 +18,6 @@ from paceline_plugins.report.curves import (
     data_by_time,
     delays_of_pushes,
     losses,
-    smooth,
     thin,
 )
 
@@ -59,13 +58,6 @@ def test_the_same_minibatch_of_all_workers_is_one_point(write_run: Write) -> Non
     assert curve.y[0] == pytest.approx(sum(first) / 2)
 
 
-def test_without_samples_x_counts_minibatches(write_run: Write) -> None:
-    run = read_run(write_run(size=2, samples=False))
-    curve = by_samples(run, "loss", counted=False)
-    assert curve.unit == "minibatches"
-    assert curve.x[-1] == pytest.approx(2 * 160)
-
-
 def test_bytes_of_all_workers_add_up(write_run: Write) -> None:
     curve = bytes_by_time(read_run(write_run(size=3)))
     assert curve.y[0] == 0
@@ -83,20 +75,6 @@ def test_delays_are_shares_of_all_pushes(write_run: Write) -> None:
 
 def test_losses_are_found_by_name(write_run: Write) -> None:
     assert losses(read_run(write_run())) == ["loss", "validation loss"]
-
-
-def test_smoothing_leaves_a_slope_and_removes_noise() -> None:
-    x = np.arange(1000.0)
-    line = Curve("line", "samples", x, 5 - 0.001 * x)
-    inner = slice(0, 980)  # at the end the window looks back
-    assert smooth(line).y[inner] == pytest.approx(line.y[inner])
-    noise = Curve("noise", "samples", x, np.random.default_rng(0).normal(size=1000))
-    assert smooth(noise).y.std() < 0.3 * noise.y.std()
-
-
-def test_smoothing_passes_over_what_is_not_finite() -> None:
-    curve = Curve("c", "samples", np.arange(5.0), np.array([1.0, np.nan, 1.0, np.inf, 1.0]))
-    assert smooth(curve).y == pytest.approx([1.0, 1.0, 1.0])
 
 
 def test_thinning_keeps_the_mean() -> None:
@@ -117,7 +95,3 @@ def test_the_wait_for_data_is_spread_over_the_time_of_its_line(write_run: Write)
     late = data_by_time(run.workers[1:], "worker 1", 80.0)  # of which the second half has no lines
     assert late.x == pytest.approx(np.arange(20) * 2 + 1.0)
     assert late.y == pytest.approx([40.0] * 10 + [20.0] * 10)
-
-
-def test_logs_without_waits_have_no_points(write_run: Write) -> None:
-    assert len(data_by_time(read_run(write_run()).workers, "run", 40.0).x) == 0

@@ -13,7 +13,6 @@ import pytest
 from paceline.observe import read_run
 from paceline.observe.reports.log import RunLog
 from paceline.observe.reports.summary import summarize, warnings
-from paceline_plugins.report import write_report
 from paceline_plugins.report.curves import by_samples, by_time, bytes_by_time
 from paceline_plugins.report.tables import comparison, event_rows, worker_rows
 from paceline_plugins.report.trace import align_clocks
@@ -108,11 +107,6 @@ def test_the_totals_are_those_of_the_run(run: RunLog) -> None:
     assert numbers.values["loss"] == pytest.approx(loss(20))  # worker 1 was lost long before
 
 
-def test_every_worker_begins_when_it_joined(run: RunLog) -> None:
-    """Though the clock of worker 2's host is an hour ahead: it met worker 0 in exchanges."""
-    assert [worker.began_s for worker in run.workers] == pytest.approx(list(BEGAN.values()))
-
-
 def test_curves_lie_on_one_clock(run: RunLog) -> None:
     curve = by_time(run, "loss")
     assert curve.x[-1] == pytest.approx(20) and np.all(np.diff(curve.x) >= 0)
@@ -149,12 +143,6 @@ def test_the_lost_worker_is_told_and_the_table_says_who_joined_when(run: RunLog)
     assert [row["joined after"] for row in rows] == ["0 s", "1 s", "12 s"]
     assert [row["end"] for row in rows] == ["closed", "lost", "closed"]
     assert comparison([run])[0]["workers"] == "2 at most, 3 in all"
-
-
-def test_the_page_of_an_elastic_run(run: RunLog, tmp_path: Path) -> None:
-    page = write_report(run.directory, tmp_path / "page").read_text(encoding="utf-8")
-    assert "at most 2 workers at a time, 3 in all, on 2 hosts (a, b)" in page
-    assert "called to exchange" not in page and "0 of at least 1" not in page
 
 
 def test_the_trace_does_not_take_an_exchange_for_one_of_another_generation(run: RunLog) -> None:

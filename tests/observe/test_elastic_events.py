@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.run.elastic_messages import of_control, of_process
 from paceline.cli.run.status import describe
 from paceline.observe.reports.elastic_events import QUIET, ControlEvent, ElasticStatus, event_text, read_events
 from paceline.observe.reports.live import Live, LiveSnapshot
@@ -18,6 +17,7 @@ from paceline.observe.reports.read import read_run
 from paceline.observe.reports.summary import warnings
 from paceline_plugins.report.report import write_report
 from paceline_plugins.report.tables import event_rows
+from paceline_plugins.sites.elastic_messages import of_control, of_process
 
 MEMBERS = [[0, "a", "10.0.0.1", 1], [2, "b", "10.0.0.2", 1]]
 STORY: list[dict[str, Any]] = [

@@ -34,20 +34,6 @@ def test_what_json_lacks_becomes_text(tmp_path: Path) -> None:
     assert [event[k] for k in "abcd"] == ["nan", "inf", "-inf", 1.5]
 
 
-def test_rare_events_are_there_at_once(tmp_path: Path) -> None:
-    journal = EventLog(tmp_path, 0)
-    journal.write("attach", size=2)
-    assert journal.path is not None and len(lines(journal.path)) == 1
-    journal.close()
-
-
-def test_without_a_directory_nothing_is_written() -> None:
-    journal = EventLog(None, 0)
-    journal.write("value", a=1)
-    journal.close()
-    assert journal.path is None
-
-
 def test_after_close_events_are_swallowed(tmp_path: Path) -> None:
     journal = EventLog(tmp_path, 0)
     journal.close()

@@ -59,18 +59,6 @@ def test_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
     assert live.poll().total == 8
 
 
-def test_the_value_named_loss_is_the_loss(write_run: Write) -> None:
-    directory = write_run(size=1)
-    rows = [json.loads(row) for row in (directory / "rank-000.jsonl").read_text().splitlines()]
-    last = [row["value"] for row in rows if row.get("name") == "loss"][-1]
-    assert Live(directory).poll().loss == last
-
-
-def test_synchronous_runs_show_no_delay(write_run: Write) -> None:
-    shot = Live(write_run()).poll()
-    assert (shot.delay, shot.lost) == (None, ())
-
-
 def test_the_mean_delay_is_that_of_the_last_seconds(tmp_path: Path) -> None:
     log = tmp_path / "rank-000.jsonl"
     live = Live(tmp_path)
@@ -103,15 +91,6 @@ def test_the_lost_are_named_and_work_no_more(write_run: Write) -> None:
     assert shot.minibatches_per_s == pytest.approx(3 * 4)  # four a second and worker that is left
     assert shot.epoch_done == 1.0
     assert shot.delay == pytest.approx((0 + 5 + 15) / 12)  # in each block of workers 0, 1 and 3
-
-
-def test_a_second_attach_takes_over(write_run: Write) -> None:
-    directory = write_run(size=2)
-    live = Live(directory)
-    assert live.poll().size == 2
-    write_run(size=1, number=2, rule="sync()")
-    assert live.poll().size == 1
-    assert live.poll().rule == "sync()"
 
 
 @pytest.mark.parametrize(

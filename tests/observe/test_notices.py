@@ -50,14 +50,6 @@ def test_one_happening_is_told_once_and_as_it_was_first_seen() -> None:
     assert collected.newest(0) == []
 
 
-def test_only_the_newest_are_kept() -> None:
-    collected = Notices()
-    for k in range(5000):
-        collected.add(Notice(float(k), str(k), ""))
-    assert [one.key for one in collected.newest(2)] == ["4998", "4999"]
-    assert len(collected.newest(10_000)) <= 1024
-
-
 def test_a_growing_file_is_read_by_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "control.jsonl"
     growing = JsonLinesTail(path)

@@ -17,8 +17,6 @@ from paceline.observe.reports.live import Live
 from paceline.observe.reports.summary import (
     Delays,
     data_wait_sentence,
-    delays,
-    ranks_text,
     rejected_counts,
     shares,
     summarize,
@@ -199,22 +197,6 @@ def test_the_lost_and_their_heirs_are_told_once(write_run: Write) -> None:
     ]
 
 
-def test_an_heir_that_did_not_say_so_is_an_heir(write_run: Write) -> None:
-    def silent(rank: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [event for event in pushing(rank, events) if event["kind"] != "takeover"]
-
-    run = read_run(write_run(size=4, change=silent))
-    assert warnings(run)[0].endswith("Worker 3 took over its shards.")
-    assert run.new_owners(2) == {3: None}
-    assert run.new_owners(1) == {}
-
-
-def test_synchronous_runs_have_no_delays(write_run: Write) -> None:
-    run = read_run(write_run())
-    assert run.delays == {}
-    assert (delays(run.delays), summarize(run).refused, run.lost) == (None, 0, [])
-
-
 @pytest.mark.parametrize(
     "event",
     [
@@ -230,20 +212,6 @@ def test_events_of_pushes_without_sense_are_told(write_run: Write, event: str) -
     log.write_text(event + "\n" + log.read_text())
     run = read_run(directory)
     assert run.workers[0].damaged == [1] and "are no events" in warnings(run)[0]
-
-
-def test_ranks_are_named() -> None:
-    assert ranks_text([3]) == "worker 3"
-    assert ranks_text({1: "a", 2: "b"}) == "workers 1, 2"
-    assert ranks_text(range(6)) == "workers 0, 1, 2, 3, ..."
-
-
-def test_more_workers_than_cores_are_told(write_run: Write) -> None:
-    def small(rank: int, events: list[dict[str, object]]) -> list[dict[str, object]]:
-        events[0]["cores"] = 1
-        return events
-
-    assert "2 workers shared the 1 cores of host-0" in warnings(read_run(write_run(change=small)))[0]
 
 
 @pytest.mark.parametrize(("share", "told"), [(0.4, True), (0.6, False)])
@@ -287,17 +255,6 @@ def test_the_wait_for_data_is_a_part_of_the_time(write_run: Write) -> None:
     assert part.compute == pytest.approx(0.8 - part.data)
     assert part.compute + part.data + part.wait + part.exchange == pytest.approx(1)
     assert shares([run.workers[1]]).data == pytest.approx(0.3)
-
-
-def test_logs_from_before_say_nothing_of_data(write_run: Write) -> None:
-    run = read_run(write_run())
-    assert (run.logs_data_wait, run.sources, data_wait_sentence(run), waits_long_for_data(run)) == (
-        False,
-        {},
-        "",
-        False,
-    )
-    assert summarize(run).shares.compute == pytest.approx(0.8)
 
 
 def test_a_cache_counts_once_and_its_last_totals_count(write_run: Write) -> None:

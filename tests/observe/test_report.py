@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import json
 import re
-import sys
 from base64 import b64encode
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -17,11 +16,9 @@ from typing import Any
 import pytest
 
 from paceline.observe import read_run
-from paceline.observe.reports.summary import bytes_text, seconds_text, value_text
 from paceline_plugins.report import ExtraTable, write_report
 from paceline_plugins.report.chart_page import inline_json
-from paceline_plugins.report.charts import Chart, charts
-from paceline_plugins.report.tables import comparison, event_rows
+from paceline_plugins.report.tables import event_rows
 
 from .conftest import pushing, waiting
 
@@ -146,46 +143,6 @@ def test_the_page_tells_of_pushes_and_of_the_lost(write_run: Write, tmp_path: Pa
     assert "delay-of-pushes" in parse(path).data["charts"]
 
 
-def test_a_synchronous_page_has_no_word_of_delays(write_run: Write, tmp_path: Path) -> None:
-    html = write_report(write_run(size=4), tmp_path / "one").read_text()
-    both = write_report([write_run("a"), write_run("b")], tmp_path / "two").read_text()
-    for page in (" ".join(Page(html).text), " ".join(Page(both).text)):
-        assert "delay" not in page
-        assert "push" not in page
-        assert "Waiting is for the slowest worker" in page
-
-
-def test_what_a_lost_worker_left_is_escaped(write_run: Write, tmp_path: Path) -> None:
-    nasty = "<script>alert(1)</script>&"
-
-    def spoil(rank: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        said = pushing(rank, events)
-        for event in said:
-            if event["kind"] == "lost":
-                event["why"] = nasty
-            if event["kind"] == "takeover":
-                event["from"] = nasty
-        return said
-
-    html = write_report(write_run("run", 4, change=spoil), tmp_path / "out").read_text()
-    assert html.count("<script") == OWN_SCRIPTS
-    assert html.count("&lt;script&gt;") == 3  # two among the warnings, one among the events
-
-
-def test_pushes_have_a_table_of_their_own_when_runs_are_compared(write_run: Write, tmp_path: Path) -> None:
-    runs = [write_run("serial", 1), write_run("asgd", 4, "asgd()", change=pushing)]
-    text = parse(write_report(runs, tmp_path / "out")).text
-    table = text[text.index("Pushes and lost workers") : text.index("Charts")]
-    assert "asgd" in table and "serial" not in table
-    assert "worker 2" in table
-    terminal = comparison([read_run(run) for run in runs])
-    assert [row.get("largest delay") for row in terminal] == [None, "6"]
-
-
-def drawn(*runs: Path) -> dict[str, Chart]:
-    return {chart.key: chart for chart in charts([read_run(run) for run in runs])}
-
-
 def test_the_page_tells_of_data(write_run: Write, tmp_path: Path) -> None:
     text = parse(write_report(write_run("run", 4, change=waiting), tmp_path / "out")).text
     cards = {name: value for value, name in itertools.pairwise(text[: text.index("Sources of data")])}
@@ -210,49 +167,6 @@ def test_events_are_shown_once_and_details_are_not(write_run: Write, tmp_path: P
     assert parse(write_report(directory, tmp_path)).text.count("saved /kept/9") == 1
 
 
-def test_the_page_needs_no_further_package(write_run: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert write_report(write_run(), tmp_path / "out").is_file()
-
-
-def test_names_of_sources_are_escaped(write_run: Write, tmp_path: Path) -> None:
-    def spoil(rank: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [
-            event | {"sources": {"<script>alert(1)</script>": {"hits": 1}}} if event["kind"] == "cache" else event
-            for event in waiting(rank, events)
-        ]
-
-    html = write_report(write_run(change=spoil), tmp_path / "out").read_text()
-    assert html.count("<script") == OWN_SCRIPTS and "&lt;script&gt;" in html
-
-
-def test_a_little_waiting_is_a_note_and_no_warning(write_run: Write, tmp_path: Path) -> None:
-    def wait(rank: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [event | {"data_s": 0.005} if event["kind"] == "exchange" else event for event in events]
-
-    html = write_report(write_run(change=wait), tmp_path / "out").read_text()
-    assert '<p class="note">Workers waited 0.5 % of the time for data.</p>' in html
-    assert 'class="warnings"' not in html
-    assert "data-over-time" not in Page(html).data["charts"]  # a line at the bottom would say no more
-
-
-def test_pages_of_logs_from_before_have_no_word_of_data(write_run: Write, tmp_path: Path) -> None:
-    html = write_report([write_run("a"), write_run("b")], tmp_path / "out").read_text()
-    html += write_report(write_run("a"), tmp_path / "one").read_text()
-    text = " ".join(Page(html).text)
-    assert "for data" not in text and "Sources" not in text and "data-over-time" not in html
-
-
-def test_old_and_new_logs_are_compared(write_run: Write, tmp_path: Path) -> None:
-    runs = [write_run("old"), write_run("new", change=waiting), write_run("newer", change=waiting)]
-    text = parse(write_report(runs, tmp_path / "out")).text
-    assert text[text.index("Sources of data") : text.index("Charts")].count("s3://bucket") == 2
-    lines = drawn(*runs)["data-over-time"].lines
-    assert [(line.name, line.colour) for line in lines] == [("new", 1), ("newer", 2)]
-    rows = comparison([read_run(run) for run in runs])
-    assert [row.get("waiting for data") for row in rows] == ["n/a", "25.0 %", "25.0 %"]
-
-
 def test_several_runs_are_compared_under_their_names(write_run: Write, tmp_path: Path) -> None:
     runs = [write_run("serial", 1, "sync()"), write_run("four", 4), write_run("short", 2)]
     page = parse(write_report(runs, tmp_path / "out"))
@@ -260,45 +174,11 @@ def test_several_runs_are_compared_under_their_names(write_run: Write, tmp_path:
         assert wanted in page.text
 
 
-def test_equal_names_are_told_apart_by_their_paths(write_run: Write, tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    runs = [write_run("a/run"), write_run("b/run")]
-    text = parse(write_report(runs, tmp_path / "out")).text
-    assert {str(run) for run in runs} <= set(text)
-
-
-def test_the_callers_table_comes_first(write_run: Write, tmp_path: Path) -> None:
-    extra = ExtraTable("Result", [{"method": "serial", "loss": 1.5}, {"method": "x"}], "one seed")
-    text = parse(write_report(write_run(), tmp_path, extra=extra)).text
-    assert text.index("Result") < text.index("one seed") < text.index("wall time")
-    assert "1.5" in text
-
-
 def test_runs_without_values_or_exchanges_still_have_a_page(write_run: Write, tmp_path: Path) -> None:
     directory = write_run(size=1, change=lambda rank, events: events[:1])
     page = parse(write_report(directory, tmp_path / "out"))
     assert "Worker 0 never closed the run: killed, or still at work." in page.text
     assert "Charts" not in page.text and page.data["charts"] == {}
-
-
-@pytest.mark.parametrize(
-    ("shown", "wanted"),
-    [
-        (bytes_text(0), "0 B"),
-        (bytes_text(999), "999 B"),
-        (bytes_text(999_600), "1 MB"),
-        (bytes_text(1_240_000_000), "1.24 GB"),
-        (seconds_text(8.314), "8.31 s"),
-        (seconds_text(125.4), "2 min 05 s"),
-        (seconds_text(11_230), "3 h 07 min"),
-        (value_text(1.49834), "1.4983"),
-        (value_text(float("nan")), "nan"),
-        (value_text(1e-5), "1e-05"),
-    ],
-)
-def test_numbers_are_written_for_people(shown: str, wanted: str) -> None:
-    assert shown == wanted
 
 
 def test_a_page_can_be_mailed(write_run: Write, tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from paceline.rules.choice import (
     choose,
     chosen_rule,
     has_probe,
-    merged,
     without_probe,
     worth_it,
 )
@@ -73,11 +72,6 @@ def test_the_rows_of_the_ladder(gradient_s: float, expected: tuple[str, int, int
     assert what(gradient_s, 1.0) == expected
 
 
-def test_no_time_is_lost_where_no_overlap_can_hide_it() -> None:
-    assert choose(times(2.0), AUTO) is None
-    assert what(2.1) == ("dense", 4, 3)
-
-
 def test_of_adam_only_dense_is_left() -> None:
     """Two of three numbers are moments, which no codec writes."""
     adam = {name: 2 + round(1000 * size) for name, size in {"dense": 1, "bf16": 1, "int8": 1, "e3m0": 1}.items()}
@@ -96,23 +90,6 @@ def test_what_the_user_has_set_stays() -> None:
 def test_fragments_take_turns() -> None:
     """Each of four has a quarter of the time."""
     assert what(2.5, None, Paced(4, fragments=4, probe=Probe())) == ("dense", 4, 1)
-
-
-def test_in_one_sentence() -> None:
-    slow, fast = choose(times(12.0), AUTO), choose(times(0.5, 0.002), AUTO)
-    assert slow is not None and slow.why == (
-        "blocks of 4 minibatches, int8, overlapped by 4: a gradient exchange takes 12 s beside 1 s of computing "
-        "(limit 2 %)"
-    )
-    assert fast is not None and fast.why == (
-        "synchronous steps: exchanging gradients keeps a worker for 2 ms beside 1 s of computing (limit 2 %)"
-    )
-
-
-def test_the_slowest_exchange_and_the_usual_step() -> None:
-    rows = [[1.0, 0.2, 0.1, [0.2, 0.1]], [5.0, 0.3, None, [0.1, 0.4]]]
-    assert merged(rows) == (3.0, 0.3, None, [0.2, 0.4])
-    assert merged([*rows[:1], [2.0, 0.1, 0.3, [0.0, 0.0]], rows[0]]) == (1.0, 0.2, 0.3, [0.2, 0.1])
 
 
 # -- a faster network --------------------------------------------------------------------------------------------------

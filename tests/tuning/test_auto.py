@@ -14,12 +14,10 @@ from torch import nn
 
 import paceline
 from paceline.forecast.sim import Clock
-from paceline.observe.reports.read import read_run
 from paceline.rules import describe
 from paceline.rules.payload import Delta
 from paceline.tuning import period_controller
 from paceline_plugins.forecast import simulate_stacked
-from paceline_plugins.report.tables import tuned_rows
 from tests.helpers import Outcome, Place, Program, adam, momentum_sgd, same_bits, sgd, train
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -77,19 +75,6 @@ def test_with_one_period_it_is_the_rule_that_suits_the_optimizer(other: str, opt
 )
 def test_what_becomes_of_each_optimizer(make: Make, choice: str) -> None:
     assert Delta("fitting").resolve(make(nn.Linear(2, 2).parameters())) == choice
-
-
-def test_with_one_worker_nothing_happens() -> None:
-    def hook(place: Place) -> None:
-        assert place.run._context.tuner.measured.period_controller is None
-        periods(place)
-
-    torch.manual_seed(5)
-    [out] = go("auto(probe=0)", 1, samples=40, after_step=hook)
-    torch.manual_seed(5)
-    [plain] = go("sync", 1, samples=40)
-    assert out.losses == plain.losses and same_bits(out.model, plain.model)
-    assert out.extra["periods"] == [4] * 10
 
 
 # -- which period it comes to ------------------------------------------------------------------------------------------
@@ -230,17 +215,6 @@ def test_a_period_set_by_hand_and_taken_back_is_measured_again() -> None:
 
 
 # -- what is said and kept ---------------------------------------------------------------------------------------------
-
-
-def test_the_log_and_the_report_say_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "paceline"):
-        go("auto(probe=0)", settings={"log": tmp_path})
-    rows = tuned_rows(read_run(tmp_path))
-    why = "an exchange takes 4 ms, a step 10 ms"
-    assert rows == [
-        {"minibatch": "36", "block": "9", "asked by worker": "all (measured)", "what": f"period 4 → 24: {why}"}
-    ]
-    assert [line.getMessage() for line in caplog.records if "period" in line.getMessage()] == [f"period 4 -> 24: {why}"]
 
 
 @pytest.mark.parametrize("at", [33, 34, 41])

@@ -102,7 +102,7 @@ def test_a_folder_without_runs(tmp_path: Path) -> None:
 
 
 def test_a_run_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.cli.tune.command.WAIT_S", 0.0)
+    monkeypatch.setattr("paceline_plugins.search.tune_command.WAIT_S", 0.0)
     (tmp_path / "rank-000.jsonl").write_text('{"kind": "attach", "at_s": 0.0, "rank": 0, "size": 1}\n')
     result = tune(tmp_path, "--lr", "1")
     assert result.exit_code == 1 and "withdrawn" in result.output

@@ -18,15 +18,6 @@ def begins(turns: FragmentSchedule, schedule: EveryBlock, count: int) -> list[in
     return found
 
 
-def test_without_a_change_the_schedule_decides() -> None:
-    schedule = EveryBlock(5, fragments=3, overlap=5)
-    assert (
-        begins(FragmentSchedule([0] * 3), schedule, 7)
-        == [schedule.ends(n) for n in range(7)]
-        == [1, 3, 5, 6, 8, 10, 11]
-    )
-
-
 def test_the_block_under_way_gets_the_new_length() -> None:
     turns, before, after = FragmentSchedule([0]), EveryBlock(4), EveryBlock(6)
     assert begins(turns, before, 2) == [4, 8]
@@ -60,12 +51,6 @@ def test_a_fragment_is_not_sent_before_it_has_landed() -> None:
     starts += begins(turns, after, 9)
     assert all(later - sooner >= 5 for sooner, later in zip(starts, starts[3:], strict=False))
     assert all(later > sooner for sooner, later in itertools.pairwise(starts))
-
-
-def test_before_the_first_block() -> None:
-    turns, before, after = FragmentSchedule([0]), EveryBlock(4), EveryBlock(6)
-    turns.retime(before, after, 0)
-    assert begins(turns, after, 2) == [6, 12]
 
 
 def test_when_a_request_is_heard() -> None:

@@ -10,7 +10,7 @@ import pytest
 from paceline.forecast.sim import Clock, link
 from paceline.rules.schedule import Pace, Paced
 from paceline.tuning import period_controller as timed
-from paceline.tuning.period_controller import AGAIN, FIRST, NoTimer, PeriodController, SimulatedTimer, WallTimer, reason
+from paceline.tuning.period_controller import AGAIN, FIRST, PeriodController, SimulatedTimer, WallTimer
 
 
 class Said:
@@ -84,13 +84,6 @@ def test_after_a_resume_looks_come_where_they_would_have_come() -> None:
     assert other.due and other.measurements() == (True, 0.1, 0.2)
 
 
-def test_in_words() -> None:
-    assert reason(Paced(pace=Pace(share=0.02)), 16, 0.0031, 0.0098) == "an exchange takes 3.1 ms, a step 9.8 ms"
-    assert reason(Paced(pace=Pace(share=0.02)), 64, 1.28, 0.2) == (
-        "an exchange takes 1.28 s, a step 200 ms; 9.1 % of the time is left for exchanges"
-    )
-
-
 def test_the_clock_on_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 4 minibatches of 2 s, 1 s of waiting and an exchange of 3 s, but for one that took longer."""
     now, spent = [100.0], [0.0, 0.0]
@@ -162,10 +155,3 @@ def test_times_that_are_drawn_are_those_of_the_place() -> None:
     whole = at(Clock(network=jitter), (8, 32), (9, 36))
     assert whole[0] != whole[1]
     assert at(Clock(network=jitter), (9, 36), (9, 36)) == [whole[1]] * 2
-
-
-def test_without_a_clock_nothing_is_known() -> None:
-    watch = NoTimer()
-    watch.stepped(100, 1000)
-    watch.restart()
-    assert watch.measured() is None

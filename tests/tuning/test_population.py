@@ -92,16 +92,6 @@ def test_no_loser_keeps_its_weights_and_no_winner_loses_them(measures: list[floa
     assert set(worst) | (set(range(len(now))) - set(healthy)) == set(taken)
 
 
-@given(st.integers(2, 12), st.integers(0, 99))
-def test_the_first_values_cover_each_range(groups: int, seed: int) -> None:
-    first = first_round(SPACE, groups, seed)
-    assert first == first_round(SPACE, groups, seed)
-    assert all(SPACE[name].holds(value) for one in first for name, value in one.values.items())
-    assert all(one.tune == one.values and one.source is None for one in first)
-    places = [math.log(one.values["lr"] / 1e-4) / math.log(1e3) * groups for one in first]
-    assert sorted(math.floor(place) for place in places) == list(range(groups))
-
-
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 999))
 def test_proposals_stay_in_range_and_near_the_winner(seed: int) -> None:
@@ -141,12 +131,3 @@ def test_what_makes_no_sense_is_refused_with_what_does(text: str, says: str) -> 
     with pytest.raises(RuleError) as caught:
         space([text])
     assert says in str(caught.value)
-
-
-def test_settings_that_do_not_go_together() -> None:
-    with pytest.raises(RuleError, match="twice"):
-        space(["lr=log(1,2)", "lr=uniform(1,2)"])
-    with pytest.raises(RuleError, match="cannot both"):
-        space(["lr@1=log(1,2)", "lr_factor@1=uniform(1,2)"])
-    with pytest.raises(RuleError, match="nothing to search"):
-        space([])

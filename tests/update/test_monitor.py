@@ -58,15 +58,6 @@ def exchange(watch: Monitor) -> None:
     watch.end(Timing(0.25, 0.5), None, block=1, warmup=False)
 
 
-def test_a_synchronous_line_has_no_word_of_pushes(watch: Monitor, events: Events) -> None:
-    exchange(watch)
-    watch.close(1)
-    line, close = events()
-    assert set(line) == SYNCHRONOUS
-    assert (line["exchanges"], line["wait_s"], line["exchange_s"]) == (1, 0.25, 0.5)
-    assert close["kind"] == "close"
-
-
 def test_delays_are_counted_and_not_listed(watch: Monitor, events: Events) -> None:
     for delay in (3, 0, 3, 11, 3):
         watch.pushed(delay)
@@ -149,12 +140,6 @@ def test_who_was_lost_and_who_takes_over(watch: Monitor, events: Events, caplog:
     ]
 
 
-def test_a_lost_worker_without_slices_has_no_heirs(watch: Monitor, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "paceline"):
-        watch.lost(3, "its connection was reset")
-    assert caplog.messages == ["rank 3 on delta is lost: its connection was reset"]
-
-
 # -- data -------------------------------------------------------------------------------------------------------------
 
 
@@ -196,21 +181,6 @@ def test_the_time_is_cut_into_four_without_rest(tmp_path: Path, events: Events, 
     first, second, last, _ = events()
     assert times(first) == times(second) == (5, 3, 2, 1)
     assert times(last) == (0, 4, 0, 0)
-
-
-def test_sending_off_is_exchanging(tmp_path: Path, events: Events, clock: Clock) -> None:
-    watch = make(tmp_path, 4)
-    clock.now += 5
-    watch.begin()
-    clock.now += 2
-    watch.sent()
-    clock.now += 3
-    watch.waited(1)
-    watch.begin()
-    clock.now += 4
-    watch.end(Timing(3, 1), None, block=1, warmup=False)
-    watch.close(1)
-    assert times(events()[0]) == (7, 1, 3, 3)
 
 
 def test_alone_the_wait_is_no_computing(tmp_path: Path, events: Events, clock: Clock) -> None:

@@ -3,14 +3,9 @@
 
 ::
 
-    run/         `paceline run`: options, checks, elastic runs, the workers' output, the final messages
-    blocks/      `paceline blocks`: closed tools, whose model files are merged
+    run/         `paceline run`: options, checks, runs of a fixed size, the workers' output, the final messages
     launch/      starts, watches and stops workers; for `run` and `tune --search`
-    tune/        `paceline tune`, and a search over whole runs
-    plan/        `paceline plan`
-    verify/      `paceline verify`: the receipts of a run
-    ssh/         `paceline run --hosts a,b`: the launchers of other hosts
-    report, watch, trace, explain, data, sim, doctor   a command each
+    sim, watch, explain   a command each; other commands are plugins, result by entry points
     console/     the consoles of all commands, and how they refuse a call
 """
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.console import out, parse_count, refuse
-from paceline.cli.explain_text import choices, numbers, sent
 from paceline.errors import PacelineError
+from paceline.observe.reports.summary import bytes_text
 
 if TYPE_CHECKING:
-    pass
+    from paceline.rules.rule import Rule
 
 
 def command(
@@ -84,3 +85,41 @@ def _table(rows: Iterable[Sequence[str]]) -> Table:
     for name, *middle, value in rows:
         table.add_row(Text(name), *(Text(text, style="dim") for text in middle), Text(value))
     return table
+
+
+CHOICES = {
+    "schedule": "when do workers exchange?",
+    "payload": "what is exchanged?",
+    "codec": "how is it written on the wire?",
+    "topology": "over which route?",
+    "outer": "how is the result applied?",
+}
+
+
+def choices(rule: Rule, workers: int) -> list[tuple[str, str, str]]:
+    """The five choices of a rule: name, question, answer."""
+    return [(name, question, getattr(rule, name).describe(workers)) for name, question in CHOICES.items()]
+
+
+def numbers(rule: Rule, workers: int) -> list[tuple[str, str]]:
+    """The rule's numbers, as text."""
+    from paceline.rules import describe
+
+    values = describe.numbers(rule, workers).items()
+    return [(name, f"{value:.4g}" if isinstance(value, float) else str(value)) for name, value in values]
+
+
+def sent(rule: Rule, workers: int, parameters: int) -> list[str]:
+    """The formula of the bytes, the bytes of an exchange, and of a minibatch."""
+    from paceline.rules import describe
+    from paceline.rules.codec import Layout
+    from paceline.rules.traffic import bytes_formula, bytes_per_block
+
+    side = math.isqrt(parameters)  # a square matrix and a rest, for codecs that look at rows and columns
+    layout = Layout.of([(side, side), (parameters - side * side,)])
+    total = bytes_per_block(rule, workers=workers, parameters=layout)
+    period = int(describe.numbers(rule, workers).get("period", 1))
+    lines = [bytes_formula(rule), f"{bytes_text(total)} from each worker with {parameters:,} parameters"]
+    if period > 1:
+        lines.append(f"{bytes_text(total / period)} a minibatch, at period {period}")
+    return lines

@@ -8,8 +8,8 @@ precedence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -34,10 +34,10 @@ def installed_commands() -> dict[str, list[EntryPoint]]:
     """Command -> the entry points of that name, by name."""
     from importlib.metadata import entry_points  # takes 20 ms
 
-    found: dict[str, list[EntryPoint]] = {}
+    result: dict[str, list[EntryPoint]] = {}
     for one in sorted(entry_points(group=GROUP), key=lambda one: (one.name, distribution(one))):
-        found.setdefault(one.name, []).append(one)
-    return found
+        result.setdefault(one.name, []).append(one)
+    return result
 
 
 def _is_ours(entry: EntryPoint) -> bool:
@@ -81,16 +81,17 @@ class Commands(TyperGroup):
         entries = self._offered.get(cmd_name, [])
         return Installed(cmd_name, entries) if entries or cmd_name in PACKAGES else None
 
-    def own(self, ctx: Any) -> Mapping[str, Any]:
-        """Commands of paceline itself, by name, each imported when it is asked for; `ctx` is that of `paceline`."""
-        return _Lazily(list(self._own), partial(self.get_command, ctx))
+    @property
+    def own(self) -> list[str]:
+        """Names of the commands of paceline itself."""
+        return list(self._own)
 
     def _of_plugin(self, name: str) -> Any:
         """A plugin's command, with the settings of `paceline` as the core's have them; None if there is none."""
         if name not in self._own:
             return None
         command = typer.main.get_command(self._own[name].load())
-        command.name = name
+        vars(command)["name"] = name
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -123,24 +124,6 @@ class Commands(TyperGroup):
         if hidden:
             formatter.write_paragraph()
             formatter.write_text(f"Not used, as paceline has a command of that name: {', '.join(hidden)}.")
-
-
-class _Lazily(Mapping[str, Any]):
-    """Values that are made when they are asked for."""
-
-    def __init__(self, names: Sequence[str], make: Callable[[str], Any]) -> None:
-        self._names, self._make = names, make
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._make(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 class Installed(TyperCommand):
@@ -185,15 +168,15 @@ class Installed(TyperCommand):
             refuse(f"paceline {name}: {self._owners()} have a command of this name; uninstall all but one of them")
         (entry,) = self._entries
         try:
-            found = entry.load()
+            result = entry.load()
         except Exception as error:  # of the imported module
             reason = f"{type(error).__name__}: {error}"
-            refuse(f"paceline {name}: {distribution(entry)} brings this command, and {entry.value} fails with {reason}")
-        command = typer.main.get_command(found) if isinstance(found, typer.Typer) else found
+            refuse(f"paceline {name}: {distribution(entry)} has this command, and {entry.value} fails with {reason}")
+        command = typer.main.get_command(result) if isinstance(result, typer.Typer) else result
         if not callable(getattr(command, "main", None)):
             refuse(
                 f"paceline {name}: {entry.value} of {distribution(entry)} must be a typer.Typer or a click command, "
-                f"got {type(found).__name__}"
+                f"got {type(result).__name__}"
             )
         return command
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -58,7 +59,7 @@ def main(
         )
     assert isinstance(ctx.command, Commands)
     with refusing():
-        found = settings_file.load(Path.cwd(), ctx.command.own(ctx))
-    ctx.obj = found
-    if found is not None:
-        ctx.default_map = dict(found.values)
+        result = settings_file.load(Path.cwd(), ctx.command.own, partial(ctx.command.get_command, ctx))
+    ctx.obj = result
+    if result is not None:
+        ctx.default_map = dict(result.values)

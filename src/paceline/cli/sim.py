@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,12 +20,13 @@ from paceline.cli.console.program_options import (
     Overwrite,
     RandomData,
     RuleText,
+    with_records,
 )
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks, failure, start
 from paceline.cli.run.conclusion import point_at_logs, stopped
 from paceline.cli.run.options import ProgramOptions
-from paceline.cli.run.program import python_program, zero_lines
+from paceline.cli.run.program import python_program, starter
 from paceline.observe.reports.summary import seconds_text
 
 if TYPE_CHECKING:
@@ -34,38 +36,48 @@ MOST = 4096
 """Virtual workers at most; each is a thread with a model of its own."""
 
 
+@dataclass(frozen=True)
+class SimOptions:
+    """The options of `paceline sim`."""
+
+    workers: Annotated[int, typer.Option(help="Number of virtual workers.")] = 4
+    rule: RuleText = None
+    hosts: Annotated[int, typer.Option(help="Number of simulated hosts, for rules that depend on it.")] = 1
+    log: Log = None
+    overwrite: Overwrite = False
+    as_is: AsIs = False
+    random_data: RandomData = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="Only the first worker's output: no status, no summary.")] = (
+        False
+    )
+
+
+@with_records
 def command(
     script: Annotated[Path, typer.Argument(help="The training program.", show_default=False)],
+    options: SimOptions,
     arguments: Arguments = None,
-    workers: Annotated[int, typer.Option(help="Number of virtual workers.")] = 4,
-    rule: RuleText = None,
-    hosts: Annotated[int, typer.Option(help="Number of simulated hosts, for rules that depend on it.")] = 1,
-    log: Log = None,
-    overwrite: Overwrite = False,
-    as_is: AsIs = False,
-    random_data: RandomData = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="Only the first worker's output: no status, no summary.")
-    ] = False,
 ) -> None:
     """Run a training program under virtual workers, one at a time, in one process on one device.
 
     The results are those of as many real workers; the time is the sum of all their minibatches. The
     output of worker 0 appears here, that of the other workers in files beside the logs.
     """
+    workers, hosts, rule = options.workers, options.hosts, options.rule
     if not 1 <= workers <= MOST:
         refuse(f"--workers must lie in 1..{MOST}, got {workers}")
     if not 1 <= hosts <= workers:
         refuse(f"--hosts must lie in 1..{workers} with --workers {workers}, got {hosts}")
     program = python_program(script, arguments, "sim runs Python programs inside one process")
     checks.check_rule(rule)
-    options = ProgramOptions(as_is, random_data)
-    lines = "as-is" if not zero_lines().serves(program, options, workers) else "random-data" if random_data else "zero"
-    directory = checks.log_directory(log, LaunchCluster(workers), overwrite)
+    about = ProgramOptions(options.as_is, options.random_data)
+    bare = starter().serves(program, about, workers)
+    lines = "as-is" if not bare else "random-data" if options.random_data else "zero"
+    directory = checks.log_directory(options.log, LaunchCluster(workers), options.overwrite)
     started = time.monotonic()
-    outcome = _run((workers, hosts), [lines, *program.typed], rule, directory, quiet)
-    code = _conclude(outcome, workers, directory, time.monotonic() - started, quiet)
-    if code == 0 and zero_lines().work_not_shared(directory, options, program, workers, rule):
+    outcome = _run((workers, hosts), [lines, *program.typed], rule, directory, options.quiet)
+    code = _conclude(outcome, workers, directory, time.monotonic() - started, options.quiet)
+    if code == 0 and starter().work_not_shared(directory, about, program, workers, rule):
         code = 1
     raise typer.Exit(code)
 
@@ -113,9 +125,9 @@ def _conclude(outcome: Outcome, workers: int, directory: Path, seconds: float, q
 
 def _failed(code: int, workers: int, output: Path) -> None:
     """Print the panel of the worker that failed, or of the whole process if that crashed."""
-    found = output / FAILED
-    if found.is_file():
-        rank = int(found.read_text(encoding="utf-8"))
+    result = output / FAILED
+    if result.is_file():
+        rank = int(result.read_text(encoding="utf-8"))
         err().print(failure.panel(rank, code, output / f"rank-{rank:03d}.err", workers - 1))
         return
     stderr = output / "rank-000.err"

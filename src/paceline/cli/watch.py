@@ -19,7 +19,6 @@ from rich.text import Text
 from paceline.cli.console import err, near, out, refuse
 from paceline.cli.run.checks import LOGS
 from paceline.cli.run.status import POLL_EVERY_S, describe
-from paceline.cli.worker_state import state
 from paceline.extensions import PAGES, extension
 from paceline.observe.reports.elastic_events import CONTROL_LOG
 from paceline.observe.reports.live import Follower, Live, LiveSnapshot
@@ -86,7 +85,7 @@ def command(
 def wait_for_run(path: Path, seconds: float, clock: Callable[[], float] = time.monotonic) -> Path:
     """The run at `path`, once it logs; refuses after so many seconds."""
     until, printed = clock() + seconds, False
-    while (found := _find(path)) is None and clock() < until:
+    while (result := _find(path)) is None and clock() < until:
         if path.exists() and not path.is_dir():
             break
         if not printed:
@@ -94,14 +93,14 @@ def wait_for_run(path: Path, seconds: float, clock: Callable[[], float] = time.m
             text = f"no run logs in {near(path)} yet: waiting for one (Ctrl-C ends it)"
             err().print(text, markup=False, soft_wrap=True)
         time.sleep(POLL_EVERY_S)
-    return newest_run(path) if found is None else found
+    return newest_run(path) if result is None else result
 
 
 def newest_run(path: Path) -> Path:
     """The run at `path`, or the newest one in it."""
-    found = _find(path)
-    if found is not None:
-        return found
+    result = _find(path)
+    if result is not None:
+        return result
     if not path.is_dir():
         refuse(f"{path} {'is a file' if path.exists() else 'does not exist'}; give the log directory of a run")
     refuse(
@@ -114,8 +113,8 @@ def _find(path: Path) -> Path | None:
     if _modified_at(path):
         return path
     with contextlib.suppress(OSError):
-        found = {inner: _modified_at(inner) for inner in path.iterdir() if inner.is_dir()}
-        return max((inner for inner in found if found[inner]), key=found.__getitem__, default=None)
+        result = {inner: _modified_at(inner) for inner in path.iterdir() if inner.is_dir()}
+        return max((inner for inner in result if result[inner]), key=result.__getitem__, default=None)
     return None
 
 
@@ -268,3 +267,24 @@ def _numbers(log: Follower, counted: bool, now: float) -> list[str]:
     cells = [count_text(log.minibatches), rate_text(log.samples_per_s if counted else log.rate)]
     cells += [f"{100 * part:.0f} %" for part in (parts.exchange, parts.wait, parts.data)]
     return [*cells, "" if log.closed else f"{seconds_text(max(0.0, round(now - log.touched_s)))} ago"]
+
+
+SILENT_S = 30.0
+"""A worker is shown as silent if its log has not grown for so long; it may be in a long block."""
+
+
+def state(rank: int, log: Follower | None, shot: LiveSnapshot, now: float) -> str:
+    """A worker's state, from all logs."""
+    if log is not None and log.closed and not log.failed:
+        return "closed"
+    if rank in shot.lost:
+        return "lost"
+    if log is None:
+        return "no log"
+    if log.failed:
+        return "failed"
+    if log.closed:
+        return "closed"
+    if log.dead(lambda: now):
+        return "dead"
+    return "silent" if now - log.touched_s > SILENT_S else "at work"

@@ -1,8 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Before you rent: the simulator, the planner and the doctor."""
-
-from __future__ import annotations
-
-from paceline.core.lazy import lazily
-
-__getattr__, __dir__ = lazily(__name__, {})
+"""The simulator."""

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.communication import schedulers
 from paceline.doors.adapters.arrays import WritableRun
 from paceline.errors import DataError, MismatchError
 from paceline_plugins.files import parts, placeholders, rates
@@ -23,7 +24,6 @@ from paceline_plugins.files.formats import Format, ModelFile, check_same
 from paceline_plugins.files.invocation import environment_of, invoke, say
 from paceline_plugins.files.plan import Plan, checksum
 from paceline_plugins.files.workplace import Workplace, write
-from paceline_plugins.zero.rank_discovery import ZeroWorker, own_device
 
 
 class Progress:
@@ -262,6 +262,6 @@ def untrained(tensors: dict[str, Tensor]) -> set[str]:
 
 def _environment(local_rank: int, size: int) -> dict[str, str]:
     """The tool's variables; on a machine with several devices CUDA shows it its own."""
-    worker = ZeroWorker(0, size, local_rank, None, False)
-    device = own_device(worker, os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    device = schedulers.own_device(local_rank, size, visible, torch.cuda.device_count())
     return environment_of(os.environ) | ({} if device is None else {"CUDA_VISIBLE_DEVICES": device})

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from paceline.core.lazy import needed
-from paceline.doors.adapters.copied import CopiedRun, copies
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.update.engine.settings import Settings
+from paceline_plugins.frameworks.copied import CopiedRun, copies
 
 with needed("the adapter for JAX", "jax"):
     import jax

@@ -23,11 +23,11 @@ from typing import Any
 import torch
 
 from paceline.core.lazy import needed
-from paceline.doors.adapters.copied import copies
 from paceline.doors.adapters.views import named
 from paceline.rules.rule import Rule
 from paceline.run.attach import prepare
 from paceline.update.engine.settings import Settings
+from paceline_plugins.frameworks.copied import copies
 from paceline_plugins.frameworks.immutable import ImmutableRun, Leaves, tensor_of, tensors_of
 
 with needed("the adapter for JAX", "jax"):

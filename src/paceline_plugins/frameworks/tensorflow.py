@@ -23,13 +23,13 @@ from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defin
 
 from paceline.core.lazy import needed
 from paceline.doors.adapters.array_run import ordered_momentum
-from paceline.doors.adapters.copied import CopiedRun, copies, momentum_key
 from paceline.doors.adapters.elsewhere import VariablesState
 from paceline.doors.adapters.views import Arrays, named
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.update.engine import exit_handling
 from paceline.update.engine.settings import Settings
+from paceline_plugins.frameworks.copied import CopiedRun, copies, momentum_key
 
 with needed("the adapter for TensorFlow", "tensorflow"):
     import tensorflow as tf

@@ -17,7 +17,7 @@ from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks, failure, start
 from paceline.cli.run.conclusion import point_at_logs
 from paceline.cli.run.options import RunOptions, StartOptions
-from paceline.cli.run.program import Program, zero_lines
+from paceline.cli.run.program import Program, starter
 from paceline.communication.schedulers import Worker
 from paceline.core import parent_death
 from paceline.core.world import host_name
@@ -33,12 +33,12 @@ def run(own: Worker, program: Program, options: RunOptions) -> int:
         refuse("--receipts needs a launcher that seals them: start the workers with paceline run, not with mpiexec")
     checks.check_rule(asked.rule)
     cluster = checks.cluster(1, own.size, own.rank, "mpiexec:1", asked.timeout)
-    bare, certificates = zero_lines().serves(program, options.program, own.size), _certificates(options)
+    bare, certificates = starter().serves(program, options.program, own.size), _certificates(options)
     if bare:
         options.tracking.check_zero_lines(0)
     directory = _log_directory(own, cluster, asked)
     environment = {**os.environ, **_variables(own, cluster, directory, options), **certificates}
-    environment |= zero_lines().environment(cluster, bare, options.program.random_data)
+    environment |= starter().environment(cluster, bare, options.program.random_data)
     ended = _run(program.command(bare), environment, directory, own.rank if bare else 0)
     if ended < 0:  # mpiexec names the process, and not its rank
         err().print(f"worker {own.rank} on {host_name()}: {failure.exit_text(ended)}", markup=False, soft_wrap=True)
@@ -47,13 +47,13 @@ def run(own: Worker, program: Program, options: RunOptions) -> int:
         if not asked.quiet:
             point_at_logs(directory)
         if code == 0:
-            code = int(zero_lines().work_not_shared(directory, options.program, program, own.size, asked.rule))
+            code = int(starter().work_not_shared(directory, options.program, program, own.size, asked.rule))
     return code
 
 
 def _variables(own: Worker, cluster: LaunchCluster, directory: Path | None, options: RunOptions) -> dict[str, str]:
     added = start.environment(cluster, options.start.rule, directory or Path())
-    added |= start.chosen_transport(options.start.transport) | options.tracking.environment()
+    added |= start.transport_variable(options.start.transport) | options.tracking.environment()
     if "OMP_NUM_THREADS" not in os.environ:
         added["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // own.local_size))
     if directory is None:

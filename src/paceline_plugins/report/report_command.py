@@ -13,6 +13,7 @@ from rich.text import Text
 
 from paceline.cli.console import command_app, err, out, refuse
 from paceline.errors import PacelineError
+from paceline.extensions import REMARKS, extension
 from paceline.observe.reports.log import RunLog
 from paceline.observe.reports.summary import data_wait_sentence, waits_long_for_data, warnings
 from paceline_plugins.report.tables import comparison, event_rows
@@ -63,10 +64,8 @@ def command(
 
 def _forecast(run: RunLog) -> list[str]:
     """A sentence on other numbers of workers, where the log tells enough."""
-    from paceline_plugins.forecast.plan_command.quality import quality_forecast  # torch is slow to import
-
     try:
-        return [quality_forecast(run).sentence]
+        return [extension(REMARKS, "forecast")(run).sentence]
     except PacelineError:
         return []
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.console import out, refuse
 from paceline.cli.run.status import describe
-from paceline.cli.worker_state import state
+from paceline.cli.watch import state
 from paceline.observe.reports.live import Live
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from paceline.cli.console.program_options import CONTEXT, Arguments, ProgramComm
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks
 from paceline.cli.run.program import find
-from paceline.cli.tune.command import tune
+from paceline_plugins.search.tune_command import tune
 
 EPILOG = (
     'To search for settings: paceline tune --search "lr=log(1e-4,1e-1)" [OPTIONS] PROGRAM [ARGUMENTS]; '

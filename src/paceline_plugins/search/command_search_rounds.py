@@ -40,13 +40,13 @@ from paceline.cli.run import certificates, failure, fixed
 from paceline.cli.run.options import Security
 from paceline.cli.run.program import find
 from paceline.cli.run.start import environment
-from paceline.cli.tune.command import show
 from paceline.observe.reports.read import has_run, read_run
 from paceline.tuning import request_files
 from paceline_plugins.search.command_search_plan import SearchPlan, check, exchanges
 from paceline_plugins.search.population import PopulationMember, copies, first_round, next_round, ranking, scores
 from paceline_plugins.search.proposals import Proposals
 from paceline_plugins.search.search_round import Round
+from paceline_plugins.search.tune_command import show
 
 
 def table(members: Sequence[PopulationMember], title: str, measure: str, busy: Collection[int]) -> Table:

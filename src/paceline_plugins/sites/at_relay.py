@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.launch.saved_plan import SavedPlan
 from paceline.cli.run.certificates import JOB
 from paceline.errors import MismatchError, PacelineError
 from paceline_plugins.sites import sites
+from paceline_plugins.sites.saved_plan import SavedPlan
 
 if TYPE_CHECKING:
     from paceline_plugins.sites.relay.member import RelayMember

@@ -18,10 +18,10 @@ from paceline.cli.console.program_options import (
     ProgramCommand,
     Quiet,
 )
-from paceline.cli.run.elastic import ElasticRun, start_run
 from paceline.cli.run.options import ElasticOptions, ProgramOptions, Security, StartOptions
-from paceline.cli.run.program import find, zero_lines
+from paceline.cli.run.program import find, starter
 from paceline_plugins.sites import sites
+from paceline_plugins.sites.elastic_run import ElasticRun, start_run
 from paceline_plugins.sites.sites import Sites
 
 TIMEOUT_S = 600.0
@@ -80,7 +80,7 @@ def command(
     read = sites.read(invitation, "INVITATION", lead=False)
     program = find(script, arguments, module)
     options = ProgramOptions(module=module)
-    zero_lines().refuse_elastic(program, options)
+    starter().refuse_elastic(program, options)
     if workers < 1:
         refuse(f"--workers must be at least 1, got {workers}")
     enrolled = sites.enrol(read, "INVITATION", workers)

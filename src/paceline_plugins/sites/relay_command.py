@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.console import command_app, err, near, out, refuse
-from paceline.cli.launch import saved_plan
+from paceline.cli.launch.cluster import address_text
 from paceline.cli.launch.signals import SignalListener
-from paceline.cli.run import checks, elastic_checks
+from paceline.cli.run import checks
 from paceline.cli.run.certificates import JOB
 from paceline.errors import PacelineError
-from paceline_plugins.sites import sites
+from paceline_plugins.sites import elastic_checks, sites
 
 if TYPE_CHECKING:
     from paceline.communication.sockets.certificates import Authority
@@ -53,10 +53,10 @@ def command(
         refuse(str(error))
 
 
-def _lock(folder: Path) -> saved_plan.Lock:
+def _lock(folder: Path) -> checks.Lock:
     with checks.refuse_unwritable(folder, "the folder of the keys"):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return saved_plan.Lock(folder, "relay.lock")
+    return checks.Lock(folder, "relay.lock")
 
 
 def _relay(folder: Path, where: tuple[str, int], shown: tuple[str, int]) -> RelayServer:
@@ -76,7 +76,7 @@ def _relay(folder: Path, where: tuple[str, int], shown: tuple[str, int]) -> Rela
     join = _line(folder / "join", authority, shown, JOIN)
     server = RelayServer(*where, tls, Registrar(authority, [lead, join]))
     err().print(
-        f"the relay listens at {saved_plan.address_text(*where)}; keep these lines secret: whoever has one can take "
+        f"the relay listens at {address_text(*where)}; keep these lines secret: whoever has one can take "
         f"part until {join.until} (they are also in {near(folder)}). Where the run starts, paceline run --elastic 1:64 "
         "--relay - PROGRAM asks for the first one; elsewhere paceline join - PROGRAM asks for the second one",
         markup=False,

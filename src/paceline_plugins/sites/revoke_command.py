@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.console import command_app, err, near, out, refuse
-from paceline.cli.launch import saved_plan
+from paceline.cli.run import checks
 from paceline.errors import PacelineError
-from paceline_plugins.sites import revocations
+from paceline_plugins.sites import revocations, saved_plan
 
 LOOK_EVERY_S = 0.1
 WAIT_S = 30.0
@@ -98,7 +98,7 @@ def _await(run: Path, name: str, wait_s: float) -> dict[str, Any] | None:
 
 def _runs(run: Path) -> bool:
     try:
-        with closing(saved_plan.Lock(run)):
+        with closing(checks.Lock(run)):
             return False
     except PacelineError:
         return True

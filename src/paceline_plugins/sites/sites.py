@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.console import err, near, refuse
-from paceline.cli.launch.saved_plan import SavedPlan, address_text
+from paceline.cli.launch.cluster import address_text
 from paceline.cli.run import checks
 from paceline.cli.run.certificates import JOB
 from paceline.cli.run.options import ElasticOptions, Security
 from paceline.errors import PacelineError, PeerLostError
+from paceline_plugins.sites.saved_plan import SavedPlan
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

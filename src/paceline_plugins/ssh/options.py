@@ -12,9 +12,9 @@ from typing import Any
 import typer
 
 from paceline.cli.console import refuse, settings_file
-from paceline.cli.run import checks, elastic_checks
+from paceline.cli.run import checks
 from paceline.cli.run.options import RunOptions
-from paceline.cli.run.program import Program, zero_lines
+from paceline.cli.run.program import Program, starter
 from paceline.errors import PacelineError
 from paceline_plugins.ssh import client, hosts, words
 from paceline_plugins.ssh.program_files import collect
@@ -31,9 +31,9 @@ def run(ctx: typer.Context, program: Program, asked: RunOptions) -> int:
     start, security = asked.start, asked.security
     rank_0_only = False
     if asked.elastic.given:
-        zero_lines().refuse_elastic(program, asked.program)
+        starter().refuse_elastic(program, asked.program)
     else:
-        rank_0_only = zero_lines().serves(program, asked.program, 2)
+        rank_0_only = starter().serves(program, asked.program, 2)
     _refuse_options_of_one_host(ctx.params)
     typed = ctx.get_parameter_source("workers")
     found = _hosts(ctx, asked.hosts.workers, typed is not None and typed.name == "COMMANDLINE")
@@ -63,10 +63,10 @@ def _elastic(asked: RunOptions, workers: int) -> list[str]:
     bounds, grace_s = asked.elastic.elastic, asked.elastic.grace
     if bounds is None:
         return []
-    _, most = elastic_checks.bounds(bounds)
+    _, most = checks.bounds(bounds)
     if workers > most:
         refuse(f"the hosts start {workers} workers, and --elastic {bounds} allows {most}: raise the latter")
-    elastic_checks.seconds(asked.start.timeout, grace_s)
+    checks.seconds(asked.start.timeout, grace_s)
     return ["--elastic", bounds, *([] if grace_s is None else ["--grace", f"{grace_s:g}"])]
 
 

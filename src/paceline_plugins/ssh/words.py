@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from paceline.cli.console import settings_file
-from paceline.cli.launch.saved_plan import address_text
+from paceline.cli.launch.cluster import address_text
 from paceline_plugins.ssh import client
 from paceline_plugins.ssh.hosts import Host
 from paceline_plugins.ssh.program_files import ProgramFiles

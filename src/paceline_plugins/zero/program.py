@@ -16,6 +16,7 @@ from types import TracebackType
 
 import torch
 
+from paceline.communication import schedulers
 from paceline.communication.diagnosis import own_traceback
 from paceline.update.engine.exit_handling import succeeded
 from paceline_plugins.zero import module_file, seeds
@@ -24,7 +25,7 @@ from paceline_plugins.zero.file_redirection import redirect_files
 from paceline_plugins.zero.journal import Journal
 from paceline_plugins.zero.patches import Patches
 from paceline_plugins.zero.ports import Ports
-from paceline_plugins.zero.rank_discovery import ZeroWorker, from_environment, own_device, start
+from paceline_plugins.zero.rank_discovery import ZeroWorker, from_environment, start
 from paceline_plugins.zero.reporter import Reporter
 from paceline_plugins.zero.seeds import Streams
 
@@ -41,7 +42,8 @@ def main(arguments: Sequence[str]) -> None:
         )
     script = Path(arguments[0])
     worker = from_environment(os.environ)
-    device = own_device(worker, os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    device = schedulers.own_device(worker.local_rank, worker.size, visible, torch.cuda.device_count())
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
     sys.excepthook = _hook(script)

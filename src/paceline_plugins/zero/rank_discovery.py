@@ -68,20 +68,3 @@ def start(worker: ZeroWorker, environment: Mapping[str, str]) -> tuple[float, Pa
         store.set(KEY, json.dumps(own))
     began, log = json.loads(store.get(KEY))
     return float(began), Path(log)
-
-
-def own_device(worker: ZeroWorker, visible: str | None, devices: int) -> str | None:
-    """The CUDA_VISIBLE_DEVICES by which the program's "cuda" is this worker's device.
-
-    Args:
-        worker: this worker.
-        visible: the variable's present value, or None.
-        devices: visible CUDA devices.
-
-    Returns:
-        None where there is nothing to choose.
-    """
-    if devices < 2 or worker.size == 1:
-        return None
-    names = [name.strip() for name in visible.split(",")] if visible else [str(number) for number in range(devices)]
-    return names[worker.local_rank % len(names)]

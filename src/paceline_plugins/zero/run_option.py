@@ -14,13 +14,13 @@ from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run.options import ProgramOptions
 from paceline.cli.run.program import Program
 from paceline.run import attach_marker
-from paceline_plugins.zero import cluster_detection, framework_doors, hashing, module_file
+from paceline_plugins.zero import cluster_detection, forks, framework_doors, hashing, module_file
 
 EXECUTABLE = (
     "attach with paceline's C library, or let paceline blocks merge the model files of an unchanged tool: "
     "see docs/guide/tools.md"
 )
-find_module = module_file.find
+find_module, fork_server, ZERO_LINES = module_file.find, forks.fork_server, forks.ZERO_LINES
 LINES = "PACELINE_LINES"
 """`zero` or `random-data`, for the receipts: how the program runs again."""
 SEED = "PACELINE_SEED"  # of paceline_plugins.zero.seeds, which loads torch

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.run import ended_file, program
-from paceline_plugins.ssh import client, far_end, program_files
+from paceline.cli.run import program
+from paceline_plugins.ssh import client, far_end, launch, program_files
 from paceline_plugins.ssh.far_end import FarEnd, Mirror, Near
 from paceline_plugins.ssh.follow import Mirror as Written
 from paceline_plugins.ssh.hosts import Host
@@ -211,8 +211,8 @@ def test_what_ssh_says_means(said: str, means: str) -> None:
 
 def test_how_a_launcher_ended_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "host-001.json"
-    assert ended_file.read(path) == ended_file.Ending()
+    assert launch.read_ending(path) == launch.LauncherEnding()
     path.write_text('{"codes": {"1": -9}, "lost": {"3": 1}}')
-    assert ended_file.read(path) == ended_file.Ending({1: -9}, {3: 1})
+    assert launch.read_ending(path) == launch.LauncherEnding({1: -9}, {3: 1})
     path.write_text('{"codes": []}')
-    assert ended_file.read(path) == ended_file.Ending()
+    assert launch.read_ending(path) == launch.LauncherEnding()

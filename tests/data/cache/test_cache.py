@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -74,16 +73,6 @@ def test_files_survive_a_restart(server: Server, tmp_path: Path) -> None:
     assert server.requests["a"] == 1
 
 
-def test_the_metadata_file_is_json_and_has_the_source(server: Server, tmp_path: Path) -> None:
-    url = server.put("a.bin", b"hello")
-    with Cache(tmp_path) as cache:
-        cache.read(url)
-    (meta,) = tmp_path.glob("*.meta")
-    said = json.loads(meta.read_text())
-    md5 = hashlib.md5(b"hello").hexdigest()
-    assert said == {"url": url, "size": 5, "sha256": None, "source": f"md5:{md5}"}
-
-
 def test_a_local_path_is_opened_in_place(tmp_path: Path) -> None:
     file = tmp_path / "a file.txt"
     file.write_bytes(b"here")
@@ -110,16 +99,6 @@ def test_the_least_recently_used_file_is_evicted_first(server: Server, tmp_path:
         assert cache.cached(urls) == {urls[0], urls[2], urls[3]}
         cache.read(urls[4])
         assert cache.cached(urls) == {urls[0], urls[3], urls[4]}
-
-
-def test_use_counts_across_restarts(server: Server, tmp_path: Path) -> None:
-    urls = urls_of(server, 4)
-    with Cache(tmp_path, 3 * KB) as cache:
-        for url in [*urls[:3], urls[0]]:
-            cache.read(url)
-    with Cache(tmp_path, 3 * KB) as cache:
-        cache.read(urls[3])
-        assert cache.cached(urls) == {urls[0], urls[2], urls[3]}
 
 
 def test_a_smaller_cap_is_reached_by_the_next_download(server: Server, tmp_path: Path) -> None:
@@ -182,16 +161,6 @@ def test_a_cache_full_of_open_files_raises_after_the_timeout(server: Server, tmp
         assert cache.read(urls[2])  # and nothing is left of the attempt
 
 
-def test_a_waiting_download_starts_when_a_file_is_closed(server: Server, tmp_path: Path) -> None:
-    urls = urls_of(server, 2)
-    with Cache(tmp_path, KB, timeout_s=30) as cache, ThreadPoolExecutor(1) as pool:
-        with cache.open(urls[0]):
-            reading = pool.submit(cache.read, urls[1])
-            server.wait_for("1.bin")
-            assert not reading.done()
-        assert reading.result(30) == bytes([1]) * KB
-
-
 def test_many_readers_of_one_file_share_it(server: Server, tmp_path: Path) -> None:
     url = server.put("a", b"x" * KB)
     server.fail("a", "hold")
@@ -222,16 +191,6 @@ def test_many_readers_of_one_file_share_it(server: Server, tmp_path: Path) -> No
 def test_only_a_harmless_extension_gets_into_a_file_name(url: str, expected: str) -> None:
     assert extension(url) == expected
     assert "/" not in file_name(url) and len(file_name(url)) < 60
-
-
-def test_urls_may_end_like_the_cache_s_own_files(server: Server, tmp_path: Path) -> None:
-    urls = [server.put(f"x.{ending}", ending.encode()) for ending in ("meta", "lock", "part", "wishes")]
-    with Cache(tmp_path, 20) as cache:
-        for url in urls:
-            cache.read(url)
-    with Cache(tmp_path, 20) as cache:
-        assert [cache.read(url) for url in urls] == [b"meta", b"lock", b"part", b"wishes"]
-    assert set(server.requests.values()) == {1}
 
 
 @pytest.mark.parametrize("wrong", [{"cap_bytes": 0}, {"threads": 0}, {"retries": -1}, {"timeout_s": 0.0}])

@@ -39,19 +39,6 @@ def test_a_body_of_unknown_size_is_read_by_http(server: Server) -> None:
         assert not has_plain_body(answer) and answer.read() == b"abc"
 
 
-def test_a_piece_that_is_not_full_is_handed_on(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_body, "TICK_S", 0.01)
-    server.put("held", LARGE)
-    server.fail("held", "hold")
-    half, came = len(LARGE) // 2, 0
-    with HttpBackend({}, 60.0).begin(server.url("held")) as remote:
-        while came < half:  # ends only if a part of a piece comes while the server waits
-            came += len(next(remote.chunks))
-        assert came == half
-        server.resume.set()
-        assert came + sum(map(len, remote.chunks)) == len(LARGE)
-
-
 def test_a_server_that_stalls(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_body, "TICK_S", 0.01)
     server.put("held", LARGE)
@@ -102,13 +89,6 @@ def test_large_objects_come_without_obstore_and_small_ones_with_it(s3: dict[str,
         assert (remote.size, remote.checksum, body) == (other.size, other.checksum, same)
     assert hashlib.md5(body).hexdigest() == str(remote.checksum).removeprefix("md5:")
     assert asked == ["http", "obstore"]  # of the last object: the one before was large, too
-
-
-def test_the_first_object_after_a_small_one_comes_through_obstore(s3: dict[str, str], asked: list[str]) -> None:
-    source = backend_for("s3://bucket/x", s3, 60.0)
-    for name in ("signed", "large", "large", "signed", "signed"):
-        read(source, name)
-    assert asked == ["http", "obstore", "http", "http", "obstore"]
 
 
 def test_obstore_takes_over_where_a_signed_url_is_refused(

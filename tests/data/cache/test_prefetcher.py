@@ -34,15 +34,6 @@ def test_prefetched_files_are_hits(server: Server, tmp_path: Path) -> None:
     assert (stats.hits, stats.misses) == (8, 0) and set(server.requests.values()) == {1}
 
 
-def test_files_arrive_in_the_order_of_the_list(server: Server, tmp_path: Path) -> None:
-    urls = urls_of(server, 6)
-    wanted = [urls[i] for i in (3, 1, 5, 0, 4, 2)]
-    with Cache(tmp_path, threads=1) as cache:
-        cache.prefetch(wanted)
-        until(lambda: cache.cached(urls) == set(urls), "not all arrived")
-    assert server.arrivals == ["3", "1", "5", "0", "4", "2"]
-
-
 @pytest.mark.parametrize("threads", [1, 4])
 def test_under_a_cap_each_file_is_fetched_once_if_it_is_used_in_order(
     server: Server, tmp_path: Path, threads: int
@@ -158,23 +149,6 @@ def test_open_raises_the_errors_of_prefetching(server: Server, tmp_path: Path) -
             cache.read(urls[0])
 
 
-def test_a_url_may_come_twice(server: Server, tmp_path: Path) -> None:
-    a, b, c = urls_of(server, 3)
-    with Cache(tmp_path, 2 * KB, threads=1) as cache:
-        cache.prefetch([a, b, a, c])
-        for url in (a, b, a, c):
-            until(lambda: cache.cached([url]) == {url}, "it did not arrive")  # noqa: B023
-            cache.read(url)
-    assert server.requests["0"] == 1, "it was evicted between its two uses"
-
-
-def test_local_paths_and_no_urls_are_nothing_to_do(tmp_path: Path) -> None:
-    with Cache(tmp_path) as cache:
-        cache.prefetch([])
-        cache.prefetch([str(tmp_path / "file")])
-        assert cache.stats() == {}
-
-
 def test_closing_does_not_wait_for_a_stuck_server(server: Server, tmp_path: Path) -> None:
     urls = urls_of(server, 2)
     server.fail("0", *[503] * 99)
@@ -222,19 +196,6 @@ def test_a_file_evicted_during_its_fetch_is_fetched_again(tmp_path: Path) -> Non
     until(lambda: other.of_other_processes() == {key_of("a")}, "there is no hint")
     prefetcher.close()
     assert calls == [0, 0]
-
-
-def test_two_caches_of_one_process_keep_each_other_s_prefetched_files(server: Server, tmp_path: Path) -> None:
-    mine, theirs = ([server.put(f"{who}{i}", b"x" * KB) for i in range(3)] for who in "ab")
-    with Cache(tmp_path, 3 * KB) as cache, Cache(tmp_path, 3 * KB, timeout_s=20) as other:
-        cache.prefetch(mine)
-        until(lambda: hints_in(tmp_path) == {key_of(url) for url in mine}, "the first three have no hints")
-        other.prefetch(theirs)
-        for url in theirs:
-            assert len(other.read(url)) == KB  # an opened file may evict
-        # one, or two while the other cache fetches its own last file
-        assert other.cached(mine), "prefetching of the other cache has evicted all of these"
-    assert sum(server.requests[f"a{i}"] for i in range(3)) == 3
 
 
 def hints_in(directory: Path) -> set[str]:

@@ -4,11 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
-import pickle
 import signal
-import threading
 from pathlib import Path
 
 import pytest
@@ -79,15 +76,6 @@ def test_the_original_removes_all_files_on_close_and_keeps_the_sum(tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_copy_of_a_closed_original_is_an_original(tmp_path: Path) -> None:
-    first = StatsFile.of_original(tmp_path)
-    first.close()
-    orphan = StatsFile.of_copy(tmp_path, first.name)
-    assert orphan.number == ""
-    StatsFile.of_copy(tmp_path, orphan.name).write(A, Stats(hits=1))
-    assert orphan.of_copies() == {A: Stats(hits=1)}
-
-
 def test_without_a_writable_folder_each_counts_for_itself(tmp_path: Path) -> None:
     (tmp_path / "counts").write_text("in the way")
     first = StatsFile.of_original(tmp_path)
@@ -112,39 +100,6 @@ def test_folders_of_killed_processes_are_swept_and_those_of_living_ones_stay(tmp
     assert {path.name for path in counts.iterdir()} == {living.name[0], f"{living.name[0]}.lock", "young.lock"}
     one.write(A, Stats(hits=2))
     assert living.of_copies() == {A: Stats(hits=2)}
-
-
-def test_many_originals_that_start_together_all_have_a_folder(tmp_path: Path) -> None:
-    made: list[StatsFile] = []
-    threads = [threading.Thread(target=lambda: made.append(StatsFile.of_original(tmp_path))) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for number, first in enumerate(made):
-        StatsFile.of_copy(tmp_path, first.name).write(A, Stats(hits=1 + number))
-    assert [first.of_copies()[A].hits for first in made] == list(range(1, 17))
-
-
-def test_a_long_source_name_is_truncated(tmp_path: Path) -> None:
-    first = StatsFile.of_original(tmp_path)
-    one = StatsFile.of_copy(tmp_path, first.name)
-    one.write("s3://" + "x" * 600, Stats(hits=1))
-    one.write(A, Stats(hits=2))
-    assert sorted(stats.hits for stats in first.of_copies().values()) == [1, 2]
-
-
-def test_copies_in_the_same_process_count_too(server: Server, tmp_path: Path) -> None:
-    url = server.put("a", b"hello")
-    with Cache(tmp_path) as cache:
-        cache.read(url)
-        with pickle.loads(pickle.dumps(cache)) as other, copy.deepcopy(other) as third:
-            for one in (other, third, third):
-                one.read(url)
-            assert [counted(one, server.address) for one in (cache, other, third)] == [(3, 1, 5), (3, 0, 0), (2, 0, 0)]
-    assert counted(cache, server.address) == (3, 1, 5)
-    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith("f-")} >= {"ledger"}
-    assert not (tmp_path / "counts").exists()
 
 
 @pytest.mark.processes

@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader
 
-from paceline_plugins.data.cache import Cache
 from paceline_plugins.data.packed import DataError, PackedDataset
 from paceline_plugins.data.packed.dataset import OPEN_SHARDS, split_sample
 from paceline_plugins.data.packed.tar import make_header, padding
-from tests.data.cache.server import Server
 
 from .made import FakeCache, by_key, folder, index_of, packed
 
@@ -38,18 +36,6 @@ def test_samples_lengths_and_shards(tmp_path: Path) -> None:
     assert list(data.urls) == [str(place / shard.name) for shard in index_of(place).shards]
     assert by_key(data[number] for number in range(30)) == folder(tmp_path / "again", 30)
     assert [text_of(sample) for sample in PackedDataset(f"file://{place}")] == [text_of(sample) for sample in data]
-
-
-def test_several_samples_come_in_the_order_given(tmp_path: Path) -> None:
-    data = PackedDataset(packed(tmp_path, 30), decode=text_of)
-    wanted = [29, 0, 13, 0, 7, 28]
-    assert data.__getitems__(wanted) == [data[number] for number in wanted]
-
-
-def test_a_sample_given_twice_is_not_shared(tmp_path: Path) -> None:
-    first, second = PackedDataset(packed(tmp_path)).__getitems__([3, 3])
-    first.clear()
-    assert second
 
 
 @pytest.mark.parametrize("index", [-1, 20, 1 << 70])
@@ -101,14 +87,6 @@ def test_loader_processes_read_the_same(tmp_path: Path, start: str) -> None:
     assert [text for batch in loader for text in batch] == here
 
 
-def test_a_copy_by_pickle_reads_the_same(tmp_path: Path) -> None:
-    data = PackedDataset(packed(tmp_path), decode=text_of)
-    first = data[3]
-    copy = pickle.loads(pickle.dumps(data))
-    assert copy[3] == first
-    assert data[3] == first
-
-
 def test_threads_read_the_same(tmp_path: Path) -> None:
     data = PackedDataset(packed(tmp_path, 3 * OPEN_SHARDS, 4096), decode=text_of)
     here = [data[number] for number in range(len(data))]
@@ -147,16 +125,6 @@ def test_shards_are_prefetched_in_order(tmp_path: Path) -> None:
     PackedDataset(URL, cache=fake).prefetch([29, 0, 29])
     first, last = index_of(place).shards[0], index_of(place).shards[-1]
     assert fake.prefetched == [f"{URL}/{s}" for s in (last.offsets_name, last.name, first.offsets_name, first.name)]
-
-
-def test_the_default_cache_is_in_the_user_s_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    place = packed(tmp_path)
-    with Server({path.name: path.read_bytes() for path in place.iterdir()}) as server:
-        data = PackedDataset(server.address)
-        assert [data[number] for number in range(20)] == list(PackedDataset(place))
-        assert isinstance(data.cache, Cache) and data.cache.directory == tmp_path / "paceline"
-        data.cache.close()
 
 
 def test_a_missing_or_damaged_index_is_an_error(tmp_path: Path) -> None:
@@ -204,3 +172,11 @@ def test_only_members_of_the_sample_are_taken() -> None:
     assert split_sample(good + piece("000000001.a", b"3"), "000000001.") is None  # twice
     assert split_sample(b"\xff" * 1024, "000000001.") is None
     assert split_sample(bytes(1024), "000000001.") is None
+
+
+def test_a_copy_by_pickle_reads_the_same(tmp_path: Path) -> None:
+    data = PackedDataset(packed(tmp_path), decode=text_of)
+    first = data[3]
+    copy = pickle.loads(pickle.dumps(data))
+    assert copy[3] == first
+    assert data[3] == first

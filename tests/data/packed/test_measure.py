@@ -39,14 +39,6 @@ def test_the_index_gives_the_size_of_samples(tmp_path: Path) -> None:
     assert found.file_bytes == index.total_bytes / len(index.shards)
 
 
-def test_files_that_differ_after_the_dot_are_a_sample(tmp_path: Path) -> None:
-    made = folder(tmp_path, 10)
-    total = sum(len(data) for sample in made.values() for data in sample.values())
-    found = inspect(Storage(str(tmp_path)))
-    assert (found.kind, found.bytes) == ("files", total)
-    assert found.bytes_per_sample == total / 10
-
-
 def test_of_many_files_only_some_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder(tmp_path, 10)
     monkeypatch.setattr(measure, "MOST_FILES", 5)
@@ -84,16 +76,6 @@ def test_the_speed_counts_the_bytes_read(tmp_path: Path, remote: str, far: bool)
         assert measured.seconds >= 0.05
         assert 0 < measured.bytes <= measured.files * max(size for _, size in found.files)
         assert measured.bytes_s == measured.bytes / measured.seconds
-
-
-def test_remote_files_are_listed(remote: str, tmp_path: Path) -> None:
-    import fsspec
-
-    fsspec.filesystem("memory").rm_file(f"{remote}/index.json")
-    found = inspect(Storage(remote))
-    assert sorted(found.files) == sorted(
-        (path.name, path.stat().st_size) for path in (tmp_path / "packed").iterdir() if path.name != "index.json"
-    )
 
 
 def test_a_file_that_vanishes_is_named(tmp_path: Path) -> None:

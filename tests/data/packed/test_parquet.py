@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import pickle
 import uuid
 from pathlib import Path
 from typing import Any
@@ -44,13 +43,6 @@ def test_rows_and_row_groups(tmp_path: Path) -> None:
     assert data.__getitems__(wanted) == [rows[number] for number in wanted]
 
 
-def test_only_the_given_columns(tmp_path: Path) -> None:
-    write(tmp_path)
-    assert ParquetDataset(tmp_path, columns=["text"])[12] == {"text": "12"}
-    with pytest.raises(DataError, match=r"part-0\.parquet has no column 'texts'; it has number, text"):
-        ParquetDataset(tmp_path, columns=["number", "texts"])
-
-
 def test_a_row_group_is_read_once_and_few_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path)
     data = ParquetDataset(tmp_path)
@@ -80,12 +72,6 @@ def test_loader_processes_read_the_same(tmp_path: Path, start: str) -> None:
     assert data[0] == rows[0]
     loader = DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context=start, collate_fn=same)
     assert [row for batch in loader for row in batch] == rows
-
-
-def test_a_copy_by_pickle_reads_the_same(tmp_path: Path) -> None:
-    rows = write(tmp_path)
-    data = ParquetDataset(tmp_path)
-    assert pickle.loads(pickle.dumps(data))[7] == data[7] == rows[7]
 
 
 def test_remote_files_by_ranges_or_through_the_cache(tmp_path: Path) -> None:

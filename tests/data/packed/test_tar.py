@@ -43,11 +43,6 @@ def test_long_names_and_names_of_other_alphabets_come_back(format: int) -> None:
     assert read(archive(*members, format=format)) == members
 
 
-def test_a_prefix_of_ustar_is_part_of_the_name() -> None:
-    name = "/".join(["folder" * 10] * 3) + "/a.txt"
-    assert read(archive((name, b"1"), format=tarfile.USTAR_FORMAT)) == [(name, b"1")]
-
-
 def test_headers_are_those_of_tarfile() -> None:
     raw = make_header("000000001.jpg", 5) + b"hello" + bytes(padding(5)) + END
     with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
@@ -84,15 +79,6 @@ def test_the_offset_is_that_of_the_first_header() -> None:
 def test_a_member_without_data_is_refused_by_name(kind: bytes, what: str) -> None:
     with pytest.raises(DataError, match=rf"some.tar at byte 0: 'evil' is .*{what}"):
         read(archive(("evil", b""), type=kind, linkname="/etc/passwd"))
-
-
-def test_folders_are_skipped() -> None:
-    assert read(archive(("folder", b""), type=tarfile.DIRTYPE)) == []
-
-
-def test_absolute_and_relative_paths_are_only_names() -> None:
-    members = [("/etc/cron.d/evil.txt", b"1"), ("../../evil.txt", b"2")]
-    assert read(archive(*members)) == members
 
 
 def header(size_field: bytes) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import DataError, RuleError, UnsupportedError
-from paceline_plugins.files import parts, placeholders, rates
+from paceline_plugins.files import parts, placeholders
 from paceline_plugins.files.invocation import environment_of
 from paceline_plugins.files.plan import Plan, check_continues, checked_rule
 from tests.doors.files.plans import plan
@@ -74,19 +74,6 @@ def test_a_list_without_enough_lines_is_refused(tmp_path: Path) -> None:
         parts.read_list(tmp_path / "nothing")
 
 
-def test_a_last_block_has_a_part_for_each_worker() -> None:
-    parts.check_divides(2, 8, 4)
-    with pytest.raises(UnsupportedError, match=r"3 workers .* it has 8 parts"):
-        parts.check_divides(3, 8, 0)
-    with pytest.raises(UnsupportedError, match="2 of its 8 parts are left"):
-        parts.check_divides(4, 8, 6)
-
-
-def test_the_rate_is_scheduled() -> None:
-    assert [rates.scheduled(0.2, None, block, 4) for block in (0, 3)] == [0.2, 0.2]
-    assert [rates.scheduled(0.2, 0.05, block, 4) for block in (0, 2, 4)] == pytest.approx([0.2, 0.1, 0.05])
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -102,11 +89,6 @@ def test_the_rate_is_scheduled() -> None:
 def test_a_rule_that_cannot_merge_files_is_refused(text: str, why: str) -> None:
     with pytest.raises((UnsupportedError, RuleError), match=why):
         checked_rule(text)
-
-
-def test_a_rule_of_blocks_has_a_period_of_one() -> None:
-    for text in ("averaging", "bmuf(gain='paper')", "diloco(lr=0.5)", "bmuf(period=1)", "bmuf(codec='bf16')"):
-        assert checked_rule(text).schedule.period == 1
 
 
 def test_a_tool_does_not_see_the_cluster() -> None:

@@ -46,12 +46,6 @@ def test_block_momentum_is_that_of_the_rule(capfd: pytest.CaptureFixture[str]) -
     assert "block 3, epoch 2, rate 0.25, loss 1.21875" in capfd.readouterr().err
 
 
-def test_one_worker_is_the_tool_alone() -> None:
-    run(plan(rule=MOMENTUM, parts=1, epochs=3), workers=1)
-    assert numbers("out.bin") == [0.75, 1.75, -1.25]
-    assert Path("out.bin").read_bytes()[:4] == b"   0"
-
-
 def test_bytes_that_are_no_numbers_are_the_first_workers() -> None:
     run(plan(epochs=1, shuffle=False))
     assert [Path(f"work/scratch/rank-00{rank}/out.bin").read_bytes()[:4] for rank in (0, 1)] == [b"   0", b"   1"]
@@ -162,11 +156,6 @@ def test_another_number_of_workers_goes_on_if_it_divides_the_parts_that_are_left
     assert [row["epoch"] for row in rows()] == [0, 1, 1, 2, 2]
     with pytest.raises(UnsupportedError, match="it has 4 parts"):
         run(plan(parts=4, epochs=4, shuffle=False), workers=3)
-
-
-def test_merged_models_are_pruned() -> None:
-    run(plan(epochs=4, keep=2))
-    assert sorted(path.name for path in Path("work/merged").iterdir()) == ["block-00003.bin", "block-00004.bin"]
 
 
 def test_machines_with_other_options_are_refused() -> None:

@@ -14,11 +14,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from paceline.communication.schedulers import own_device
 from paceline.errors import UnsupportedError
 from paceline.run.attach import attach
 from paceline_plugins.zero.attachment import Zero
 from paceline_plugins.zero.patches import Patches
-from paceline_plugins.zero.rank_discovery import ZeroWorker, from_environment, own_device
+from paceline_plugins.zero.rank_discovery import ZeroWorker, from_environment
 from paceline_plugins.zero.refusals import Refusal
 from paceline_plugins.zero.reporter import Reporter
 from tests.doors.zero.programs import each, virtual
@@ -445,10 +446,7 @@ def test_who_a_worker_is(tmp_path: Path) -> None:
 
 
 def test_each_worker_of_a_host_sees_a_device_of_its_own() -> None:
-    def worker(rank: int) -> ZeroWorker:
-        return ZeroWorker(rank, 4, rank, None, False)
-
-    assert [own_device(worker(rank), None, 4) for rank in range(4)] == ["0", "1", "2", "3"]
-    assert [own_device(worker(rank), "5, 7", 2) for rank in range(4)] == ["5", "7", "5", "7"]
-    assert own_device(worker(1), None, 1) is None and own_device(worker(1), None, 0) is None
-    assert own_device(place(), None, 8) is None
+    assert [own_device(rank, 4, None, 4) for rank in range(4)] == ["0", "1", "2", "3"]
+    assert [own_device(rank, 4, "5, 7", 2) for rank in range(4)] == ["5", "7", "5", "7"]
+    assert own_device(1, 4, None, 1) is None and own_device(1, 4, None, 0) is None
+    assert own_device(0, 1, None, 8) is None

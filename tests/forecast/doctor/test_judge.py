@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from paceline_plugins.forecast.doctor import Finding, Measurements, fit, judge
-from paceline_plugins.forecast.doctor.finding import latency_text, rate_text
 from paceline_plugins.forecast.doctor.judge import exchange_s, slowest_bytes_s
 
 from .examples import GBIT, VERSIONS, broken, cluster, with_links, with_machine
@@ -36,10 +35,6 @@ def test_a_healthy_cluster_is_fit_and_said_so_briefly() -> None:
     assert shown["connections"] == "all 6 open, on ports of the system's choice"
     assert shown["bandwidth"] == "1000 Mbit/s"
     assert shown["versions"] == "paceline 0.1.0, torch 2.13.0, python 3.11.7, numpy 2.4.6"
-
-
-def test_a_single_worker_is_fit() -> None:
-    assert fit(judge(cluster(1)))
 
 
 def test_who_did_not_come_is_named() -> None:
@@ -93,11 +88,6 @@ def test_a_second_interface_is_part_of_the_advice() -> None:
 def test_a_refused_connection_is_not_called_a_firewall() -> None:
     finding = only(broken(cluster(), [(0, 2), (1, 2)], "10.0.0.3: Connection refused"))
     assert "belongs to another host" in finding.advice
-
-
-def test_two_workers_that_do_not_connect() -> None:
-    finding = only(broken(cluster(2), [(0, 1)]))
-    assert finding.sentence == "rank 0 on node0 does not reach rank 1 on node1 (10.0.0.9: no answer)"
 
 
 def test_the_debian_trap_is_named_with_its_cure() -> None:
@@ -163,21 +153,6 @@ def test_two_slow_hosts_are_two_findings() -> None:
     assert sorted(finding.ranks for finding in findings) == [(1,), (4,)]
 
 
-def test_one_slow_way_between_two_good_hosts() -> None:
-    finding = only(with_links(cluster(4), [(1, 3)], bandwidth_bytes_s=GBIT / 10))
-    assert finding.sentence == "rank 1 on node1 sends to rank 3 on node3 at 100 Mbit/s, where 1000 Mbit/s is usual"
-
-
-def test_within_one_host_speed_is_not_judged() -> None:
-    assert found(with_links(cluster(3, hosts=1), [(0, 1)], bandwidth_bytes_s=GBIT / 10), "wrong") == []
-
-
-def test_a_distant_host_is_a_note() -> None:
-    far = [(a, b) for a in range(4) for b in range(4) if a != b and 3 in (a, b)]
-    finding = only(with_links(cluster(4), far, latency_s=0.04), "note")
-    assert finding.sentence.startswith("rank 3 on node3 is far from other workers: a round trip takes up to 40.00 ms")
-
-
 def test_a_clock_that_is_off_is_a_note() -> None:
     ahead = with_links(with_links(cluster(), [(0, 1), (2, 1)], clock_s=90.0), [(1, 0), (1, 2)], clock_s=-90.0)
     finding = only(ahead, "note")
@@ -190,10 +165,6 @@ def test_versions_that_differ_are_named(what: str, severity: str) -> None:
     finding = only(mixed, severity)
     assert finding.sentence == f"{what} differs ({VERSIONS[what]}: ranks 0, 2; 0.0.1: rank 1)"
     assert finding.ranks == (1,)
-
-
-def test_operating_systems_may_differ() -> None:
-    assert fit(judge(with_machine(cluster(), 1, versions=VERSIONS | {"system": "Linux 5.4"})))
 
 
 def test_memory_that_is_too_small_for_the_model() -> None:
@@ -231,8 +202,3 @@ def test_what_one_exchange_takes() -> None:
     assert slowest_bytes_s(slow) == GBIT / 2
     assert exchange_s(slow, 25_000_000) == pytest.approx(1.5 * 4 * 25e6 / (GBIT / 2))
     assert exchange_s(cluster(1), 25_000_000) is None
-
-
-def test_units() -> None:
-    assert [rate_text(v) for v in (125e6, 1.25e9, 125e3)] == ["1000 Mbit/s", "10.0 Gbit/s", "1.0 Mbit/s"]
-    assert [latency_text(v) for v in (0.00012, 0.25)] == ["0.12 ms", "250 ms"]

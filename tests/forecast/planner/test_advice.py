@@ -41,18 +41,6 @@ def test_the_slower_the_network_the_rarer_the_exchange(model_s: float, rule: str
         assert exchange_share(advice.forecast) <= 0.05
 
 
-def test_one_worker_needs_nothing() -> None:
-    assert recommend(work(), wire(), 1).rule == "sync()"
-
-
-def test_adam_keeps_its_moments_together() -> None:
-    assert recommend(work(moments=2), wire(0.06), 4).rule.startswith("bmuf_adam(")
-
-
-def test_hosts_are_used() -> None:
-    assert "hosts" in recommend(work(), wire(0.08, 1e-3, per_host=4), 16).rule
-
-
 def test_where_waiting_is_what_costs_nobody_waits() -> None:
     advice: Advice = recommend(work(spread=1.0), NOTHING, 16)
     assert advice.rule == "asgd(period=1)" and "waiting for the slowest" in advice.why

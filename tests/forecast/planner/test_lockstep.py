@@ -26,11 +26,6 @@ def test_behind_the_next_block_what_fits_is_hidden() -> None:
     assert overlapped(schedule, EVEN, 0.6, 8).exchange_s == pytest.approx(0.2)
 
 
-def test_a_short_overlap_hides_its_steps() -> None:
-    """One step of 0.1 s hides 0.1 of 0.3; of a block of four steps, three come behind it."""
-    assert overlapped(EveryBlock(period=4, overlap=1), EVEN, 0.3, 8).total_s == pytest.approx(0.4 + 0.2)
-
-
 def test_fragments_share_the_wire() -> None:
     """Four fragments of 0.05 s each fit; of 0.2 s each the wire is busy all the time."""
     schedule = EveryBlock(period=4, fragments=4, overlap=2)
@@ -43,13 +38,3 @@ def test_stragglers_without_overlap_are_the_closed_form() -> None:
     steps = LogNormal(0.1, 0.3)
     run = overlapped(EveryBlock(period=4, overlap=0), steps, 0.05, 16)
     assert run.total_s == pytest.approx(barrier(steps, 4, 0.05, 16).total_s, rel=0.02)
-
-
-def test_overlap_gives_stragglers_time() -> None:
-    steps = LogNormal(0.1, 0.3)
-    waits = [overlapped(EveryBlock(period=8, overlap=d), steps, 0.0, 16).wait_s for d in (0, 4, 8)]
-    assert waits[0] > 1.2 * waits[1] > 1.2 * waits[2] > 0
-
-
-def test_nobody_is_faster_than_computing() -> None:
-    assert overlapped(EveryBlock(period=4, overlap=4), LogNormal(0.1, 0.2), 0.0, 2).total_s >= 0.4

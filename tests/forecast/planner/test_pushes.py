@@ -15,19 +15,6 @@ from tests.helpers import make_net
 EVEN = LogNormal(0.1)
 
 
-def test_an_answer_behind_the_next_minibatch_costs_nothing() -> None:
-    assert block_s(Bounded(overlap=1), EVEN, 0.04, 4) == pytest.approx(0.1)
-
-
-def test_a_late_answer_is_the_cycle() -> None:
-    assert block_s(Bounded(overlap=1), EVEN, 0.1, 4) == pytest.approx(0.2)
-
-
-def test_who_waits_for_each_answer_pays_for_it() -> None:
-    assert block_s(Bounded(overlap=0), EVEN, 0.04, 4) == pytest.approx(0.18)
-    assert block_s(Bounded(overlap=0, period=5), EVEN, 0.04, 4) == pytest.approx(0.58)
-
-
 def test_held_minibatches_fill_the_time() -> None:
     """Three may be gathered while an answer takes 2.5 minibatches."""
     assert block_s(Bounded(overlap=1, hold=3), EVEN, 0.125, 4) == pytest.approx(0.1)

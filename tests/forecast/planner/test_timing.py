@@ -20,7 +20,7 @@ from paceline_plugins.forecast.planner.timing import (
     scattered_s,
 )
 
-from .examples import MIB, NUMEL, wire
+from .examples import NUMEL, wire
 
 FLAT = Layout.vector(NUMEL)
 
@@ -68,24 +68,6 @@ def test_chunks_run_beside_each_other() -> None:
     assert chunked_s([OperationTime(0.0, 8.0)], 8) == 8
 
 
-def test_one_worker_exchanges_nothing() -> None:
-    assert exchange(rule_from_text("sync"), FLAT, 0, wire(), 1).total_s == 0
-
-
-def test_dense_bytes_go_at_the_wires_pace() -> None:
-    found = exchange(rule_from_text("bmuf"), FLAT, 0, wire(0.1), 4)
-    assert found.payload_s == pytest.approx(0.15)
-    assert found.sent_bytes == 1.5 * MIB + 3 * 88
-    assert found.footer_s == 0 < exchange(rule_from_text("sync"), FLAT, 0, wire(0.1), 4).footer_s
-
-
-def test_what_travels_along_is_dense() -> None:
-    alone = exchange(rule_from_text("bmuf_adam(codec='int8')"), FLAT, 0, wire(0.1), 4)
-    found = exchange(rule_from_text("bmuf_adam(codec='int8')"), FLAT, 2 * NUMEL, wire(0.1), 4)
-    assert found.payload_s - alone.payload_s == pytest.approx(0.3)
-    assert found.sent_bytes - alone.sent_bytes == 3 * MIB
-
-
 def test_hosts_first_by_hand() -> None:
     """2 hosts of 4: between them 2 (H-1)/H of the bytes once, and 2 latencies instead of 14; inside two all-to-alls."""
     network = wire(0.1, 5e-3, per_host=4, faster=10)
@@ -94,14 +76,6 @@ def test_hosts_first_by_hand() -> None:
     assert flat.payload_s == pytest.approx(0.175 + 14 * 5e-3)
     assert hosts.payload_s == pytest.approx(0.1 + 2 * 5e-3 + 0.15 / 10)
     assert hosts.sent_bytes == pytest.approx(flat.sent_bytes)
-
-
-def test_hosts_first_is_flat_on_one_host_and_with_one_worker_a_host() -> None:
-    for network in (wire(0.1, 1e-3, per_host=8), wire(0.1, 1e-3)):
-        flat, hosts = (
-            exchange(rule_from_text(f"sync({how})"), FLAT, 0, network, 8) for how in ("", "dimensions='hosts'")
-        )
-        assert hosts.payload_s == pytest.approx(flat.payload_s)
 
 
 def test_rank_order_takes_two_all_to_alls() -> None:

@@ -31,17 +31,6 @@ def test_a_matrix_of_that_rank_comes_over_whole() -> None:
     assert float(outcome.errors[0].abs().max()) < 1e-11
 
 
-def test_power_iteration_finds_the_largest_directions_of_the_sum() -> None:
-    u, v = (torch.linalg.qr(product(40, 30, 30, seed))[0] for seed in (1, 2))
-    matrix = u @ torch.diag(torch.tensor([5.0, 4.0, *[0.1] * 28], dtype=F64)) @ v.t()
-    layout, states = Layout.of([(40, 40)]), [State(), State()]
-    for _ in range(4):
-        outcome = exchange(LowRank(rank=2, feedback=False), [matrix.flatten()] * 2, layout, states)
-        states = outcome.states
-    best = u[:, :2] @ torch.diag(torch.tensor([10.0, 8.0], dtype=F64)) @ v[:, :2].t()
-    torch.testing.assert_close(outcome.totals[0].view(40, 40), best, rtol=0, atol=1e-4)
-
-
 def test_five_exchanges_against_projections() -> None:
     """P spans sum_i M_i Q; the total is its projection of the sum, whatever basis is taken."""
     layout, codec = Layout.of([(30, 44)]), LowRank(rank=3)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 
 import numpy as np
 import pytest
@@ -35,7 +34,6 @@ EVERY: list[Arrival] = [
     *(Sum(), Share(), StalenessAware(), AdaDelay(), AdaDelay(0.5), TunedMomentum(), TunedMomentum(False)),
     *(DelayCompensated(), DelayCompensated("adaptive"), DelayCompensated("normalized"), Elastic()),
 ]
-COMPENSATED = [outer for outer in EVERY if isinstance(outer, DelayCompensated)]
 
 
 def push(delay: int = 0, update: int = 1, **besides: float) -> Push:
@@ -71,21 +69,6 @@ def test_what_takes_pushes_and_what_does_not() -> None:
         assert not isinstance(outer, Arrival)
 
 
-def test_state_and_backups() -> None:
-    with_state = [outer for outer in EVERY if outer.tensors]
-    assert with_state == [AdaDelay(), DelayCompensated("adaptive"), DelayCompensated("normalized")]
-    assert [outer for outer in EVERY if outer.needs_origin] == COMPENSATED
-
-
-def test_only_the_named_ones_touch_the_gradient() -> None:
-    g, anchor, origin = random(50, 1), random(50, 2), random(50, 3)
-    touched = []
-    for outer in EVERY:
-        if not torch.equal(mended(outer, g, anchor, origin, zeros(outer, g), push(3, 5)), g):
-            touched.append(outer)
-    assert touched == [AdaDelay(), *COMPENSATED]
-
-
 def test_only_tuned_momentum_changes_the_momentum() -> None:
     assert [outer for outer in EVERY if outer.momentum(0.9, push(3, 5)) != 0.9] == [
         *(TunedMomentum(), TunedMomentum(False)),
@@ -106,21 +89,6 @@ def test_a_piece_may_be_mended_by_itself(outer: Arrival) -> None:
         assert torch.equal(whole, torch.cat(halves))
     for name, tensor in whole_state.items():
         assert torch.equal(tensor, torch.cat([state[name] for state in states]))
-
-
-@pytest.mark.parametrize("outer", EVERY)
-def test_values_and_backup_are_left_alone(outer: Arrival) -> None:
-    anchor, origin = random(20, 1), random(20, 2)
-    kept = anchor.clone(), origin.clone()
-    mended(outer, random(20, 3), anchor, origin, zeros(outer, anchor), push(2, 3))
-    assert torch.equal(anchor, kept[0]) and torch.equal(origin, kept[1])
-
-
-def test_the_anchor_may_be_a_parameter() -> None:
-    outer, anchor = DelayCompensated(), nn.Parameter(torch.ones(3))
-    found = mended(outer, torch.ones(3), anchor, torch.zeros(3), {}, push())
-    assert not found.requires_grad
-    torch.testing.assert_close(found, torch.full((3,), 1.04))
 
 
 # -- factors on the rate --------------------------------------------------------------------------
@@ -179,36 +147,6 @@ def test_on_a_quadratic_the_undelayed_gradient_comes_back() -> None:
     assert found.item() == h * w_now != g
 
 
-def test_on_a_quadratic_adaptive_too() -> None:
-    """With decay 0 lam = lam0 / sqrt(g^2 + 1e-7), so lam0 = h / |g| gives lam g^2 = h."""
-    h, w_then, w_now = 2.0, 1.5, -0.25
-    g = h * w_then
-    outer = DelayCompensated("adaptive", strength=h / g, decay=0.0)
-    x = [torch.tensor([value], dtype=F64) for value in (g, w_now, w_then)]
-    found = mended(outer, *x, {"squares": torch.tensor([7.0], dtype=F64)}, push(3))
-    assert found.item() == pytest.approx(h * w_now, rel=1e-6)
-
-
-def test_on_a_quadratic_normalized_too() -> None:
-    """With decay 0 lam g^2 = lam0: the strength is the curvature itself, whatever the gradient's length."""
-    h, w_then, w_now = 2.0, 1.5, -0.25
-    outer = DelayCompensated("normalized", strength=h, decay=0.0)
-    x = [torch.tensor([value], dtype=F64) for value in (h * w_then, w_now, w_then)]
-    found = mended(outer, *x, {"squares": torch.tensor([7.0], dtype=F64)}, push(3))
-    assert found.item() == pytest.approx(h * w_now, rel=1e-9)
-
-
-def test_a_normalized_correction_does_not_depend_on_the_length_of_gradients() -> None:
-    outer, corrections = DelayCompensated("normalized", strength=0.3), []
-    for length in (1.0, 2.0**-7):
-        state = zeros(outer, torch.zeros(50, dtype=F64))
-        for t in range(1, 6):
-            g, w, origin = (random(50, 10 * k + t, F64) for k in (1, 2, 3))
-            last = mended(outer, length * g, w, origin, state, push(3, t)) - length * g
-        corrections.append(last)
-    torch.testing.assert_close(corrections[0], corrections[1], rtol=1e-4, atol=0)
-
-
 @pytest.mark.parametrize("kind", ["constant", "adaptive", "normalized"])
 @pytest.mark.parametrize(
     ("start", "pushes"),
@@ -237,12 +175,6 @@ def test_without_a_delay_the_gradient_keeps_its_bits(outer: DelayCompensated) ->
     g = torch.cat([random(1000, 1), torch.tensor([0.0, -0.0, 1e-40, -1e-40, 1e30, -1e30])])
     w = random(g.numel(), 2)
     assert as_bits(mended(outer, g, w, w.clone(), zeros(outer, g), push())) == as_bits(g)
-
-
-@pytest.mark.parametrize("kind", ["constant", "adaptive", "normalized"])
-def test_without_strength_the_gradient_keeps_its_bits(kind: str) -> None:
-    outer, g = DelayCompensated(kind, strength=0), random(1000, 1)
-    assert as_bits(mended(outer, g, random(1000, 2), random(1000, 3), zeros(outer, g), push(3))) == as_bits(g)
 
 
 def reference_compensation(
@@ -304,25 +236,6 @@ def test_the_limit_keeps_the_sign() -> None:
     assert bound.tolist() == [1.0, -3.0]
 
 
-def test_compensation_makes_a_delayed_run_stable() -> None:
-    """A delay of 4 at a rate for which plain asynchronous SGD on the quadratic runs away; h is measured as it goes."""
-    h, lr, delay = 1.0, 0.7, 4
-
-    def ends(mend: bool) -> float:
-        pulled, w = deque([1.0] * (delay + 1), maxlen=delay + 1), torch.tensor([1.0], dtype=F64)
-        for t in range(1, 60):
-            origin = torch.tensor([pulled[0]], dtype=F64)
-            g = h * origin
-            if mend and g.item():
-                DelayCompensated(strength=h / g.item() ** 2).mend(g, w, origin, {}, push(delay, t))
-            w.sub_(g, alpha=lr)
-            pulled.append(w.item())
-        return abs(w.item())
-
-    assert ends(False) > 1e3
-    assert ends(True) < 1e-6
-
-
 # -- AdaDelay -------------------------------------------------------------------------------------
 
 
@@ -353,11 +266,6 @@ def test_adadelay_with_a_constant(c: float) -> None:
         assert lr * outer.rate(p) * g.item() == pytest.approx(1 / (1 / lr + c * math.sqrt(t + tau)))
 
 
-def test_adadelay_falls_with_the_delay_and_with_time() -> None:
-    rates = [AdaDelay(1.0).rate(push(tau, t)) for t, tau in [(1, 0), (1, 5), (50, 5), (50, 100)]]
-    assert rates == sorted(rates, reverse=True) and len(set(rates)) == 4
-
-
 # -- momentum -------------------------------------------------------------------------------------
 
 
@@ -385,25 +293,6 @@ def test_a_steady_gradient_moves_as_far(workers: int, m: float) -> None:
         optimizer.step()
         move = x.item() - before
     assert move == pytest.approx(-0.1 / (1 - m))
-
-
-@pytest.mark.parametrize(("workers", "m"), [(4, 0.75), (4, 0.5), (4, 0.9), (8, 0.0), (16, 0.9)])
-def test_the_last_move_counts_as_with_the_users_momentum(workers: int, m: float) -> None:
-    """Delays with P(tau = k) = q (1 - q)^k on a quadratic: the mean follows the recursion of the file's header.
-
-    The delays do not depend on the path and the gradient is linear, so the mean is an exact sum, with no draw.
-    """
-    outer, p = TunedMomentum(), push(workers=workers, momentum=m)
-    q, h, lr, m_e, rest = 1 / workers, 1.0, 0.01 * outer.rate(p), outer.momentum(m, p), 400
-    w = [1.0] * rest  # the model rests at 1 before the first update
-    chances = [q * (1 - q) ** k for k in range(rest)]
-    for _ in range(60):
-        gradient = sum(chance * h * w[-1 - k] for k, chance in enumerate(chances))
-        w.append(w[-1] + m_e * (w[-1] - w[-2]) - lr * gradient)
-    d = np.diff(w)
-    implied = m * d[1:-1] - m_e * (1 - q) * d[:-2] - lr * q * h * np.array(w[2:-1])
-    # from the second update on: the first begins with the gradient of the rest
-    np.testing.assert_allclose(d[rest:], implied[rest - 2 :], rtol=1e-9)
 
 
 @pytest.mark.parametrize("workers", [2, 4, 8])
@@ -457,13 +346,6 @@ def test_the_sum_of_workers_and_center_stays() -> None:
     assert 0 < apart < 1280 / 4  # they were 1280 apart
 
 
-def test_worker_and_owner_find_the_same_pull() -> None:
-    outer, x, center = Elastic(), random(100, 1), random(100, 2)
-    e, before = outer.elastic_pull(x, center, 4), center.clone()
-    outer.elastic_step(center, x, 4)
-    assert torch.equal(center, before + e)
-
-
 def test_the_rate_is_the_share_of_the_distance() -> None:
     """An owner that adds rate * (x - c) makes the elastic step."""
     outer, x, center = Elastic(), random(100, 1, F64), random(100, 2, F64)
@@ -473,15 +355,3 @@ def test_the_rate_is_the_share_of_the_distance() -> None:
 
 
 # -- words ----------------------------------------------------------------------------------------
-
-
-def test_in_words() -> None:
-    said = {type(outer).__name__: outer.describe(4) for outer in EVERY}
-    assert said["Share"] == "each push as it comes, with 1/4 of the rate"
-    assert said["TunedMomentum"].startswith("each push as it comes, SGD's momentum less 0.75")
-    assert said["Elastic"] == "worker and center pull each other, alpha 0.225"
-    assert "the gain kept" in TunedMomentum().describe(4) and "gain" not in TunedMomentum(False).describe(4)
-    assert "c = 0.5" in AdaDelay(0.5).describe(4) and "each coordinate" in AdaDelay().describe(4)
-    assert "adaptive, strength 2" in DelayCompensated("adaptive").describe(4)
-    assert DelayCompensated(start=2000).describe(4).endswith(" after 2,000 updates")
-    assert DelayCompensated(start=0.5).describe(4).endswith(" once the learning rate is at most 0.5 of its highest")

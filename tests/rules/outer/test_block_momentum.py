@@ -130,11 +130,6 @@ def test_a_block_rate_that_is_not_one_counts_in_both() -> None:
     assert rhos(BlockMomentum(0.1, 0.5), 8, 4, 1)[1] == [0.0]  # .1 * 4 - 4 < 0: the start is not ahead
 
 
-def test_dilocos_counter_is_that_of_bmuf() -> None:
-    assert rhos(Nesterov(0.6, 0.7), 8, 4, 9) == rhos(BlockMomentum(0.6, 0.7), 8, 4, 9)
-    assert rhos(Average(), 8, 4, 2) == ([8, 8], [0, 0])
-
-
 @pytest.mark.parametrize(
     "outer", [BlockMomentum(0.7, 0.9), BlockMomentum(0.7, 0.9, nesterov=False), Nesterov(), Average()]
 )
@@ -162,9 +157,3 @@ def test_origin_is_where_the_block_began_to_the_bit() -> None:
         c = Coefficients(0.73, 0.7, 0.73, 0.73)
         start = outer.step(anchor, torch.randn(1000), state, c, torch.empty(1000)).clone()
         assert torch.equal(outer.origin(anchor, state, c, torch.empty(1000)), start), block
-
-
-def test_describe_names_the_numbers() -> None:
-    assert "Nesterov" in BlockMomentum(gain="paper").describe(4) and "0.75" in BlockMomentum(gain="paper").describe(4)
-    assert "classical" in BlockMomentum(nesterov=False).describe(4)
-    assert "0.9" in Nesterov(gain="paper").describe(4)

@@ -15,7 +15,6 @@ from paceline.errors import RuleError
 from paceline.rules import BlockMomentum
 from paceline.rules.outer.base import Coefficients
 from paceline.rules.outer.diversity import KEEP, ratio, smoothed
-from paceline.rules.recipes import make_rule
 
 
 def ratio_of(displacements: Tensor) -> float:
@@ -64,9 +63,3 @@ def test_block_momentum_takes_a_longer_displacement() -> None:
 def test_a_power_outside_0_to_1_is_refused(power: object) -> None:
     with pytest.raises(RuleError, match="amplify must be a number from 0 to 1"):
         BlockMomentum(amplify=power)  # type: ignore[arg-type]
-
-
-def test_texts_of_rules_that_do_not_amplify_are_those_of_before() -> None:
-    assert "amplify" not in repr(BlockMomentum())
-    assert repr(BlockMomentum(amplify=0.5)).endswith("ramp=0, amplify=0.5)")
-    assert make_rule("bmuf(amplify=0.5)", {}).merging == BlockMomentum(amplify=0.5)

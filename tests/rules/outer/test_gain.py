@@ -46,13 +46,6 @@ def test_a_gain_or_momentum_that_was_asked_for_is_there_from_the_first_block(out
     assert outer.momentum_at(1, 16) == outer.momentum_at(10_000, 16)
 
 
-def test_words_say_from_which_block_on_a_gain_is_whole() -> None:
-    assert BlockMomentum().describe(16).endswith("(gain 6.96 from block 49 on)")
-    assert Nesterov().describe(4).endswith("(gain 2.64 from block 7 on)")
-    assert BlockMomentum(gain=7.0).describe(16).endswith("(gain 7)")
-    assert BlockMomentum().describe(1).endswith("(gain 1)")
-
-
 def test_a_growing_gain_never_falls_below_the_block_learning_rate() -> None:
     assert [BlockMomentum(lr=2.0).momentum_at(block, 16) for block in (1, 4)] == [0.0, 0.0]
     assert BlockMomentum(lr=2.0).momentum_at(16, 16) == pytest.approx(0.5)
@@ -121,11 +114,3 @@ def test_momentum_and_lr_and_gain_that_contradict_each_other_are_not_silently_dr
         return
     numbers = describe.numbers(rule, 4)
     assert numbers["gain"] == float(numbers["lr"]) / (1 - float(numbers["momentum"]))
-
-
-def test_numbers_of_a_rule() -> None:
-    numbers = describe.numbers(paceline.RECIPES["bmuf"].build(period=8, ramp=5), 16)
-    assert numbers["gain"] == pytest.approx(16**0.7)
-    assert numbers["period"] == 8 and numbers["ramp"] == 5 and numbers["lr"] == 0.7
-    assert describe.numbers(paceline.RECIPES["sync"].build(), 16) == {"period": 1}
-    assert "gain" not in describe.numbers(paceline.RECIPES["averaging"].build(), 16)

@@ -30,12 +30,6 @@ def test_two_steps_are_the_closed_form(b: float, tau: float, kv: float) -> None:
     assert (found - ema).abs().max() < 1e-12 * float(ema.abs().max().clamp(min=1))
 
 
-def test_in_place_is_the_same() -> None:
-    mean, init = torch.randn(50), torch.randn(50)
-    want = two_steps(mean, init, 0.9, 4, 3.5)
-    assert torch.equal(compensate(mean, init, decay=0.9**4, ahead=0.9**3.5, square=False, out=init), want)
-
-
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize(("eta", "zeta"), [(15 / 16, 1.0), (0.6, 0.7), (0.5, 1.5)])
 def test_under_a_constant_gradient_bias_correction_gives_the_gradient_at_every_block(
@@ -80,8 +74,3 @@ def test_squares_never_fall_below_zero() -> None:
     clamped = two_steps(mean, init, 0.9, 1, 20.0, square=True)
     assert clamped[0] > 0
     assert clamped[1] == plain[1]
-
-
-def test_nothing_ahead_leaves_the_mean() -> None:
-    mean, init = torch.randn(20, dtype=F64), torch.randn(20, dtype=F64)
-    assert (two_steps(mean, init, 0.9, 8, 0.0) - mean).abs().max() < 1e-14

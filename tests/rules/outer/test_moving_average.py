@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.errors import RuleError
-from paceline.rules import BlockMomentum, BlockSettings, EveryBlock, Rule, describe
+from paceline.rules import BlockMomentum, BlockSettings, Rule
 from paceline.rules.outer import Average, MovingAverage
 from paceline.rules.outer.base import Coefficients
 from tests.helpers import Place, State, distance, momentum_sgd, same_bits, simulate, state_of, train
@@ -134,12 +134,3 @@ def test_only_rules_of_blocks_have_it() -> None:
         Rule(paceline.rules.EveryStep(), paceline.rules.Gradient(), settings=BlockSettings(ema=0.9))
     with pytest.raises(RuleError, match="sync has no setting 'ema'"):
         paceline.rule_from_text("sync(ema=0.9)")
-
-
-def test_texts() -> None:
-    """Texts of rules without it stay equal."""
-    assert "ema" not in Rule(EveryBlock(4)).text()
-    assert Rule(EveryBlock(4), settings=BlockSettings(ema=0.9)).text().endswith(", ema=0.9)")
-    rule = paceline.rule_from_text("bmuf(ema=0.9)")
-    assert describe.numbers(rule, 4)["ema"] == 0.9 and "ema" not in describe.numbers(Rule(EveryBlock(4)), 4)
-    assert rule.merging.describe(4).endswith("; exported as a moving average, b 0.9")

@@ -77,10 +77,3 @@ def test_a_bad_number_of_blocks(restart: Any) -> None:
     for name in ("bmuf", "diloco", "auto"):
         with pytest.raises(RuleError, match="restart must be a whole number of blocks"):
             paceline.RECIPES[name].build(restart=restart)
-
-
-def test_texts_of_steps_without_restarts_are_those_of_before() -> None:
-    assert repr(Nesterov()) == "Nesterov(momentum=None, lr=None, gain='auto', ramp=0)"
-    assert repr(Nesterov(restart=4)) == "Nesterov(momentum=None, lr=None, gain='auto', ramp=0, restart=4)"
-    assert "restart" not in repr(BlockMomentum(amplify=0.5)) and "restart=4" in repr(BlockMomentum(restart=4))
-    assert BlockMomentum(restart=4).describe(4).endswith(", restarted every 4 blocks")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.communication import SoloTransport, Transport, virtual
+from paceline.communication import Transport, virtual
 from paceline.rules.codec.base import Codec, State, Steps
 from paceline.rules.codec.dense import Dense
 from paceline.rules.codec.int8 import Int8
@@ -80,17 +80,6 @@ def test_bytes(route: Topology) -> None:
     for _, sent in over(route, inputs(1000, 4), [(0, 1000)]):
         assert sent == 2 * 3 * 4 * 1000 // 4 == route.bytes_sent(Dense(), Layout.vector(1000), ["h"] * 4, 0)
     assert route.bytes_sent(Dense(), Layout.vector(1000), ["h"], 0) == 0
-
-
-def test_ordered_with_double_and_whole_numbers() -> None:
-    brought = [torch.arange(10) * (r + 1) for r in range(3)]
-    assert all(torch.equal(x, torch.arange(10) * 6) for x, _ in over(Ordered(), brought, [(0, 10)]))
-
-
-@pytest.mark.parametrize("route", [Flat(), Ordered()])
-def test_alone(route: Topology) -> None:
-    x = torch.randn(7)
-    assert torch.equal(total_of(route, SoloTransport(), x.clone(), Dense()), x)
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 3, 4, 7])

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.rules.codec.dense import Dense
 from paceline.rules.codec.layout import Layout
-from paceline.rules.topology import Cut, Sharded
+from paceline.rules.topology import Sharded
 
 SIZES = [0, 1, 63, 64, 65, 128, 1000, 4096, 100_003, 1_000_000]
 WORKERS = [1, 2, 3, 4, 7, 16]
@@ -55,17 +55,6 @@ def test_no_worker_owns_or_sends_much_more_than_the_mean(workers: int) -> None:
         assert sum(sent) == 2 * (workers - 1) * 4 * numel
 
 
-def test_pieces_of_a_slice_are_even() -> None:
-    assert Sharded(256).pieces(640, 2) == [
-        *(Cut(0, 0, 128), Cut(0, 128, 320), Cut(1, 320, 448), Cut(1, 448, 640)),
-    ]
-
-
-def test_few_elements_leave_some_without() -> None:
-    assert Sharded().slices(70, 4) == [(0, 0), (0, 64), (64, 64), (64, 70)]
-    assert Sharded().pieces(70, 4) == [Cut(1, 0, 64), Cut(3, 64, 70)]
-
-
 def test_bytes_by_hand() -> None:
     """Two workers of one unit each: push the other's 64 numbers, answer with one's own."""
     topology = Sharded(64)
@@ -75,7 +64,3 @@ def test_bytes_by_hand() -> None:
     assert [Sharded().frames_sent(64, 3, r) for r in range(3)] == [1, 1, 2]
     assert [Sharded().bytes_sent(Dense(), Layout.vector(64), ["h"] * 3, r) for r in range(3)] == [256, 256, 512]
     assert Sharded().bytes_sent(Dense(), Layout.vector(0), ["h"] * 3, 0) == 0
-
-
-def test_in_words() -> None:
-    assert Sharded().describe(4) == "to the owners of the slices, in pieces of at most 262,144 elements"

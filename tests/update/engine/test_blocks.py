@@ -354,8 +354,17 @@ def merged(speeds: list[float], steps: list[int], period: int, fragments: int, f
     return total
 
 
-@pytest.mark.parametrize("steps", [[4, 2, 1], [12, 5, 9], [3, 14, 0], [9, 8, 10], [1, 1, 13]], ids=str)
-@pytest.mark.parametrize(("fragments", "overlap"), [(1, 0), (1, 2), (1, 4), (2, 0), (2, 3), (4, 1), (3, 4)])
+@pytest.mark.parametrize(
+    ("steps", "fragments", "overlap"),
+    [
+        *(([4, 2, 1], *cut) for cut in [(1, 0), (1, 4), (2, 3), (3, 4)]),
+        *(([12, 5, 9], *cut) for cut in [(1, 2), (2, 0), (4, 1)]),
+        *(([3, 14, 0], *cut) for cut in [(1, 0), (2, 3)]),
+        *(([9, 8, 10], *cut) for cut in [(1, 4), (4, 1)]),
+        *(([1, 1, 13], *cut) for cut in [(1, 2), (3, 4)]),
+    ],
+    ids=str,
+)
 def test_all_work_is_merged_when_workers_end_at_different_steps(steps: list[int], fragments: int, overlap: int) -> None:
     speeds = [1.0, 3.0, 8.0]
     rule = f"averaging(period=4, fragments={fragments}, overlap={overlap})"

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.update.engine.gradients.update import Footer
 from paceline.update.exchange.exchanger import with_outliers_dropped
 from paceline.update.exchange.header import NO_PAYLOAD, ExchangeHeader, ExchangeKind, ExchangeSummary
 from paceline.update.exchange.outliers import FAR, LEAST, Guard, Norms, farthest, make_guard, outliers
@@ -61,24 +60,12 @@ def test_a_few_outliers_that_passed_do_not_move_the_limit() -> None:
     assert not filled(Guard(), *quiet, *loud).usual(1, 100.0)
 
 
-def test_what_has_no_size_is_not_remembered() -> None:
-    norms = filled(Guard(history=2), {0: 0.0}, {0: math.inf}, {})
-    assert norms.state() == []
-
-
 def test_the_window_moves_and_begins_anew_where_the_scale_has_changed() -> None:
     guard = Guard(window=3, history=2)
     norms = filled(guard, *({0: float(k)} for k in range(1, 6)))
     assert norms.between == (3.0, 5.0)
     norms.add({0: 100.0}, changed=True)
     assert norms.state() == [[[0, 100.0]]]
-
-
-def test_state_comes_back_through_json() -> None:
-    norms = filled(Guard(history=2), {0: 0.5, 2: 0.1}, {1: 0.25})
-    other = Norms(Guard(history=2))
-    other.load(json.loads(json.dumps(norms.state())))
-    assert other.state() == norms.state() and other.between == (0.1, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +95,6 @@ def test_who_is_not_finite_or_brings_nothing_has_no_voice() -> None:
     assert summary.left_out == [0, 3] and summary.weight == 1.0
     assert with_outliers_dropped(ExchangeSummary((ill, idle, huge))).left_out == [0]  # nobody to compare it with
     assert with_outliers_dropped(summary) == summary
-
-
-def test_a_footer_carries_a_norm() -> None:
-    for norm in (0.0, 1.5, 3e38, 1e300):
-        footer = Footer(True, False, 7, 2, 9, usual=False, norm=norm)
-        back = Footer.unpack(footer.row.tolist())
-        assert back.norm == pytest.approx(min(norm, 3e38)) and (back.usual, back.finite) == (False, True)
 
 
 @pytest.mark.parametrize(

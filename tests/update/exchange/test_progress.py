@@ -308,16 +308,6 @@ def test_exchanges_progress_at_every_step(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(called) == 14
 
 
-def test_without_cuda_there_is_no_side_stream() -> None:
-    cuda = torch.device("cuda", 0), torch.device("cuda", 1)
-    for devices in ([], [torch.device("cpu")], cuda, [torch.device("cpu"), cuda[0]]):
-        (side,) = SideStream.beside(devices)
-        assert not side.apart
-        side.fork()
-        with side.entered():
-            side.join()
-
-
 def test_virtual_workers_share_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """They add each other's tensors, which no side stream of another one has waited for."""
     asked: list[list[torch.device]] = []

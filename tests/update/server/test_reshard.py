@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import paceline
-from paceline.errors import CheckpointError
 from paceline.rules.topology.sharded import Sharded
 from paceline.update.server import Asynchronous
 from paceline.update.server.sharding import OldShards
@@ -305,10 +304,3 @@ def test_what_a_piece_has_once_is_that_of_the_newest() -> None:
     assert torch.equal(both["tensors"]["optimizer.m"], torch.cat([torch.ones(32), torch.zeros(32)]))
     second = shards.cut(0, 64, 128, [(0, 3)])
     assert second["about"] == {"version": 8, "numbers": {}, "tensors": [], "clocks": [(0, 3)]}
-
-
-def test_pieces_of_another_model() -> None:
-    with pytest.raises(CheckpointError, match="holds 2 shards, and 2 workers have 4 of this model"):
-        OldShards(Fake(), [128, 128], Sharded())  # type: ignore[arg-type]
-    with pytest.raises(CheckpointError, match="shard 0 has 64 elements there and 128 here"):
-        OldShards(Fake(), [256], Sharded()).cut(0, 0, 64)  # type: ignore[arg-type]

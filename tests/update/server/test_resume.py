@@ -65,14 +65,6 @@ def test_stop_and_resume_where_fast_workers_get_more(rule: str, tmp_path: Path) 
     assert len({one.minibatches for one in went_on}) > 1
 
 
-def test_stopping_right_after_the_save_is_the_same(tmp_path: Path) -> None:
-    choices: dict[str, Any] = {"optimizer": momentum_sgd, **FULL, "save_at": 7}
-    simulate(Program("asgd()", **choices, save_to=tmp_path / "a"), 3)
-    simulate(Program("asgd()", **choices, save_to=tmp_path / "b", stop_at=7), 3)
-    ends = [simulate(Program("asgd()", resume=tmp_path / k, optimizer=momentum_sgd, **FULL), 3) for k in ("a", "b")]
-    assert same_bits(ends[0][0].model, ends[1][0].model)
-
-
 @pytest.mark.parametrize("at", [1, 5, 12])
 def test_at_any_minibatch(at: int, tmp_path: Path) -> None:
     choices: dict[str, Any] = {"optimizer": momentum_sgd, **FULL}
@@ -228,9 +220,3 @@ def test_an_optimizer_that_has_made_steps_before_it_is_attached_goes_on_at_the_o
         want = program(False, only_scalars)()
         for state in simulate(program(True, only_scalars), 2):
             assert same_bits(state, want)
-
-
-def test_the_checkpoint_of_another_rule_is_refused(tmp_path: Path) -> None:
-    simulate(Program("asgd()", save_at=3, save_to=tmp_path / "c"), 2)
-    with pytest.raises(paceline.CheckpointError, match="was made under the rule asgd"):
-        simulate(Program("asgd(overlap=0)", resume=tmp_path / "c"), 2)

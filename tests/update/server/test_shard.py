@@ -26,7 +26,6 @@ from paceline.rules.outer import (
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
 from paceline.update.server.shard import (
-    NO_READER,
     REFUSED,
     AddDelta,
     BlendBuffer,
@@ -160,24 +159,6 @@ def test_the_optimizers_step_leaves_rate_and_momentum_as_they_were() -> None:
 # -- versions and delays -----------------------------------------------------------------------------------------------
 
 
-def test_hooks_on_every_step_of_the_program_are_not_called_for_shards() -> None:
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    called: list[Optimizer] = []
-    handle = register_optimizer_step_post_hook(lambda optimizer, *_: called.append(optimizer))
-    try:
-        program = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
-        program.step()
-        step = OptimizerSteps(Sum(), torch.optim.SGD, torch.zeros(2), {"lr": 0.1})
-        shard = ParameterShard(
-            0, torch.zeros(2), lambda anchor: step, WorkerClocks(Bounded(), [0]), keeps_origins=False
-        )
-        shard.push(torch.ones(2), IncomingPush(0, 1, 0, 1))
-    finally:
-        handle.remove()
-    assert called == [program]
-
-
 def test_what_an_optimizer_of_the_user_puts_around_its_step_stays() -> None:
     def twice(step: Callable[[Any], None]) -> Callable[[Any], None]:
         @functools.wraps(step)
@@ -237,11 +218,6 @@ def test_what_is_not_finite_is_refused_and_nothing_changes(
     assert torch.equal(before["anchor"], after["anchor"]) and before["about"] == after["about"]
     assert all(torch.equal(before["tensors"][k], after["tensors"][k]) for k in before["tensors"])
     assert bool(torch.isfinite(shard.anchor).all())
-
-
-def test_large_numbers_whose_sum_overflows_are_finite() -> None:
-    shard = piece_of(torch.zeros(2), lambda a: AddDelta(Sum()))
-    assert push(shard, torch.tensor([3e38, 3e38])) == 0
 
 
 def test_a_refused_push_still_says_how_far_its_sender_is() -> None:
@@ -342,16 +318,6 @@ def test_the_first_push_is_not_compensated_and_no_displacement_is_exact() -> Non
             assert torch.equal(shard.anchor, before - torch.tensor([0.1]))
 
 
-def test_who_only_looks_leaves_no_backup() -> None:
-    shard = compensated()
-    pull(shard, NO_READER)
-    assert not shard.origins
-    pull(shard, 1)
-    assert list(shard.origins) == [1]
-    shard.leave(1)
-    assert not shard.origins
-
-
 def test_the_running_square_is_one_for_all_workers_and_moves_before_it_is_used() -> None:
     shard = compensated(kind="adaptive", decay=0.5, strength=2.0)
     for worker in (0, 1):
@@ -366,13 +332,6 @@ def test_the_running_square_is_one_for_all_workers_and_moves_before_it_is_used()
 # -- displacements, centers, buffers -----------------------------------------------------------------------------------
 
 
-def test_displacements_are_added() -> None:
-    shard = piece_of(torch.zeros(2), lambda a: AddDelta(Share()), workers=4)
-    for worker in range(4):
-        push(shard, torch.tensor([4.0, -1.0]), worker)
-    assert shard.anchor.tolist() == [4.0, -1.0]
-
-
 def test_the_center_is_pulled_by_a_share_that_stays_when_workers_leave() -> None:
     shard = piece_of(torch.zeros(1), lambda a: ElasticPull(Elastic(1.0), 4), workers=4)
     push(shard, torch.tensor([8.0]))
@@ -380,16 +339,6 @@ def test_the_center_is_pulled_by_a_share_that_stays_when_workers_leave() -> None
     shard.leave(1)
     push(shard, torch.tensor([10.0]))
     assert shard.anchor.item() == 4.0
-
-
-def test_a_share_grows_when_workers_leave() -> None:
-    shard = piece_of(torch.zeros(1), steps(Share()), workers=4)
-    push(shard, torch.ones(1), clock=1)
-    assert shard.anchor.item() == -0.25
-    shard.leave(3)
-    shard.leave(2)
-    push(shard, torch.ones(1), clock=2)
-    assert shard.anchor.item() == -0.75
 
 
 def test_buffers_move_towards_each_worker_and_counters_take_the_largest() -> None:

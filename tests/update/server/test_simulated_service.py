@@ -12,7 +12,7 @@ import torch
 
 import paceline
 from paceline.communication.calls import WORDS
-from paceline.forecast.sim import Clock, exponential, link, uniform
+from paceline.forecast.sim import Clock, exponential, link
 from paceline.rules.outer import Sum
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
@@ -163,16 +163,6 @@ def test_the_same_seed_is_the_same_bits_and_another_seed_another_order(rule: str
     assert not same_bits(outs[0][0].model, outs[2][0].model)
 
 
-def test_a_clock_that_is_used_twice_starts_anew() -> None:
-    clock = uneven(3)
-    program = Program("asgd()", optimizer=momentum_sgd)
-    one, other = (simulate(program, 3, clock)[0] for _ in range(2))
-    assert same_bits(one.model, other.model)
-    ended = clock.now
-    simulate(program, 3, clock)
-    assert clock.now == ended
-
-
 def test_exponential_computing_times_give_geometric_delays() -> None:
     """N workers, each as likely to push next as any other: P(delay = k) = q (1 - q)^k, q = 1/N."""
     workers, pushes = 5, 12_000
@@ -203,15 +193,6 @@ def test_exponential_computing_times_give_geometric_delays() -> None:
         chi += (found[k] - want) ** 2 / want
     assert chi < 32.0, "the 99th percentile of chi-square with 16 degrees of freedom"
     assert sum(k * n for k, n in found.items()) / pushes == pytest.approx(workers - 1, rel=0.02)
-
-
-def test_the_delays_of_a_whole_run_are_geometric_too(delays: dict[int, list[int]]) -> None:
-    simulate(steps("asgd(overlap=0)", [500] * 4), 4, Clock(exponential(), seed=5))
-    told = Counter(delay for one in delays.values() for delay in one)
-    assert sum(told.values()) == 2000
-    for k in range(6):
-        want = 0.25 * 0.75**k
-        assert told[k] / 2000 == pytest.approx(want, abs=4 * (want * (1 - want) / 2000) ** 0.5)
 
 
 # -- bytes -------------------------------------------------------------------------------------------------------------
@@ -297,10 +278,3 @@ def test_workers_that_wait_for_each_other_for_ever_are_told() -> None:
         paceline.PeerLostError, match=r"no worker can continue: worker 0 waits at receive .* worker 1 waits at"
     ):
         simulate(steps("ssp(staleness=1)", [9, 9], after), 2, uneven())
-
-
-def test_two_runs_one_after_the_other() -> None:
-    def program() -> list[float]:
-        return [steps("asgd()", [4, 4])(), steps("asgd(period=2)", [4, 4])()]
-
-    assert simulate(program, 2, Clock(uniform())) == [[8.0, 8.0]] * 2

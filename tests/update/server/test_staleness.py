@@ -103,14 +103,6 @@ def test_a_worker_that_has_left_does_not_come_back_by_a_late_word() -> None:
     assert clocks.may_start(0) and clocks.sharing(99) == 1
 
 
-def test_clocks_never_go_back_and_free_workers_never_wait() -> None:
-    clocks = WorkerClocks(bound(None), range(2))
-    clocks.tick(0, 1000)
-    clocks.tick(0, 999)
-    assert clocks.state() == [[0, 1000], [1, 0]]
-    assert clocks.may_start(0)
-
-
 def test_a_successor_takes_over_the_clocks_and_waits_for_those_who_take_part() -> None:
     clocks = WorkerClocks(bound(1), range(3))
     clocks.leave(2)

@@ -37,9 +37,9 @@ class _Safe(Console):
 def out() -> Console:
     """A console for results. A new one for each command, because tests change stdout; a pipe gets unbroken lines."""
     console = _Safe(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal and not os.environ.get("COLUMNS"):
-        console.width = PIPE_COLUMNS
-    return console
+    if console.is_terminal or os.environ.get("COLUMNS"):
+        return console
+    return _Safe(width=PIPE_COLUMNS, highlight=False, markup=False, emoji=False)
 
 
 def err() -> Console:

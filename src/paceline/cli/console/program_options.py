@@ -57,7 +57,7 @@ def own_arguments(arguments: list[str] | None) -> list[str]:
 
 
 def with_records(function: Callable[..., None]) -> Callable[..., None]:
-    """The function as typer reads it: a parameter that is a dataclass stands for its fields, an option each.
+    """The function as typer reads it: a parameter that is a dataclass becomes its fields, an option each.
 
     A field may be a dataclass itself.
     """
@@ -85,13 +85,13 @@ def _fields(record: Any) -> list[inspect.Parameter]:
     """A record's fields as parameters."""
     if not _is_record(record):
         return []
-    hints, found = get_type_hints(record, include_extras=True), list[inspect.Parameter]()
+    hints, result = get_type_hints(record, include_extras=True), list[inspect.Parameter]()
     for field in dataclasses.fields(record):
         kind = hints[field.name]
         default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
         one = inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        found += _fields(kind) or [one]
-    return found
+        result += _fields(kind) or [one]
+    return result
 
 
 def _record(kind: Any, given: dict[str, Any]) -> Any:
@@ -129,7 +129,7 @@ class ProgramCommand(typer.core.TyperCommand):
         program, names = before[-1], [one.partition("=")[0] for one in late if one.partition("=")[0] in options]
         right = [*ctx.command_path.split(), *before[:-1], *late, program, *left]
         through = [*ctx.command_path.split(), *before, "--", *own]
-        verb = "stands" if len(names) == 1 else "stand"
+        verb = "is" if len(names) == 1 else "are"
         refuse(
             f"{', '.join(names)} {verb} after the program {program}, where all arguments are its own. Options of "
             f"paceline come before it:\n  {shlex.join(right)}\nIf {program} has an option of this name, put -- before "

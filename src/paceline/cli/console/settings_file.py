@@ -10,7 +10,7 @@ of other commands in a table of the command's name. A command line overrides an 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,9 +60,9 @@ def find(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
         if own.is_file():
             return own, _read(own)
         if project.is_file() and "tool.paceline" in project.read_text(encoding="utf-8", errors="replace"):
-            said = _read(project).get("tool", {}).get("paceline")
-            if said is not None:
-                return project, said
+            table = _read(project).get("tool", {}).get("paceline")
+            if table is not None:
+                return project, table
     return None
 
 
@@ -75,12 +75,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 def options(command: Any) -> dict[str, Any]:
     """The options that a file may set, by their name there."""
-    found = {}
+    result = {}
     for one in command.params:
         names = [name[2:] for name in one.opts if name.startswith("--")]
         if one.param_type_name == "option" and names and names[0] not in EAGER:
-            found[names[0]] = one
-    return found
+            result[names[0]] = one
+    return result
 
 
 def as_typed(name: str, value: Any) -> list[str]:
@@ -88,25 +88,26 @@ def as_typed(name: str, value: Any) -> list[str]:
     return [] if value is False else [name] if value is True else [name, f"{value}"]
 
 
-def load(folder: Path, commands: Mapping[str, Any]) -> SettingsFile | None:
+def load(folder: Path, commands: Sequence[str], command: Callable[[str], Any]) -> SettingsFile | None:
     """The settings that hold in a folder; None if no file has any.
 
     Args:
         folder: the working directory.
-        commands: all of paceline's, by name.
+        commands: names of all of paceline's.
+        command: the command of a name, which is imported then.
 
     Raises:
         UnsupportedError: the file has an unknown command or option, or a value of another type.
     """
-    found = find(folder)
-    if found is None:
+    result = find(folder)
+    if result is None:
         return None
-    path, said = found
-    if not isinstance(said, Mapping):
-        raise UnsupportedError(f"{path}: tool.paceline is a table of settings, got {said!r}")
-    tables = {name: value for name, value in said.items() if isinstance(value, Mapping)}
+    path, table = result
+    if not isinstance(table, Mapping):
+        raise UnsupportedError(f"{path}: tool.paceline is a table of settings, got {table!r}")
+    tables = {name: value for name, value in table.items() if isinstance(value, Mapping)}
     hosts = tables.pop(HOSTS, {})
-    top = {name: value for name, value in said.items() if not isinstance(value, Mapping)}
+    top = {name: value for name, value in table.items() if not isinstance(value, Mapping)}
     twice = sorted(top.keys() & tables.get(MAIN, {}).keys())
     if twice:
         raise UnsupportedError(f"{path} sets {twice[0]} at the top and in [{MAIN}], which are the same: leave one out")
@@ -114,7 +115,7 @@ def load(folder: Path, commands: Mapping[str, Any]) -> SettingsFile | None:
     unknown = [name for name in tables if name not in commands]
     if unknown:
         raise UnsupportedError(f"{path}: [{unknown[0]}] is no command of paceline{like(unknown[0], list(commands))}")
-    values = {name: dict(_checked(path, name, commands[name], tables[name])) for name in tables}
+    values = {name: dict(_checked(path, name, command(name), tables[name])) for name in tables}
     return SettingsFile(path, values, hosts)
 
 
@@ -144,8 +145,8 @@ def _checked(path: Path, name: str, command: Any, given: Mapping[str, Any]) -> I
 
 def announce(ctx: typer.Context) -> None:
     """Say which options of a command nobody typed, and what sets them."""
-    found = ctx.find_object(SettingsFile)
-    origins = {"ENVIRONMENT": "the environment", "DEFAULT_MAP": "" if found is None else near(found.path)}
+    result = ctx.find_object(SettingsFile)
+    origins = {"ENVIRONMENT": "the environment", "DEFAULT_MAP": "" if result is None else near(result.path)}
     set_by: dict[str, list[str]] = {}
     for key, option in options(ctx.command).items():
         source = ctx.get_parameter_source(option.name)

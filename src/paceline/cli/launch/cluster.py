@@ -52,3 +52,8 @@ class LaunchCluster:
             "MASTER_ADDR": master[0],
             "MASTER_PORT": master[1],
         }
+
+
+def address_text(host: str, port: int) -> str:
+    """`HOST:PORT`, with brackets around the colons of IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -177,7 +177,7 @@ class Agent(SimpleElasticAgent):
 
     def _poll(self, worker: WorkerProcess) -> int | None:
         """The worker's exit code; kills what is left of its session at the end."""
-        code = worker.process.poll()
+        code: int | None = worker.process.poll()
         if code is not None and worker.rank not in self._swept:
             signal_session(worker, signal.SIGKILL)
             self._swept.add(worker.rank)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.console import err, near, refuse
 from paceline.cli.launch.cluster import LaunchCluster
-from paceline.communication.sockets.identity import CONTROL, WORKER
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
@@ -74,30 +73,6 @@ class HostCertificates:
         return place.resolve()
 
 
-def elastic(cluster: LaunchCluster, directory: Path, job: Path | None, joinable: bool, announces: bool) -> Path | None:
-    """Make the certificates of an elastic run's launcher and of its workers; returns their folder.
-
-    The folder itself has the certificate of the control plane where this launcher hosts it, and `place-K` that of the
-    worker in place K, which its successors there use as well. `join` has one for workers that other supervisors of
-    this host start, with `--tls` or `PACELINE_TLS`.
-    """
-    host = issue(cluster, directory, job, joinable, announces)
-    if host is None:
-        return None
-    if cluster.host_index == 0:
-        host.issue("", CONTROL)
-        host.issue("join", WORKER)
-    for place in range(cluster.workers):
-        host.issue(f"place-{place}", WORKER)
-    return host.folder
-
-
-def of_place(folder: str | None, place: int) -> dict[str, str]:
-    """The variable that names the certificate of an elastic worker's place; none if all share one."""
-    own = None if folder is None else Path(folder) / f"place-{place}"
-    return {} if own is None or not own.is_dir() else {"PACELINE_TLS": str(own)}
-
-
 def for_workers(cluster: LaunchCluster, directory: Path, job: Path | None, announces: bool) -> HostCertificates | None:
     """Signs this host's workers; None if one worker is alone, or the environment names a certificate."""
     if os.environ.get("PACELINE_TLS") or (cluster.workers * cluster.hosts == 1 and job is None):
@@ -138,16 +113,16 @@ def _host_0_authority(secrets: Path, job: Path | None, joinable: bool, announces
     from paceline.communication.sockets.certificates import Authority
 
     if job is not None and job.exists():
-        found = _load(job)
+        result = _load(job)
     else:
-        found = Authority.new()
+        result = Authority.new()
         job = job if job is not None or not joinable else secrets / JOB
         if job is not None:
-            found.export(job)
+            result.export(job)
     if job is not None and announces:
         shown = near(job)
         _say(f"for the other hosts: scp {shown} HOST:{JOB}, and there --job {JOB}; anyone with this file can join")
-    return found
+    return result
 
 
 def _shared_authority(job: Path | None, timeout_s: float, announces: bool) -> Authority | None:
@@ -181,10 +156,10 @@ def _load(job: Path) -> Authority:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = Authority.load(job)
+        result = Authority.load(job)
     for warning in caught:
         _say(str(warning.message))
-    return found
+    return result
 
 
 def _interface(cluster: LaunchCluster) -> str | None:
@@ -212,8 +187,8 @@ def interface_of(address: str) -> str | None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             for _, name in socket.if_nameindex():
                 with contextlib.suppress(OSError):  # it has no address
-                    said = fcntl.ioctl(sock.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
-                    if said[20:24] == wanted.packed:
+                    answer = fcntl.ioctl(sock.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
+                    if answer[20:24] == wanted.packed:
                         return name
     except OSError:
         pass

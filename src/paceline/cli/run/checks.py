@@ -5,22 +5,27 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import re
 import socket
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import typer
 
 from paceline.cli.console import err, refuse
 from paceline.cli.launch.cluster import LaunchCluster
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, UnsupportedError
 from paceline.observe.reports.read import LOG_NAME
 from paceline.run import attach_marker
 
 LOGS = "paceline-logs"
+ELASTIC_FILES = ("elastic.json", "control.json", "control.jsonl")
+"""Records of an elastic run in its log directory: the launcher's, the control plane's, its events."""
 CROWDED_WORKERS = 8
 """More workers a processor than this get a warning."""
 
@@ -137,10 +142,10 @@ def free_port(cluster: LaunchCluster) -> None:
         return
     name, port = cluster.master
     try:
-        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        result = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except OSError as error:
         refuse(f"--master {name}:{port}: this host does not know {name} ({error.strerror or error})")
-    for family, _, _, _, where in found if cluster.host_index == 0 else ():
+    for family, _, _, _, where in result if cluster.host_index == 0 else ():
         try:
             socket.create_server((str(where[0]), port), family=family).close()
         except OSError as error:  # other errors: an address of a router in front of this host
@@ -175,3 +180,69 @@ def _of_this_host(path: Path, cluster: LaunchCluster) -> bool:
         return False
     host = int(match[1]) // cluster.workers
     return host == cluster.host_index or (host >= cluster.hosts and cluster.host_index == 0)
+
+
+def bounds(text: str) -> tuple[int, int]:
+    """Fewest and most workers, of `2:8`."""
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if match is None:
+        refuse(f"--elastic must be MIN:MAX such as 2:8, the fewest workers and the most, got {text!r}")
+    fewest, most = int(match[1]), int(match[2])
+    if not 1 <= fewest <= most:
+        refuse(f"--elastic must be MIN:MAX with 1 <= MIN <= MAX, got {text}")
+    return fewest, most
+
+
+def seconds(timeout_s: float, grace_s: float | None) -> None:
+    """Check the deadlines."""
+    if not timeout_s >= 1:
+        refuse(f"--timeout must be at least 1 second, got {timeout_s}")
+    if grace_s is not None and not 0 < grace_s < timeout_s:
+        refuse(f"--grace must lie above 0 and below --timeout ({timeout_s:g} s), got {grace_s:g}")
+
+
+def vacant(directory: Path, overwrite: bool) -> None:
+    """Refuse or remove the record of an earlier elastic run."""
+    old = [directory / name for name in ELASTIC_FILES if (directory / name).exists()]
+    if old and not overwrite:
+        refuse(
+            f"the log directory {directory} already holds an elastic run ({old[0].name}): continue it with "
+            f"`paceline run --again {directory}`, give another directory, or add --overwrite to replace it"
+        )
+    for path in old:
+        path.unlink()
+
+
+class Lock:
+    """Held by the one launcher of a directory, until its process ends; `name` is the lock's file.
+
+    Raises:
+        UnsupportedError: another launcher holds it.
+    """
+
+    def __init__(self, directory: Path, name: str = "elastic.lock") -> None:
+        self._file: IO[str] = _open_lock(directory / name)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.seek(0)
+            who = self._file.read().strip() or "a process of another host"
+            self._file.close()
+            raise UnsupportedError(
+                f"the launcher of the run in {directory} still runs ({who}): end it first"
+            ) from error
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()}")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Release it for another launcher."""
+        self._file.close()
+
+
+def _open_lock(path: Path) -> IO[str]:
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise UnsupportedError(f"{path} cannot be locked: {error.strerror}; is it a link?") from error
+    return os.fdopen(file, "a+", encoding="utf-8")

@@ -10,8 +10,8 @@ import typer
 
 from paceline.cli.console import refuse, settings_file
 from paceline.cli.console.program_options import Arguments, ProgramCommand, with_records
-from paceline.cli.run import checks, ended_file, fixed
-from paceline.cli.run.elastic import resume_run, run_elastic
+from paceline.cli.run import checks, fixed
+from paceline.cli.run.conclusion import take_ending_file
 from paceline.cli.run.hosts import chosen_transport, mpi_process
 from paceline.cli.run.options import SHOWN, RunOptions
 from paceline.cli.run.program import find
@@ -69,10 +69,12 @@ def run(
 
     The program is Python, or any executable (ELF, or a script with #!), which attaches by paceline's C library.
     """
-    ending, elastic = ended_file.take(), options.elastic
+    ending, elastic = take_ending_file(), options.elastic
     if elastic.again is not None:
         checks.refuse_other_options(ctx, "again", "quiet")
-        raise typer.Exit(resume_run(checks.existing_directory(elastic.again), options.start.quiet))
+        raise typer.Exit(
+            extension(LAUNCHERS, "elastic").resume_run(checks.existing_directory(elastic.again), options.start.quiet)
+        )
     if not options.start.quiet:
         settings_file.announce(ctx)
     options.check()
@@ -84,7 +86,7 @@ def run(
     if program is not None and options.hosts.named:
         raise typer.Exit(extension(LAUNCHERS, "ssh").run(ctx, program, options))
     if elastic.given:
-        raise typer.Exit(run_elastic(program, options))
+        raise typer.Exit(extension(LAUNCHERS, "elastic").run(program, options))
     assert program is not None
     worker = mpi_process(options.hosts)
     transport = chosen_transport(options.start.transport, worker)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -21,6 +23,7 @@ from paceline.observe.reports.summary import seconds_text
 if TYPE_CHECKING:
     from paceline.cli.launch.launch import Outcome
 
+ENDING = "PACELINE_ENDING"
 MOST_NAMES = 3
 """Of hosts in the title of a panel."""
 
@@ -117,3 +120,16 @@ def point_at_logs(directory: Path, always_output: bool = False) -> None:
         err().print(f"logs: {shown}; see them with: paceline report {shlex.quote(shown)}", soft_wrap=True)
     if always_output or not logged:
         err().print(f"the workers' output: {os.path.join(shown, 'output')}", soft_wrap=True)
+
+
+def take_ending_file() -> Path | None:
+    """Where this launcher writes how it ended, for the process that started it; its workers do not see the variable."""
+    name = os.environ.pop(ENDING, "")
+    return Path(name) if name else None
+
+
+def write_ending(path: Path | None, outcome: Outcome) -> None:
+    """Write `{"codes": {"1": -9}, "lost": {}}`, where that was asked for."""
+    if path is not None:
+        with contextlib.suppress(OSError):  # a full disk: the exit code is still there
+            path.write_text(json.dumps({"codes": outcome.codes, "lost": outcome.lost}), encoding="utf-8")

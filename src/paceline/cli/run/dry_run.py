@@ -10,12 +10,10 @@ from pathlib import Path
 import typer
 
 from paceline.cli.console import near, settings_file
-from paceline.cli.launch.cluster import LaunchCluster
-from paceline.cli.launch.saved_plan import address_text
+from paceline.cli.launch.cluster import LaunchCluster, address_text
 from paceline.cli.run import certificates, checks
 from paceline.cli.run.certificates import JOB
 from paceline.cli.run.options import Security
-from paceline.cli.run.program import Program
 from paceline.communication.schedulers import Hosts
 
 FREE = "(a free port)"
@@ -48,7 +46,7 @@ def run(
         own = dict(added)
         if own.get("PACELINE_TLS", "").startswith(str(directory)):  # the run makes one for each rank
             own["PACELINE_TLS"] += f"/rank-{rank}"
-        _worker(f"worker {rank}", command, cluster.coordinates(local, rank, cluster.size, master) | own)
+        worker(f"worker {rank}", command, cluster.coordinates(local, rank, cluster.size, master) | own)
     if several and scheduler is not None and scheduler.count is not None:
         print(f"\n{scheduler.says} starts the same command on the other hosts")
     elif several and scheduler is not None:
@@ -57,31 +55,8 @@ def run(
         _other_hosts(ctx, cluster, directory, _needs_secret(ctx, added, directory))
 
 
-def elastic(
-    leads: bool, where: str, workers: int, program: Program | None, added: dict[str, str], directory: Path, secret: str
-) -> None:
-    """Print the workers of this host in an elastic run, and the command for other hosts.
-
-    Args:
-        leads: whether this launcher hosts the control plane.
-        where: the control plane's address.
-        workers: of this host.
-        program: of every worker.
-        added: to every worker's environment.
-        directory: of the logs.
-        secret: the option that authenticates another host.
-    """
-    print(f"{'the control plane would listen' if leads else 'the control plane listens'} at {where}")
-    print(f"logs: {near(directory)}")
-    command = [] if program is None else program.command()
-    for local in range(workers):
-        _worker(f"worker {local} of this host", command, added | {"LOCAL_RANK": str(local), "PACELINE_CONTROL": where})
-    typed = "PROGRAM" if program is None else shlex.join(program.typed)
-    if leads:
-        print(f"\non other hosts:\n  paceline run --join {where} {secret} --workers N {typed}")
-
-
-def _worker(name: str, command: list[str], added: dict[str, str]) -> None:
+def worker(name: str, command: list[str], added: dict[str, str]) -> None:
+    """Print a worker's command and variables."""
     print(f"\n{name}\n  {shlex.join(command)}")
     for variable in sorted(added):
         print(f"  {variable}={added[variable]}")

@@ -16,17 +16,19 @@ import typer
 
 from paceline.cli.console import err
 from paceline.cli.launch.cluster import LaunchCluster
-from paceline.cli.launch.forks import fork_server
 from paceline.cli.launch.spawn import Command
-from paceline.cli.run import certificates, checks, dry_run, ended_file, failure, start
-from paceline.cli.run.conclusion import conclude, failed
+from paceline.cli.run import certificates, checks, dry_run, failure, start
+from paceline.cli.run.conclusion import conclude, failed, write_ending
 from paceline.cli.run.hosts import job_log_directory, resolve_cluster
 from paceline.cli.run.options import RunOptions, Security
-from paceline.cli.run.program import Program, zero_lines
+from paceline.cli.run.program import Program, starter
 from paceline.extensions import SEALS, extension
 
 if TYPE_CHECKING:
     from paceline.cli.launch.launch import Outcome
+
+SUCCESS_S = 3600.0
+"""After so long without a failure the count of restarts begins at 0 again."""
 
 
 def run(ctx: typer.Context, program: Program, options: RunOptions, transport: str, ending: Path | None) -> NoReturn:
@@ -41,12 +43,12 @@ def run(ctx: typer.Context, program: Program, options: RunOptions, transport: st
     """
     asked = options.start
     cluster, scheduler = resolve_cluster(options.hosts, asked.timeout)
-    bare = zero_lines().serves(program, options.program, cluster.size)
+    bare = starter().serves(program, options.program, cluster.size)
     if bare:
         options.tracking.check_zero_lines(asked.restarts)
     command, log = program.command(bare), asked.log or job_log_directory(scheduler)
-    variables = zero_lines().environment(cluster, bare, options.program.random_data)
-    variables |= start.chosen_transport(transport) | options.tracking.environment()
+    variables = starter().environment(cluster, bare, options.program.random_data)
+    variables |= start.transport_variable(transport) | options.tracking.environment()
     if asked.print_only:
         checks.check_rule(asked.rule)
         directory = dry_run.log_directory(log)
@@ -57,7 +59,7 @@ def run(ctx: typer.Context, program: Program, options: RunOptions, transport: st
     if not asked.quiet:
         err().print(f"starting {start.count(cluster)} of {program.name}", markup=False)
     # before the launcher loads torch to check the rule: both load it at the same time
-    with fork_server(start.loaded(cluster) | variables if bare else None) as forks:
+    with starter().fork_server(start.loaded(cluster) | variables if bare else None) as forks:
         announces = checks.check_rule(asked.rule) and not asked.quiet
         checks.free_port(cluster)
         checks.warn_oversubscription(cluster.workers, asked.quiet)
@@ -72,11 +74,11 @@ def run(ctx: typer.Context, program: Program, options: RunOptions, transport: st
         started = time.monotonic()
         workers = Command(command, added | variables, directory / "output", sign, forks=forks)
         outcome = launch(cluster, workers, asked.quiet, asked.restarts, bare)
-        ended_file.write(ending, outcome)
+        write_ending(ending, outcome)
         code = conclude(outcome, cluster, directory, time.monotonic() - started, asked.quiet)
         if seal is not None:
             code = seal.seal(code, [worker.rank for worker in outcome.workers])
-    if code == 0 and zero_lines().work_not_shared(directory, options.program, program, cluster.size, asked.rule):
+    if code == 0 and starter().work_not_shared(directory, options.program, program, cluster.size, asked.rule):
         code = 1
     leave(code, outcome)
 
@@ -95,8 +97,8 @@ def environment(
     """
     if security.in_the_clear and announces:
         certificates.warn_open()
-    found = certificates.environment(cluster, security.tls, security.in_the_clear)
-    return start.environment(cluster, rule, directory) | found
+    result = certificates.environment(cluster, security.tls, security.in_the_clear)
+    return start.environment(cluster, rule, directory) | result
 
 
 def signing(
@@ -104,21 +106,15 @@ def signing(
 ) -> Callable[[int], Mapping[str, str]]:
     """Makes the certificate of a rank and names it, where the workers get one from this launcher."""
     if security.in_the_clear or security.tls is not None:
-        return _nothing
+        return lambda rank: {}
     host = certificates.for_workers(cluster, directory, security.job, announces)
-    return _nothing if host is None else host
-
-
-def _nothing(rank: int) -> Mapping[str, str]:
-    return {}
+    return (lambda rank: {}) if host is None else host
 
 
 def launch(
     cluster: LaunchCluster, command: Command, quiet: bool = False, restarts: int = 0, rank_0_only: bool = False
 ) -> Outcome:
     """Start the workers, show what they print, and wait for them; start all again after a failure, if asked to."""
-    from paceline.cli.run.restarts import launch_with_restarts
-
     directory = command.output.parent
     command.output.mkdir(exist_ok=True)
     command = replace(command, may_lose=partial(failure.may_lose, directory))
@@ -133,3 +129,31 @@ def leave(code: int, outcome: Outcome) -> NoReturn:
         sys.stderr.flush()
         os._exit(code)
     raise typer.Exit(code)
+
+
+def launch_with_restarts(
+    most: int,
+    command: Command,
+    launch: Callable[[Command], Outcome],
+    report: Callable[[Outcome], object],
+    clock: Callable[[], float] = time.monotonic,
+) -> Outcome:
+    """Launch until the run succeeds, is stopped, or fails after `most` restarts; `report` prints each failure."""
+    used, start = 0, command.start
+    while True:
+        began = clock()
+        outcome = launch(replace(command, start=start))
+        used = 0 if clock() - began > SUCCESS_S else used
+        if not _failed(outcome) or used >= most:
+            return outcome
+        used, start = used + 1, start + 1
+        if outcome.codes:
+            report(outcome)
+        else:
+            err().print(f"the run ended: {outcome.error}", markup=False)
+        err().print(f"starting all workers again ({used} of {most} restarts)", markup=False)
+
+
+def _failed(outcome: Outcome) -> bool:
+    """Whether a started worker failed, here or on another host."""
+    return bool(outcome.codes) or (outcome.error is not None and bool(outcome.workers))

@@ -21,14 +21,14 @@ MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 def resolve_cluster(asked: HostOptions, timeout_s: float) -> tuple[LaunchCluster, Hosts | None]:
     """The shape of the run, and the scheduler that completed the options, if any."""
     known = _from_scheduler(asked)
-    found = known or Hosts("no scheduler")
-    index = found.index if asked.host_index is None else asked.host_index
-    count = (found.count or 1) if asked.count is None else asked.count
-    workers = (found.workers or 1) if asked.workers is None else asked.workers
-    master = asked.master or (None if found.master is None else f"{found.master[0]}:{found.master[1]}")
+    job = known or Hosts("no scheduler")
+    index = job.index if asked.host_index is None else asked.host_index
+    count = (job.count or 1) if asked.count is None else asked.count
+    workers = (job.workers or 1) if asked.workers is None else asked.workers
+    master = asked.master or (None if job.master is None else f"{job.master[0]}:{job.master[1]}")
     if known is not None and count > 1 and master is None:
         refuse(
-            f"{found.says} does not say where the hosts meet: give --master HOST:PORT, or in Kubernetes let the pods "
+            f"{job.says} does not say where the hosts meet: give --master HOST:PORT, or in Kubernetes let the pods "
             "have a subdomain, with a headless Service of that name"
         )
     return checks.cluster(workers, count, index, master, timeout_s), known
@@ -39,31 +39,31 @@ def _from_scheduler(asked: HostOptions) -> Hosts | None:
     if asked.complete:
         return None
     try:
-        found = schedulers.hosts(os.environ)
+        job = schedulers.hosts(os.environ)
     except PacelineError as error:
         refuse(str(error))
-    if found is None or (found.count is None and asked.count is None):  # a pod that knows no other pod
+    if job is None or (job.count is None and asked.count is None):  # a pod that knows no other pod
         return None
-    if asked.count not in (None, found.count) and found.count is not None:
+    if asked.count not in (None, job.count) and job.count is not None:
         refuse(
-            f"--hosts {asked.count}, but {found.says} has {found.count}: leave --hosts out, or give --host-index and "
+            f"--hosts {asked.count}, but {job.says} has {job.count}: leave --hosts out, or give --host-index and "
             "--master too"
         )
-    if asked.host_index not in (None, found.index) and asked.master is None:
+    if asked.host_index not in (None, job.index) and asked.master is None:
         refuse(
-            f"--host-index {asked.host_index}, but {found.says} says {found.index}, and its host 0 is where the hosts "
+            f"--host-index {asked.host_index}, but {job.says} says {job.index}, and its host 0 is where the hosts "
             "meet: leave it out, or give --master too"
         )
-    return found
+    return job
 
 
 def mpi_process(asked: HostOptions) -> Worker | None:
     """This command among those that mpiexec started, unless the options make it a launcher of its own."""
     try:
-        found = schedulers.mpi_process(os.environ)
+        job = schedulers.mpi_process(os.environ)
     except PacelineError as error:
         refuse(str(error))
-    return found if asked == HostOptions() else None
+    return job if asked == HostOptions() else None
 
 
 def chosen_transport(transport: str, own: Worker | None) -> str:
@@ -87,6 +87,6 @@ def refuse_several_launchers() -> None:
         )
 
 
-def job_log_directory(found: Hosts | None) -> Path | None:
+def job_log_directory(job: Hosts | None) -> Path | None:
     """The log directory of a scheduler's job, the same on all hosts."""
-    return Path(checks.LOGS) / found.name if found is not None and found.name else None
+    return Path(checks.LOGS) / job.name if job is not None and job.name else None

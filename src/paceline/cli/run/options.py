@@ -274,13 +274,13 @@ class TrackingOptions:
 
     def environment(self) -> dict[str, str]:
         """Variables of the workers."""
-        found = {
+        result = {
             "PACELINE_TENSORBOARD": None if self.tensorboard is None else os.path.abspath(self.tensorboard),
             "PACELINE_WANDB": self.wandb,
             "PACELINE_METRICS": None if self.metrics is None else _address(self.metrics),
             "PACELINE_CHECKPOINT": None if self.checkpoint is None else _place(self.checkpoint),
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in result.items() if value is not None}
 
 
 @dataclass(frozen=True)

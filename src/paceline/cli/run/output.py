@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
+from paceline.cli.console import err, near
 from paceline.cli.run.tracebacks import Repeats
 from paceline.core.printable import coloured
 
@@ -175,3 +178,41 @@ def decode(line: bytes, rank: int) -> str:
     """
     text = line.decode("utf-8", errors="replace").rstrip("\r")
     return text.rsplit("\r", 1)[-1].removeprefix(f"[rank{rank}]: ")
+
+
+LOOK_EVERY_S = 5.0
+MIN_FREE_BYTES = 1 << 14
+
+
+class DiskWatcher:
+    """Warns once if the log directory is on a full disk, or was removed."""
+
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.directory, self._clock = directory, clock
+        self._looked_at, self._said = float("-inf"), False
+
+    def look(self) -> None:
+        """Check, at most every `LOOK_EVERY_S`."""
+        now = self._clock()
+        if self._said or now - self._looked_at < LOOK_EVERY_S:
+            return
+        self._looked_at = now
+        what = _missing(self.directory)
+        if what:
+            self._said = True
+            err().print(
+                f"the log directory {near(self.directory)} {what}: the run continues with incomplete logs",
+                markup=False,
+                soft_wrap=True,
+            )
+
+
+def _missing(directory: Path) -> str:
+    try:
+        disk = os.statvfs(directory)
+    except FileNotFoundError:
+        return "was removed"
+    except OSError:
+        return ""
+    full = disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < MIN_FREE_BYTES
+    return "is on a full disk" if full else ""

@@ -13,6 +13,7 @@ import importlib.util
 import os
 import re
 import shutil
+import sys
 import warnings
 import zipfile
 from collections.abc import Sequence
@@ -22,7 +23,6 @@ from typing import Any
 
 from paceline.cli.console import refuse
 from paceline.cli.console.program_options import own_arguments
-from paceline.cli.launch.forks import ZERO_LINES
 from paceline.errors import PacelineError
 from paceline.extensions import STARTERS, extension
 
@@ -39,7 +39,7 @@ _PIP_WRAPPER = b"\n'''exec' "  # of pip, where Python's path is too long for #!
 
 
 @functools.cache
-def zero_lines() -> Any:
+def starter() -> Any:
     """The plugin that starts unchanged programs: `serves` decides for which, `environment` prepares their workers."""
     return extension(STARTERS, "zero")
 
@@ -73,10 +73,10 @@ class Program:
         return [*self.words, *self.arguments]
 
     def command(self, zero_lines: bool = False) -> list[str]:
-        """The command of a worker, by way of `paceline_plugins.zero` where the program has zero lines of ours."""
+        """The command of a worker, by way of the plugin where the program has zero lines of ours."""
         if self.is_tool:
             return self.typed
-        return [*(ZERO_LINES if zero_lines else ZERO_LINES[:2]), *self.typed]
+        return [*(starter().ZERO_LINES if zero_lines else (sys.executable, "-u")), *self.typed]
 
 
 def find(script: Path, arguments: Sequence[str] | None = None, module: bool = False) -> Program:
@@ -84,23 +84,23 @@ def find(script: Path, arguments: Sequence[str] | None = None, module: bool = Fa
 
     Args:
         script: a file, or a module's dotted name.
-        arguments: its own; a `--` in front is left out.
+        arguments: its own; without a `--` in front.
         module: whether `script` is a module, as with Python's `-m`.
     """
     own = tuple(own_arguments(list(arguments or ())))
     if module:
         try:
-            source, root = zero_lines().find_module(str(script))
+            source, root = starter().find_module(str(script))
         except PacelineError as error:
             refuse(str(error))
         name = own[1] if str(script) == FUNCTION and len(own) > 1 else str(script)
         return Program(name, ("-m", str(script)), own, source, root)
     if not script.is_file():
-        found = shutil.which(script.name) if str(script) == script.name and not script.exists() else None
-        if found is None:
+        result = shutil.which(script.name) if str(script) == script.name and not script.exists() else None
+        if result is None:
             what = "is not a file" if script.exists() else "does not exist"
             refuse(f"the program {script} {what} (looked in {Path.cwd()})")
-        return Program(script.name, (found,), own)
+        return Program(script.name, (result,), own)
     if not is_executable(script):
         return Program(script.name, (str(script),), own, script)
     return Program(script.name, (os.path.join(".", script),), own)

@@ -16,7 +16,7 @@ from paceline.cli.console import out
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.prestart import prestart
 from paceline.cli.run import failure, output, status
-from paceline.cli.run.disk_full import DiskWatcher
+from paceline.cli.run.output import DiskWatcher
 from paceline.observe.reports.live import Live
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def loaded(cluster: LaunchCluster) -> dict[str, str]:
     return {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": threads}
 
 
-def chosen_transport(transport: str) -> dict[str, str]:
+def transport_variable(transport: str) -> dict[str, str]:
     """The variable by which the workers learn of `--transport`."""
     return {} if transport == "auto" else {"PACELINE_TRANSPORT": transport}
 
@@ -59,7 +59,7 @@ def shown(
     """A function that prints a worker's line; unless `quiet`, a terminal gets a status line below it, and any other
     output one now and then.
 
-    `rank_0_only`: print rank 0's lines alone, without the rank in front. `names`: what stands there instead of a rank.
+    `rank_0_only`: print rank 0's lines alone, without the rank in front. `names`: printed instead of a rank.
     """
     console = out()
     if not console.is_terminal:

@@ -58,7 +58,7 @@ def _left(shot: LiveSnapshot) -> str:
 
 
 def _end(shot: LiveSnapshot) -> str:
-    """When the run ends, as far as the program has told."""
+    """When the run ends, as far as the program's loaders show."""
     done, left_s = shot.whole
     if done is None:
         return "end unknown"

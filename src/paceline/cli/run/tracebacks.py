@@ -47,8 +47,8 @@ def _frames(lines: Sequence[str]) -> tuple[list[list[str]], list[str]]:
 
 def _library(first: str) -> str:
     """The library of a frame; "" for the user's code."""
-    found = _FRAME.match(first)
-    path = found[1] if found else ""
+    result = _FRAME.match(first)
+    path = result[1] if result else ""
     if path.startswith(PACKAGE):
         return "paceline"
     package = _PACKAGE.search(path)

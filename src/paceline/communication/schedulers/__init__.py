@@ -83,3 +83,18 @@ def several(environment: Environment) -> bool:
 def alone(environment: Environment) -> dict[str, str]:
     """The environment for a process that shall be a single worker."""
     return {name: value for name, value in environment.items() if name not in OURS and not name.startswith(THEIRS)}
+
+
+def own_device(local_rank: int, size: int, visible: str | None, devices: int) -> str | None:
+    """The CUDA_VISIBLE_DEVICES by which a worker's "cuda" is its own device; None where there is nothing to choose.
+
+    Args:
+        local_rank: of the worker within its host.
+        size: workers.
+        visible: the variable's present value, or None.
+        devices: visible CUDA devices.
+    """
+    if devices < 2 or size == 1:
+        return None
+    names = [name.strip() for name in visible.split(",")] if visible else [str(number) for number in range(devices)]
+    return names[local_rank % len(names)]

@@ -99,9 +99,9 @@ class Adapter:
         """All-gather: `x` of every worker, shape (N, *x.shape), on its device."""
         wire = self.transport.wire_device(x.device)
         mine = x.detach().to(wire).reshape(-1)
-        found = torch.empty(self.world.size, mine.numel(), dtype=mine.dtype, device=wire)
-        self.transport.all_gather(found, mine.contiguous()).wait()
-        return found.reshape(self.world.size, *x.shape).to(x.device)
+        result = torch.empty(self.world.size, mine.numel(), dtype=mine.dtype, device=wire)
+        self.transport.all_gather(result, mine.contiguous()).wait()
+        return result.reshape(self.world.size, *x.shape).to(x.device)
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """Broadcast worker `source`'s tensor, path or JSON value."""

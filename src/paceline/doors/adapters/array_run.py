@@ -151,15 +151,15 @@ class ArrayRun(Run):
 
     def _like(self, what: str, arrays: Any) -> dict[str, Tensor]:
         """Views by name of arrays with the structure of the parameters."""
-        found = {name: view(f"the {what} {name}", array) for name, array in named(arrays).items()}
-        self._check_like(what, found)
-        return found
+        result = {name: view(f"the {what} {name}", array) for name, array in named(arrays).items()}
+        self._check_like(what, result)
+        return result
 
-    def _check_like(self, what: str, found: Mapping[str, Tensor]) -> None:
-        if found.keys() != self._parameters.keys():
-            odd = ", ".join(sorted(found.keys() ^ self._parameters.keys()))
+    def _check_like(self, what: str, result: Mapping[str, Tensor]) -> None:
+        if result.keys() != self._parameters.keys():
+            odd = ", ".join(sorted(result.keys() ^ self._parameters.keys()))
             raise self._unsupported(f"the {what}s are not those attached: {odd} are missing on one side")
-        for name, tensor in found.items():
+        for name, tensor in result.items():
             known = self._parameters[name]
             if (tensor.shape, tensor.dtype, tensor.device) != (known.shape, known.dtype, known.device):
                 raise self._unsupported(

@@ -64,9 +64,9 @@ class WritableRun(ArrayRun):
         if arrays is None:
             self._check_place()
         else:
-            given, found = named(arrays), self._like("array", arrays)
-            self._check_strides(found)
-            for name, tensor in found.items():
+            given, result = named(arrays), self._like("array", arrays)
+            self._check_strides(result)
+            for name, tensor in result.items():
                 self._parameters[name].data = tensor
             self._arrays, self._shaped, self._unmoved = given, _with_shapes(given), {}
         if momentum is not None:
@@ -74,9 +74,9 @@ class WritableRun(ArrayRun):
                 self._stepper.state[self._parameters[name]]["momentum_buffer"] = tensor
         self._step()
 
-    def _check_strides(self, found: Mapping[str, Tensor]) -> None:
+    def _check_strides(self, result: Mapping[str, Tensor]) -> None:
         """Refuse another memory order than at attach, since arrays are exchanged in memory order."""
-        for name, tensor in found.items():
+        for name, tensor in result.items():
             known = self._parameters[name].stride()
             if tensor.stride() != known and tensor.numel() > 1:
                 raise self._unsupported(

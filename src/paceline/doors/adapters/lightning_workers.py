@@ -52,8 +52,8 @@ class WorkersMixin:
     def root_device(self) -> torch.device:
         """This worker's device; the workers of a host take its devices in turn."""
         devices = self.parallel_devices or [torch.device("cpu")]
-        found: torch.device = devices[self.local_rank % len(devices)]
-        return found
+        result: torch.device = devices[self.local_rank % len(devices)]
+        return result
 
     def set_world_ranks(self) -> None:
         """Tell Lightning's loggers this worker's rank."""

@@ -92,7 +92,7 @@ def _original(loader: Any) -> Any:
     sampler = batches.sampler
     if isinstance(sampler, SeedableRandomSampler):
         sampler = RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples)
-    found = copy.copy(base)
+    result = copy.copy(base)
     # torch refuses assignments
-    found.__dict__.update(sampler=sampler, batch_size=batches.batch_size, drop_last=batches.drop_last)
-    return found
+    result.__dict__.update(sampler=sampler, batch_size=batches.batch_size, drop_last=batches.drop_last)
+    return result

@@ -37,15 +37,15 @@ def named(arrays: Arrays) -> dict[str, Any]:
         raise UnsupportedError(
             f"arrays must be a list or a dictionary of arrays, got {type(arrays).__name__}; put a single one in a list"
         )
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, array in pairs:
         plain = name.replace(".", "/")  # torch keeps the dot for modules inside modules
-        if not plain or plain in found:
+        if not plain or plain in result:
             raise UnsupportedError(f"{name!r} is empty or names two arrays; give each array its own name")
-        found[plain] = array.value if library(array) == "keras" and hasattr(array, "value") else array
-    if not found:
+        result[plain] = array.value if library(array) == "keras" and hasattr(array, "value") else array
+    if not result:
         raise UnsupportedError("there is no array to attach")
-    return found
+    return result
 
 
 def library(array: Any) -> str:

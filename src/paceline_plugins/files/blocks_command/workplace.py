@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.console import refuse, refusing
-from paceline.cli.launch.saved_plan import Lock
+from paceline.cli.run.checks import Lock
 
 if TYPE_CHECKING:
     from paceline_plugins.files.plan import Plan

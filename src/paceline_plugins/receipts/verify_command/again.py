@@ -16,7 +16,7 @@ from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.spawn import Command
 from paceline.cli.run import failure, start
 from paceline.cli.run.options import ProgramOptions
-from paceline.cli.run.program import Program, zero_lines
+from paceline.cli.run.program import Program, starter
 from paceline.errors import PacelineError
 from paceline.rules.recipes import rule_from_text
 from paceline_plugins.receipts import compare
@@ -84,7 +84,7 @@ def _run(asked: Again, recorded: list[Chain], step: str | None, place: Path) -> 
     size, hosts = start_line["size"], len({one.start.get("host") for one in recorded})
     lines = _recorded(start_line).get(LINES)
     if lines not in ("zero", "random-data"):  # as with receipts of earlier versions, which do not say
-        lines = "zero" if zero_lines().serves(asked.program, ProgramOptions(), size) else "as-is"
+        lines = "zero" if starter().serves(asked.program, ProgramOptions(), size) else "as-is"
     output, log = place / "output", place / "log"
     output.mkdir()
     log.mkdir()

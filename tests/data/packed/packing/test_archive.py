@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import os
 import tarfile
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from paceline_plugins.data.packed import DataError, open_source, pack
 from paceline_plugins.data.packed.packing import Members
 
-from ..made import back, by_key, index_of, packed
+from ..made import back, by_key
 
 
 def write(path: Path, *members: tuple[str, bytes]) -> Path:
@@ -38,31 +37,6 @@ def test_members_that_follow_each_other_are_a_sample(tmp_path: Path) -> None:
         {"jpg": b"3", "source.json": b'{"key": "x/2"}'},
         {"bin": b"4", "source.json": b'{"key": "README"}'},
     ]
-
-
-def test_several_tars_are_one_source(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    for number in range(3):
-        members = [(f"{number}/{k}.txt", f"{number} {k}".encode()) for k in range(5)]
-        write(tmp_path / "in" / f"{number}.tar.gz", *members)
-    pack(open_source(str(tmp_path / "in")), tmp_path / "out")
-    expected = {f"{number}/{k}": {"txt": f"{number} {k}".encode()} for number in range(3) for k in range(5)}
-    assert by_key(back(tmp_path / "out")) == expected
-
-
-def test_a_shard_of_ours_is_a_tar_like_any_other(tmp_path: Path) -> None:
-    place = packed(tmp_path)
-    shard = index_of(place).shards[1]
-    pack(open_source(str(place / shard.name)), tmp_path / "again")
-    first = index_of(place).shards[0].samples
-    assert back(tmp_path / "again") == back(place)[first : first + shard.samples]  # with the names they had
-
-
-def test_hidden_members_are_left_out(tmp_path: Path) -> None:
-    source = open_source(str(write(tmp_path / "a.tar", ("x/._1.jpg", b"0"), ("x/1.jpg", b"1"), (".x/2.jpg", b"2"))))
-    found = [task() for task in source.tasks(None)]
-    assert [json.loads(sample["source.json"])["key"] for sample in found] == ["x/1", ".x/2"]
-    assert source.progress.notes == ["1 hidden member(s) were left out"]
 
 
 def test_members_that_do_not_follow_each_other_are_noted(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from paceline_plugins.data.packed import DataError, open_source, pack
 from paceline_plugins.data.packed.packing import Members, SourceProgress, Task
-from paceline_plugins.data.packed.packing.pack import OTHER, PackProgress, partial_directory
+from paceline_plugins.data.packed.packing.pack import PackProgress, partial_directory
 
 from ..made import back, by_key, folder, index_of
 
@@ -127,22 +127,6 @@ def test_a_sample_larger_than_a_shard_has_one_of_its_own(tmp_path: Path) -> None
         (1, 512 + 10_240 + 1024),
         (1, 2048),
     ]
-
-
-def test_kinds_of_samples_are_counted_up_to_a_limit(tmp_path: Path) -> None:
-    samples: list[Members] = [{f"e{number}": b""} for number in range(30)]
-    result = pack(given(*samples), tmp_path / "out")
-    assert sum(result.kinds.values()) == 30
-    assert result.kinds[OTHER] == 10
-
-
-def test_progress_is_reported(tmp_path: Path) -> None:
-    folder(tmp_path / "in", 5)
-    told: list[PackProgress] = []
-    pack(open_source(str(tmp_path / "in")), tmp_path / "out", seed=1, on_sample=told.append)
-    assert [done.samples for done in told] == [1, 2, 3, 4, 5]
-    fractions = [done.fraction or 0.0 for done in told]
-    assert fractions == sorted(fractions) and fractions[-1] == 0.8
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -14,10 +14,7 @@ import pytest
 
 from paceline_plugins.data.packed import DataError, open_source, pack
 from paceline_plugins.data.packed.packing import Members
-from paceline_plugins.data.packed.packing.archive import TarSource
 from paceline_plugins.data.packed.packing.folder import FolderSource
-from paceline_plugins.data.packed.packing.jsonl import JsonlSource
-from paceline_plugins.data.packed.packing.repack import RepackSource
 
 from ..made import back, by_key, folder, packed
 
@@ -54,16 +51,6 @@ def test_compressed_files_are_read_and_damaged_ones_named(
         path.write_bytes(b"not compressed at all" * 10)
         with pytest.raises(DataError, match=rf"{path.name}"):
             samples(path)
-
-
-def test_the_path_decides(tmp_path: Path) -> None:
-    folder(tmp_path / "images", 2)
-    assert isinstance(open_source(str(tmp_path / "images")), FolderSource)
-    assert isinstance(open_source(f"file://{tmp_path}/images"), FolderSource)
-    assert isinstance(open_source(str(packed(tmp_path))), RepackSource)
-    for name, kind in (("a.tar", TarSource), ("b.TAR.GZ", TarSource), ("c.ndjson", JsonlSource)):
-        (tmp_path / name).touch()
-        assert isinstance(open_source(str(tmp_path / name)), kind)
 
 
 def test_a_folder_of_files_of_samples_is_read_file_by_file(tmp_path: Path) -> None:
@@ -172,16 +159,3 @@ def test_the_error_of_an_invalid_line_names_it(tmp_path: Path, seed: int | None)
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n\n{"a": }\n')
     with pytest.raises(DataError, match=r"a\.jsonl line 3 is no JSON"):
         samples(tmp_path / "a.jsonl", seed)
-
-
-def test_a_line_above_the_limit_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(b"1\n" + b'"' + b"x" * 200 + b'"\n')
-    with pytest.raises(DataError, match=r"a\.jsonl line 2: more than 100 bytes"):
-        [task() for task in open_source(str(tmp_path / "a.jsonl"), largest=100).tasks(None)]
-
-
-def test_progress_reaches_the_end(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(LINES)
-    source = open_source(str(tmp_path / "a.jsonl"))
-    list(source.tasks(None))
-    assert source.progress.fraction == 1.0

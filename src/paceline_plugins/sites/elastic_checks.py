@@ -3,29 +3,25 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import time
-from pathlib import Path
 
 from paceline.cli.console import err, refuse
-from paceline.cli.launch import saved_plan
+from paceline.cli.launch.cluster import address_text
 from paceline.cli.run.checks import host_and_port
-from paceline.cli.run.elastic_launcher import reachable
 
 SAY_AFTER_S = 2.0
+PROBE_S = 0.5  # to connect to the control plane
 FIND_S = 60.0  # at most, for the launcher to join
 
 
-def bounds(text: str) -> tuple[int, int]:
-    """Fewest and most workers, of `2:8`."""
-    match = re.fullmatch(r"(\d+):(\d+)", text)
-    if match is None:
-        refuse(f"--elastic must be MIN:MAX such as 2:8, the fewest workers and the most, got {text!r}")
-    fewest, most = int(match[1]), int(match[2])
-    if not 1 <= fewest <= most:
-        refuse(f"--elastic must be MIN:MAX with 1 <= MIN <= MAX, got {text}")
-    return fewest, most
+def reachable(address: tuple[str, int]) -> bool:
+    """Whether a connection succeeds."""
+    try:
+        socket.create_connection(address, timeout=PROBE_S).close()
+        return True
+    except OSError:
+        return False
 
 
 def workers(count: int, most: int | None) -> None:
@@ -36,14 +32,6 @@ def workers(count: int, most: int | None) -> None:
         refuse(f"--join needs --workers of at least 1, got {count}")
     if most is not None and count > most:
         refuse(f"--workers {count} is more than the {most} that --elastic allows")
-
-
-def seconds(timeout_s: float, grace_s: float | None) -> None:
-    """Check the deadlines."""
-    if not timeout_s >= 1:
-        refuse(f"--timeout must be at least 1 second, got {timeout_s}")
-    if grace_s is not None and not 0 < grace_s < timeout_s:
-        refuse(f"--grace must lie above 0 and below --timeout ({timeout_s:g} s), got {grace_s:g}")
 
 
 def rule(text: str | None) -> None:
@@ -75,9 +63,7 @@ def listen(text: str | None) -> tuple[str, int]:
         family, _, _, _, found = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0]
         socket.create_server((str(found[0]), where[1]), family=family).close()
     except OSError as error:
-        refuse(
-            f"--listen: cannot listen at {saved_plan.address_text(*where)}: {error.strerror or error}; choose another"
-        )
+        refuse(f"--listen: cannot listen at {address_text(*where)}: {error.strerror or error}; choose another")
     return where
 
 
@@ -102,19 +88,3 @@ def join(text: str, timeout_s: float) -> tuple[str, int]:
             )
         time.sleep(0.2)
     return where
-
-
-def vacant(directory: Path, overwrite: bool) -> None:
-    """Refuse or remove the record of an earlier elastic run."""
-    old = [
-        directory / name
-        for name in (saved_plan.NAME, saved_plan.CONTROL, saved_plan.EVENTS)
-        if (directory / name).exists()
-    ]
-    if old and not overwrite:
-        refuse(
-            f"the log directory {directory} already holds an elastic run ({old[0].name}): continue it with "
-            f"`paceline run --again {directory}`, give another directory, or add --overwrite to replace it"
-        )
-    for path in old:
-        path.unlink()

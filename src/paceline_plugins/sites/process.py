@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.launch import exit_watcher
-from paceline.cli.launch.output_files import output_files
+from paceline.cli.launch.spawn import output_files
+from paceline_plugins.sites import exit_watcher
 
 UNKNOWN = -int(signal.SIGKILL)
 """The exit code of a worker whose exit watcher was killed before it could write one."""

@@ -9,13 +9,13 @@ from typing import Any
 from rich.text import Text
 
 from paceline.cli.console import err, error_panel
-from paceline.cli.launch.supervisor import EXPELLED, MAX_DEATHS, Death
 from paceline.cli.run import failure
 from paceline.cli.run.conclusion import stopped
-from paceline.cli.run.elastic_launcher import Ending, arrived_after_end, was_revoked
 from paceline.errors import LEFT
 from paceline.observe.reports.elastic_events import ElasticStatus, event_text, is_news
 from paceline.observe.reports.summary import seconds_text
+from paceline_plugins.sites.elastic_launcher import Ending, arrived_after_end, was_revoked
+from paceline_plugins.sites.supervisor import EXPELLED, MAX_DEATHS, Death
 
 _RECORD = ("record", "launcher record")
 SHOWN = (

@@ -7,18 +7,18 @@ that there is never a second one.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from paceline.errors import CheckpointError, UnsupportedError
+from paceline.cli.launch.cluster import address_text
+from paceline.cli.run.checks import ELASTIC_FILES
+from paceline.errors import CheckpointError
 
-NAME, LOCK = "elastic.json", "elastic.lock"
-CONTROL, EVENTS = "control.json", "control.jsonl"
-"""The control plane's record, and its events."""
+NAME, CONTROL, EVENTS = ELASTIC_FILES
+"""This record, the control plane's record, and its events."""
 VERSION = 1
 
 
@@ -60,46 +60,6 @@ class SavedPlan:
     def address(self) -> str:
         """HOST:PORT of the control plane."""
         return address_text(*self.control)
-
-
-def address_text(host: str, port: int) -> str:
-    """`HOST:PORT`, with brackets around the colons of IPv6."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-class Lock:
-    """Held by the one launcher of a directory, until its process ends; `name` is the lock's file.
-
-    Raises:
-        UnsupportedError: another launcher holds it.
-    """
-
-    def __init__(self, directory: Path, name: str = LOCK) -> None:
-        self._file: IO[str] = _open_lock(directory / name)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.seek(0)
-            who = self._file.read().strip() or "a process of another host"
-            self._file.close()
-            raise UnsupportedError(
-                f"the launcher of the run in {directory} still runs ({who}): end it first"
-            ) from error
-        self._file.truncate(0)
-        self._file.write(f"process {os.getpid()}")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Release it for another launcher."""
-        self._file.close()
-
-
-def _open_lock(path: Path) -> IO[str]:
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise UnsupportedError(f"{path} cannot be locked: {error.strerror}; is it a link?") from error
-    return os.fdopen(file, "a+", encoding="utf-8")
 
 
 def write(directory: Path, plan: SavedPlan, places: list[dict[str, Any]]) -> None:

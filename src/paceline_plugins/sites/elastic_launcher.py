@@ -9,29 +9,31 @@ import json
 import os
 import queue
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from paceline.cli.launch import saved_plan
-from paceline.cli.launch.process import OutputFiles
-from paceline.cli.launch.saved_plan import SavedPlan
+from paceline.cli.launch.cluster import address_text
 from paceline.cli.launch.signals import SignalListener
-from paceline.cli.launch.supervisor import Death, Supervisor, WorkerCommand
-from paceline.cli.run import certificates, failure
-from paceline.cli.run.departure import Departure
+from paceline.cli.run import failure
 from paceline.cli.run.output import Tails
 from paceline.observe.event_file import EventFile
-from paceline_plugins.sites import revocations
+from paceline_plugins.sites import revocations, saved_plan
+from paceline_plugins.sites.departure import Departure
+from paceline_plugins.sites.elastic_checks import reachable
+from paceline_plugins.sites.process import OutputFiles
+from paceline_plugins.sites.saved_plan import SavedPlan
+from paceline_plugins.sites.supervisor import Death, Supervisor, WorkerCommand
+
+if TYPE_CHECKING:
+    from paceline.flow.control import ControlServer
 
 LOOK_EVERY_S = 0.05
 ASK_EVERY_S = 0.5  # the control plane's status
-PROBE_S = 0.5  # to connect to the control plane
 START_S = 60.0  # that the first workers wait at most for the expected ones
 OVER = "the run is over"
 """In the error of a worker that joins after the end of the run."""
@@ -48,20 +50,6 @@ FOREIGN_VARIABLES = (
     "PACELINE_TLS",
 )
 """Variables of a surrounding launcher, which our workers must not inherit."""
-
-
-class ControlPlane(Protocol):
-    """The control plane that a launcher hosts."""
-
-    port: int
-
-    def start(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def status(self) -> dict[str, Any]: ...
-
-    def revoke(self, workers: list[int], certificates: list[str], unknown: bool, why: str) -> list[int]: ...
 
 
 @dataclass
@@ -130,7 +118,7 @@ def _appending(path: Path) -> tuple[int, Path]:
 
 
 @contextlib.contextmanager
-def control(plan: SavedPlan, directory: Path, events: Events) -> Iterator[tuple[SavedPlan, ControlPlane | None]]:
+def control(plan: SavedPlan, directory: Path, events: Events) -> Iterator[tuple[SavedPlan, ControlServer | None]]:
     """Host the control plane, if this launcher leads; the plan gets its port."""
     if not plan.leads:
         yield plan, None
@@ -144,7 +132,7 @@ def control(plan: SavedPlan, directory: Path, events: Events) -> Iterator[tuple[
         server.close()
 
 
-def host(plan: SavedPlan, record: Path, on_event: Callable[[str, dict[str, Any]], None]) -> ControlPlane:
+def host(plan: SavedPlan, record: Path, on_event: Callable[[str, dict[str, Any]], None]) -> ControlServer:
     """The control plane of a run, from its record if one exists."""
     from paceline.communication.sockets.tls import TLS
     from paceline.flow.control import (  # here, because torch loads for seconds and --help must not wait
@@ -161,8 +149,7 @@ def host(plan: SavedPlan, record: Path, on_event: Callable[[str, dict[str, Any]]
         expected=plan.workers,
     )
     tls = None if plan.tls is None else TLS.folder(plan.tls)
-    server: ControlPlane = ControlServer(plan.control[0], plan.control[1], tls, terms, record, on_event, True)
-    return server
+    return ControlServer(plan.control[0], plan.control[1], tls, terms, record, on_event, True)
 
 
 def environment(plan: SavedPlan) -> dict[str, str]:
@@ -174,17 +161,14 @@ def environment(plan: SavedPlan) -> dict[str, str]:
     }
     added = {**plan.environment, "PACELINE_CONTROL": plan.address}
     if plan.relay is not None:
-        added["PACELINE_RELAY"] = saved_plan.address_text(*plan.relay)
+        added["PACELINE_RELAY"] = address_text(*plan.relay)
     return own | added | ({} if plan.tls is None else {"PACELINE_TLS": plan.tls})
 
 
-def reachable(address: tuple[str, int]) -> bool:
-    """Whether a connection succeeds."""
-    try:
-        socket.create_connection(address, timeout=PROBE_S).close()
-        return True
-    except OSError:
-        return False
+def of_place(folder: str | None, place: int) -> dict[str, str]:
+    """The variable that names the certificate of an elastic worker's place; none if all share one."""
+    own = None if folder is None else Path(folder) / f"place-{place}"
+    return {} if own is None or not own.is_dir() else {"PACELINE_TLS": str(own)}
 
 
 def arrived_after_end(death: Death) -> bool:
@@ -209,10 +193,10 @@ class Launcher:
     """
 
     def __init__(
-        self, plan: SavedPlan, directory: Path, events: Events, server: ControlPlane | None, output: Tails
+        self, plan: SavedPlan, directory: Path, events: Events, server: ControlServer | None, output: Tails
     ) -> None:
         self.plan, self.directory, self.events, self.server, self.output = plan, directory, events, server, output
-        own = partial(certificates.of_place, plan.tls)
+        own = partial(of_place, plan.tls)
         output_folder = directory / "output"
         command = WorkerCommand(plan.command, environment(plan), output_folder, plan.folder, own, was_revoked)
         on_event = lambda kind, facts: events.write(f"process {kind}", facts)  # noqa: E731

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paceline.cli.launch.supervisor import GRACE_S, Supervisor
+from paceline_plugins.sites.supervisor import GRACE_S, Supervisor
 
 OF_TIMEOUT = 0.25
 """Of the run's timeout: how long workers may take to leave."""

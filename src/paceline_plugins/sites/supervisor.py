@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.launch.process import Identity, OutputFiles, Process
 from paceline.errors import LEFT
+from paceline_plugins.sites.process import Identity, OutputFiles, Process
 
 EXPELLED = 75
 """Exit code of a worker that the control plane declared lost; a new one may start."""

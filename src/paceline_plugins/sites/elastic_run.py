@@ -12,20 +12,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.console import err, refuse
-from paceline.cli.launch import saved_plan
+from paceline.cli.console import err, near, refuse
 from paceline.cli.launch.cluster import LaunchCluster
-from paceline.cli.launch.saved_plan import SavedPlan
 from paceline.cli.launch.signals import SignalListener
-from paceline.cli.run import certificates, checks, dry_run, elastic_checks, elastic_messages, output, start
-from paceline.cli.run.disk_full import DiskWatcher
-from paceline.cli.run.elastic_launcher import Ending, Events, Launcher, control
+from paceline.cli.run import certificates, checks, dry_run, output, start
 from paceline.cli.run.hosts import refuse_several_launchers
 from paceline.cli.run.options import ElasticOptions, ProgramOptions, RunOptions, Security, StartOptions
-from paceline.cli.run.program import Program, zero_lines
+from paceline.cli.run.output import DiskWatcher
+from paceline.cli.run.program import Program, starter
+from paceline.communication.sockets.identity import CONTROL, WORKER
 from paceline.errors import PacelineError
 from paceline.observe.reports.elastic_events import ControlEvent, ElasticStatus
+from paceline_plugins.sites import elastic_checks, elastic_messages, saved_plan
 from paceline_plugins.sites.at_relay import at_relay
+from paceline_plugins.sites.elastic_launcher import Ending, Events, Launcher, control
+from paceline_plugins.sites.saved_plan import SavedPlan
 from paceline_plugins.sites.sites import HERE, Sites, how_to_join, invite
 from paceline_plugins.sites.sites import options as sites_of
 
@@ -80,9 +81,9 @@ class ElasticRun:
         asked = self.elastic
         if (asked.elastic is None) == (asked.join is None):
             refuse("--elastic hosts a run and --join takes part in one: give one of them")
-        elastic_checks.seconds(self.start.timeout, asked.grace)
+        checks.seconds(self.start.timeout, asked.grace)
         elastic_checks.rule(self.start.rule)
-        bounds = None if asked.elastic is None else elastic_checks.bounds(asked.elastic)
+        bounds = None if asked.elastic is None else checks.bounds(asked.elastic)
         for name, value in (("--listen", asked.listen), ("--grace", asked.grace)):
             if value is not None and bounds is None:
                 refuse(f"{name} belongs to the launcher that is joined, beside its --elastic")
@@ -90,10 +91,10 @@ class ElasticRun:
         return bounds
 
 
-def run_elastic(program: Program | None, options: RunOptions) -> int:
+def run(program: Program | None, options: RunOptions) -> int:
     """The exit code of a launcher that hosts an elastic run, or joins one."""
     checks.check_rule(options.start.rule, True)
-    zero_lines().refuse_elastic(program, options.program)
+    starter().refuse_elastic(program, options.program)
     if options.elastic.elastic is not None:
         refuse_several_launchers()
     workers = 1 if options.hosts.workers is None else options.hosts.workers
@@ -119,7 +120,15 @@ def _print_plan(asked: ElasticRun, program: Program | None, security: Security) 
         added["PACELINE_TLS"] = str(tls.absolute())
     secret = "--open" if security.in_the_clear else f"--tls {security.tls}" if security.tls else "--job FILE"
     where = f"{host}:{port or dry_run.FREE}"
-    dry_run.elastic(asked.leads, where, asked.workers, program, added, directory, secret)
+    print(f"{'the control plane would listen' if asked.leads else 'the control plane listens'} at {where}")
+    print(f"logs: {near(directory)}")
+    command = [] if program is None else program.command()
+    for local in range(asked.workers):
+        place = {"LOCAL_RANK": str(local), "PACELINE_CONTROL": where}
+        dry_run.worker(f"worker {local} of this host", command, added | place)
+    typed = "PROGRAM" if program is None else shlex.join(program.typed)
+    if asked.leads:
+        print(f"\non other hosts:\n  paceline run --join {where} {secret} --workers N {typed}")
 
 
 def _check_secret(asked: ElasticRun, security: Security) -> None:
@@ -141,7 +150,7 @@ def _certificate(asked: ElasticRun, directory: Path, security: Security) -> Path
     if asked.sites.enrolled is not None:
         return asked.sites.enrolled.write(directory / "door" / f"host-{cluster.host_index}")
     if asked.sites.invites:
-        return certificates.elastic(cluster, directory, None, True, False)
+        return certificates_of(cluster, directory, None, True, False)
     if security.in_the_clear:
         if not asked.start.quiet:
             certificates.warn_open()
@@ -150,8 +159,28 @@ def _certificate(asked: ElasticRun, directory: Path, security: Security) -> Path
     return (
         security.tls
         or _from_environment()
-        or certificates.elastic(cluster, directory, security.job, listens, listens and not asked.start.quiet)
+        or certificates_of(cluster, directory, security.job, listens, listens and not asked.start.quiet)
     )
+
+
+def certificates_of(
+    cluster: LaunchCluster, directory: Path, job: Path | None, joinable: bool, announces: bool
+) -> Path | None:
+    """Make the certificates of an elastic run's launcher and of its workers; returns their folder.
+
+    The folder itself has the certificate of the control plane where this launcher hosts it, and `place-K` that of the
+    worker in place K, which its successors there use as well. `join` has one for workers that other supervisors of
+    this host start, with `--tls` or `PACELINE_TLS`.
+    """
+    host = certificates.issue(cluster, directory, job, joinable, announces)
+    if host is None:
+        return None
+    if cluster.host_index == 0:
+        host.issue("", CONTROL)
+        host.issue("join", WORKER)
+    for place in range(cluster.workers):
+        host.issue(f"place-{place}", WORKER)
+    return host.folder
 
 
 def start_run(asked: ElasticRun, program: Program | None, options: ProgramOptions, security: Security) -> int:
@@ -160,7 +189,7 @@ def start_run(asked: ElasticRun, program: Program | None, options: ProgramOption
     _check_secret(asked, security)
     log, overwrite = asked.start.log, asked.start.overwrite
     if log is not None:
-        elastic_checks.vacant(log, overwrite)
+        checks.vacant(log, overwrite)
     cluster = LaunchCluster(max(1, asked.workers), timeout_s=asked.start.timeout)
     directory = checks.log_directory(log, cluster, overwrite)
     tls = _certificate(asked, directory, security)
@@ -186,7 +215,7 @@ def start_run(asked: ElasticRun, program: Program | None, options: ProgramOption
     code = _run(plan, directory, None, asked.start.quiet)
     if code or program is None or not program.is_tool:  # a Python program was looked at before the start
         return code
-    return int(zero_lines().work_not_shared(directory, options, program, asked.workers, asked.start.rule))
+    return int(starter().work_not_shared(directory, options, program, asked.workers, asked.start.rule))
 
 
 def resume_run(directory: Path, quiet: bool) -> int:
@@ -203,7 +232,7 @@ def _run(plan: SavedPlan, directory: Path, places: list[dict[str, Any]] | None, 
     started = time.monotonic()
     try:
         with (
-            contextlib.closing(saved_plan.Lock(directory)),
+            contextlib.closing(checks.Lock(directory)),
             contextlib.closing(Events(directory / saved_plan.EVENTS, plan.unix_s)) as events,
             control(plan, directory, events) as (plan, server),
             at_relay(plan, directory, server),
