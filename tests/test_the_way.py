@@ -19,17 +19,17 @@ GOALS = {
     "push_changes": 50,
 }
 TODAY = {
-    "exchange_files": 50,
-    "exchange_calls": 324,
-    "exchange_changes": 214,
+    "exchange_files": 34,
+    "exchange_calls": 297,
+    "exchange_changes": 174,
     "exchange_frames": 21,
-    "quiet_step_files": 21,
-    "attach_files": 86,
-    "attach_changes": 222,
+    "quiet_step_files": 10,
+    "attach_files": 71,
+    "attach_changes": 231,
     "share_files": 21,
-    "share_changes": 102,
-    "push_files": 31,
-    "push_changes": 107,
+    "share_changes": 113,
+    "push_files": 19,
+    "push_changes": 92,
 }
 """Where a figure is still above its goal, what it is; a change that shortens a way lowers its figure here."""
 

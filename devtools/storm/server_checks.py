@@ -65,7 +65,7 @@ class Worker:
     @property
     def members(self) -> Any:
         """Whom it takes for lost, and for the owners of shards."""
-        return self.service._context.membership
+        return self.service.context.membership
 
     def note(self, kind: str, **fields: Any) -> None:
         """An event of its log."""

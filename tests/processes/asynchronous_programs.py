@@ -352,7 +352,7 @@ def at_the_end(directory: Path) -> None:
 
     def comes_late(self: SocketService) -> None:
         finish(self)
-        until(lambda: 0 in self._context.membership.lost)
+        until(lambda: 0 in self.context.membership.lost)
 
     def has_pulled(self: SocketService) -> bool:
         (directory / "pulled.2").touch()

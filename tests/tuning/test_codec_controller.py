@@ -90,8 +90,7 @@ def test_it_looks_again_soon_after_the_members_change_and_after_a_resume() -> No
 
 def test_the_codec_of_the_rule_changes_goes_into_checkpoints_and_is_no_setting() -> None:
     rule = rule_from_text("auto")
-    tunables, other = Tunables([], rule, 2), Tunables([], rule, 2)
-    tunables.codecs = other.codecs = True
+    tunables, other = Tunables([], rule, 2, codecs=True), Tunables([], rule, 2, codecs=True)
     tunables.apply({"codec": "int8", "period": 8})
     assert tunables.show({"codec": 0, "period": 0}) == {"codec": "int8", "period": 8}
     other.load(tunables.state())

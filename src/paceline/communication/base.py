@@ -64,7 +64,6 @@ class Transport(ABC):
     name: str
 
     told: Callable[[list[dict[str, Any]]], None] | None = None
-    """Called when the connection has failed, with a row for each worker: what it was doing."""
 
     coarse = 1
     """Multiplies the least length of a chunk; above 1 if chunks in flight side by side gain nothing."""
@@ -75,7 +74,7 @@ class Transport(ABC):
     def __init__(self, world: World, parent: Transport | None = None) -> None:
         self.world = world
         self.bytes_sent = 0
-        self.before_call: Callable[[], None] = lambda: None
+        self._before_call: Callable[[], None] = lambda: None
         self._parent = parent
         self._counting = threading.Lock()
 
@@ -109,6 +108,14 @@ class Transport(ABC):
     def now(self) -> float:
         """Seconds on this worker's own clock: wall time, less the turns of other virtual workers."""
         return time.perf_counter()
+
+    def tell(self, told: Callable[[list[dict[str, Any]]], None]) -> None:
+        """Call this when the connection has failed, with a row for each worker: what it was doing."""
+        self.told = told
+
+    def before_calls(self, call: Callable[[], None]) -> None:
+        """Call this before every call of the program's that all workers make."""
+        self._before_call = call
 
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Pending:
@@ -204,9 +211,9 @@ class Transport(ABC):
     def calling(self, call: str) -> Iterator[None]:
         """Context in which agreements belong to the user's `call`, one of :mod:`paceline.communication.calls`.
 
-        `before_call` is called first.
+        what `before_calls` named is called first.
         """
-        self.before_call()
+        self._before_call()
         before, self.call = self.call, call
         try:
             yield

@@ -18,7 +18,6 @@ from paceline.checkpoint import AutoCheckpointer, CheckpointFinder, FoundCheckpo
 from paceline.checkpoint.auto_checkpointer import CheckpointSource
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.communication import SoloTransport, Transport
-from paceline.core import shards
 from paceline.core.flat import Modules, averaged_buffers, other_buffers
 from paceline.core.optimizer_state import Owned
 from paceline.data.sharing.loader_registry import LoaderRegistry
@@ -37,11 +36,10 @@ from paceline.tuning.period_controller import period_controller_for
 from paceline.tuning.request_files import RequestFiles
 from paceline.tuning.rule_chooser import rule_chooser_for
 from paceline.tuning.tunables import Tunables
-from paceline.tuning.tuner import Tuner
+from paceline.tuning.tuner import MeasuredChoices, Tuner
 from paceline.update import server
 from paceline.update.engine.collective.engine import Engine
 from paceline.update.engine.context import RunContext, TrainingProgress
-from paceline.update.engine.grad_scaler import check_scaler
 from paceline.update.engine.protocol import EngineProtocol
 from paceline.update.engine.settings import Settings
 from paceline.update.monitor import Monitor
@@ -93,73 +91,45 @@ class RunParts:
 def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> RunParts:
     """Check the user's arguments, and build a run; nothing is hooked yet."""
     given, model = model, validation.without_ddp(model, rule, settings.group)
-    optimizers = validation.optimizer_list(optimizer)
-    validation.check_model(model)
-    shards.reshard(model)
-    owned = validation.own_parameters(model, optimizers)
-    validation.check_rule(rule, owned)
-    validation.check_growth(rule, settings.control is not None)
-    validation.check_shards(settings, model)
-    check_scaler(rule, settings.scaler)
-
+    owned = validation.check_arguments(model, optimizer, rule, settings)
     transport, membership = connect_all(rule, model, owned, settings)
     with contextlib.ExitStack() as on_error:
         on_error.callback((membership or transport).close)
-        worker = membership.control.worker if membership is not None else transport.world.rank
         exchanges = rule.exchanges_among(transport.world.size) or membership is not None
         validation.check_together(rule, settings, given, transport.world)
         if exchanges:
             validation.check_swapping(rule, owned, transport.world)
 
-        monitor = Monitor(EventLog(settings.log, worker), transport)
+        sinks = Dispatcher(
+            lambda: transport.world, lambda block: monitor.totals(block), lambda: tuner.tunables.numbers()
+        )
+        worker = membership.control.worker if membership is not None else transport.world.rank
+        monitor = Monitor(EventLog(settings.log, worker), transport, sinks.progress)
         loaders = LoaderRegistry(transport.world, settings.seed, monitor.epoch, monitor.waited, monitor.shared)
         mistakes = Mistakes(transport.world, loaders, settings.data)
-        buffers = _buffer_elements(model)
-        chooser = None
-        if exchanges and membership is None and transport.world.size > 1:
-            unprobed = validation.why_unprobed(rule, given, owned, settings)
-            chooser = rule_chooser_for(rule, transport, owned, buffers, monitor.spent, not unprobed)
-        tuner = _tuner(chooser.rule if chooser is not None else rule, owned, settings, transport, monitor)
-        tuner.tunables.fixed = transport.world.size > 1 and validation.trains_together(given)
-        tuner.measured.chooser = chooser
-        if chooser is not None:
-            tuner.measured.unprobed = unprobed
+        tuner = _tuner(rule, given, owned, settings, transport, monitor)
         on_error.callback(tuner.close)
-        sinks = Dispatcher(lambda: transport.world, monitor.totals, tuner.tunables.numbers)
-        monitor.told = sinks.progress
-
         progress = TrainingProgress(tuner.rule.schedule)
         if exchanges and transport.world.size > 1:
             validation.check_forward(tuner.rule, progress.lockstep, owned, model)
         observers: list[Observer] = []
         for name in settings.observers:
-            elastic_run = membership is not None
-            observers.append(extension(OBSERVERS, name)(rule, settings, transport.world, loaders, elastic_run))
-            on_error.callback(observers[-1].close)
+            observer = extension(OBSERVERS, name)(rule, settings, transport.world, loaders, membership is not None)
+            on_error.callback(observer.close)
+            observers.append(observer)
         context = RunContext(settings, model, owned, transport, progress, monitor, loaders, tuner, observers)
-        if exchanges:
-            tuner.measured.period_controller_for = lambda rule: period_controller_for(
-                rule, transport, owned, buffers, monitor.of_blocks
-            )
-            tuner.measured.follow_workers()
-            tuner.tunables.codecs = membership is not None and chooses_codec(rule)
-            if not tuner.measured.probing:
-                tuner.measured.period_controller = tuner.measured.period_controller_for(tuner.rule)
-        state = RunState(context, membership)
-        elastic = None
+
+        state, elastic = RunState(context, membership), None
         if membership is not None:
             elastic = flow.ElasticEngine(context, membership, state.given, state.frozen_keys)
         engine: EngineProtocol | None = elastic
         if engine is None and exchanges:
-            engine = ENGINES[context.rule.schedule.engine](context)
+            engine = ENGINES[tuner.rule.schedule.engine](context)
         state.engine = engine
-        if engine is not None:
-            loaders.leases = engine.leases
-        tuner.place = lambda: (engine.exchanged if engine is not None else 0, context.progress.steps)
-
+        tuner.begin(lambda: (engine.exchanged if engine is not None else 0, progress.steps))
         checkpointer = _checkpointer(context, membership, elastic, state) if settings.checkpoint is not None else None
-        if checkpointer is not None:
-            loaders.safe = partial(_due_step, checkpointer, observers)
+        due = partial(_due_step, checkpointer, observers) if checkpointer is not None else None
+        loaders.begin(engine.leases if engine is not None else None, due)
         if isinstance(engine, Engine):
             _meet_after_passes(context, engine, state, partial(_joined, context, engine, checkpointer))
         hooks = StepHooks(context, engine, mistakes, checkpointer)
@@ -200,7 +170,8 @@ def _meet_after_passes(context: RunContext, engine: Engine, state: RunState, joi
         engine.end_pass()
         joined()
 
-    loaders.trains, loaders.pass_over, transport.before_call = lambda: context.trains, pass_over, loaders.settle
+    loaders.meet(lambda: context.trains, pass_over)
+    transport.before_calls(loaders.settle)
     engine.handover.included = lambda: state.included
 
 
@@ -298,14 +269,34 @@ def take_apart(parts: RunParts) -> None:
     parts.sinks.close()
 
 
-def _tuner(rule: Rule, owned: Owned, settings: Settings, transport: Transport, monitor: Monitor) -> Tuner:
-    """The tuner, which changes settings during the run; its optimizer hooks must run first."""
-    world, optimizers = transport.world, [optimizer for optimizer, _ in owned]
-    workers = len(set(world.hosts)) if rule.settings.within else world.size
-    alone = world.size > 1 and not rule.schedule.workers_meet
-    return Tuner(
-        Tunables(optimizers, rule, workers), world, RequestFiles(settings.log, each=alone), monitor.note, each=alone
+def _tuner(
+    rule: Rule, model: Modules, owned: Owned, settings: Settings, transport: Transport, monitor: Monitor
+) -> Tuner:
+    """The tuner, which changes settings during the run; its optimizer hooks must run first.
+
+    Args:
+        model: as the program gave it.
+    """
+    world, optimizers, elastic = transport.world, [optimizer for optimizer, _ in owned], settings.control is not None
+    buffers, chooser, unprobed = _buffer_elements(validation.without_ddp(model, rule, settings.group)), None, ""
+    exchanges = elastic or rule.exchanges_among(world.size)
+    if exchanges and not elastic and world.size > 1:
+        unprobed = validation.why_unprobed(rule, model, owned, settings)
+        chooser = rule_chooser_for(rule, transport, owned, buffers, monitor.spent, not unprobed)
+    first = chooser.rule if chooser is not None else rule
+    codecs, fixed = elastic and chooses_codec(rule), world.size > 1 and validation.trains_together(model)
+    workers = len(set(world.hosts)) if first.settings.within else world.size
+    tunables = Tunables(optimizers, first, workers, codecs, fixed)
+    measured = MeasuredChoices(
+        tunables,
+        chooser,
+        unprobed if chooser is not None else "",
+        lambda rule: period_controller_for(rule, transport, owned, buffers, monitor.of_blocks),
     )
+    if exchanges:
+        measured.begin()
+    alone = world.size > 1 and not first.schedule.workers_meet
+    return Tuner(tunables, world, RequestFiles(settings.log, each=alone), monitor.note, each=alone, measured=measured)
 
 
 def _checkpointer(

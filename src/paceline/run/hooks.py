@@ -28,9 +28,7 @@ from paceline.core.flat import Fragment, flat_view, fragments
 from paceline.errors import UnsupportedError
 from paceline.run.mistakes import Mistakes
 from paceline.run.validation import MARK
-from paceline.update.engine import agreement
-from paceline.update.engine.context import RunContext
-from paceline.update.engine.grad_scaler import skipped
+from paceline.update.engine.context import RunContext, skipped
 from paceline.update.engine.protocol import EngineProtocol
 from paceline.update.exchange.checksum import is_sampled
 
@@ -61,7 +59,7 @@ class StepHooks:
         self._removed = False
         self._changes = ProgramChanges(context, engine) if engine is not None else None
         if self._changes is not None:
-            self._loaders.passed = self._changes.passed
+            self._loaders.after_passes(self._changes.passed)
 
     def install(self, run: Any) -> None:
         """Hook the steps of the optimizers, and mark them as attached to `run`."""
@@ -117,11 +115,12 @@ class StepHooks:
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._removed:
             return
-        self._mistakes.on_step()
+        if self._mistakes.passes:
+            self._mistakes.on_step()
         engine, progress = self._engine, self._progress
         if engine is not None:
             if not engine.gradients_due:  # else it has looked before the step
-                agreement.check_unchanged(self._context.owned, optimizer)
+                self._context.check_unchanged(optimizer)
             engine.after_step(optimizer)
         if optimizer is not self._last or skipped(optimizer):
             return
@@ -198,7 +197,7 @@ class ProgramChanges:
     def look(self) -> None:
         """An optimizer is about to step; what is found stays on the device, for which nothing waits within a block."""
         held, self._held = self._held, []
-        if self._at == self._now:  # else a merge or a restored state came between
+        if held and self._at == self._now:  # else a merge or a restored state came between
             with contextlib.suppress(UnsupportedError):  # the exchange refuses a model that has changed its shape
                 self._found += [(part.names, changed(part, before)) for part, before in held]
 

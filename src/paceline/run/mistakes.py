@@ -42,10 +42,10 @@ class Mistakes:
     def __init__(self, world: World, loaders: LoaderRegistry, data: str) -> None:
         self._world, self._loaders, self._own = world, loaders, data == "own"
         self._thread = threading.get_ident()
-        self._passes: list[tuple[weakref.ref[Any], int, str]] = []  # iterator, samples, calling line
+        self.passes: list[tuple[weakref.ref[Any], int, str]] = []  # iterator, samples, calling line
         self._warned: set[str] = set()
         self._schedulers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # steps made
-        loaders.empty, loaders.warn = self._on_empty_pass, self._warn
+        loaders.warn_by(self._warn, self._on_empty_pass)
         if world.size > 1 and data != "split":
             _active.add(self)
             _patch_loaders_and_schedulers()
@@ -63,8 +63,8 @@ class Mistakes:
             return
         where = _calling_line()
         if where:
-            self._passes = [one for one in self._passes if one[0]() is not None]
-            self._passes.append((weakref.ref(iterator), _samples(loader), where))
+            self.passes = [one for one in self.passes if one[0]() is not None]
+            self.passes.append((weakref.ref(iterator), _samples(loader), where))
 
     def on_length(self, loader: Any) -> None:
         """The program asks for the length of a loader."""
@@ -81,9 +81,9 @@ class Mistakes:
 
     def on_step(self) -> None:
         """The optimizer made a step: the program trains on the loaders with open passes."""
-        if not self._passes:
+        if not self.passes:
             return
-        for found, samples, where in self._passes:
+        for found, samples, where in self.passes:
             iterator = found()
             if iterator is not None and getattr(iterator, "_num_yielded", None):
                 many = f" of {samples:,} samples" if samples else ""
@@ -94,7 +94,7 @@ class Mistakes:
                     "the data are each worker's own (samples made at random, files by rank), say attach(.., "
                     'data="own")',
                 )
-        self._passes = [one for one in self._passes if one[2] not in self._warned and one[0]() is not None]
+        self.passes = [one for one in self.passes if one[2] not in self._warned and one[0]() is not None]
 
     def _on_empty_pass(self) -> None:
         self._warn(

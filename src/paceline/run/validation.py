@@ -10,16 +10,31 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
+from paceline.core import shards
 from paceline.core.flat import Modules, is_sharded, module_list, trainable
 from paceline.core.optimizer_state import Named, Owned
 from paceline.core.world import World
 from paceline.errors import UnsupportedError
 from paceline.rules.choice import has_probe
 from paceline.rules.rule import Rule
+from paceline.update.engine.grad_scaler import check_scaler
 from paceline.update.engine.settings import Settings
 
 MARK = "_paceline_run"
 """Attribute of an optimizer that is attached: its run."""
+
+
+def check_arguments(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> list[tuple[Optimizer, Named]]:
+    """Refuse arguments of `attach` that cannot work together; each optimizer with its named parameters."""
+    optimizers = optimizer_list(optimizer)
+    check_model(model)
+    shards.reshard(model)
+    owned = own_parameters(model, optimizers)
+    check_rule(rule, owned)
+    check_growth(rule, settings.control is not None)
+    check_shards(settings, model)
+    check_scaler(rule, settings.scaler)
+    return owned
 
 
 def optimizer_list(optimizer: Any) -> list[Optimizer]:

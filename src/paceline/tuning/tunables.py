@@ -49,8 +49,10 @@ class Tunables:
         fixed: whether nothing can be changed: several processes train one model, and have no common place for it.
     """
 
-    def __init__(self, optimizers: list[Optimizer], rule: Rule, workers: int) -> None:
-        self.rule, self.workers, self.codecs, self.fixed = rule, workers, False, False
+    def __init__(
+        self, optimizers: list[Optimizer], rule: Rule, workers: int, codecs: bool = False, fixed: bool = False
+    ) -> None:
+        self.rule, self.workers, self.codecs, self.fixed = rule, workers, codecs, fixed
         self.rates = Rates(optimizers)
 
     # -- checking ---------------------------------------------------------------------------------

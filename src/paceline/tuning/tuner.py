@@ -40,20 +40,30 @@ class MeasuredChoices:
 
     Args:
         tunables: the settings.
+        chooser: of the rule, if a probe chooses it.
+        unprobed: why no probe can begin; empty if it can, or the rule has none.
+        period_controller_for: makes the period controller of a rule.
 
     Attributes:
         period_controller: set under rules whose period follows measured times.
-        chooser: set under rules that a probe chooses.
-        period_controller_for: makes the period controller of a rule.
-        unprobed: why no probe can begin; empty if it can, or the rule has none.
     """
 
-    def __init__(self, tunables: Tunables) -> None:
-        self._tunables = tunables
+    def __init__(
+        self,
+        tunables: Tunables,
+        chooser: RuleChooser | None = None,
+        unprobed: str = "",
+        period_controller_for: PeriodControllerFor = lambda rule: None,
+    ) -> None:
+        self._tunables, self.chooser, self._unprobed = tunables, chooser, unprobed
+        self._period_controller_for = period_controller_for
         self.period_controller: PeriodController | None = None
-        self.chooser: RuleChooser | None = None
-        self.period_controller_for: PeriodControllerFor = lambda rule: None
-        self.unprobed = ""
+
+    def begin(self) -> None:
+        """The run exchanges: take the rates of its workers, and control the period where no probe comes first."""
+        self.follow_workers()
+        if not self.probing:
+            self.period_controller = self._period_controller_for(self._tunables.rule)
 
     # -- measuring --------------------------------------------------------------------------------
 
@@ -141,7 +151,7 @@ class MeasuredChoices:
         rule, factor = self._tunables.rule, self._tunables.rates.common
         if self.probing or factor == 1:
             return ""
-        why = f" without a probe: {self.unprobed}" if self.unprobed else ""
+        why = f" without a probe: {self._unprobed}" if self._unprobed else ""
         return f"{rule.name}: blocks of {rule.schedule.period} minibatches{why}{_of_one(factor)}"
 
     def _keep_numbers(self, before: Rule, asked: Rule) -> None:
@@ -157,7 +167,7 @@ class MeasuredChoices:
         """Continue with the chooser's present rule."""
         self._tunables.rule = chooser.rule
         self.follow_workers()
-        self.period_controller = None if chooser.probing else self.period_controller_for(chooser.rule)
+        self.period_controller = None if chooser.probing else self._period_controller_for(chooser.rule)
 
     def follow_workers(self) -> None:
         """Give the local learning rates the factor that the rule has for this number of workers."""
@@ -211,6 +221,7 @@ class Tuner:
         request_files: requests from outside the run.
         note: writes an event.
         each: whether each worker exchanges by itself.
+        measured: what measured times change.
     """
 
     def __init__(
@@ -220,20 +231,15 @@ class Tuner:
         request_files: RequestFiles,
         note: Callable[..., None],
         each: bool = False,
+        measured: MeasuredChoices | None = None,
     ) -> None:
-        self.tunables, self._world, self._request_files, self._note, self._each = (
-            tunables,
-            world,
-            request_files,
-            note,
-            each,
-        )
+        self.tunables, self._world, self._request_files = tunables, world, request_files
+        self._note, self._each = note, each
         self.place: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Returns (exchanged blocks, minibatches of this worker) at present."""
         self.follow: Callable[[Rule], None] = lambda rule: None
         """Called with the rule after a change that waits for no exchange."""
-        self.measured = MeasuredChoices(tunables)
-        """What measured times change."""
+        self.measured = measured if measured is not None else MeasuredChoices(tunables)
         self._asked: list[TuneRequest] = []
         self._decided: list[TuneRequest] = []
         self._stack: list[dict[str, Any]] = []
@@ -242,6 +248,10 @@ class Tuner:
     @property
     def rule(self) -> Rule:
         return self.tunables.rule
+
+    def begin(self, place: Callable[[], tuple[int, int]]) -> None:
+        """The run is built; `place` returns (exchanged blocks, minibatches of this worker)."""
+        self.place = place
 
     # -- asking -----------------------------------------------------------------------------------
 
@@ -263,7 +273,11 @@ class Tuner:
 
     def look(self, now: bool = False) -> None:
         """After every step: time it, and at most once a second look for request files."""
-        self.measured.stepped(self.place)
+        measured = self.measured
+        if measured.period_controller is not None or measured.chooser is not None:
+            measured.stepped(self.place)
+        if self._request_files.folder is None:
+            return
         for request_file in self._request_files.look(now):
             self._take(request_file)
 

@@ -75,9 +75,12 @@ class Monitor:
     Args:
         event_log: where events go.
         transport: whose bytes are counted.
+        told: called with (block, minibatches) when a line is written.
     """
 
-    def __init__(self, event_log: EventLog, transport: Transport) -> None:
+    def __init__(
+        self, event_log: EventLog, transport: Transport, told: Callable[[int, int], None] = lambda block, steps: None
+    ) -> None:
         self._event_log, self._transport = event_log, transport
         self._lock = threading.RLock()  # guards the event log and the counts of background threads
         self._line = LogLine()
@@ -89,8 +92,7 @@ class Monitor:
         self._steps, self._samples = 0, 0
         self._exchanges = self._block = 0
         self._goes_on = False  # whether exchanges overlap with computing
-        self.told: Callable[[int, int], None] | None = None
-        """Called with (block, minibatches) when a line is written."""
+        self._told = told
         self.spent = [0.0, 0.0, 0.0]
         """Seconds of computing, of waiting for other workers, and of exchanging, since the run began."""
         self.data_s = 0.0
@@ -98,7 +100,7 @@ class Monitor:
         self.of_blocks = [0.0, 0.0]
         """Seconds of waiting for other workers in exchanges of blocks, and of these exchanges, since the run began."""
         self._rejections = Rejections(transport, self.note)
-        transport.told = lambda rows: self.note("waiting", workers=rows)
+        transport.tell(lambda rows: self.note("waiting", workers=rows))
 
     def attached(self, rule: str, parameters: int, buffers: int) -> None:
         """Write the first line: the worker, its host, the rule."""
@@ -131,12 +133,13 @@ class Monitor:
 
     def begin(self) -> None:
         """Begin an exchange; the time before was computing, or waiting for data."""
-        self._line.compute_s += self._worked()
-        self._since = self._transport.now()
+        now = self._transport.now()
+        self._line.compute_s += self._worked(now)
+        self._since = now
 
-    def _worked(self) -> float:
+    def _worked(self, now: float) -> float:
         """Seconds of computing since the last exchange; counts those of waiting for data."""
-        span = self._transport.now() - self._since
+        span = now - self._since
         data_s = min(self._data_s, span)
         self._line.data_s += data_s
         self.data_s += data_s
@@ -201,7 +204,7 @@ class Monitor:
         """Write the progress of a single worker, which exchanges nothing, or by itself at the end of its blocks."""
         now = self._transport.now()
         if now - self._written_s >= FOLD_S:
-            self._line.compute_s += self._worked()
+            self._line.compute_s += self._worked(now)
             self._since = now
             self._write(self._block, False)
 
@@ -274,8 +277,7 @@ class Monitor:
         )
         self._line, self._bytes, self._written_s = LogLine(), sent, self._transport.now()
 
-        if self.told is not None:
-            self.told(block, self._steps)
+        self._told(block, self._steps)
 
     def _common_arrival(self) -> dict[str, Any]:
         """The exchange that `met` names, and when all had entered it by the log's clock."""
@@ -322,7 +324,7 @@ class Monitor:
 
     def close(self, blocks: int) -> None:
         """Write the last line and close the log."""
-        worked = self._worked()
+        worked = self._worked(self._transport.now())
         if not self._line.empty:
             self._line.compute_s += worked if not self._line.exchanges else 0.0
             self._write(blocks, False)

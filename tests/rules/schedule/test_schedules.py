@@ -24,7 +24,8 @@ def test_lockstep_is_the_warm_up(warmup: int) -> None:
     for _ in range(4):
         seen.append(progress.lockstep)
         over.append(progress.stepped())
-        progress.warm = over[-1] or progress.warm
+        if over[-1]:
+            progress.end_warmup()
     assert seen == [True] * warmup + [False] * (4 - warmup)
     assert over == [step == warmup for step in range(1, 5)]
 

@@ -108,8 +108,8 @@ class VirtualTransport(Transport):
         if self._place:
             label += f" among workers {', '.join(str(rank) for rank in self.members)}"
         rank = self.members[self.world.rank]
-        self.cluster.workers[rank].call = "" if self.call == AGREEMENT else f" for {self.call}"
-        return self.cluster.exchange(rank, label, contribution, combine, self.members, self._place)
+        self._cluster.workers[rank].call = "" if self.call == AGREEMENT else f" for {self.call}"
+        return self._cluster.exchange(rank, label, contribution, combine, self.members, self._place)
 
     def now(self) -> float:
         return time.perf_counter() - self._cluster.away_s[self.members[self.world.rank]]

@@ -116,6 +116,22 @@ class LoaderRegistry(RunData):
         self._rows: list[list[int]] = []  # the last of them
         self._closed = False
 
+    def begin(self, leases: Leases | None, safe: Callable[[], Callable[[], None] | None] | None) -> None:
+        """The run is built; `safe` gives what is called where an iteration of the program's loop is over."""
+        self.leases, self.safe = leases, safe or self.safe
+
+    def meet(self, trains: Callable[[], bool], pass_over: Callable[[], None]) -> None:
+        """Workers meet after passes in which the program `trains`."""
+        self.trains, self.pass_over = trains, pass_over
+
+    def warn_by(self, warn: Callable[[str, str], None], empty: Callable[[], None]) -> None:
+        """Where warnings go, and what is called after a pass without a batch."""
+        self.warn, self.empty = warn, empty
+
+    def after_passes(self, passed: Callable[[], None]) -> None:
+        """What is called after a pass in which the optimizer stepped."""
+        self.passed = passed
+
     def share(self, loader: Iterable[Any], even: bool = False) -> SharedLoader:
         """This worker's part of `loader`; the same object for the same loader, the same position for the same data.
 

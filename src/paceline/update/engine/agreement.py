@@ -96,21 +96,6 @@ def _first_difference(who: str, first: dict[str, Any], other: str, one: dict[str
     )
 
 
-def check_unchanged(owned: list[tuple[Optimizer, Named]], optimizer: Optimizer) -> None:
-    """Refuse parameters that were added to the optimizer that steps, or removed from it, after attach.
-
-    Those of others may be frozen meanwhile: a generator steps while its critic is.
-    """
-    known = {id(parameter) for _, parameter in next(named for one, named in owned if one is optimizer)}
-    now = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    if now != known:
-        raise UnsupportedError(
-            f"{type(optimizer).__name__} had {len(known)} trainable parameters at attach and has {len(now)} now "
-            f"({len(now - known)} new, {len(known - now)} gone or frozen); after such a change close the run "
-            "and attach again; a program that does not attach itself has to make a new optimizer then"
-        )
-
-
 @torch.no_grad()
 def broadcast_start(transport: Transport, parts: Sequence[Fragment], source: int = 0) -> None:
     """All workers take the values of rank `source`."""

@@ -7,17 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.optim import Optimizer
 
 from paceline.communication import Transport
 from paceline.core.flat import Modules, module_list
 from paceline.core.optimizer_state import Owned
 from paceline.data.sharing.loader_registry import LoaderRegistry
+from paceline.errors import UnsupportedError
 from paceline.extensions import Observer
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Schedule
 from paceline.tuning.tuner import Tuner
 from paceline.update.engine.settings import Settings
 from paceline.update.monitor import Monitor
+
+
+def skipped(optimizer: Optimizer) -> bool:
+    """Whether the last step did nothing: fused optimizers skip inside, and report it in `found_inf`."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found.item() if hasattr(found, "item") else found)
 
 
 class TrainingProgress:
@@ -95,6 +103,20 @@ class RunContext:
         """Whether the program trains, judged by gradients and by the mode of its model."""
         modules = [module for _, module in module_list(self.model)]
         return torch.is_grad_enabled() and any(one.training for module in modules for one in module.modules())
+
+    def check_unchanged(self, optimizer: Optimizer) -> None:
+        """Refuse parameters that were added to the optimizer that steps, or removed from it, after attach.
+
+        Those of others may be frozen meanwhile: a generator steps while its critic is.
+        """
+        known = {id(parameter) for _, parameter in next(named for one, named in self.owned if one is optimizer)}
+        now = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+        if now != known:
+            raise UnsupportedError(
+                f"{type(optimizer).__name__} had {len(known)} trainable parameters at attach and has {len(now)} now "
+                f"({len(now - known)} new, {len(known - now)} gone or frozen); after such a change close the run "
+                "and attach again; a program that does not attach itself has to make a new optimizer then"
+            )
 
     @property
     def rule(self) -> Rule:

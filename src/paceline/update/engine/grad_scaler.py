@@ -20,12 +20,6 @@ DEPTH = 20
 """Frames between a scaler's step and the hook of the optimizer's step, at most."""
 
 
-def skipped(optimizer: Optimizer) -> bool:
-    """Whether the last step did nothing: fused optimizers skip inside, and report it in `found_inf`."""
-    found = getattr(optimizer, "found_inf", None)
-    return found is not None and bool(found.item() if hasattr(found, "item") else found)
-
-
 def is_scaler(thing: Any) -> bool:
     """Whether it is an enabled GradScaler."""
     return issubclass(type(thing), GradScaler) and bool(thing.is_enabled())

@@ -36,7 +36,7 @@ class Departures:
         self._raised = ""  # the program may have caught it, or its thread ended by it
 
     def look(self, summary: ExchangeSummary, world: World, made: int) -> None:
-        """Look at an exchange, whose headers fit together.
+        """Look at an exchange, whose headers fit together, and are not all alike.
 
         Args:
             summary: of the headers.
@@ -46,8 +46,6 @@ class Departures:
         Raises:
             ElsewhereError: a worker has ended before it had all of its samples, and others train on.
         """
-        if summary.alike:
-            return
         going = [Place.unpack(h.place) for h in summary.headers if h.brings and h.place and not h.leaving]
         if not going:
             return

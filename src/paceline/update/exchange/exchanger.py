@@ -236,10 +236,6 @@ class Exchanger:
         total, state = yield from self._route.exchange(codec, moved(x, device), chunk.layout, before)
         return x.copy_(total, non_blocking=x.is_cuda), state
 
-    def progress(self) -> None:
-        """Go on with exchanges under way, without waiting."""
-        self._pipeline.progress()
-
     def meet(self, header: ExchangeHeader) -> ExchangeSummary:
         """An exchange of headers alone."""
         return InFlightExchange.start(self, header, (), 0, IN_FLIGHT).finish()
@@ -257,6 +253,10 @@ class Exchanger:
         """Seconds of waiting for a vote before the exchange that starts now."""
         waited_s, self.vote_s = self.vote_s, 0.0
         return waited_s
+
+    def progress(self) -> None:
+        """Go on with exchanges under way, without waiting."""
+        self._pipeline.progress()
 
     def continue_at(self, sequence: int) -> None:
         """The next exchange follows that of this number."""
@@ -302,9 +302,11 @@ class PendingHeader:
                 self._pending.wait()
                 summary = summary_of(self._rows.cpu().numpy().tobytes(), len(self._rows))
                 exchanger.timing.wait_s += transport.now() - began
-                agree(summary, transport.world)
-                exchanger.awaited = not summary.alike and summary.awaited
-                exchanger.departures.look(summary, transport.world, exchanger.reports.made())
+                exchanger.awaited = False
+                if not summary.alike:
+                    agree(summary, transport.world)
+                    exchanger.awaited = summary.awaited
+                    exchanger.departures.look(summary, transport.world, exchanger.reports.made())
                 if exchanger.left is None and summary.somebody_left:
                     exchanger.left = self.header.sequence
                 self._summary = summary
@@ -475,8 +477,6 @@ def with_outliers_dropped(summary: ExchangeSummary) -> ExchangeSummary:
 
 def agree(summary: ExchangeSummary, world: World) -> None:
     """Raise where workers are at different places of the program, or hold different bits."""
-    if summary.alike:
-        return
     headers = summary.headers
     check_alike([h.kind.code for h in headers], [h.leaving for h in headers], world)
     places = {(h.sequence, h.kind) for h in headers if h.brings} or {(h.sequence, NO_PAYLOAD) for h in headers}

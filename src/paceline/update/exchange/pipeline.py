@@ -234,7 +234,7 @@ class Pipeline:
             inline, eager = _Inline(steps, side), eager or side.apart
             inline.start(self._operations if eager else 1)
             if eager:
-                self._started.append(inline)
+                self._started = [*(one for one in self._started if not one.over.is_set()), inline]
             return inline
         staged = _Staged(steps, side)
         _stage(self._stages, 0).put(staged)

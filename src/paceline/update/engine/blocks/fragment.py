@@ -130,10 +130,6 @@ class FragmentState:
         for state in self.all:
             state.capture()
 
-    def measure(self, packings: Callable[[OuterState], Sequence[OuterStateChunk]]) -> tuple[float, bool]:
-        """The norm of the contribution, and whether all of it is finite; packs what it can on the way."""
-        return measure(self._judged, packings)
-
     def take_mean_norms(self) -> None:
         """From now on take the norm of each mean displacement that is applied."""
         for one in self.parameters:
@@ -153,10 +149,11 @@ class FragmentState:
 
     def finite(self) -> bool:
         """Whether all tensors are finite."""
-        return all_finite(state.fragment for state in self._judged)
+        return all_finite(state.fragment for state in self.judged)
 
     @property
-    def _judged(self) -> list[OuterState]:
+    def judged(self) -> list[OuterState]:
+        """All but those that all take from rank 0."""
         return [state for state in self.all if not state.fragment.from_rank_0]
 
     def checksum(self) -> int:
@@ -205,6 +202,7 @@ class BlockUpdate:
     ) -> None:
         self.state, self.numbers, self.optimizers = state, state.numbers, state.optimizers
         self.exchanger, self._kind, self._shards, self._observers = exchanger, kind, shards, observers
+        self._sharded = bool(shards)
         rule = self.numbers.rule
         self._overlapped = rule.schedule.overlap > 0
         self._mixes_at_once = self.numbers.mixes_at_once
@@ -269,9 +267,17 @@ class BlockUpdate:
 
     def _header(self, work: LocalWork) -> ExchangeHeader:
         measured = self._measures and work.minibatches > 0
-        norm, finite = self.state.measure(partial(packings, self.chunks)) if measured else (0.0, self.state.finite())
-        norm, mean_norm, finite = self._shards.together(norm, self.state.mean_norm, finite)
+        norm, finite = (
+            measure(self.state.judged, partial(packings, self.chunks)) if measured else (0.0, self.state.finite())
+        )
+        mean_norm, usual = self.state.mean_norm, True
+        if self._sharded:
+            norm, mean_norm, finite = self._shards.together(norm, mean_norm, finite)
         rank = self.exchanger.transport.world.rank
+        if norm and self.norms is not None:
+            usual = self.norms.usual(rank, norm)
+        if self._sharded:
+            usual = self._shards.all(usual)
         return ExchangeHeader(
             sequence=0,
             kind=NO_PAYLOAD if work.stands else self._kind,
@@ -283,7 +289,7 @@ class BlockUpdate:
             factor=work.minibatches / self.numbers.rule.schedule.period if finite else 0.0,
             total=work.total,
             checksum=self.state.checksum(),
-            usual=self._shards.all(not norm or self.norms is None or self.norms.usual(rank, norm)),
+            usual=usual,
             merges=work.merges,
             mean_norm=mean_norm,
         )

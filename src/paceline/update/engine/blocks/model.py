@@ -132,12 +132,12 @@ class Retuning:
 
     Args:
         run: the context that the parts of the run share.
+        rule: with its present numbers.
         blocks: the run's blocks, or None.
     """
 
-    def __init__(self, run: RunContext, blocks: FragmentedModel | None) -> None:
-        self._tuner, self._transport, self._blocks = run.tuner, run.transport, blocks
-        self.rule = run.rule
+    def __init__(self, run: RunContext, rule: Rule, blocks: FragmentedModel | None) -> None:
+        self._tuner, self._transport, self.rule, self._blocks = run.tuner, run.transport, rule, blocks
 
     def begin(self, rule: Rule, blocks: FragmentedModel | None) -> None:
         """Continue with another rule and its blocks."""
@@ -179,7 +179,8 @@ class FragmentedModel:
 
     def __init__(self, rule: Rule, exchanger: Exchanger, run: RunContext, workers: int) -> None:
         self._rule_schedule, self._model = rule.blocks, run.model
-        self._shards = Shards(parameter for _, named in run.owned for _, parameter in named)
+        shards = Shards(parameter for _, named in run.owned for _, parameter in named)
+        self._sharded = bool(shards)
         self.updates: list[BlockUpdate] = []
         for number, part in enumerate(staggered(run.owned, rule.schedule.fragments)):
             model = None if number else run.model
@@ -187,7 +188,7 @@ class FragmentedModel:
             device = run.settings.outer_state_device
             state = FragmentState(model, optimizers, numbers, device, lambda: exchanger.transport.world)
             kind = ExchangeKind.block(number)
-            self.updates.append(BlockUpdate(state, exchanger, kind, run.settings.guard, self._shards, run.observers))
+            self.updates.append(BlockUpdate(state, exchanger, kind, run.settings.guard, shards, run.observers))
         self.schedule = FragmentSchedule([0] * len(self.updates))
         self.entered = [0] * len(self.updates)
         self._landed: set[int] = set()
@@ -312,7 +313,7 @@ class FragmentedModel:
     def land(self, fragment: int) -> ExchangeSummary:
         """Apply the exchange of a fragment that `begin` sent."""
         summary = self.updates[fragment].land(self.schedule.made.pop(fragment, None))
-        if self._shards:
+        if self._sharded:
             reshard(self._model)
         self._landed.add(fragment)
         if summary.asked:
@@ -465,15 +466,18 @@ class BlockExchanges:
         Args:
             idle: whether another process of the host made it.
         """
-        self._exchanger.progress()
-        blocks = self.blocks
-        blocks.schedule.stepped()
-        for fragment in blocks.landing():
+        blocks, schedule = self.blocks, self.blocks.schedule
+        if schedule.made:
+            self._exchanger.progress()
+        schedule.stepped()
+        for fragment in blocks.landing() if schedule.made else ():
             self.land(fragment)
-        self._read_requests(rests=False)
+        if schedule.requests:
+            self._read_requests(rests=False)
         if blocks.due():
             self._end_block(leaving=False, idle=idle)
-            self._read_requests(rests=False)
+            if schedule.requests:
+                self._read_requests(rests=False)
 
     def _end_block(self, leaving: bool, idle: bool = False, waits: bool = False) -> ExchangeSummary | None:
         """End a fragment's block; returns the summary if the worker waits for the result."""

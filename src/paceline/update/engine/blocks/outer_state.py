@@ -363,7 +363,7 @@ class MomentState(OuterState):
         device: torch.device | None,
     ) -> None:
         super().__init__(fragment, device)
-        self._moment, self._decay, self._compensated = moment, decay, compensated
+        self._moment, self._decay = moment, decay
         self._snapshot_decay = 0.0
         self.init = fragment.zeros(self.device) if compensated else None
 
@@ -456,14 +456,10 @@ def _states_of(
         members = {id(p) for p in group["params"]}
         names = [name for name, p in named if id(p) in members]
         pairs = list(zip(names, find(names), strict=True))
-        decay = _decay_of(optimizer, place, moment)
+        decay = lambda place=place: moment.decay(optimizer.param_groups[place])  # noqa: E731
         for fragment in fragments(f"{key}.{place}", pairs, find):
             states.append(MomentState(fragment, moment, decay, compensated, device))
     return states
-
-
-def _decay_of(optimizer: Optimizer, place: int, moment: OptimizerMoment) -> Callable[[], float]:
-    return lambda: moment.decay(optimizer.param_groups[place])
 
 
 logger = logging.getLogger("paceline")

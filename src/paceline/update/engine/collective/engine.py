@@ -197,7 +197,7 @@ class Engine:
         if blocks is not None:  # moments of before attach are rank 0's on all workers
             agreement.broadcast_start(transport, [state.fragment for state in blocks.moment_states])
             blocks.capture_moments()
-        self._retuning = Retuning(run, blocks)
+        self._retuning = Retuning(run, rule, blocks)
         self.gradient_exchanges = GradientExchanges(run, within_host=self.host is not None)
         self._exchange_blocks(blocks)
         self.handover = Handover(run, self.gradient_exchanges)
@@ -233,7 +233,7 @@ class Engine:
 
     @property
     def gradients_due(self) -> bool:
-        return self.gradient_exchanges.each_step
+        return (self.progress.lockstep or self.host is not None) and not self.gradient_exchanges.closed
 
     @property
     def quiet_steps(self) -> int:
@@ -294,8 +294,10 @@ class Engine:
             self.end_warmup(self.exchanger.meet(self.bare_header(WARMUP_END, leaving=False)))
         elif self.block_exchanges is not None and not self.progress.lockstep:
             self.block_exchanges.advance(idle=False)
-        self.apply_requests()
-        self.follow_choice()
+        if self.run.tuner.decided:
+            self.apply_requests()
+        if self.run.tuner.measured.chooser is not None:
+            self.follow_choice()
 
     def take_written(self) -> list[Fragment]:
         return self.blocks.take_written() if self.blocks is not None else []

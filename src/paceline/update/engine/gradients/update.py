@@ -39,7 +39,6 @@ from paceline.communication import virtual
 from paceline.core.flat import local
 from paceline.core.world import World
 from paceline.errors import ElsewhereError, MismatchError, NonFiniteError
-from paceline.update.engine import agreement
 from paceline.update.engine.blocks.outer_state import OuterStateChunk, buffer_states, restored
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import ScalerHook, Scaling, overflow, refuse_hidden_scaler, stepping_scaler
@@ -651,7 +650,7 @@ class GradientExchanges:
 
     def _settle(self, optimizer: Optimizer, scaler: Any) -> None:
         """Exchange the gradients, for a step made by `scaler`, or by the program itself (None)."""
-        agreement.check_unchanged(self._run.owned, optimizer)
+        self._run.check_unchanged(optimizer)
         update = self._update_of(optimizer)
         update.scaling.stepped_by(scaler)
         update.before_step()
