@@ -26,9 +26,9 @@ from sim import Task
 
 from paceline.communication.virtual import transport as virtual
 from paceline.run.hooks import StepHooks
-from paceline.update.engine.blocks.chunks import OuterStateChunk
-from paceline.update.engine.blocks.exchanges import BlockExchanges
-from paceline.update.engine.blocks.update import BlockUpdate
+from paceline.update.engine.blocks.fragment import BlockUpdate
+from paceline.update.engine.blocks.model import BlockExchanges
+from paceline.update.engine.blocks.outer_state import OuterStateChunk
 
 PERIOD, ELEMENTS = 8, 284_682  # of the model of width 512
 PARTS: list[tuple[type, str]] = [
