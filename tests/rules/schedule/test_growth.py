@@ -89,10 +89,10 @@ def test_stacked_simulations_of_a_fixed_number_say_what_to_use() -> None:
         simulate_stacked(model, loss_of, momentum_sgd(model.parameters()), "bmuf(grow='auto')", [])
 
 
-def test_one_worker_alone_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_whose_workers_are_all_there_refuses_growth() -> None:
     model = make_net()
-    with paceline.attach(model, momentum_sgd(model.parameters()), "bmuf(grow='auto')"):
-        assert "this worker is alone, and trains alone" in caplog.text
+    with pytest.raises(UnsupportedError, match="grow= needs workers that join it later"):
+        paceline.attach(model, momentum_sgd(model.parameters()), "bmuf(grow='auto')")
 
 
 def test_a_simulation_takes_the_growth_of_the_rule() -> None:
