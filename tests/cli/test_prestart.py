@@ -70,9 +70,15 @@ def test_what_torchrun_would_say_is_said() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["cluster", "prestart", "forks", "signals", "spawn"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"paceline.cli.launch.{one}" for one in ("cluster", "prestart", "signals", "spawn")),
+        "paceline_plugins.zero.forks",
+    ],
+)
 def test_it_needs_no_torch(name: str) -> None:
-    program = f"import sys, paceline.cli.launch.{name}; print('torch' in sys.modules)"
+    program = f"import sys, {name}; print('torch' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
     assert said.stdout.split() == ["False"]
 

@@ -138,7 +138,7 @@ def test_every_argument_and_answer_is_annotated(name: str) -> None:
             if argument.name not in ("self", "cls"):
                 assert argument.annotation is not inspect.Parameter.empty, (name, method, argument.name)
         if method and method != "__init__":
-            assert inspect.getdoc(function), (name, method)
+            assert inspect.getdoc(getattr(CALLED[name], method)), (name, method)
 
 
 @pytest.mark.processes

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -35,12 +36,13 @@ def serve(directory: Path, host: str, port: int | None) -> None:
     thread.start()
     for line in addresses(host, server.server_port, token):
         out().print(line, soft_wrap=True, markup=False)
+    stop = threading.Event()
+    former = signal.signal(signal.SIGINT, lambda *_: stop.set())  # an exception could be lost while a chart is drawn
     try:
-        while True:
-            time.sleep(page.refresh())
-    except KeyboardInterrupt:
-        return
+        while not stop.wait(page.refresh()):
+            pass
     finally:
+        signal.signal(signal.SIGINT, former)
         server.shutdown()
         server.server_close()
 

@@ -145,7 +145,7 @@ def test_a_port_that_is_taken(cluster: Cluster) -> None:
 
 def test_ctrl_c_while_hosts_are_checked(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_shell", lambda host, source: "exec sleep 600")
-    monkeypatch.setattr(checks, "check_rule", lambda text: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(checks, "check_rule", lambda *rule: signal.raise_signal(signal.SIGINT))
     found = cluster.call("--hosts", "a,b", PROGRAM)
     assert found.exit_code == 130 and "stopped by SIGINT" in found.stderr, found.output
 

@@ -174,7 +174,7 @@ def test_inside_jit_and_after_donation_there_is_nothing_to_exchange() -> None:
 
 
 def test_arrays_of_jax_are_not_taken_for_writable_ones() -> None:
-    with pytest.raises(paceline.UnsupportedError, match=r"paceline\.doors\.adapters\.jax"):
+    with pytest.raises(paceline.UnsupportedError, match=r"paceline_plugins\.frameworks\.jax"):
         paceline.attach_arrays([jnp.ones(3)])
 
 
