@@ -202,7 +202,7 @@ def test_hosts_behind_routers_meet_at_a_relay_which_may_die(script: Script, tmp_
         assert call("join", lead, path).exit_code == 2
         with begun("run", "--elastic", "2:2", "--relay", lines[0], "--timeout", 30, "--log", "lead", path) as first:
             until(lambda: events(tmp_path / "lead", "joined"))
-            with begun("join", lines[1], "--timeout", 30, "--log", "join", path) as second:
+            with begun("join", lines[1], "--log", "join", path) as second:
                 until(lambda: events(tmp_path / "lead", "generation"))
                 one.send_signal(signal.SIGKILL)
                 one.communicate(timeout=DEADLINE_S)
