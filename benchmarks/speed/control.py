@@ -63,7 +63,6 @@ class Line:
 
     def __init__(self, got: Callable[[str, tuple[int, ...], int], None]) -> None:
         self.peer, self.identity = "a simulated worker", None
-        self.limit, self.stall_s = 0, 0.0
         self._got = got
         self._inbox: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
 
@@ -87,6 +86,9 @@ class Line:
 
     def takes(self) -> bool:
         return True
+
+    def adjust(self, **settings: Any) -> None:
+        pass
 
     def close(self) -> None:
         self._inbox.put(None)
