@@ -66,13 +66,13 @@ class Sites(Cluster):
         self._launch(0, options)
 
     def join(self, site: int) -> None:
-        """A site's launcher, with the line that the first one printed."""
+        """A site's launcher, with the line that the first one printed, which stands in a file."""
         path, until = self.log(0) / "door" / "invitation", time.monotonic() + READY_S
         while not (path.exists() and path.read_text().endswith("\n")):
             if time.monotonic() > until:
                 raise SystemExit(f"the launcher made no {path} within {READY_S:g} s; {self.tail()}")
             time.sleep(POLL_S)
-        options = ["--log", str(self.log(site)), path.read_text().strip(), str(PROGRAM), str(self.job_file)]
+        options = ["--log", str(self.log(site)), str(path), str(PROGRAM), str(self.job_file)]
         self._launch(site, options, "join")
 
     def alone(self) -> None:
