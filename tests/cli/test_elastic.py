@@ -212,28 +212,6 @@ def test_who_fails_when_others_have_ended_is_seen_in_the_code(script: Script, th
 
 
 @pytest.mark.processes
-def test_who_does_not_come_to_its_end_is_stopped(script: Script) -> None:
-    result = plain(script, "time.sleep(300 if place == '1' else 0)", "--timeout", 1)
-    assert result.exit_code == 3, result.output
-    assert "stopped, since they did not end within the timeout after the first: [1]" in result.stderr
-
-
-@pytest.mark.processes
-def test_a_signal_ends_all_workers(script: Script, tmp_path: Path) -> None:
-    path = script(ONCE.format(then="print(os.getpid(), flush=True); time.sleep(300)"))
-    with started("--elastic", "1:2", "--workers", 2, "--log", "log", path) as process:
-        assert process.stdout is not None
-        pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
-        refused = run("--again", "log")
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 128 + signal.SIGINT
-    assert "stopped by SIGINT" in errors and "Traceback" not in errors
-    assert_gone(pids)
-    assert refused.exit_code == 2 and "the launcher of the run in" in refused.stderr
-
-
-@pytest.mark.processes
 def test_a_control_plane_that_is_gone_ends_those_who_joined(script: Script) -> None:
     path = script(
         ONCE.format(then="print('here', flush=True)\n    time.sleep(1 if first else 0)\n    raise SystemExit(4)")

@@ -106,16 +106,6 @@ def _check_samples(found: ShardBatch, sizes: list[int], buffer: int) -> None:
     assert (found.batch or []) == want and found.samples == len(want)
 
 
-def test_a_request_at_the_wrong_process_is_answered_all_the_same() -> None:
-    process = Process([9], 3, 0)
-    assert process.reader[Request(0, 0, 3, 3)] == ([3, 4, 5], 3, False)
-    assert process.reader[Request(0, 0, 0, 3)] == ([0, 1, 2], 3, False)
-    assert process.reader[Request(0, 0, 6, 3)] == ([6, 7, 8], 3, True)
-    assert process.reader[Request(0, 0, 9, 3)] == (None, 0, True)
-    assert process.reader[Request(1, 0, 6, 3)] == ([6, 7, 8], 3, True)  # another epoch has another order
-    assert process.reader[None] is None
-
-
 class Noise:
     """Samples that are drawn as they are read."""
 

@@ -62,21 +62,6 @@ def test_batches_of_one_sample_are_avoided(kind: str, workers: int) -> None:
             assert min(sizes) >= 2, (n, b)
 
 
-@pytest.mark.parametrize("kind", ["rounds", "stripes"])
-def test_batches_of_the_last_steps_are_as_even_as_can_be(kind: str) -> None:
-    for n, b in CASES:
-        split, _ = made(kind, n, b, 3)
-        for number in range(len(split)):
-            sizes = [high - low for low, high in (split.part(number, rank) for rank in range(3))]
-            assert max(sizes) - min(sizes) <= 1, (n, b, number)
-
-
-def test_full_rounds_are_what_one_worker_would_see_in_a_batch_of_all() -> None:
-    rows = [parts(Rounds(48, 4, 3), rank) for rank in range(3)]
-    for k in range(4):
-        assert [row[k] for row in rows] == [(12 * k + 4 * r, 12 * k + 4 * r + 4) for r in range(3)]
-
-
 def bounds(n: int, b: int, workers: int) -> list[tuple[int, int]]:
     split = Rounds(n, b, workers)
     return [split.bounds(number) for number in range(len(split))]

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
 
-from paceline_plugins.data.cache import Cache, Files, NotServedError, obstore_backend
-from paceline_plugins.data.cache.obstore_backend import ObstoreBackend
+from paceline_plugins.data.cache import Cache, Files, NotServedError
 from paceline_plugins.data.packed import PackedDataset
 from tests.data.packed.made import packed
 
@@ -67,16 +65,3 @@ def test_spawned_processes_read_what_their_parent_read(s3: dict[str, str], tmp_p
         data = PackedDataset("s3://bucket/set", cache=cache)
         loader = DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context="spawn", collate_fn=same)
         assert [sample for batch in loader for sample in batch] == list(PackedDataset(folder))
-
-
-def test_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("obstore")
-    monkeypatch.setattr(obstore_backend, "_obstore_lost_in_fork", True)
-    for cure in CURES:
-        with pytest.raises(NotServedError, match=re.escape(cure)):
-            ObstoreBackend("s3://bucket", {}, 1.0)
-
-
-def test_options_that_the_store_does_not_know(s3: dict[str, str]) -> None:
-    with pytest.raises(NotServedError, match=r"the options of this store: .*no_such_option"):
-        ObstoreBackend("s3://bucket", {**s3, "no_such_option": "x"}, 60.0)

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import os
-import pickle
-import threading
 from pathlib import Path
 
 import pytest
@@ -87,22 +85,6 @@ def test_loader_processes_read_the_same(tmp_path: Path, start: str) -> None:
     assert [text for batch in loader for text in batch] == here
 
 
-def test_threads_read_the_same(tmp_path: Path) -> None:
-    data = PackedDataset(packed(tmp_path, 3 * OPEN_SHARDS, 4096), decode=text_of)
-    here = [data[number] for number in range(len(data))]
-    found: list[list[str]] = []
-
-    def read() -> None:
-        found.append([data[number] for number in range(len(data))])
-
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert found == [here] * 4
-
-
 def test_remote_shards_come_through_the_cache(tmp_path: Path) -> None:
     place = packed(tmp_path, 30)
     fake = FakeCache(URL, place)
@@ -117,22 +99,6 @@ def test_remote_shards_come_through_the_cache(tmp_path: Path) -> None:
     assert fake.opened[-1] == first.name  # its offsets are in memory
     assert fake.inside == 0  # nothing stays pinned
     assert list(data.urls) == [f"{URL}/{shard.name}" for shard in index_of(place).shards]
-
-
-def test_shards_are_prefetched_in_order(tmp_path: Path) -> None:
-    place = packed(tmp_path, 30)
-    fake = FakeCache(URL, place)
-    PackedDataset(URL, cache=fake).prefetch([29, 0, 29])
-    first, last = index_of(place).shards[0], index_of(place).shards[-1]
-    assert fake.prefetched == [f"{URL}/{s}" for s in (last.offsets_name, last.name, first.offsets_name, first.name)]
-
-
-def test_a_missing_or_damaged_index_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"index.json does not exist"):
-        PackedDataset(tmp_path)
-    (tmp_path / "index.json").write_text("nonsense")
-    with pytest.raises(DataError, match=r"index.json is no JSON"):
-        PackedDataset(tmp_path)
 
 
 def test_the_error_of_a_truncated_or_missing_shard_names_it(tmp_path: Path) -> None:
@@ -172,11 +138,3 @@ def test_only_members_of_the_sample_are_taken() -> None:
     assert split_sample(good + piece("000000001.a", b"3"), "000000001.") is None  # twice
     assert split_sample(b"\xff" * 1024, "000000001.") is None
     assert split_sample(bytes(1024), "000000001.") is None
-
-
-def test_a_copy_by_pickle_reads_the_same(tmp_path: Path) -> None:
-    data = PackedDataset(packed(tmp_path), decode=text_of)
-    first = data[3]
-    copy = pickle.loads(pickle.dumps(data))
-    assert copy[3] == first
-    assert data[3] == first

@@ -48,22 +48,6 @@ def test_of_many_files_only_some_are_listed(tmp_path: Path, monkeypatch: pytest.
     assert "only the first 5 files were looked at" in found.notes
 
 
-def test_files_that_do_not_show_the_size_of_a_sample(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("{}\n" * 10)
-    with pytest.raises(DataError, match="pack them first"):
-        inspect(Storage(str(tmp_path)))
-
-
-def test_a_storage_without_data(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has no files with data"):
-        inspect(Storage(str(tmp_path)))
-    with pytest.raises(DataError, match="does not exist"):
-        inspect(Storage(str(tmp_path / "gone")))
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(DataError, match="is a file; give the folder"):
-        inspect(Storage(str(tmp_path / "file")))
-
-
 @pytest.mark.parametrize("far", [False, True])
 def test_the_speed_counts_the_bytes_read(tmp_path: Path, remote: str, far: bool) -> None:
     place = Storage(remote if far else str(tmp_path / "packed"))
@@ -76,15 +60,6 @@ def test_the_speed_counts_the_bytes_read(tmp_path: Path, remote: str, far: bool)
         assert measured.seconds >= 0.05
         assert 0 < measured.bytes <= measured.files * max(size for _, size in found.files)
         assert measured.bytes_s == measured.bytes / measured.seconds
-
-
-def test_a_file_that_vanishes_is_named(tmp_path: Path) -> None:
-    place = packed(tmp_path)
-    found = inspect(Storage(str(place)))
-    for shard in index_of(place).shards:
-        (place / shard.name).unlink()
-    with pytest.raises(DataError, match="does not exist"):
-        read_speed(Storage(str(place)), found, 2, 0.05)
 
 
 def test_a_storage_that_hangs_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

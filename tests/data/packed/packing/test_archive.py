@@ -48,19 +48,6 @@ def test_members_that_do_not_follow_each_other_are_noted(tmp_path: Path) -> None
     assert together.progress.notes == []
 
 
-def test_data_after_the_end_mark_are_noted(tmp_path: Path) -> None:
-    raw = write(tmp_path / "a.tar", ("1.a", b"1")).read_bytes()
-    (tmp_path / "two.tar").write_bytes(raw + raw)
-    two = open_source(str(tmp_path / "two.tar"))
-    assert len(list(two.tasks(None))) == 1
-    assert "goes on after its end mark" in two.progress.notes[0]
-    packed_up = bytearray(gzip.compress(raw))
-    packed_up[-8] ^= 1  # the checksum of the whole, which is read last
-    (tmp_path / "a.tar.gz").write_bytes(packed_up)
-    with pytest.raises(DataError, match=r"a\.tar\.gz"):
-        samples(tmp_path / "a.tar.gz")
-
-
 def test_paths_in_names_write_no_files(tmp_path: Path) -> None:
     work = tmp_path / "deep" / "work"
     work.mkdir(parents=True)
@@ -70,13 +57,6 @@ def test_paths_in_names_write_no_files(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["deep"]
     assert sorted(os.listdir(work)) == ["a.tar", "out"]
     assert sorted(by_key(back(work / "out"))) == sorted(["../../evil", str(outside.with_suffix(""))])
-
-
-def test_extensions_that_a_shard_cannot_hold_are_replaced(tmp_path: Path) -> None:
-    (sample,) = samples(write(tmp_path / "a.tar", ("1.a b/../c", b"")))[:1]
-    assert list(sample) == ["bin", "source.json"]  # the last part is `c`
-    (sample,) = samples(write(tmp_path / "a.tar", ("1.. x.é", b"")))
-    assert list(sample) == ["__x._", "source.json"]
 
 
 def test_errors_of_a_tar_name_file_and_byte(tmp_path: Path) -> None:

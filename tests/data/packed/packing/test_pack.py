@@ -6,14 +6,12 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-import os
 import socket
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from paceline_plugins.data.packed import DataError, open_source, pack
@@ -55,13 +53,6 @@ def test_every_sample_once_in_shards_within_the_given_size(tmp_path: Path, jobs:
         assert len(raw) == shard.bytes <= 12_000
         assert hashlib.sha256(raw).hexdigest() == shard.sha256
     assert not (tmp_path / "out.partial").exists()
-
-
-def test_shards_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
-    folder(tmp_path / "in", 40)
-    for jobs in (1, 4):
-        pack(open_source(str(tmp_path / "in")), tmp_path / str(jobs), shard_bytes=12_000, seed=3, jobs=jobs)
-    assert index_of(tmp_path / "1") == index_of(tmp_path / "4")  # with all checksums
 
 
 def test_a_seed_is_an_order(tmp_path: Path) -> None:
@@ -107,19 +98,6 @@ def test_webdataset_reads_the_shards(tmp_path: Path) -> None:
     gc.collect()  # closes its open files, so that no other test warns
 
 
-def test_the_offsets_are_where_samples_begin(tmp_path: Path) -> None:
-    folder(tmp_path / "in", 20)
-    pack(open_source(str(tmp_path / "in")), tmp_path / "out", shard_bytes=12_000)
-    for shard in index_of(tmp_path / "out").shards:
-        begins: dict[str, int] = {}
-        with tarfile.open(tmp_path / "out" / shard.name, "r:") as tar:
-            for member in tar:
-                begins.setdefault(member.name.split(".")[0], member.offset)
-        offsets = np.load(tmp_path / "out" / shard.offsets_name, allow_pickle=False)
-        assert offsets.dtype == np.int64
-        assert offsets.tolist() == [*begins.values(), shard.bytes - 1024]
-
-
 def test_a_sample_larger_than_a_shard_has_one_of_its_own(tmp_path: Path) -> None:
     pack(given({"a": b"1"}, {"a": bytes(10_000)}, {"a": b"3"}), tmp_path / "out", shard_bytes=4096)
     assert [(s.samples, s.bytes) for s in index_of(tmp_path / "out").shards] == [
@@ -140,15 +118,6 @@ def test_a_failed_pack_leaves_no_files(tmp_path: Path, jobs: int) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupted_pack_leaves_no_files(tmp_path: Path) -> None:
-    def interrupted(done: PackProgress) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        pack(given({"a": b"1"}), tmp_path / "out", on_sample=interrupted)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -159,17 +128,6 @@ def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_existing_files_are_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    with pytest.raises(DataError, match=r"out exists already"):
-        pack(given({"a": b"1"}), tmp_path / "out")
-    (tmp_path / "other.partial").mkdir()
-    (tmp_path / "other.partial" / "shard-00000.tar").write_bytes(b"of another user")
-    with pytest.raises(DataError, match=r"by an earlier paceline, or not by a pack.*remove it when no pack runs"):
-        pack(given({"a": b"1"}), tmp_path / "other")
-    assert (tmp_path / "other.partial" / "shard-00000.tar").read_bytes() == b"of another user"
-
-
 @pytest.mark.parametrize(
     ("sample", "says"),
     [({}, "has no member"), ({"a/b": b""}, "'a/b'"), ({"": b""}, "''"), ({"a..b": b""}, "'a..b'"), ({"é": b""}, "'é'")],
@@ -177,16 +135,6 @@ def test_existing_files_are_not_touched(tmp_path: Path) -> None:
 def test_a_sample_that_a_shard_cannot_hold_is_refused(tmp_path: Path, sample: Members, says: str) -> None:
     with pytest.raises(DataError, match=f"sample 0.*{says}"):
         pack(given(sample), tmp_path / "out")
-
-
-def test_settings_out_of_range_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="shard_bytes must be at least 2048 bytes, got 5"):
-        pack(given({"a": b""}), tmp_path / "out", shard_bytes=5)
-    with pytest.raises(DataError, match=r"jobs must lie in 1\.\.256, got 0"):
-        pack(given({"a": b""}), tmp_path / "out", jobs=0)
-    with pytest.raises(DataError, match="no samples"):
-        pack(given(), tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_few_samples_are_in_memory(tmp_path: Path) -> None:
@@ -219,13 +167,6 @@ def killed(tmp_path: Path, host: str) -> Path:
     return left
 
 
-def test_the_next_pack_removes_the_files_of_a_killed_one(tmp_path: Path) -> None:
-    killed(tmp_path, socket.gethostname())
-    pack(given({"a": b"1"}), tmp_path / "out")
-    assert [sample["a"] for sample in back(tmp_path / "out")] == [b"1"]
-    assert os.listdir(tmp_path) == ["out"]
-
-
 @pytest.mark.parametrize(
     ("host", "strange", "says"),
     [("elsewhere", "", "on elsewhere"), ("", "", "by an earlier"), ("here", "mine.txt", "mine.txt")],
@@ -254,3 +195,14 @@ def test_a_link_to_leftovers_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a link or a file"):
         pack(given({"a": b"1"}), tmp_path / "out")
     assert (tmp_path / "theirs" / "shard-00000.tar").exists()
+
+
+def test_existing_files_are_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DataError, match=r"out exists already"):
+        pack(given({"a": b"1"}), tmp_path / "out")
+    (tmp_path / "other.partial").mkdir()
+    (tmp_path / "other.partial" / "shard-00000.tar").write_bytes(b"of another user")
+    with pytest.raises(DataError, match=r"by an earlier paceline, or not by a pack.*remove it when no pack runs"):
+        pack(given({"a": b"1"}), tmp_path / "other")
+    assert (tmp_path / "other.partial" / "shard-00000.tar").read_bytes() == b"of another user"

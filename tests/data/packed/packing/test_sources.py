@@ -16,7 +16,7 @@ from paceline_plugins.data.packed import DataError, open_source, pack
 from paceline_plugins.data.packed.packing import Members
 from paceline_plugins.data.packed.packing.folder import FolderSource
 
-from ..made import back, by_key, folder, packed
+from ..made import back, by_key, packed
 
 LINES = b"".join(json.dumps({"number": number}).encode() + b"\n" for number in range(50))
 
@@ -73,11 +73,6 @@ def test_unknown_kinds_are_refused(tmp_path: Path, name: str, says: str) -> None
         open_source(str(tmp_path / name))
 
 
-def test_a_url_is_refused() -> None:
-    with pytest.raises(DataError, match=r"s3://bucket/x: a source must be a path"):
-        open_source("s3://bucket/x")
-
-
 @pytest.mark.parametrize("name", ["a.tar", "a.jsonl.gz", "a.parquet", "a.ark"])
 def test_streams_refuse_a_seed(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
@@ -116,42 +111,7 @@ def test_files_of_a_stem_are_a_sample_and_the_folder_is_its_class(tmp_path: Path
     assert source.progress.notes == ["1 hidden file(s) were left out"]
 
 
-def test_links_are_followed_but_not_in_cycles(tmp_path: Path) -> None:
-    folder(tmp_path / "real", 4)
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "there").symlink_to(tmp_path / "real")
-    assert len(samples(tmp_path / "in")) == 4
-    (tmp_path / "real" / "cat" / "round").symlink_to(tmp_path / "real")
-    with pytest.raises(DataError, match="is a link to a folder above itself"):
-        samples(tmp_path / "in")
-
-
-def test_errors_of_a_folder_name_the_file(tmp_path: Path) -> None:
-    (tmp_path / "1.jpg").touch()
-    (tmp_path / "1.JPG").touch()
-    with pytest.raises(DataError, match=r"1\.(jpg|JPG): a second file of this sample with the extension 'jpg'"):
-        samples(tmp_path)
-    (tmp_path / "1.JPG").unlink()
-    (tmp_path / "2.jpg").symlink_to(tmp_path / "gone")
-    with pytest.raises(DataError, match=r"2\.jpg is neither a file nor a folder"):
-        samples(tmp_path)
-    (tmp_path / "2.jpg").unlink()
-    (tmp_path / "1.jpg").write_bytes(bytes(101))
-    with pytest.raises(DataError, match=r"1\.jpg: the sample has more than 100 bytes"):
-        [task() for task in open_source(str(tmp_path), largest=100).tasks(None)]
-
-
 # ---- lines -------------------------------------------------------------------------------------------------------
-
-
-def test_a_seed_shuffles_lines_and_keeps_each(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.jsonl").write_bytes(b"\n" + LINES.replace(b"number", name.encode()) + b'{"last": 1}')
-    plain, shuffled = samples(tmp_path), samples(tmp_path, seed=5)
-    assert len(plain) == 102
-    assert shuffled != plain
-    assert sorted(sample["json"] for sample in shuffled) == sorted(sample["json"] for sample in plain)
-    assert samples(tmp_path, seed=5) == shuffled
 
 
 @pytest.mark.parametrize("seed", [None, 1])

@@ -76,22 +76,3 @@ def test_rows_come_back_in_order(tmp_path: Path) -> None:
     found = back(tmp_path / "out")
     assert [json.loads(sample["json"])["label"] for sample in found] == list(range(200))
     assert [sample["image.jpg"] for sample in found] == 2 * [JPEG + bytes([k]) for k in range(100)]
-
-
-def test_errors_of_a_table_name_file_and_row(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    write(path, [{"x": b"1"}, {"x": b"1" * 200}])
-    with pytest.raises(DataError, match=r"a\.parquet row 1: more than 100 bytes"):
-        pack(open_source(str(path), 100), tmp_path / "out")
-    path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(DataError, match=r"cannot read .*a\.parquet as Parquet"):
-        pack(open_source(str(path)), tmp_path / "out")
-
-
-def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    (tmp_path / "a.parquet").touch()
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"pip install 'paceline\[parquet\]'"):
-        pack(open_source(str(tmp_path / "a.parquet")), tmp_path / "out")
