@@ -16,10 +16,9 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset, S
 import paceline
 from paceline_plugins.data.cache import Cache, CacheError, Files
 from paceline_plugins.data.cache_log import CacheLog, caches_of
-from paceline_plugins.data.packed import PackedDataset, ParquetDataset
+from paceline_plugins.data.parquet import ParquetDataset
 from tests.data.cache.server import Server
 from tests.data.cache.test_files import first_byte
-from tests.data.packed.made import packed
 
 
 @pytest.fixture
@@ -70,12 +69,11 @@ def test_a_circle_has_an_end_and_a_property_that_fails_is_passed_over(tmp_path: 
         assert caches_of(circle) == [cache]
 
 
-def test_packed_sets_show_their_cache(tmp_path: Path) -> None:
+def test_sets_of_parquet_show_their_cache(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"x": [1]}), tmp_path / "rows.parquet")
     with Cache(tmp_path / "cache") as cache:
-        assert caches_of(PackedDataset(packed(tmp_path), cache=cache)) == [cache]
         assert caches_of(ParquetDataset(tmp_path / "rows.parquet", cache=cache)) == [cache]
 
 
