@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import paceline
-from paceline_plugins.data import Cache, PackedDataset
-from tests.data.cache.server import Server
-from tests.data.packed.made import packed
 from tests.helpers import simulate
-from tests.tables import rest_is_full
 
 
 class Told(Dataset[int]):
@@ -81,28 +75,3 @@ def test_shards_are_told_by_one_sample_each(rule: str) -> None:
                 assert len(told) == len(ids)
             else:
                 assert {data.shard(sample) for sample in ids} <= told
-
-
-@pytest.mark.parametrize(("workers", "rule"), rest_is_full([(2, "sync"), (1, "sync"), (2, "asgd")], 1))
-def test_packed_data_through_a_cache_of_half_an_epoch(workers: int, rule: str, tmp_path: Path) -> None:
-    place = packed(tmp_path, samples=200, shard_bytes=8_000)
-    files = {file.name: file.read_bytes() for file in place.iterdir()}
-    whole = sum(len(body) for name, body in files.items() if name.endswith(".tar"))
-
-    def program() -> tuple[list[int], list[set[Any]]]:
-        fetched, seen, model = [0], [], nn.Linear(1, 1)
-        with Cache(tmp_path / "cache", cap_bytes=whole // 2) as cache:
-            data = PackedDataset(server.url("").rstrip("/"), decode=lambda sample: int(sample["txt"]), cache=cache)
-            run = paceline.attach(model, torch.optim.SGD(model.parameters(), 0.1), rule)
-            shared = run.share(DataLoader(data, 5, shuffle=True))
-            for _ in range(4):
-                seen.append({int(number) for batch in shared for number in batch})
-                fetched.append(sum(one.fetched_bytes for one in cache.stats().values()))
-            run.close()
-        return fetched, seen
-
-    with Server(files) as server:
-        found = simulate(program, workers) if workers > 1 else [program()]
-    for epoch in range(4):
-        assert sorted(number for _, seen in found for number in seen[epoch]) == list(range(200))
-    assert sum(fetched[-1] - fetched[1] for fetched, _ in found) < 3 * 0.75 * whole

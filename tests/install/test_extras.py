@@ -39,7 +39,6 @@ EXTRAS = {
     "tensorflow": "tensorflow",
     "transformers": "transformers",
     "webdataset": "webdataset",
-    "zstandard": "zstd",
 }
 """Module -> extra."""
 DISTRIBUTIONS = {

@@ -23,7 +23,7 @@ ONE_RUN_OF_MANY = {
     "paceline.cli",
     "paceline.flow.control.client",
     "paceline_plugins.data.cache.cache",
-    "paceline_plugins.data.packed",
+    "paceline_plugins.data.parquet",
     "paceline.flow.engine",
     "paceline.observe.reports",
     "paceline_plugins.forecast.planner",

@@ -285,7 +285,7 @@ def test_a_sentence_says_how_long_workers_waited(
 
     run = read_run(write_run(change=wait))
     assert data_wait_sentence(run).startswith(sentence)
-    assert waits_long_for_data(run) == much == ("paceline data plan" in data_wait_sentence(run))
+    assert waits_long_for_data(run) == much == ("num_workers" in data_wait_sentence(run))
     assert warnings(run) == ([data_wait_sentence(run)] if much else [])
 
 

@@ -2,7 +2,7 @@
 """Service 4, data distribution: every sample of an epoch enters the global model exactly once.
 
 The ledger and the split are what `run.share` works with. Remote files through a cache that the workers of a host share,
-and packed shards, are in `paceline_plugins.data`.
+and Parquet, are in `paceline_plugins.data`.
 """
 
 from __future__ import annotations

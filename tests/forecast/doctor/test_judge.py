@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from paceline_plugins.forecast.doctor import Finding, Measurements, fit, judge
-from paceline_plugins.forecast.doctor.judge import exchange_s, slowest_bytes_s
+from paceline_plugins.forecast.doctor.judge import Finding, exchange_s, fit, judge, slowest_bytes_s
+from paceline_plugins.forecast.doctor.measured import Measurements
 
 from .examples import GBIT, VERSIONS, broken, cluster, with_links, with_machine
 

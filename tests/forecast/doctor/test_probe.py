@@ -9,9 +9,8 @@ import threading
 
 import pytest
 
-from paceline_plugins.forecast.doctor import ProbeCoordinates, coordinates_from
 from paceline_plugins.forecast.doctor.machine import examine, gloo_address
-from paceline_plugins.forecast.doctor.probe import bandwidth_pairs
+from paceline_plugins.forecast.doctor.probe import ProbeCoordinates, bandwidth_pairs, coordinates_from
 from paceline_plugins.forecast.doctor.wire import MOST_BYTES, Server, connect, measure_bandwidth, ping, receive, send
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from paceline_plugins.forecast.doctor import Measurements
-from paceline_plugins.forecast.doctor.finding import Finding
-from paceline_plugins.forecast.doctor.judge import used_interface, wires
+from paceline_plugins.forecast.doctor.judge import Finding, used_interface, wires
 from paceline_plugins.forecast.doctor.machine import mtus, wires_mbit
+from paceline_plugins.forecast.doctor.measured import Measurements
 from tests.forecast.doctor.examples import GBIT, cluster, with_links, with_machine
 
 

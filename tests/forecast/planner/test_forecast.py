@@ -10,15 +10,13 @@ import pytest
 from paceline.errors import RuleError
 from paceline.rules.recipes import RECIPES, rule_from_text
 from paceline.rules.traffic import bytes_per_block, overhead_bytes
-from paceline_plugins.forecast.planner import Conditions, Forecast, forecast, forecasts
+from paceline_plugins.forecast.planner import Forecast, forecast, forecasts
 
 from .examples import MIB, NOTHING, wire, work
 
 
 def look(text: str, workers: int, network: object = None, **more: object) -> Forecast:
-    given = dict(more)
-    conditions = given.pop("conditions", None)
-    return forecast(rule_from_text(text), work(**given), network or wire(), workers, conditions)  # type: ignore[arg-type]
+    return forecast(rule_from_text(text), work(**more), network or wire(), workers)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -92,17 +90,6 @@ def test_an_epoch() -> None:
     assert found.epoch_bytes == pytest.approx(144_000 * found.step_bytes)
 
 
-def test_failures_by_hand() -> None:
-    """One failure an hour in all; a checkpoint of 8 s every sqrt(2 * 8 * 3600) = 240 s."""
-    around = Conditions(failures_per_hour=0.25, recovery_s=60, checkpoint_s=8)
-    expected = 1 / (1 + 8 / 240 + (60 + 120) / 3600)
-    assert around.availability(4, 1.0, elastic=False) == pytest.approx(expected)
-    assert around.availability(4, 120.0, elastic=True) == pytest.approx(1 / (1 + 0.25 / 3600 * 120))
-    assert look("sync", 4, NOTHING, conditions=around).efficiency == pytest.approx(expected)
-    assert look("asgd", 4, NOTHING, conditions=around).efficiency > 0.99
-    assert Conditions(failures_per_hour=0.25, recovery_s=0, checkpoint_s=0).availability(4, 1.0, False) == 1
-
-
 def test_rules_that_are_alike_are_forecast_once_and_keep_their_names() -> None:
     texts = ("asgd", "adadelay", "bmuf", "diloco")
     rows = forecasts([rule_from_text(text) for text in texts], work(), wire(), [1, 4])
@@ -120,5 +107,3 @@ def test_what_makes_no_sense_is_refused() -> None:
     for wrong in ({"backward": 2.0}, {"epoch": 0.0}, {"codec_s": -1.0}, {"pack_s": math.nan}):
         with pytest.raises(RuleError):
             work(**wrong)
-    with pytest.raises(RuleError, match="failures_per_hour"):
-        Conditions(failures_per_hour=-1)

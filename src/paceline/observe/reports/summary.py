@@ -128,8 +128,8 @@ def data_wait_sentence(run: RunLog) -> str:
     if max(part, each[most]) < MUCH_WAIT:
         return f"{text}."
     return (
-        f"{text}: give the loader more processes (num_workers), and run `paceline data plan` to see what the storage "
-        "and the network can deliver."
+        f"{text}: give the loader more processes (num_workers); where that does not help, the storage or the network "
+        "is too slow."
     )
 
 
