@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from devtools.storm.__main__ import app as storm
+from devtools.storm.recorder import TapedControlServer
 from devtools.storm.tape import Played, read
 from devtools.storm.what_if import replay
 from typer.testing import CliRunner, Result
@@ -158,8 +159,11 @@ TRAINS = """
 
 
 @pytest.mark.processes
-def test_the_tape_of_a_real_run_is_played_with_the_same_members(script: Script, tmp_path: Path) -> None:
-    """One SIGKILL, and one worker that takes the place; then what-ifs of it, by the command that users have."""
+def test_the_tape_of_a_real_run_is_played_with_the_same_members(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One SIGKILL, and one worker that takes the place; then what-ifs of it."""
+    monkeypatch.setattr("paceline.flow.control.ControlServer", TapedControlServer)
     log = tmp_path / "log"
     result = run("--elastic", "1:3", "--workers", 2, "--timeout", 60, "--log", log, script(TRAINS))
     assert result.exit_code == 0, result.output

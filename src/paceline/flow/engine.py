@@ -68,14 +68,13 @@ class ElasticEngine:
         run.tuner.follow = self.follow
         self.joining = Joining(membership, owned, exchanged_parts(model, owned), untrained(model, owned), frozen_keys)
         self.leaving = Leaving(membership, lambda: self.joining.settled)
-        run.loaders.may_leave = self.leave_if_asked
+        run.loaders.among_members(self.joining.ready, self.leave_if_asked)
         membership.enter()
         exit_handling.claim(membership.transport, owned)
         self.joining.start()
         self.blocks = FragmentedModel(self.rule, self._exchanger, run, membership.transport.world.size)
         self.blocks.capture_moments()
-        self.joining.blocks, run.loaders.ready = self.blocks, self.joining.ready
-        self.joining.wanted = lambda: self.wanted.number
+        self.joining.blocks, self.joining.wanted = self.blocks, lambda: self.wanted.number
         membership.on_connect.append(self._renumber)
         self._take_note()
 
@@ -94,7 +93,7 @@ class ElasticEngine:
         run, world, generation = self._run, self.membership.transport.world, self.membership.generation
         run.tuner.among(world)
         self.wanted.renumber(world.size, generation.wanted)
-        run.tuner.tunables.rates.common = factor = self.wanted.rate_factor
+        factor = self.wanted.rate_factor
         # the loaders lease data even while the first worker is alone
         run.loaders.world = World(
             world.rank, max(2, world.size), world.local_rank, world.local_size, world.host, world.hosts

@@ -350,6 +350,7 @@ class Tuner:
         """The membership changed; the rule counts each worker of `world`."""
         self._world = world
         self.tunables.workers = world.size
+        self.measured.follow_workers()
         self.measured.renew()
 
     def _problem(self, request: TuneRequest) -> str:

@@ -149,7 +149,7 @@ def host(plan: SavedPlan, record: Path, on_event: Callable[[str, dict[str, Any]]
         expected=plan.workers,
     )
     tls = None if plan.tls is None else TLS.folder(plan.tls)
-    return ControlServer(plan.control[0], plan.control[1], tls, terms, record, on_event, True)
+    return ControlServer(plan.control[0], plan.control[1], tls, terms, record, on_event)
 
 
 def environment(plan: SavedPlan) -> dict[str, str]:

@@ -120,6 +120,10 @@ class LoaderRegistry(RunData):
         """The run is built; `safe` gives what is called where an iteration of the program's loop is over."""
         self.leases, self.safe = leases, safe or self.safe
 
+    def among_members(self, ready: Callable[[], None], may_leave: Callable[[], None]) -> None:
+        """What an elastic run calls before the first batch of a pass, and where an iteration is over."""
+        self.ready, self.may_leave = ready, may_leave
+
     def meet(self, trains: Callable[[], bool], pass_over: Callable[[], None]) -> None:
         """Workers meet after passes in which the program `trains`."""
         self.trains, self.pass_over = trains, pass_over

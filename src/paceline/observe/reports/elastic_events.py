@@ -92,7 +92,7 @@ class ElasticStatus:
 
 
 FLIGHT = frozenset({"tape", "program", "data", "exchange", "accused"})
-"""Events that only a replay of the run needs: see `paceline.flow.control.flight`."""
+"""Events of the tape of a run for a replay, which earlier versions wrote."""
 QUIET = frozenset({"began", "holds", "held", "called", "finished", "process started"}) | FLIGHT
 """Events that help only to debug paceline itself."""
 

@@ -21,39 +21,13 @@ from paceline.update.engine import exit_handling
 from paceline.update.engine.agreement import begin_together
 from paceline.update.engine.blocks.outer_state import names_apart, say_apart
 from paceline.update.engine.context import RunContext, skipped
-from paceline.update.engine.grad_scaler import refuse_hidden_scaler, stepping_scaler
+from paceline.update.engine.grad_scaler import ScalerHook, refuse_hidden_scaler, stepping_scaler
 from paceline.update.server.client import Client, ClientContext, Clients, DeltaClient, ExchangeTally, GradientClient
 from paceline.update.server.ledger_client import DataAccess
 from paceline.update.server.protocol import Service
 from paceline.update.server.sharding import OldShards, OwnedShards, check_optimizer, host, old_clocks, resharded
 from paceline.update.server.simulated_service import SimulatedService
 from paceline.update.server.socket_service import SocketService
-
-
-def watch_skipped_steps(
-    scaler: Any, progress: Callable[[], object], skipped: Callable[[Optimizer], None]
-) -> Callable[[], object]:
-    """Call `skipped` for each step that the scaler skips, since this worker's clock has to advance all the same.
-
-    Args:
-        scaler: the user's; its `step` is wrapped.
-        progress: gives a value that changes with each step that is made.
-        skipped: called with the optimizer of a skipped step.
-
-    Returns:
-        Restores the scaler's own `step`.
-    """
-    step = scaler.step
-
-    def watched(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        before = progress()
-        result = step(optimizer, *args, **kwargs)
-        if progress() == before:
-            skipped(optimizer)
-        return result
-
-    scaler.step = watched
-    return lambda: scaler.__dict__.pop("step", None)
 
 
 class UnpushedSamples:
@@ -195,10 +169,10 @@ class Asynchronous:
         self._service = self._connect()
         self._clients = self._make_clients()
         self._state = EngineState(context, self._shards, self._service, self._clients, flushes=self._gradient)
-        self._unwatch: Callable[[], object] = lambda: None
-        if scaler is not None and self._schedule.staleness is not None:
-            clocks = lambda: (self._progress.steps, [client.clock for client in self._clients])  # noqa: E731
-            self._unwatch = watch_skipped_steps(scaler, clocks, self._skip_step)
+        self._made: set[int] = set()  # optimizers whose last step under the scaler was made
+        self._watched: ScalerHook | None = None
+        if scaler is not None and self._schedule.staleness is not None:  # other workers wait for this one's clock
+            self._watched = ScalerHook(scaler, lambda one: self._made.discard(id(one)), self._is_ours, self._step_over)
 
     # -- setting up -------------------------------------------------------------------------------
 
@@ -245,6 +219,7 @@ class Asynchronous:
         """Push the gradients, and take the pulled values."""
         if skipped(optimizer):
             return
+        self._made.add(id(optimizer))
         self._monitor.begin()
         began = time.perf_counter()
         self._compute()
@@ -274,6 +249,8 @@ class Asynchronous:
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Give the gradients back after the optimizer's step."""
+        if not self._gradient and not skipped(optimizer):
+            self._made.add(id(optimizer))
         if self._gradient:
             self._clients.of_gradients(optimizer).after_step()
 
@@ -288,9 +265,12 @@ class Asynchronous:
         self._clients.on_step()
         self._report(began)
 
-    def _skip_step(self, optimizer: Optimizer) -> None:
+    def _is_ours(self, optimizer: Optimizer) -> bool:
+        return not self.closed and any(optimizer is one for one, _ in self._owned)
+
+    def _step_over(self, optimizer: Optimizer) -> None:
         """Advance the clock for a step that the scaler skipped."""
-        if self.closed or not any(optimizer is one for one, _ in self._owned):
+        if id(optimizer) in self._made:
             return
         self._monitor.begin()
         began = time.perf_counter()
@@ -379,7 +359,8 @@ class Asynchronous:
         """Close the connections."""
         self.closed = True
         exit_handling.release(self._owned)
-        self._unwatch()
+        if self._watched is not None:
+            self._watched.remove()
         self._service.close()
 
     # -- checkpoints ------------------------------------------------------------------------------
