@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from paceline.data.workers.batching import MOST_BATCHES, BatchRequest, RequestBlocks
-from paceline.data.workers.message import IpcBatch
-from paceline.data.workers.pack import BLOCK_BYTES, Packer
+from paceline.data.workers.message import BLOCK_BYTES, IpcBatch
 
 
 def requests(count: int, size: int = 4, epoch: int = 0, begin: int = 0) -> Iterator[BatchRequest]:
@@ -19,11 +19,8 @@ def requests(count: int, size: int = 4, epoch: int = 0, begin: int = 0) -> Itera
 
 def made(block: list[BatchRequest], count: int | None = None, nbytes: int = 100, batch_s: float = 0.0) -> IpcBatch:
     """What comes back for a block of which `count` batches were made."""
-    packer = Packer()
-    for request in block[:count]:
-        packer.add(request.ids)
-    packer.nbytes = nbytes * len(packer)
-    return packer.ipc_batch(made_s=batch_s * len(packer))
+    items: list[Any] = [request.ids for request in block[:count]]
+    return IpcBatch(items, nbytes * len(items), batch_s * len(items))
 
 
 def test_blocks_double_up_to_a_limit() -> None:

@@ -38,7 +38,6 @@ EXTRAS = {
     "sklearn": "sklearn",
     "tensorflow": "tensorflow",
     "transformers": "transformers",
-    "webdataset": "webdataset",
 }
 """Module -> extra."""
 DISTRIBUTIONS = {
