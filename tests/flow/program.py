@@ -161,12 +161,7 @@ class Program:
         ended = {"worker": self.worker, "steps": self.steps, "state": digest(self.model)}
         tuned = self.run._context.tuner.tunables.state()["factors"]
         ended["rates"] = self.rates
-        return {
-            **ended,
-            "period": getattr(self.run.rule.schedule, "period", None),
-            "tuned": tuned,
-            "codec": type(self.run.rule.codec).__name__,
-        }
+        return {**ended, "period": getattr(self.run.rule.schedule, "period", None), "tuned": tuned}
 
     def look(self) -> None:
         """Write down what exchanges have added since the last look."""

@@ -144,19 +144,3 @@ def test_rules_that_cannot_are_refused(tmp_path: Path) -> None:
             cluster.start(1)
             assert cluster.finish() == [None]
             assert says in cluster.said()[0] and "an elastic run needs a block rule" in cluster.said()[0]
-
-
-def test_the_codec_follows_measured_times_and_joining_workers_take_it(tmp_path: Path) -> None:
-    """No codec suffices for so small a share: a stronger one is tried at the first look, after eight blocks."""
-    rule = "auto(share=0.0001, longest=8)"
-    with Cluster(tmp_path, terms(2), rule=rule, width=2000, hold=100, samples=800, pause=0.002) as cluster:
-        cluster.start(2)
-        cluster.exchanged(12)
-        cluster.start(1)
-        cluster.until(lambda: len(cluster.saw("joined")) == 3, "nobody joins")
-        (cluster.books / "go").touch()
-        living = check(cluster, epochs=2)
-        assert len(living) == 3 and len({one["codec"] for one in living}) == 1
-    lines = [line for path in (tmp_path / "log").glob("*.jsonl") for line in path.read_text().splitlines()]
-    tuned = [event["changes"] for event in map(json.loads, lines) if event["kind"] == "tune"]
-    assert tuned[0]["codec"][0] == "dense" != tuned[0]["codec"][1] and tuned[0]["period"] == [4, 8]

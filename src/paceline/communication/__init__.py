@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.lazy import lazily
 
 if TYPE_CHECKING:
     from paceline.communication.base import CompletedOperation, Pending, SoloTransport, Transport
-    from paceline.communication.connection import connect
+    from paceline.communication.sockets.tls import TLS
 else:
     __getattr__, __dir__ = lazily(
         __name__,
@@ -18,8 +19,48 @@ else:
             "SoloTransport": "base",
             "Pending": "base",
             "Transport": "base",
-            "connect": "connection",
+            "TLS": "sockets.tls",
         },
     )
 
-__all__ = ["CompletedOperation", "Pending", "SoloTransport", "Transport", "connect"]
+__all__ = ["TLS", "CompletedOperation", "Pending", "SoloTransport", "Transport", "connect"]
+
+VARIABLE = "PACELINE_TRANSPORT"
+"""Has the kind that `paceline run --transport` names."""
+
+
+def connect(timeout_s: float, group: Any = None, kind: str = "auto", tls: TLS | None = None) -> Transport:
+    """Connect: to the virtual cluster, to the workers of the launcher or the group, or as a cluster of one.
+
+    Args:
+        timeout_s: deadline of every operation, seconds.
+        group: the user's process group, a transport that is connected already, or None.
+        kind: "auto" for what `paceline run --transport` names, else torch.distributed; "channel" for a ring over our
+            own sockets; "mpi" for MPI.
+        tls: certificates for a ring; None for unencrypted connections.
+    """
+    from paceline.communication import base, virtual
+    from paceline.communication.torch.transport import ProcessTransport, launched
+    from paceline.extensions import TRANSPORTS, extension
+
+    here = virtual.current()
+    if here is not None:
+        return here.clone()
+    if isinstance(group, base.Transport):
+        return group
+    if kind == "auto":
+        kind = os.environ.get(VARIABLE, kind)
+    if kind == "mpi":
+        met: Transport = extension(TRANSPORTS, "mpi")(timeout_s, group)
+        return met
+    if group is None and not launched():
+        return base.SoloTransport()
+    if kind == "channel":
+        from paceline.communication.ring.meeting import meet  # loads the sockets
+
+        return meet(timeout_s, group, tls)
+    transport = ProcessTransport(timeout_s, group)
+    if transport.world.size > 1:
+        return transport
+    transport.close()
+    return base.SoloTransport(transport.world)

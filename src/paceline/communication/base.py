@@ -27,16 +27,13 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from paceline.communication import calls
 from paceline.core.world import World
-
-if TYPE_CHECKING:
-    from paceline.communication.virtual.scheduler import Cluster
 
 
 class Pending(Protocol):
@@ -68,6 +65,9 @@ class Transport(ABC):
     coarse = 1
     """Multiplies the least length of a chunk; above 1 if chunks in flight side by side gain nothing."""
 
+    cluster: Any = None
+    """The simulated cluster whose virtual workers share this process; None if a worker has its own process."""
+
     call = calls.AGREEMENT
     """The user's call for which the workers agree."""
 
@@ -81,11 +81,6 @@ class Transport(ABC):
     def count_for(self, parent: Transport) -> None:
         """From now on `parent` counts what is sent here."""
         self._parent = parent
-
-    @property
-    def cluster(self) -> Cluster | None:
-        """The simulated cluster whose virtual workers share this process; None if a worker has its own process."""
-        return None
 
     @property
     def lost(self) -> frozenset[int]:

@@ -14,103 +14,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from paceline.core.lazy import lazily
-
-if TYPE_CHECKING:
-    from paceline.rules.codec import (
-        CODECS,
-        E3M0,
-        Codec,
-        Dense,
-        Half,
-        Int8,
-        LowRank,
-        OneBit,
-        Sign,
-        TopK,
-        TwoSided,
-        Warmed,
-        codec_from_text,
-    )
-    from paceline.rules.outer import (
-        AdaDelay,
-        Arrival,
-        Average,
-        BlockMomentum,
-        DelayCompensated,
-        Elastic,
-        FrozenAdam,
-        Nesterov,
-        Outer,
-        Push,
-        Share,
-        StalenessAware,
-        Sum,
-        TunedMomentum,
-    )
-    from paceline.rules.payload import Delta, FirstMoment, Gradient, Parameters
-    from paceline.rules.recipes import RECIPES, Recipe, make_rule, recipe, rule_from_text
-    from paceline.rules.rule import BlockSettings, Rule
-    from paceline.rules.schedule import Bounded, EveryBlock, EveryStep, Pace, Paced, Schedule
-    from paceline.rules.topology import Flat, Hierarchical, Ordered, Route, Sharded, Topology
-else:
-    __getattr__, __dir__ = lazily(
-        __name__,
-        {
-            "AdaDelay": "outer",
-            "Arrival": "outer",
-            "Average": "outer",
-            "BlockMomentum": "outer",
-            "BlockSettings": "rule",
-            "Bounded": "schedule",
-            "CODECS": "codec",
-            "Codec": "codec",
-            "DelayCompensated": "outer",
-            "Delta": "payload",
-            "Dense": "codec",
-            "E3M0": "codec",
-            "Elastic": "outer",
-            "EveryBlock": "schedule",
-            "EveryStep": "schedule",
-            "FirstMoment": "payload",
-            "Flat": "topology",
-            "FrozenAdam": "outer",
-            "Gradient": "payload",
-            "Half": "codec",
-            "Hierarchical": "topology",
-            "Int8": "codec",
-            "LowRank": "codec",
-            "Nesterov": "outer",
-            "OneBit": "codec",
-            "Ordered": "topology",
-            "Outer": "outer",
-            "Pace": "schedule",
-            "Paced": "schedule",
-            "Parameters": "payload",
-            "Push": "outer",
-            "RECIPES": "recipes",
-            "Recipe": "recipes",
-            "Route": "topology",
-            "Rule": "rule",
-            "Schedule": "schedule",
-            "Sharded": "topology",
-            "Share": "outer",
-            "Sign": "codec",
-            "StalenessAware": "outer",
-            "Sum": "outer",
-            "TopK": "codec",
-            "Topology": "topology",
-            "TunedMomentum": "outer",
-            "TwoSided": "codec",
-            "Warmed": "codec",
-            "codec_from_text": "codec",
-            "make_rule": "recipes",
-            "recipe": "recipes",
-            "rule_from_text": "recipes",
-        },
-    )
+from paceline.rules.codec import (
+    CODECS,
+    E3M0,
+    Codec,
+    Dense,
+    Half,
+    Int8,
+    LowRank,
+    OneBit,
+    Sign,
+    TopK,
+    TwoSided,
+    Warmed,
+    codec_from_text,
+)
+from paceline.rules.outer import (
+    AdaDelay,
+    Arrival,
+    Average,
+    BlockMomentum,
+    DelayCompensated,
+    Elastic,
+    FrozenAdam,
+    Nesterov,
+    Outer,
+    Push,
+    Share,
+    StalenessAware,
+    Sum,
+    TunedMomentum,
+)
+from paceline.rules.payload import Delta, FirstMoment, Gradient, Parameters
+from paceline.rules.recipes import RECIPES, Recipe, make_rule, recipe, rule_from_text
+from paceline.rules.rule import BlockSettings, Rule
+from paceline.rules.schedule import Bounded, EveryBlock, EveryStep, Pace, Paced, Schedule
+from paceline.rules.topology import Flat, Hierarchical, Ordered, Route, Sharded, Topology
 
 __all__ = [
     "CODECS",

@@ -33,7 +33,7 @@ from paceline.rules.codec import Dense, codec_from_text
 from paceline.rules.outer import Average
 from paceline.rules.payload import Gradient
 from paceline.rules.rule import RecipeCall, Rule
-from paceline.rules.schedule import EveryStep, Paced, Probe
+from paceline.rules.schedule import EveryStep, Paced
 from paceline.rules.schedule.paced import least_period, simple
 
 LADDER = (("dense", 1), ("bf16", 1), ("int8", 2), ("e3m0", None))
@@ -166,26 +166,6 @@ def _least(block_s: float, step_s: float, schedule: Paced) -> tuple[int, int]:
     return period, math.ceil(MARGIN * block_s / (schedule.fragments * step_s))
 
 
-def codec_for(block_s: Mapping[str, float], step_s: float, schedule: Paced, present: str) -> str:
-    """The codec of blocks without overlap; the present one where it nearly fits.
-
-    Args:
-        block_s: codec -> e, in the order of `LADDER`.
-        step_s: c.
-        schedule: that was asked for.
-        present: the codec at present.
-    """
-    plain, names = replace(schedule, overlap=0, probe=Probe(overlap=False)), list(block_s)
-
-    def place(factor: float) -> int:
-        times = ProbeTimes(step_s, 0.0, 0.0, {codec: factor * seconds for codec, seconds in block_s.items()})
-        return names.index(_blocks(times, plain)[0])
-
-    if present not in names:
-        return names[place(1.0)]
-    return names[min(max(names.index(present), place(1 / MARGIN)), place(MARGIN))]
-
-
 def chosen_rule(rule: Rule, choice: Choice, steps: int) -> Rule:
     """The rule that a choice means.
 
@@ -218,12 +198,6 @@ def chosen_rule(rule: Rule, choice: Choice, steps: int) -> Rule:
 def without_probe(rule: Rule) -> Rule:
     """The rule that begins with blocks, and chooses their period only."""
     return replace(rule, schedule=replace(rule.schedule, probe=None)) if has_probe(rule) else rule  # type: ignore[type-var]
-
-
-def chooses_codec(rule: Rule) -> bool:
-    """Whether measured times choose the codec of blocks that began without a probe."""
-    probe = rule.schedule.probe
-    return probe is not None and probe.codec
 
 
 def has_probe(rule: Rule) -> bool:

@@ -25,7 +25,6 @@ from paceline.errors import CheckpointError, UnsupportedError
 from paceline.extensions import OBSERVERS, Observer, extension
 from paceline.observe.event_log import EventLog
 from paceline.observe.sinks.dispatcher import Dispatcher
-from paceline.rules.choice import chooses_codec
 from paceline.rules.rule import Rule
 from paceline.run import other_workers, validation
 from paceline.run.hooks import StepHooks
@@ -284,9 +283,9 @@ def _tuner(
         unprobed = validation.why_unprobed(rule, model, owned, settings)
         chooser = rule_chooser_for(rule, transport, owned, buffers, monitor.spent, not unprobed)
     first = chooser.rule if chooser is not None else rule
-    codecs, fixed = elastic and chooses_codec(rule), world.size > 1 and validation.trains_together(model)
+    fixed = world.size > 1 and validation.trains_together(model)
     workers = len(set(world.hosts)) if first.settings.within else world.size
-    tunables = Tunables(optimizers, first, workers, codecs, fixed)
+    tunables = Tunables(optimizers, first, workers, fixed)
     measured = MeasuredChoices(
         tunables,
         chooser,

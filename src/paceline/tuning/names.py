@@ -22,8 +22,6 @@ from paceline.errors import RuleError
 
 OF_OPTIMIZERS = ("lr", "lr_factor", "momentum", "betas", "weight_decay", "eps")
 OF_RULES = ("period", "gain", "outer_momentum", "outer_lr")
-MEASURED = "codec"
-"""What measured times change (:mod:`.period_controller`), and no request."""
 MOST_NAMES = 1000
 """The most settings of a request."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the period from measured times, under the schedule `Paced`; also the codec in elastic runs of `auto`.
+"""Chooses the period from measured times, under the schedule `Paced`.
 
 Every worker times its steps and its exchanges, by the wall clock or by the simulated one. After enough blocks it says
 so in the header of its next exchange, as for a request to tune; after that exchange all workers gather all
@@ -17,17 +17,6 @@ another, of B / (2 (N-1)) bytes, each worker to the next. What d minibatches of 
 
 F is the number of fragments. A number is a function of the clock, the block and the step alone, so that a run which was
 resumed measures what one that went on does.
-
-Of the codec: at each look, and soon after the membership changed, all workers know e and c under the present codec k.
-Under another codec j an exchange is taken for what it took under j among the present workers, or
-
-    e_j = e_k bytes_j / bytes_k,    but no less than under a codec of fewer bytes
-
-A codec whose exchanges take more than 1 / 1.25 of the time of the row before is no candidate: where messages are short,
-bytes do not count. The next look is soon, since that time was computed: on a link of a long delay it is longer, and
-takes a longer period. Of the others it is that of the first row of :data:`paceline.rules.choice.LADDER` whose periods
-suffice without overlap. The present one stays where it lies between the codecs that come out with exchanges a quarter
-shorter and a quarter longer: so noise does not change it.
 """
 
 from __future__ import annotations
@@ -35,17 +24,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from paceline.communication import Transport
 from paceline.communication.virtual.clock import Clock
 from paceline.core.optimizer_state import Owned, moments
 from paceline.core.world import World
-from paceline.rules.choice import LADDER, MARGIN, chooses_codec, codec_for, worth_it
-from paceline.rules.codec import Layout, codec_from_text
+from paceline.rules.codec import Layout
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import EveryBlock, Paced
 from paceline.rules.traffic import bytes_per_block
@@ -59,20 +46,21 @@ MOST = 64
 """Only the last so many blocks count."""
 
 
-class Timer(Protocol):
-    """Measures on one worker."""
+class Timer:
+    """Measures on one worker; by itself nothing: one machine runs all virtual workers, whose times mean nothing."""
 
     def stepped(self, blocks: int, steps: int) -> None:
         """A step was made; `blocks` have been exchanged, and this worker has made `steps` minibatches."""
 
     def measured(self) -> tuple[float, float] | None:
         """(seconds of exchanging the model once, seconds of a minibatch); None if unknown."""
+        return None
 
     def restart(self) -> None:
         """Forget all measurements."""
 
 
-class WallTimer:
+class WallTimer(Timer):
     """By the wall clock.
 
     Args:
@@ -110,7 +98,7 @@ class WallTimer:
         self._skip, self._blocks = SKIPPED, -1
 
 
-class SimulatedTimer:
+class SimulatedTimer(Timer):
     """By the simulated clock.
 
     Args:
@@ -138,28 +126,12 @@ class SimulatedTimer:
         whole_s = ring_s(self._clock, self._rank, self._workers, self._nbytes, self._blocks)
         return parts * max(0.0, whole_s / parts - hidden_s), step_s
 
-    def restart(self) -> None:
-        """There is nothing to forget."""
-
 
 def ring_s(clock: Clock, rank: int, workers: int, nbytes: int, number: int) -> float:
     """r, seconds of exchange `number` of so many bytes from each of N workers."""
     rounds = 2 * (workers - 1)
     to, piece, first = (rank + 1) % workers, -(-nbytes // rounds), number * rounds
     return sum(clock.message_s(rank, to, piece, first + k) for k in range(rounds))
-
-
-class NoTimer:
-    """For virtual workers without a clock: the times of the one machine that runs them all mean nothing."""
-
-    def stepped(self, blocks: int, steps: int) -> None:
-        pass
-
-    def measured(self) -> tuple[float, float] | None:
-        return None
-
-    def restart(self) -> None:
-        pass
 
 
 FIRST = 8
@@ -209,27 +181,16 @@ class PeriodController:
             schedule: at present.
             blocks: that have been exchanged.
         """
-        times = self._together(rows)
-        return None if times is None else self._follow(*times, schedule, blocks)
-
-    def _together(self, rows: Sequence[Any]) -> tuple[float, float] | None:
-        """(e, c) of all workers; None where none looks."""
         measured = [(float(row[1]), float(row[2])) for row in rows if row]
         if self.held or not any(row[0] for row in rows if row):
             return None
-        return max(e for e, _ in measured), median(c for _, c in measured)
-
-    def _follow(self, exchange_s: float, step_s: float, schedule: Paced, blocks: int) -> tuple[Changes, str] | None:
-        """The period that these times want."""
+        exchange_s, step_s = max(e for e, _ in measured), median(c for _, c in measured)
         period = schedule.period_for(exchange_s, step_s, self._settled)
-        self._looked(blocks)
+        self._settled, self._next = True, blocks + AGAIN
+        self._timer.restart()
         if period == schedule.period:
             return None
         return {"period": period}, reason(schedule, period, exchange_s, step_s)
-
-    def _looked(self, blocks: int, until_next: int | None = None) -> None:
-        self._settled, self._next = True, blocks + (AGAIN if until_next is None else until_next)
-        self._timer.restart()
 
     def renew(self) -> None:
         """The workers have changed: look again as soon as something is measured."""
@@ -271,64 +232,7 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
-class CodecController(PeriodController):
-    """One worker's measurements, and the agreement on a codec and a period.
-
-    Args:
-        timer: measures.
-        bytes_of: codec -> what a worker sends for a block, in the order of the ladder.
-
-    Attributes:
-        codec: at present.
-    """
-
-    def __init__(self, timer: Timer, bytes_of: Mapping[str, int]) -> None:
-        super().__init__(timer)
-        self._bytes_of = dict(bytes_of)
-        self.codec = next(iter(bytes_of))
-        self._seen: dict[str, float] = {}
-
-    def agree(self, rows: Sequence[Any], schedule: Paced, blocks: int) -> tuple[Changes, str] | None:
-        times = self._together(rows)
-        if times is None:
-            return None
-        exchange_s, step_s = times
-        self._seen[self.codec] = exchange_s
-        block_s = self._times()
-        before, self.codec = self.codec, codec_for(block_s, step_s, schedule, self.codec)
-        if self.codec == before:
-            return self._follow(exchange_s, step_s, schedule, blocks)
-        period = schedule.period_for(block_s[self.codec], step_s)
-        self._looked(blocks, FIRST)
-        return {"codec": self.codec, "period": period}, reason(schedule, schedule.period, exchange_s, step_s)
-
-    def _times(self) -> dict[str, float]:
-        """codec -> e, of those that win time."""
-        byte_s, least, block_s = self._seen[self.codec] / max(1, self._bytes_of[self.codec]), 0.0, {}
-        for codec in reversed(self._bytes_of):
-            block_s[codec] = self._seen.get(codec, max(least, self._bytes_of[codec] * byte_s))
-            least = max(least, block_s[codec])
-        kept: dict[str, float] = {}
-        for codec in self._bytes_of:
-            if not kept or block_s[codec] * MARGIN <= min(kept.values()):
-                kept[codec] = block_s[codec]
-        return kept
-
-    def renew(self) -> None:
-        self._seen = {}
-        super().renew()
-
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "codec": self.codec, "seen": self._seen}
-
-    def load(self, state: dict[str, Any]) -> None:
-        super().load(state)
-        self.codec, self._seen = state.get("codec", self.codec), dict(state.get("seen", {}))
-
-
 logger = logging.getLogger("paceline")
-TWO = World(0, 2, 0, 1, "one", ("one", "two"))
-"""For what codecs send, in proportion; the number of workers of an elastic run changes."""
 
 
 def period_controller_for(
@@ -346,7 +250,7 @@ def period_controller_for(
     schedule, world, cluster = rule.schedule, transport.world, transport.cluster
     if not schedule.follows_times:
         return None
-    timer: Timer = NoTimer()
+    timer = Timer()
     if cluster is None:
         timer = WallTimer(exchanged)
     elif cluster.timed:
@@ -358,8 +262,4 @@ def period_controller_for(
             "simulate(.., clock=Clock(..)) gives them a clock",
             schedule.period,
         )
-    if chooses_codec(rule):
-        coded = {codec: replace(rule, codec=codec_from_text(codec)) for codec, _ in LADDER}
-        sent = {codec: block_bytes(one, TWO, owned, buffers, 0) for codec, one in coded.items()}
-        return CodecController(timer, {codec: sent[codec] for codec in worth_it(sent)})
     return PeriodController(timer)

@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from paceline.errors import RuleError, UnsupportedError
-from paceline.rules.codec import codec_from_text, codec_name
+from paceline.rules.codec import codec_from_text
 from paceline.rules.rule import Rule
-from paceline.tuning.names import MEASURED, OF_RULES, Changes, checked, split
+from paceline.tuning.names import OF_RULES, Changes, checked, split
 from paceline.tuning.rates import Group, Rates, write_rate
 
 OUTER = ("momentum", "lr", "gain")
@@ -45,15 +45,13 @@ class Tunables:
     Attributes:
         rule: at present.
         workers: N at present, as the rule counts them; the same on all workers whenever a setting changes.
-        codecs: whether measured times change the codec of the rule, too.
         fixed: whether nothing can be changed: several processes train one model, and have no common place for it.
     """
 
-    def __init__(
-        self, optimizers: list[Optimizer], rule: Rule, workers: int, codecs: bool = False, fixed: bool = False
-    ) -> None:
-        self.rule, self.workers, self.codecs, self.fixed = rule, workers, codecs, fixed
+    def __init__(self, optimizers: list[Optimizer], rule: Rule, workers: int, fixed: bool = False) -> None:
+        self.rule, self.workers, self.fixed = rule, workers, fixed
         self.rates = Rates(optimizers)
+        self._codec = ""  # of a checkpoint from when elastic runs chose it; it stays
 
     # -- checking ---------------------------------------------------------------------------------
 
@@ -127,21 +125,17 @@ class Tunables:
 
     def _rule_with(self, rule: Rule, changes: Changes) -> Rule:
         """The rule with other numbers; `RuleError` if it cannot have them."""
-        for name in changes.keys() - {MEASURED}:
+        for name in changes:
             if name not in self._of_rule():
                 raise UnsupportedError(f"{name}: {rule.text()} has no such setting; {self._can()}")
         schedule: Any = rule.schedule
         if "period" in changes:
             schedule = replace(schedule, period=changes["period"])
-        codec = codec_from_text(changes[MEASURED]) if MEASURED in changes else rule.codec
-        outer = self._outer_with(rule, changes)
-        return replace(rule, schedule=schedule, codec=codec, outer=outer) if changes else rule
+        return replace(rule, schedule=schedule, outer=self._outer_with(rule, changes)) if changes else rule
 
     def _outer_with(self, rule: Rule, changes: Changes) -> Any:
         outer: Any = rule.outer
-        given = {
-            name.removeprefix("outer_"): value for name, value in changes.items() if name not in ("period", MEASURED)
-        }
+        given = {name.removeprefix("outer_"): value for name, value in changes.items() if name != "period"}
         if not given:
             return outer
         if len(given) == 3:
@@ -162,7 +156,7 @@ class Tunables:
 
     def apply(self, changes: Changes) -> None:
         """Make changes that passed `check`."""
-        of_rule = {name: value for name, value in changes.items() if name in (*OF_RULES, MEASURED)}
+        of_rule = {name: value for name, value in changes.items() if name in OF_RULES}
         self.rule = self._rule_with(self.rule, of_rule)
         for name in sorted(changes.keys() - of_rule.keys(), key=lambda name: ("@" in name, name)):  # one group's last
             for number, _, group in self._groups(name):
@@ -190,9 +184,6 @@ class Tunables:
         """Present values: one if all groups have the same, else a list; rates include their factors."""
         shown: dict[str, Any] = {}
         for name in names:
-            if name == MEASURED:
-                shown[name] = codec_name(self.rule.codec)
-                continue
             base, _ = split(name)
             if base in OF_RULES:
                 shown[name] = self._shown(base)
@@ -232,8 +223,6 @@ class Tunables:
         }
         if snapshot["rule"] is not None and "period" not in changes:
             snapshot["rule"]["period"] = None  # the period controller may change it meanwhile
-        if snapshot["rule"] is not None:
-            snapshot["rule"].pop(MEASURED, None)
         for name in changes.keys() - set(OF_RULES):
             base, _ = split(name)
             for number, _, group in self._groups(name):
@@ -264,15 +253,15 @@ class Tunables:
 
     def _rule_state(self) -> dict[str, Any]:
         outer = {field: getattr(self.rule.outer, field) for field in OUTER if "gain" in self._of_rule()}
-        numbers = {"period": self.rule.schedule.period, "outer": outer}
-        return {**numbers, MEASURED: codec_name(self.rule.codec)} if self.codecs else numbers
+        return {"period": self.rule.schedule.period, "outer": outer} | ({"codec": self._codec} if self._codec else {})
 
     def _load_rule(self, saved: dict[str, Any]) -> None:
         schedule: Any = self.rule.schedule
         outer: Any = self.rule.outer
         if "period" in self._of_rule() and saved["period"] is not None:
             schedule = replace(schedule, period=saved["period"])
-        codec = codec_from_text(saved[MEASURED]) if self.codecs and MEASURED in saved else self.rule.codec
+        self._codec = saved.get("codec", self._codec)
+        codec = codec_from_text(self._codec) if self._codec else self.rule.codec
         self.rule = replace(self.rule, schedule=schedule, codec=codec, outer=replace(outer, **saved["outer"]))
 
     # -- checkpoints ------------------------------------------------------------------------------

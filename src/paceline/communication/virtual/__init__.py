@@ -3,23 +3,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from paceline.core.lazy import lazily
-
-if TYPE_CHECKING:
-    from paceline.communication.virtual.scheduler import Closable, Cluster
-    from paceline.communication.virtual.transport import VirtualTransport, current, run
-else:
-    __getattr__, __dir__ = lazily(
-        __name__,
-        {
-            "Closable": "scheduler",
-            "Cluster": "scheduler",
-            "VirtualTransport": "transport",
-            "current": "transport",
-            "run": "transport",
-        },
-    )
+from paceline.communication.virtual.transport import Closable, Cluster, VirtualTransport, current, run
 
 __all__ = ["Closable", "Cluster", "VirtualTransport", "current", "run"]

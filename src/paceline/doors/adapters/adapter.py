@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.communication import Transport, connect, virtual
-from paceline.communication.virtual.scheduler import Belonging
+from paceline.communication.virtual.transport import Belonging
 from paceline.core.flat import Modules
 from paceline.core.world import World
 from paceline.data.sharing.loader_registry import LoaderRegistry, SharedLoader

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paceline.doors.adapters.array_run import ArrayRun, ordered_momentum
@@ -66,8 +67,9 @@ class WritableRun(ArrayRun):
         else:
             given, result = named(arrays), self._like("array", arrays)
             self._check_strides(result)
-            for name, tensor in result.items():
-                self._parameters[name].data = tensor
+            with torch.no_grad():
+                for name, tensor in result.items():
+                    self._parameters[name].set_(tensor)
             self._arrays, self._shaped, self._unmoved = given, _with_shapes(given), {}
         if momentum is not None:
             for name, tensor in self._like("momentum", momentum).items():

@@ -56,8 +56,8 @@ class WorkersMixin:
         return result
 
     def set_world_ranks(self) -> None:
-        """Tell Lightning's loggers this worker's rank."""
-        rank_zero_only.rank = self.global_rank
+        """Give Lightning's loggers this worker's rank."""
+        _set_rank(self.global_rank)
         self.adapter.belongs(_Rank(self.global_rank))
 
     def barrier(self, name: str | None = None) -> None:
@@ -90,10 +90,15 @@ class _Rank:
         self._rank = rank
 
     def take(self) -> None:
-        rank_zero_only.rank = 0
+        _set_rank(0)
 
     def put(self) -> None:
-        rank_zero_only.rank = self._rank
+        _set_rank(self._rank)
+
+
+def _set_rank(rank: int) -> None:
+    # Lightning has no call for it: its own strategies and launchers assign this attribute, which its loggers read.
+    setattr(rank_zero_only, "rank", rank)  # noqa: B010
 
 
 def state_folder(filepath: Any) -> Path:

@@ -2,7 +2,7 @@
 """Process state of each of N virtual workers, which share one process.
 
 =============================================  ========================================================================
-random generators, `sys.argv`, `sys.stdout`,   switched by :mod:`paceline.communication.virtual.scheduler`
+random generators, `sys.argv`, `sys.stdout`,   switched by :mod:`paceline.communication.virtual.transport`
 the module `__main__`
 working directory, `sys.stderr`                switched by :class:`IsolatedProcess`
 `RANK`, `WORLD_SIZE`                           each worker's own; `LOCAL_RANK` is 0 for all, since there is one device

@@ -29,8 +29,6 @@ def auto(
     sync_rate: float = 0.5,
     overlap: int | None = None,
     codec: str | None = None,
-    within: str = "",
-    ema: float = 0.0,
     **options: Unpack[PacedOptions],
 ) -> Rule:
     """The rule that measured times choose: synchronous steps where the network carries them, else block momentum.
@@ -71,14 +69,9 @@ def auto(
     outer = BlockMomentum(
         gain=options["gain"], ramp=options["ramp"], amplify=options["amplify"], restart=options["restart"]
     )
-    settings = BlockSettings(within, ema, rate_exponent=own_exponent(options))
-    wire = between(
-        within,
-        "dense" if codec is None else codec,
-        options["dimensions"],
-        options["reproducible"],
-        options["chunks"],
-    )
+    within, route = options["within"], (options["dimensions"], options["reproducible"], options["chunks"])
+    settings = BlockSettings(within, options["ema"], rate_exponent=own_exponent(options))
+    wire = between(within, "dense" if codec is None else codec, *route)
     return Rule(schedule, Delta("fitting", beta1=options["beta1"]), outer=outer, settings=settings, **wire)
 
 

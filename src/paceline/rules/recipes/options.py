@@ -78,6 +78,8 @@ class StreamingOptions(OuterOptions, total=False):
 class PacedOptions(TypedDict, total=False):
     """Block momentum whose period follows measured times, which choose codec and overlap, too."""
 
+    ema: float
+    within: str
     warmup: int
     fragments: int
     grow: str | None

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.communication import Transport
-from paceline.communication.virtual.scheduler import Cluster
+from paceline.communication.virtual.transport import Cluster
 from paceline.data.ledger.epoch_ledger import Mark, Question
 from paceline.data.ledger.leases import Leases
 from paceline.data.ledger.ledger import Ledger
