@@ -61,7 +61,7 @@ def blocks(
     layout: Annotated[
         str | None,
         typer.Option(
-            help="Of model files: npy, npz, safetensors, kaldi, kaldi-text, caffemodel; of raw numbers f32, or entries "
+            help="Of model files: npy, npz, safetensors, kaldi, caffemodel; of raw numbers f32, or entries "
             "such as 'skip:16, w:f32:784x100, b:f32:100'.",
             show_default="recognised",
         ),
