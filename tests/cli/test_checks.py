@@ -42,8 +42,6 @@ COMMANDS = (
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("place", ["/proc/none", "ok.py/below", "/dev/null/x"])
 def test_a_log_directory_that_cannot_be(command: str, place: str) -> None:
-    if command.startswith("tune"):
-        pytest.importorskip("optuna")
     Path("ok.py").write_text("import paceline\npaceline.attach\n")
     done = call(command.replace("PLACE", place))
     assert done.exit_code == 2 and isinstance(done.exception, SystemExit)

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import LEFT
-from paceline_plugins.sites.departure import Departure
-from paceline_plugins.sites.supervisor import Supervisor, WorkerCommand
+from paceline_plugins.sites.supervisor import Departure, Supervisor, WorkerCommand
 from tests.cli.test_elastic import events, until
 from tests.cli.test_run import Script, _here, script, started  # noqa: F401
 from tests.flow.test_leaving import in_model, trained

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from paceline.cli.launch.spawn import Command, WorkerProcess
 from paceline.cli.main import app
 from paceline_plugins.search import command_search_rounds as search_rounds
 
-pytest.importorskip("optuna")
 QUADRATIC = Path(__file__).with_name("quadratic.py")
 RATES = ("--search", "lr=log(1e-2,0.25)")
 
@@ -205,10 +203,3 @@ def test_what_makes_no_sense_is_refused(
     result = tune(*arguments)
     assert result.exit_code == 2 and says in said(result)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_extra_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    result = tune(*RATES, "--log", tmp_path / "s", QUADRATIC)
-    assert result.exit_code == 2 and "pip install 'paceline[search]'" in said(result)
-    assert not (tmp_path / "s").exists()

@@ -33,7 +33,6 @@ EXTRAS = {
     "mpi4py": "mpi",
     "obstore": "remote",
     "prometheus_client": "metrics",
-    "optuna": "search",
     "pyarrow": "parquet",
     "sklearn": "sklearn",
     "tensorflow": "tensorflow",

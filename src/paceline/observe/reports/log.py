@@ -20,7 +20,6 @@ from paceline.observe.reports.events import (
     GenerationEvent,
     LeftOut,
     Lost,
-    OtherEvent,
     SourceReads,
     Takeover,
     Tuned,
@@ -44,7 +43,6 @@ class WorkerLog:
     left_out: list[LeftOut] = field(default_factory=list)
     takeovers: list[Takeover] = field(default_factory=list)
     tuned: list[Tuned] = field(default_factory=list)
-    moments: list[OtherEvent] = field(default_factory=list)
     notices: Notices = field(default_factory=Notices)  # its events for people, in seconds as `last_at_s`
     generations: list[GenerationEvent] = field(default_factory=list)  # of an elastic run
     began_s: float = 0.0  # when this log began, on the clock of the run
