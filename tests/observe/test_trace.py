@@ -20,7 +20,7 @@ from paceline.observe.reports.read import read_runs
 from paceline.update.monitor import LogLine
 from paceline_plugins.report.trace import align_clocks, write_trace
 
-from .conftest import BLOCKS, Event, pushing, waiting
+from .conftest import BLOCKS, Event, waiting
 
 Write = Callable[..., Path]
 PHASES = {"X": {"name", "ts", "dur", "pid", "tid"}, "i": {"name", "ts", "pid", "tid", "s"},
@@ -70,13 +70,6 @@ def test_every_worker_is_there_with_all_its_time(write_run: Write, tmp_path: Pat
     assert sum(e["ph"] == "C" and e["name"] == "loss" for e in events) == 3 * BLOCKS
 
 
-def test_faults_have_a_thread_of_their_own(write_run: Write, tmp_path: Path) -> None:
-    events = events_of(write_trace(write_run(size=4, change=pushing), tmp_path / "t.json").path)
-    faults = [(e["pid"], e["name"], e["ts"]) for e in events if e["ph"] == "i"]
-    assert (3, "takes over from worker 2", 19_000_000) in faults
-    assert sorted(pid for pid, name, _ in faults if name == "worker 2 lost") == [0, 1, 3]
-
-
 def test_a_part_of_a_run_compressed(write_run: Write, tmp_path: Path) -> None:
     directory = write_run()
     result = CliRunner().invoke(app, ["trace", str(directory), "-o", str(tmp_path / "t.json.gz")])
@@ -92,20 +85,6 @@ def test_long_logs_are_drawn_coarser(write_run: Write, tmp_path: Path) -> None:
     events = events_of(trace.path)
     assert trace.folded == 4 and trace.slices == 2 * 3 * BLOCKS // 4
     assert round(seconds(events, "compute", 1), 3) == 32.0
-
-
-def test_two_runs_of_a_program_are_side_by_side(write_run: Write, tmp_path: Path) -> None:
-    write_run()
-    events = events_of(write_trace(write_run(number=2), tmp_path / "t.json").path)
-    assert {e["tid"] for e in events if e["ph"] == "X" and e["pid"] == 0} == {1, 3, 4, 6, 8, 9}
-
-
-def test_more_time_than_there_was_is_made_to_fit(write_run: Write, tmp_path: Path) -> None:
-    def hasty(rank: int, events: list[Event]) -> list[Event]:
-        return [event | {"at_s": event["at_s"] / 10} for event in events]
-
-    events = events_of(write_trace(write_run(change=hasty), tmp_path / "t.json").path)
-    assert round(seconds(events, "compute", 0), 2) == 3.2
 
 
 def wrong_clocks(rank: int, events: list[Event]) -> list[Event]:
@@ -128,11 +107,6 @@ def test_clocks_that_differ_are_put_right(write_run: Write) -> None:
         assert abs(clocks.common(first, line.at_s) - clocks.common(last, other.at_s)) < 0.002
     assert clocks.exchanges == {"host-1": BLOCKS} and clocks.error_s["host-1"] < 0.002
     assert clocks.text.startswith(f"the clocks of 2 hosts were set by {BLOCKS} exchanges or more")
-
-
-def test_without_common_exchanges_the_clocks_are_left_alone(write_run: Write) -> None:
-    clocks = align_clocks(read_runs(write_run(size=4)))
-    assert clocks.unaligned == ["host-1"] and "share no exchange: host-1" in clocks.text
 
 
 def test_lines_that_end_elsewhere_still_name_the_same_exchanges() -> None:
