@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.schedule import Paced
-from paceline.tuning.period_controller import AGAIN, FIRST, CodecController, NoTimer
+from paceline.tuning.period_controller import FIRST, CodecController, NoTimer
 from paceline.tuning.tunables import Tunables
 
 BYTES = {"dense": 400, "bf16": 200, "int8": 100, "e3m0": 50}
@@ -56,27 +55,6 @@ def test_a_codec_is_left_only_where_it_clearly_does_not_fit() -> None:
     assert look(controller, 1.3) == {"codec": "int8", "period": 4}
     controller.renew()
     assert look(controller, 0.1) == {"codec": "dense", "period": 4}
-
-
-def test_a_codec_that_wins_no_time_is_left_again() -> None:
-    """Short messages take as long with any number of bytes; other workers may tell otherwise."""
-    controller = CodecController(NoTimer(), BYTES)
-    assert look(controller, 100.0) == {"codec": "e3m0", "period": 64}
-    assert look(controller, 99.0) == {"codec": "dense", "period": 64}
-    assert look(controller, 100.0) == {"period": 64} and controller.codec == "dense"
-    controller.renew()
-    assert look(controller, 100.0) == {"codec": "e3m0", "period": 64}
-    assert look(controller, 13.0) == {"period": 64} and controller.codec == "e3m0"
-
-
-def test_a_codec_whose_time_was_computed_is_measured_soon() -> None:
-    """On a link of a long delay an eighth of the bytes takes more than an eighth of the time."""
-    controller = CodecController(NoTimer(), BYTES)
-    assert look(controller, 12.0) == {"codec": "e3m0", "period": 6}  # for 12 / 8 s
-    assert controller.state()["next"] == 8 + FIRST
-    changes = controller.agree([[True, 6.0, STEP_S]] * 2, replace(PACED, period=6), 8 + FIRST)
-    assert changes is not None and changes[0] == {"period": 24}
-    assert controller.state()["next"] == 8 + FIRST + AGAIN
 
 
 def test_it_looks_again_soon_after_the_members_change_and_after_a_resume() -> None:
