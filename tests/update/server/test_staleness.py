@@ -95,14 +95,6 @@ def test_who_is_done_or_lost_holds_up_nobody() -> None:
     assert clocks.slowest is None and clocks.sharing(99) == 1 and clocks.may_start(0)
 
 
-def test_a_worker_that_has_left_does_not_come_back_by_a_late_word() -> None:
-    clocks = WorkerClocks(bound(1), range(2))
-    clocks.leave(1)
-    clocks.tick(1, 1)
-    clocks.tick(0, 50)
-    assert clocks.may_start(0) and clocks.sharing(99) == 1
-
-
 def test_a_successor_takes_over_the_clocks_and_waits_for_those_who_take_part() -> None:
     clocks = WorkerClocks(bound(1), range(3))
     clocks.leave(2)
