@@ -139,10 +139,17 @@ ALONE = [  # each worker exchanges by itself: laws 2, 6 and 8 as they are; the o
 ]
 
 
-def rows(cases: list[Case], fast: list[Case] | None = None) -> pytest.MarkDecorator:
-    """A test of each case; in the fast tier of `fast` only, or of `FAST` and every fourth one of `ALONE`."""
+def rows(cases: list[Case], fast: list[Case] | None = None, rest: str = "slow") -> pytest.MarkDecorator:
+    """A test of each case: of `fast`, or of `FAST` and every fourth one of `ALONE`, in the fast tier; of the rest of
+    `SHORT` and `ALONE` in `make test-all`; and of all others where `rest` says."""
     kept = {case.rule for case in ([*FAST, *ALONE[::4]] if fast is None else fast)}
-    marked = [pytest.param(case, marks=[] if case.rule in kept else [pytest.mark.full]) for case in cases]
+    short = {case.rule for case in (*SHORT, *ALONE)}
+
+    def marks(case: Case) -> list[pytest.MarkDecorator]:
+        tier = "full" if case.rule in short else rest
+        return [] if case.rule in kept else [getattr(pytest.mark, tier)]
+
+    marked = [pytest.param(case, marks=marks(case)) for case in cases]
     return pytest.mark.parametrize("case", marked, ids=[case.rule for case in cases])
 
 
@@ -264,7 +271,7 @@ def test_law_2_another_seed_is_another_order() -> None:
 FULL: dict[str, Any] = {"dropout": 0.3, "norm": True, "schedule": True, "samples": 50, "epochs": 3}
 
 
-@rows(ROWS)
+@rows(ROWS, rest="full")
 def test_law_3_stop_and_resume(case: Case, tmp_path: Path) -> None:
     """50 samples, 3 workers, batches of 4: 5 steps an epoch; 7 is in the middle of an epoch and of a block.
 
@@ -359,7 +366,7 @@ def parts_of(shapes: list[tuple[int, ...]], fragments: int) -> list[list[int]]:
     return {1: [[0, 1, 2]], 2: [[0], [1, 2]], 3: [[0], [1], [2]]}[fragments]
 
 
-@rows(TABLE)
+@rows(TABLE, rest="full")
 def test_law_5_bytes_sent_are_the_formula(case: Case) -> None:
     workers, steps = 4, 13  # every tensor's size is divisible by N, so that nothing is rounded
 
