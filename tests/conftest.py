@@ -34,6 +34,7 @@ PLUGINS = importlib.util.find_spec("paceline_plugins") is not None
 
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE / "startup"), os.environ.get("PYTHONPATH")]))
 torch.set_num_threads(1)
+gc.disable()  # what is collected stays, and there is much of it
 # The same examples every time: a new one that fails is for whoever looks for it, not for who changes something else.
 settings.register_profile(
     "same",
@@ -91,6 +92,7 @@ def pytest_collection_finish() -> None:
     """What was imported stays: no later collection of garbage has to look at it."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

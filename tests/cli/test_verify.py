@@ -176,22 +176,23 @@ def test_what_a_recomputation_says(monkeypatch: pytest.MonkeyPatch) -> None:
     simulated(monkeypatch)
     shutil.copytree("run", "kept")
 
-    def changed(code: int, says: str, *changes: tuple[int, object], arguments: tuple[str, ...] = ()) -> None:
+    def changed(code: int, says: str, *changes: tuple[int, object], arguments: tuple[str, ...] = ()) -> str:
         shutil.rmtree("run")
         shutil.copytree("kept", "run")
         for rank, change in changes:
             forge(Path("run"), rank, change)  # type: ignore[arg-type]
         said = again(4, *arguments)
         assert said.exit_code == code and says in said.output, said.output
+        return said.output
 
-    changed(2, "right: exchanges 1 to 4, made again from the beginning")  # 2: nobody has sealed it
     changed(1, "exchange 2, made again from the beginning: worker 2 brought something else", (2, other_given))
     everyone = [(rank, other_model) for rank in range(3)]
     changed(1, "all workers hold another model after it than the same samples give", *everyone)
     elsewhere = [(rank, other_processor) for rank in range(3)]
-    changed(2, "which need not mean anything, since sums may be rounded", (2, other_given), *elsewhere)
-    changed(2, "(processor: another one then,", (2, other_given), *elsewhere)
-    changed(2, "right: exchanges 1 to 4", *elsewhere)  # the same bits are the same bits
+    rounded = "which need not mean anything, since sums may be rounded"
+    said = changed(2, rounded, (2, other_given), *elsewhere)
+    assert "(processor: another one then," in said
+    changed(2, "right: exchanges 1 to 4", *elsewhere)  # nobody has sealed it; the same bits are the same bits
     changed(2, "the program could not be run again: ValueError: the data are gone", arguments=("fail",))
     monkeypatch.setenv("START", "5")
     changed(2, "the program begins with another model than the run did")

@@ -26,7 +26,7 @@ from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling.assignment import LeasedAssignment
 from paceline.data.sampling.position import Position
 
-property_test = settings(database=None, deadline=None, derandomize=True, max_examples=600)
+property_test = settings(database=None, deadline=None, derandomize=True, max_examples=150)
 
 
 class MustWait(Exception):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paceline.data.sampling.order import Drawn, InShards, Order, Sequential, Shuffled, places
 
-property_test = settings(database=None, deadline=None, derandomize=True, max_examples=100)
+property_test = settings(database=None, deadline=None, derandomize=True, max_examples=40)
 sizes = st.lists(st.integers(0, 12), max_size=20)
 KINDS: dict[str, Callable[[], Order]] = {
     "in turn": lambda: Sequential(97),

@@ -11,7 +11,7 @@ from paceline.data.ledger.ranges import Range, Ranges
 END = 40
 bounds = st.tuples(st.integers(0, END), st.integers(0, END))  # begin may lie behind the end: nothing
 changes = st.lists(st.tuples(st.booleans(), bounds), max_size=30)
-property_test = settings(database=None, deadline=None, derandomize=True, max_examples=300)
+property_test = settings(database=None, deadline=None, derandomize=True, max_examples=100)
 
 
 def made(changes: list[tuple[bool, Range]]) -> tuple[Ranges, set[int]]:

@@ -58,7 +58,7 @@ def places(portions: list[Portion]) -> Ranges:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=7),
     batch=st.integers(1, 4),

@@ -13,7 +13,7 @@ from paceline.data.ledger.epoch_ledger import ENDLESS
 from paceline.data.sampling.split import Rounds, Split, Stripes, split_of
 
 CASES = [(n, b) for n in (0, 1, 2, 3, 7, 8, 16, 17, 31, 96, 97, 100) for b in (1, 2, 3, 4, 16)]
-property_test = settings(database=None, deadline=None, derandomize=True, max_examples=300)
+property_test = settings(database=None, deadline=None, derandomize=True, max_examples=100)
 cuts = st.tuples(st.sampled_from(["rounds", "stripes", "alone"]), st.integers(0, 120), st.integers(1, 9))
 
 

@@ -60,34 +60,11 @@ def test_blocks_by_hand() -> None:
     assert look("bmuf(period=16, overlap=1)", 4).efficiency == pytest.approx(1.6 / 1.65, rel=1e-3)
 
 
-def test_fragments_without_overlap_take_as_long_together() -> None:
-    whole, parts = (look(f"bmuf(period=16, fragments={f})", 4) for f in (1, 4))
-    assert parts.efficiency == pytest.approx(whole.efficiency, rel=1e-3)
-
-
-def test_a_codec_costs_its_time() -> None:
-    free, dear = look("one_bit", 4, codec_s=0.0), look("one_bit", 4, codec_s=0.05)
-    assert dear.step_s - free.step_s == pytest.approx(0.05)
-    assert look("sync", 4, codec_s=0.05) == look("sync", 4)
-    assert look("sync", 4, pack_s=0.01).step_s - look("sync", 4).step_s == pytest.approx(0.01)
-
-
-def test_hosts_first_pays_where_latency_counts() -> None:
-    network = wire(0.1, 2e-3, per_host=4)
-    assert look("bmuf(dimensions='hosts')", 16, network).efficiency > look("bmuf", 16, network).efficiency
-
-
 def test_asynchronous_by_hand() -> None:
     """4 ways of 3/4 of the model: 150 ms there and back a minibatch of 100."""
     assert look("asgd", 4).efficiency == pytest.approx(0.1 / 0.15, rel=1e-3)
     assert look("ssp", 4).efficiency == pytest.approx(0.1 / 0.25, rel=1e-3)
     assert look("asgd(period=4)", 4).efficiency == pytest.approx(1)
-
-
-def test_an_epoch() -> None:
-    found = look("bmuf(period=16, overlap=16)", 4, epoch=144_000.0)
-    assert found.epoch_s == pytest.approx(3600)
-    assert found.epoch_bytes == pytest.approx(144_000 * found.step_bytes)
 
 
 def test_rules_that_are_alike_are_forecast_once_and_keep_their_names() -> None:

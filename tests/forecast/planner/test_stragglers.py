@@ -26,15 +26,6 @@ def test_the_largest_of_lognormal_numbers_against_draws(workers: int) -> None:
     assert steps.slowest(1, workers) == pytest.approx(drawn, rel=0.02)
 
 
-def test_a_sum_has_the_mean_and_the_variance_of_its_parts() -> None:
-    steps, generator = LogNormal(0.2, 0.5), np.random.default_rng(1)
-    apart = steps.sums(1, (40_000, 4), generator).sum(axis=1)
-    together = steps.sums(4, (40_000,), generator)
-    assert together.mean() == pytest.approx(0.8, rel=0.01)
-    assert together.std() == pytest.approx(0.2 * 0.5 * 2, rel=0.03)
-    assert steps.slowest(4, 16) == pytest.approx(apart.reshape(-1, 16).max(axis=1).mean(), rel=0.02)
-
-
 def test_numbers_that_make_no_sense_are_refused() -> None:
     with pytest.raises(RuleError, match="step time must be"):
         LogNormal(0.0)

@@ -65,13 +65,6 @@ def test_the_engine_restarts(more: str) -> None:
         assert end == ends
 
 
-def test_it_is_the_look_ahead_of_the_next_block_that_is_left_out() -> None:
-    """Blocks of 2 begin at 3, 5, 8 and 10: the models 2, 5, 7 and 10, and half of Delta."""
-    seen, end = climb("bmuf(period=2, momentum=0.5, lr=1, restart=2)", [1.0, 1.0], [8, 8])[0]
-    assert [values[0] for values in seen[1::2]] == [3.0, 5.0, 8.0, 10.0]
-    assert end == [10.0]
-
-
 @pytest.mark.parametrize("restart", [-1, 1.5, True, "2", None])
 def test_a_bad_number_of_blocks(restart: Any) -> None:
     for name in ("bmuf", "diloco", "auto"):

@@ -106,27 +106,6 @@ def test_all_operations_are_queued_on_the_side_stream_when_the_exchange_starts()
     assert said[6:] == ["wait a2", "apply a", "join"]
 
 
-def test_exchanges_take_turns_on_the_streams() -> None:
-    """The result of the first does not wait for the second."""
-    said: tuple[list[str], list[str]] = ([], [])
-    sides, header, found = [Stream(said[0]), Stream(said[1])], Told(), list[Any]()
-    pipeline = Pipeline(False, 1, sides)
-    running = [
-        pipeline.start(exchange(name, 1, header, said[k % 2], sides[k % 2], found)) for k, name in enumerate("abc")
-    ]
-    assert said == (["fork", "start a0", "fork", "start c0"], ["fork", "start b0"])
-    header.over = True
-    running[0].finish()
-    assert said == (["fork", "start a0", "fork", "start c0", "wait a0", "apply a", "join"], ["fork", "start b0"])
-
-
-def test_an_exchange_of_fewer_operations_waits_for_no_header_when_it_starts() -> None:
-    said: list[str] = []
-    side, header, found = Stream(said), Told(), list[Any]()
-    Pipeline(False, 3, [side]).start(exchange("a", 1, header, said, side, found))
-    assert said == ["fork", "start a0", "wait a0"]
-
-
 def test_the_result_is_applied_between_two_steps_once_device_and_headers_are_there() -> None:
     said: list[str] = []
     side, header, found = Stream(said), Told(), list[Any]()
@@ -306,17 +285,3 @@ def test_exchanges_in_flight_progress_at_every_step(monkeypatch: pytest.MonkeyPa
 
     paceline.simulate(program, 2)
     assert len(called) == 4, "at steps 4 and 7 of each worker"
-
-
-def test_virtual_workers_share_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They add each other's tensors, which no side stream of another one has waited for."""
-    asked: list[list[torch.device]] = []
-    monkeypatch.setattr(SideStream, "beside", classmethod(lambda cls, devices: asked.append(list(devices)) or [cls()]))
-
-    def program() -> None:
-        model = nn.Linear(2, 2)
-        paceline.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "diloco(overlap=1)").close()
-
-    paceline.simulate(program, 2)
-    Exchanger(SoloTransport(), rule_from_text("bmuf").codec, Flat(), devices=[torch.device("cpu")])
-    assert asked == [[], [], [torch.device("cpu")]]

@@ -17,7 +17,7 @@ import torch
 
 from paceline.rules.outer import Sum
 from paceline.rules.schedule import Bounded
-from paceline.update.server.durability import KEPT_BYTES, Replicas, UnsafePushes, interval
+from paceline.update.server.durability import Replicas, UnsafePushes
 from paceline.update.server.membership import ServerMembership
 from paceline.update.server.owner import ShardServer
 from paceline.update.server.protocol import PendingExchange, ShardRequest
@@ -186,11 +186,6 @@ def test_a_push_is_known_by_its_number_and_by_its_samples() -> None:
     for epoch in range(1, EPOCHS + 3):
         assert other.is_new(3, 1 + epoch, [(0, epoch, 0, 10)])
     assert len(other.state()["covered"]) == EPOCHS
-
-
-def test_what_a_sender_keeps_is_bounded() -> None:
-    """About a gigabyte of pushes, or two of them where one is larger."""
-    assert interval(1000) == 16 and interval(100_000_000) == 10 and interval(10 * KEPT_BYTES) == 2
 
 
 def push_of(number: int, shards: tuple[int, ...]) -> PendingExchange:
