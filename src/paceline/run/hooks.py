@@ -30,7 +30,7 @@ from paceline.run.mistakes import Mistakes
 from paceline.run.validation import MARK
 from paceline.update.engine.context import RunContext, skipped
 from paceline.update.engine.protocol import EngineProtocol
-from paceline.update.exchange.checksum import is_sampled
+from paceline.update.exchange.exchanger import is_sampled
 
 
 class StepHooks:

@@ -15,8 +15,7 @@ from paceline import extensions
 from paceline.communication import Transport
 from paceline.observe import processes
 from paceline.observe.event_log import EventLog
-from paceline.update.exchange.header import ExchangeSummary, Timing
-from paceline.update.exchange.outliers import Rejections
+from paceline.update.exchange.exchanger import ExchangeHeader, ExchangeSummary, Timing
 from paceline.version import __version__
 
 logger = logging.getLogger("paceline")
@@ -63,6 +62,63 @@ class LogLine:
             self.met = number, when
 
 
+BROKEN = 3
+"""After so many rejections in a row a worker is reported as probably broken."""
+
+
+class Rejections:
+    """Warns of rejected contributions, and notes them in the log.
+
+    Attributes:
+        total: contributions rejected so far.
+    """
+
+    def __init__(self, transport: Transport, note: Callable[..., None]) -> None:
+        self._transport, self._note = transport, note
+        self.total = 0
+        self._in_a_row: Counter[int] = Counter()  # of each rank
+
+    def report(self, summary: ExchangeSummary) -> None:
+        """Report the contributions that this exchange rejected."""
+        self.total += len(summary.left_out)
+        for rank, header in enumerate(summary.headers):
+            if rank in summary.left_out:
+                self._in_a_row[rank] += 1
+                self._report_one(rank, header, summary)
+            elif header.brings:
+                self._in_a_row[rank] = 0
+
+    def _report_one(self, rank: int, header: ExchangeHeader, summary: ExchangeSummary) -> None:
+        name, times = self._transport.world.name(rank), self._in_a_row[rank]
+        why = _why(rank, summary)
+        logger.warning("%s left out of exchange %d: %s; it goes on from the global model", name, header.sequence, why)
+        if times == BROKEN:
+            logger.warning(
+                "%s was left out %d times in a row and is probably broken: look at its memory (ECC errors, dmesg) and "
+                "at its part of the data, or start it on another host",
+                name,
+                times,
+            )
+        self._note(
+            "left_out",
+            rank_left_out=rank,
+            exchange=header.sequence,
+            why=why,
+            finite=header.finite,
+            norm=header.norm if header.finite else None,
+            in_a_row=times,
+        )
+
+
+def _why(rank: int, summary: ExchangeSummary) -> str:
+    """Why a contribution was rejected."""
+    header, between = summary.headers[rank], summary.between
+    if not header.finite:
+        return "inf or nan in what it brought"
+    usual = f" where {between[0]:.3g} to {between[1]:.3g} is usual" if between is not None else ""
+    return f"norm {header.norm:.3g}{usual}"
+
+
 class Monitor:
     """Times a run and writes its event log.
 
@@ -73,8 +129,6 @@ class Monitor:
     `stepped` only from the training thread.
 
     Args:
-        event_log: where events go.
-        transport: whose bytes are counted.
         told: called with (block, minibatches) when a line is written.
     """
 
@@ -165,31 +219,27 @@ class Monitor:
         effective: float | None = None,
     ) -> None:
         """Note the end of an exchange."""
-        line = self._line
+        line, now = self._line, self._transport.now()
+        exchange_s = max(0.0, now - self._since - timing.wait_s)
         line.exchanges += 1
         line.effective = effective or line.effective
         line.wait_s += timing.wait_s
-        line.exchange_s += timing.exchange_s
+        line.exchange_s += exchange_s
         self.spent[1] += timing.wait_s
-        self.spent[2] += timing.exchange_s
+        self.spent[2] += exchange_s
         if block:
             self.of_blocks[0] += timing.wait_s
-            self.of_blocks[1] += timing.exchange_s
-        self._exchanges, self._block = self._exchanges + 1, block
-        self._since = self._transport.now()
+            self.of_blocks[1] += exchange_s
+        self._exchanges, self._block, self._since = self._exchanges + 1, block, now
         if summary is not None:
             line.left_out |= set(summary.left_out)
             self._rejections.report(summary)
-            self._note_arrival(summary, timing)
-        if self._since - self._written_s >= FOLD_S or line.left_out:
+            everybody = len(summary.headers) == self._transport.world.size  # and not the workers of one host
+            waited = not self._goes_on or timing.wait_s >= LEAST_S  # else it ended while the worker was computing
+            if everybody and waited and timing.met_at is not None:  # this aligns the clocks of different hosts
+                line.meets(summary.headers[0].sequence, timing.met_at)
+        if now - self._written_s >= FOLD_S or line.left_out:
             self._write(block, warmup)
-
-    def _note_arrival(self, summary: ExchangeSummary, timing: Timing) -> None:
-        """Note when this worker knew that all had entered: that aligns the clocks of different hosts."""
-        if len(summary.headers) != self._transport.world.size:
-            return  # of the workers of one host
-        if not self._goes_on or timing.wait_s >= LEAST_S:  # else it ended while the worker was computing
-            self._line.meets(summary.headers[0].sequence, self._since - timing.exchange_s)
 
     def stepped(self, steps: int, samples: int, new_samples: int) -> None:
         """Count a step of the optimizer."""

@@ -31,12 +31,7 @@ def skipped(optimizer: Optimizer) -> bool:
 class TrainingProgress:
     """Counts one worker's steps.
 
-    Args:
-        schedule: the rule's.
-
     Attributes:
-        steps: minibatches since attach.
-        warm: whether the warm-up is over.
         lockstep: whether gradients are exchanged before the next step: always, or during the warm-up.
     """
 
@@ -79,7 +74,6 @@ class RunContext:
     Attributes:
         settings: of the run.
         model: the user's modules.
-        owned: (optimizer, its named parameters) pairs.
         transport: the connection to the other workers.
         progress: counts this worker's steps.
         monitor: times the run and writes its event log.

@@ -55,9 +55,6 @@ class Scaling:
     If gradients are sent in backward, the user need not pass the scaler: it is found at its first step. Before that,
     any live enabled scaler is assumed to be it (searched for only when gradients are not finite).
 
-    Args:
-        scaler: the user's, or None.
-
     Attributes:
         kept_at: the scale of the codecs' residuals; None if unknown.
     """
@@ -107,7 +104,6 @@ class ScalerHook:
     Wraps `unscale_` and `step` of this one scaler; `remove` restores them.
 
     Args:
-        scaler: a `torch.amp.GradScaler`.
         exchange: optimizer -> exchanges its (scaled) gradients; called once a step.
         ours: optimizer -> whether it belongs to this run and gradients are due.
         over: called with the optimizer when its step is over or was skipped.
