@@ -31,12 +31,7 @@ class Stream(SideStream):
     """Writes down what is asked of it."""
 
     def __init__(self, said: list[str]) -> None:
-        super().__init__()
         self._said, self._inside = said, 0
-
-    @property
-    def apart(self) -> bool:
-        return True
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:  # type: ignore[override]
@@ -309,7 +304,7 @@ def test_exchanges_in_flight_progress_at_every_step(monkeypatch: pytest.MonkeyPa
 def test_virtual_workers_share_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """They add each other's tensors, which no side stream of another one has waited for."""
     asked: list[list[torch.device]] = []
-    monkeypatch.setattr(SideStream, "beside", classmethod(lambda cls, devices: asked.append(list(devices)) or [cls()]))
+    monkeypatch.setattr(SideStream, "beside", classmethod(lambda cls, devices: asked.append(list(devices)) or []))
 
     def program() -> None:
         model = nn.Linear(2, 2)

@@ -350,6 +350,7 @@ class Exchanger:
 
     Attributes:
         keeps: whether an exchange keeps its contribution, in the memory of the chunks, until it is applied.
+        sends_early: whether chunks may leave before the header.
         early: chunks of the next exchange that are on the wire already.
         timing: of the exchange whose header was sent last, or that is being finished.
         left: number of the first exchange in which a worker had no more work.
@@ -378,7 +379,7 @@ class Exchanger:
         self._pipeline = Pipeline(threads, self._route.stages, sides)
         self._held: PendingHeader | None = None
         self.early: list[tuple[Chunk, Running]] = []
-        self._sends_early = transport.background and codec.exact and not overlapped
+        self.sends_early = transport.background and codec.exact and not overlapped and not self.keeps
         self.sequence = 0
         self.reports = reports if reports is not None else Reports()
         self.timing = Timing()
@@ -451,8 +452,7 @@ class Exchanger:
 
     def begin_early(self, chunks: Sequence[Chunk], chunk: Chunk, factor: float, number: int) -> None:
         """Start the exchange of one of the first chunks, in their order, before that of the header."""
-        place = len(self.early)
-        if self._sends_early and not self.keeps and place < IN_FLIGHT and chunk is chunks[place]:
+        if len(self.early) < IN_FLIGHT and chunk is chunks[len(self.early)]:
             self.early.append((chunk, self.begin(chunk, factor, number, block=True)))
 
     def begin_with(self, chunk: Chunk, given: Tensor, number: int, counts: bool = True) -> Running:

@@ -47,41 +47,30 @@ STREAMS = 3
 
 
 class SideStream:
-    """The stream of a CUDA device beside training, or, without one, nothing.
+    """A stream of a CUDA device beside training."""
 
-    Args:
-        device: the device; None if exchanges work where training does.
-    """
-
-    def __init__(self, device: torch.device | None = None) -> None:
-        self._stream: Any = torch.cuda.Stream(device) if device is not None else None  # type: ignore[no-untyped-call]
+    def __init__(self, device: torch.device) -> None:
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @classmethod
     def beside(cls, devices: Iterable[torch.device]) -> list[SideStream]:
         """For a model on these devices: streams of its CUDA device, if it has one and no other."""
-        found = set(devices)
-        if len(found) == 1 and next(iter(found)).type == "cuda":
-            return [cls(device) for device in found for _ in range(STREAMS)]
-        return [cls()]
-
-    @property
-    def apart(self) -> bool:
-        """Whether there is one."""
-        return self._stream is not None
+        all_of_them = set(devices)
+        if len(all_of_them) != 1 or next(iter(all_of_them)).type != "cuda":
+            return []
+        return [cls(device) for device in all_of_them for _ in range(STREAMS)]
 
     def entered(self) -> AbstractContextManager[Any]:
         """Context in which this thread queues its work on it."""
-        return torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext()
+        return torch.cuda.stream(self._stream)
 
     def fork(self) -> None:
         """What is queued on it from now on comes after what this thread has queued so far."""
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
 
     def join(self) -> None:
         """What this thread queues from now on comes after all that is queued on it."""
-        if self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
 
 def moved(x: Tensor, device: torch.device) -> Tensor:
@@ -127,7 +116,7 @@ class Running:
         over: whether it has its result, or an error.
     """
 
-    def __init__(self, steps: Steps[Any], side: SideStream, staged: bool = False) -> None:
+    def __init__(self, steps: Steps[Any], side: SideStream | None, staged: bool = False) -> None:
         self._steps, self._side = steps, side
         self._pending: Pending | None = None
         self._result: Any = None
@@ -138,7 +127,7 @@ class Running:
     @classmethod
     def finished(cls, result: Any) -> Running:
         """One that is over."""
-        one = cls(iter(()), SideStream())  # type: ignore[arg-type]
+        one = cls(iter(()), None)  # type: ignore[arg-type]
         one._result, one.over = result, True
         return one
 
@@ -147,7 +136,7 @@ class Running:
         if self.over:
             return False
         try:
-            with self._side.entered(), torch.no_grad():
+            with self._side.entered() if self._side is not None else contextlib.nullcontext(), torch.no_grad():
                 if self._pending is not None:
                     self._pending.wait()
                 self._pending = next(self._steps)
@@ -171,7 +160,8 @@ class Running:
     def progress(self) -> None:
         """Go on, as far as nothing is to be waited for."""
         while not self.over and isinstance(self._pending, Pollable) and self._pending.completed():
-            self._side.fork()
+            if self._side is not None:
+                self._side.fork()
             self.advance()
 
     def finish(self) -> Any:
@@ -180,7 +170,8 @@ class Running:
             self._done.wait()  # every operation in it has a deadline
         while self.advance():
             pass
-        self._side.join()
+        if self._side is not None:
+            self._side.join()
         if self._error is not None:
             raise self._error
         return self._result
@@ -201,7 +192,7 @@ class Pipeline:
 
     def __init__(self, threads: bool, operations: int, sides: Sequence[SideStream] = ()) -> None:
         self._threads, self._operations = threads, operations
-        self._sides = itertools.cycle(sides or [SideStream()])
+        self._sides = itertools.cycle(sides or [None])
         self._stages: list[Stage] = []
         self._started: list[Running] = []  # without threads: those all of whose operations have started
 
@@ -212,11 +203,12 @@ class Pipeline:
             eager: whether, without threads, all of its operations are started now.
         """
         side = next(self._sides)
-        side.fork()
+        if side is not None:
+            side.fork()
         running = Running(steps, side, self._threads)
         if self._threads:
             _stage(self._stages, 0).put(running)
-        elif eager or side.apart:
+        elif eager or side is not None:
             running.start(self._operations)
             self._started = [*(one for one in self._started if not one.over), running]
         else:

@@ -340,11 +340,12 @@ class BlockUpdate:
         factor = header.minibatches / self.numbers.rule.schedule.period
 
         def packed(chunk: OuterStateChunk) -> None:
-            if chunk.device.type == "cpu" and not header.kind.joins:
+            if chunk.device.type == "cpu":
                 exchanger.begin_early(self.chunks, chunk, factor, number)
 
         if self._measures and header.minibatches:
-            norm, finite = measure(state.judged, self.chunks, packed)
+            early = exchanger.sends_early and not header.kind.joins
+            norm, finite = measure(state.judged, self.chunks, packed if early else None)
         else:
             norm, finite = 0.0, state.finite()
         mean_norm, usual = state.mean_norm, True

@@ -266,7 +266,7 @@ class OuterState(ABC):
         """The factor on this worker's contribution."""
         return factor
 
-    def norm(self, packings: Sequence[OuterStateChunk], packed: Packed) -> float | None:
+    def norm(self, packings: Sequence[OuterStateChunk], packed: Packed | None) -> float | None:
         """Euclidean norm of this worker's contribution, possibly inf or nan; None if outliers are not judged by it.
 
         The pass over memory that finds it also packs the chunks that are given, and calls `packed` with each.
@@ -362,37 +362,29 @@ class ParameterState(OuterState):
         torch.sub(self.values(begin, end), self._origin(begin, end, out), out=out)
 
     @torch.no_grad()
-    def norm(self, packings: Sequence[OuterStateChunk], packed: Packed) -> float:
+    def norm(self, packings: Sequence[OuterStateChunk], packed: Packed | None) -> float:
         norms: list[Tensor] = []
         for low in range(0, self.numel, self.block_elements):
             high = min(self.numel, low + self.block_elements)
-            norms += self._norms_of(low, high, packings)
-            for packing in packings:
-                if low < packing.end <= high:
-                    packing.packed = True
+            over = [packing for packing in packings if packing.begin < high and low < packing.end]
+            inside = len(over) == 1 and over[0].begin <= low and high <= over[0].end
+            out = over[0].space(low, high) if inside else self.scratch(2, high - low)
+            if kernels.serve(out):
+                from paceline.core.kernels.packing import difference
+
+                origin = self._numbers.rule.merging.origin(*self._part(low, high), self._numbers.coefficients(), out)
+                norms.append(difference(self.values(low, high), origin, self.fragment.dtype, out).sum().sqrt())
+            else:
+                self.contribute(low, high, out)
+                norms += self.partial_norms(out)
+            for packing in over:
+                if not inside:
+                    first, last = max(low, packing.begin), min(high, packing.end)
+                    packing.space(first, last).copy_(out[first - low : last - low])
+                packing.packed = packing.end <= high
+                if packing.packed and packed is not None:
                     packed(packing)
         return float(torch.linalg.vector_norm(torch.stack(norms).double())) if norms else 0.0
-
-    def _norms_of(self, low: int, high: int, packings: Sequence[OuterStateChunk]) -> list[Tensor]:
-        """The norms of one block of the contribution, which is packed on the way."""
-        over = [packing for packing in packings if packing.begin < high and low < packing.end]
-        inside = len(over) == 1 and over[0].begin <= low and high <= over[0].end
-        out = over[0].space(low, high) if inside else self.scratch(2, high - low)
-        norms = self._contribute(low, high, out)
-        for packing in () if inside else over:
-            first, last = max(low, packing.begin), min(high, packing.end)
-            packing.space(first, last).copy_(out[first - low : last - low])
-        return norms
-
-    def _contribute(self, low: int, high: int, out: Tensor) -> list[Tensor]:
-        """Write the contribution for [low, high) into `out`; its partial norms."""
-        if not kernels.serve(out):
-            self.contribute(low, high, out)
-            return self.partial_norms(out)
-        from paceline.core.kernels.packing import difference
-
-        origin = self._numbers.rule.merging.origin(*self._part(low, high), self._numbers.coefficients(), out)
-        return [difference(self.values(low, high), origin, self.fragment.dtype, out).sum().sqrt()]
 
     def apply(self, begin: int, end: int, mean: Tensor, block: BlockEnd) -> None:
         scratch = self.scratch(1, end - begin)
@@ -469,7 +461,7 @@ class ParameterState(OuterState):
 
 
 def measure(
-    states: Iterable[OuterState], chunks: Sequence[OuterStateChunk], packed: Packed = lambda chunk: None
+    states: Iterable[OuterState], chunks: Sequence[OuterStateChunk], packed: Packed | None = None
 ) -> tuple[float, bool]:
     """The norm of these states' joint contribution, and whether all of it is finite.
 

@@ -42,7 +42,7 @@ from paceline.update.engine.blocks import saved as saved_blocks
 from paceline.update.engine.blocks.model import BlockExchanges, FragmentedModel
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import stepping_scaler
-from paceline.update.engine.gradients.update import RESHARDED, SKIPPED, GradientExchanges, GradientUpdate
+from paceline.update.engine.gradients.update import RESHARDED, SKIPPED, GradientExchanges
 from paceline.update.exchange.departures import Departures
 from paceline.update.exchange.exchanger import (
     WARMUP_END,
@@ -168,7 +168,6 @@ class Engine:
         host: the connection among the processes of this host, if they are one worker and any host has several.
         fragments: the trained parameters and numeric buffers.
         missed: steps of the other workers in the passes so far that this one did not make, under a block rule.
-        told: whether the user was told of skipped minibatches.
     """
 
     blocks: FragmentedModel | None
@@ -191,7 +190,7 @@ class Engine:
         self._exchange_blocks(blocks)
         self.handover = Handover(run, self.gradient_exchanges)
         self.missed = 0
-        self.told = False
+        self._told = False  # whether the user knows of skipped minibatches
         if self.progress.lockstep:
             self.gradient_exchanges.start(self.exchanger)
         elif self.host is not None:
@@ -211,11 +210,6 @@ class Engine:
             self.block_exchanges = BlockExchanges(self.run, blocks, self.exchanger, self._retune)
 
     # -- position ---------------------------------------------------------------------------------
-
-    @property
-    def gradients(self) -> list[GradientUpdate]:
-        """The exchanges of gradients, one of each optimizer."""
-        return self.gradient_exchanges.updates
 
     @property
     def local(self) -> bool:
@@ -290,7 +284,7 @@ class Engine:
         elif self.block_exchanges is not None and not self.progress.lockstep:
             self.block_exchanges.advance(idle=False)
         if self.run.tuner.decided:
-            self.apply_requests()
+            self._retune(0)
         if self.run.tuner.measured.chooser is not None:
             self.follow_choice()
 
@@ -340,11 +334,11 @@ class Engine:
         """A pass over shared data is over: wait until all workers are at its end, and hold the same."""
         if self.run.transport.world.size > 1:
             with self._gradients_aside():
-                Joining(self, leaving=False).join_all()
+                self._join(leaving=False)
 
     def shutdown(self) -> None:
         """End the run together: wait for workers that have more data, and merge the rest of the last block."""
-        Joining(self, leaving=True).join_all()
+        self._join(leaving=True)
         sums = [of_tensors(part) for part in self.fragments]
         if self.blocks is not None and not self.progress.lockstep:
             sums.append(torch.tensor(self.blocks.checksum()))
@@ -382,7 +376,7 @@ class Engine:
         self.gradient_exchanges.withdraw()
         found: dict[str, Any] = {
             "blocks": saved_blocks.save(self.blocks) if self.blocks is not None else [],
-            "gradients": [update.state() for update in self.gradients],
+            "gradients": [update.state() for update in self.gradient_exchanges.updates],
             "sequence": [exchanger.sequence for exchanger in self._exchangers],
         }
         if self.missed:
@@ -395,7 +389,9 @@ class Engine:
         if self.blocks is not None:
             saved_blocks.load(self.blocks, state["blocks"])
         self._follow_progress()
-        for update, row in zip(self.gradients, state["gradients"], strict=False):  # none if it began with blocks
+        for update, row in zip(
+            self.gradient_exchanges.updates, state["gradients"], strict=False
+        ):  # none if it began with blocks
             update.load(row)
         for exchanger, sequence in zip(self._exchangers, state["sequence"], strict=True):
             exchanger.continue_at(sequence)
@@ -425,7 +421,7 @@ class Engine:
                 for optimizer, _ in self.run.owned:
                     restore_beta1(optimizer)
             self._follow_progress()
-            for update, row in zip(self.gradients, gradients, strict=False):
+            for update, row in zip(self.gradient_exchanges.updates, gradients, strict=False):
                 if row["order"] is not None:
                     update.reshard(row)
             self.exchanger.continue_at(sequence)
@@ -444,10 +440,6 @@ class Engine:
         """The tensors that must be equal on all workers when blocks begin or end."""
         return self.fragments if self.blocks is None else [state.fragment for state in self.blocks.outer_states]
 
-    def apply_requests(self) -> None:
-        """Apply tuning requests that were decided, outside of blocks."""
-        self._retune(0)
-
     def end_warmup(self, summary: ExchangeSummary) -> None:
         """The warm-up is over: all workers, also leaving ones, take the same start for the first block."""
         progress = self.progress
@@ -463,7 +455,108 @@ class Engine:
             blocks.enter(progress.steps)
         self._leave_lockstep()
         self.gradient_exchanges.read_requests(summary)
-        self.apply_requests()
+        self._retune(0)
+
+    # -- joining at the end of a pass, or of the run ------------------------------------------------
+
+    def _join(self, leaving: bool) -> None:
+        """At the end of the run if this worker is `leaving`, else of a pass: join exchanges until all are there."""
+        self._joined = set[int]()  # the steps whose gradients were exchanged without this worker
+        for withdrawn in self.gradient_exchanges.withdraw():
+            self._joined |= {h.total for h in withdrawn.headers if h.brings}
+        if leaving and self.block_exchanges is not None:
+            self.block_exchanges.land_all()
+        if self.progress.lockstep and self._join_lockstep(leaving):
+            return
+        if self.host is not None:
+            self._join_host(self.host, leaving)
+        if self.block_exchanges is not None:
+            self._join_blocks(self.block_exchanges, leaving)
+
+    def _join_lockstep(self, leaving: bool) -> bool:
+        """Join the gradient exchanges of workers that have more data, until all are there or the warm-up is over;
+        whether all are there."""
+        while self.progress.lockstep:
+            summary = self._join_gradients(self.exchanger, leaving)
+            if any(h.kind == WARMUP_END for h in summary.headers):
+                self.end_warmup(summary)
+            elif summary.empty:
+                self._even_out(self.exchanger.transport, summary, self.fragments)
+                if summary.all_leaving or not leaving:
+                    return True
+            self._retune(0)
+            measured = self.run.tuner.measured
+            if measured.chosen is not None and measured.chosen.lockstep:
+                self.follow_choice()  # but blocks begin when the others meet
+        return False
+
+    def _join_host(self, host: Exchanger, leaving: bool) -> None:
+        """Join the steps of this host, and its blocks, until all its processes are there; then hold the same values."""
+        last = ExchangeKind.gradients(len(self.run.owned) - 1)
+        while True:
+            summary = self._join_gradients(host, leaving)
+            if summary.empty:
+                if self.block_exchanges is not None and (summary.all_leaving or summary.steps_differ):
+                    self.block_exchanges.land_all()
+                self._even_out(host.transport, summary, self.outer_fragments)
+                if summary.all_leaving or not leaving:
+                    return
+            elif self.block_exchanges is not None and summary.weight > 0 and summary.kind == last:
+                self.block_exchanges.advance(idle=True)
+            self._retune(0)
+
+    def _join_gradients(self, exchanger: Exchanger, leaving: bool) -> ExchangeSummary:
+        """Join an exchange of gradients with an empty contribution."""
+        header = ExchangeHeader(leaving=leaving, minibatches=len(self._joined), total=self.progress.steps)
+        summary = self.gradient_exchanges.join(exchanger.open(header))
+        self._joined |= {h.total for h in summary.headers if h.brings}
+        return summary
+
+    def _join_blocks(self, blocks: BlockExchanges, leaving: bool) -> None:
+        """Join the blocks of the others until all workers are there."""
+        if leaving:
+            blocks.finish()
+            return
+        summary = blocks.wait(self.progress.steps + self.missed)
+        if summary.steps_differ:
+            blocks.merge()
+            totals, rank = [h.total for h in summary.headers], self.exchanger.transport.world.rank
+            self.missed += max(totals) - totals[rank]
+            if not any(h.leaving for h in summary.headers):
+                self.handover.give(totals.index(max(totals)), totals[rank] < max(totals), state=False)
+
+    # -- workers that have made fewer steps -------------------------------------------------------
+
+    def _even_out(self, transport: Transport, summary: ExchangeSummary, fragments: Sequence[Fragment]) -> None:
+        """Workers that made fewer steps take over from one that made the most."""
+        totals, world = [h.total for h in summary.headers], transport.world
+        most = max(totals)
+        stayed = [rank for rank, h in enumerate(summary.headers) if h.total + h.minibatches < most]
+        if stayed:
+            raise MismatchError(world.sign(f"{world.names(stayed)} {SKIPPED}"))
+        even_out(transport, summary, fragments)
+        if summary.steps_differ and not summary.all_leaving:
+            self.handover.give(totals.index(most), totals[world.rank] < most, transport)
+            self.progress.follow(most)
+            self._joined.clear()
+            self._tell_skips(summary, most, world)
+
+    def _tell_skips(self, summary: ExchangeSummary, most: int, world: World) -> None:
+        """Say once that workers have skipped minibatches: what the program counts by itself lacks them."""
+        places = [Place.unpack(h.place or pack(0, 0, INSIDE)) for h in summary.headers]
+        furthest = places[[h.total for h in summary.headers].index(most)].batches
+        missed = [max(0, furthest - place.batches) + (place.state == LEFT) for place in places]  # left before its step
+        skips = [rank for rank, h in enumerate(summary.headers) if not h.leaving and most - h.total > missed[rank]]
+        if skips and not self._told and world.rank == 0:
+            logger.warning(
+                "%s",
+                world.sign(
+                    f"{world.names(skips)} skipped minibatches of a pass, and made fewer steps than others: it takes "
+                    "over their model, optimizer and schedules. What the program counts or averages by itself at each "
+                    "step (a moving average of the weights) goes on without those steps"
+                ),
+            )
+        self._told = self._told or bool(skips)
 
     # -- a rule that a probe chooses --------------------------------------------------------------
 
@@ -513,129 +606,6 @@ class Engine:
         self.gradient_exchanges.stop()
         if self.host is not None:
             self.gradient_exchanges.start(self.host)
-
-
-class Joining:
-    """Joins exchanges at the end of a pass or of the run.
-
-    Args:
-        leaving: whether the run ends for this worker; else a pass.
-    """
-
-    def __init__(self, engine: Engine, leaving: bool) -> None:
-        self._engine, self._leaving = engine, leaving
-        self._joined = set[int]()  # the steps whose gradients were exchanged without this worker
-
-    def join_all(self) -> None:
-        """Join until all workers are there."""
-        engine, progress = self._engine, self._engine.progress
-        for withdrawn in engine.gradient_exchanges.withdraw():
-            self._joined |= {h.total for h in withdrawn.headers if h.brings}
-        if self._leaving and engine.block_exchanges is not None:
-            engine.block_exchanges.land_all()
-        if progress.lockstep and self._join_lockstep():
-            return
-        if engine.host is not None:
-            self._join_host(engine.host)
-        if engine.block_exchanges is not None:
-            self._join_blocks(engine.block_exchanges)
-
-    def _join_lockstep(self) -> bool:
-        """Join the gradient exchanges of workers that have more data, until all are there or the warm-up is over;
-        whether all are there."""
-        engine = self._engine
-        while engine.progress.lockstep:
-            summary = self._join_gradients(engine.exchanger)
-            if any(h.kind == WARMUP_END for h in summary.headers):
-                engine.end_warmup(summary)
-            elif summary.empty:
-                self._even_out(engine.exchanger.transport, summary, engine.fragments)
-                if summary.all_leaving or not self._leaving:
-                    return True
-            engine.apply_requests()
-            measured = engine.run.tuner.measured
-            if measured.chosen is not None and measured.chosen.lockstep:
-                engine.follow_choice()  # but blocks begin when the others meet
-        return False
-
-    def _join_host(self, host: Exchanger) -> None:
-        """Join the steps of this host, and its blocks, until all its processes are there; then hold the same values."""
-        engine = self._engine
-        last = ExchangeKind.gradients(len(engine.run.owned) - 1)
-        while True:
-            summary = self._join_gradients(host)
-            if summary.empty:
-                if engine.block_exchanges is not None and (summary.all_leaving or summary.steps_differ):
-                    engine.block_exchanges.land_all()
-                self._even_out(host.transport, summary, engine.outer_fragments)
-                if summary.all_leaving or not self._leaving:
-                    return
-            elif (
-                engine.block_exchanges is not None
-                and summary.weight > 0
-                and any(h.kind == last for h in summary.headers)
-            ):
-                engine.block_exchanges.advance(idle=True)
-            engine.apply_requests()
-
-    def _join_gradients(self, exchanger: Exchanger) -> ExchangeSummary:
-        """Join an exchange of gradients with an empty contribution."""
-        engine = self._engine
-        header = ExchangeHeader(leaving=self._leaving, minibatches=len(self._joined), total=engine.progress.steps)
-        summary = engine.gradient_exchanges.join(exchanger.open(header))
-        self._joined |= {h.total for h in summary.headers if h.brings}
-        return summary
-
-    def _join_blocks(self, blocks: BlockExchanges) -> None:
-        """Join the blocks of the others until all workers are there."""
-        engine = self._engine
-        if self._leaving:
-            blocks.finish()
-            return
-        summary = blocks.wait(engine.progress.steps + engine.missed)
-        if summary.steps_differ:
-            blocks.merge()
-            totals, rank = [h.total for h in summary.headers], engine.exchanger.transport.world.rank
-            engine.missed += max(totals) - totals[rank]
-            if not any(h.leaving for h in summary.headers):
-                engine.handover.give(totals.index(max(totals)), totals[rank] < max(totals), state=False)
-
-    # -- workers that have made fewer steps -------------------------------------------------------
-
-    def _even_out(self, transport: Transport, summary: ExchangeSummary, fragments: Sequence[Fragment]) -> None:
-        """Workers that made fewer steps take over from one that made the most."""
-        if not summary.steps_differ:
-            even_out(transport, summary, fragments)
-            return
-        totals, world = [h.total for h in summary.headers], transport.world
-        most = max(totals)
-        stayed = [rank for rank, h in enumerate(summary.headers) if h.total + h.minibatches < most]
-        if stayed:
-            raise MismatchError(world.sign(f"{world.names(stayed)} {SKIPPED}"))
-        source = totals.index(most)
-        even_out(transport, summary, fragments)
-        if not summary.all_leaving:
-            self._engine.handover.give(source, totals[world.rank] < most, transport)
-            self._engine.progress.follow(most)
-            self._joined.clear()
-            self._tell_skips(summary, most, world)
-
-    def _tell_skips(self, summary: ExchangeSummary, most: int, world: World) -> None:
-        """Say once that workers have skipped minibatches: what the program counts by itself lacks them."""
-        places = [Place.unpack(h.place or pack(0, 0, INSIDE)) for h in summary.headers]
-        furthest = places[[h.total for h in summary.headers].index(most)].batches
-        missed = [max(0, furthest - place.batches) + (place.state == LEFT) for place in places]  # left before its step
-        skips = [rank for rank, h in enumerate(summary.headers) if not h.leaving and most - h.total > missed[rank]]
-        if skips and not self._engine.told and world.rank == 0:
-            logger.warning(
-                "%s",
-                world.sign(
-                    f"{world.names(skips)} skipped minibatches of a pass, and made fewer steps than others: it takes "
-                    "over their model, optimizer and schedules. What the program counts or averages by itself at each "
-                    "step (a moving average of the weights) goes on without those steps"
-                ),
-            )
-        self._engine.told = self._engine.told or bool(skips)
 
 
 def even_out(transport: Transport, summary: ExchangeSummary, fragments: Sequence[Fragment]) -> None:

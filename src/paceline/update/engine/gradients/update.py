@@ -607,7 +607,7 @@ class GradientExchanges:
 
     def _settle(self, optimizer: Optimizer, scaler: Any) -> None:
         """Exchange the gradients, for a step made by `scaler`, or by the program itself (None)."""
-        self._run.check_unchanged(optimizer)
+        self._run.progress.check_unchanged(optimizer)
         update = self._update_of(optimizer)
         update.scaling.stepped_by(scaler)
         update.before_step()
