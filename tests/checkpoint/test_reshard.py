@@ -336,7 +336,7 @@ def test_a_warm_up_of_the_codec_is_not_begun_again(rule: str, tmp_path: Path) ->
     """After 7 steps, what a step sends is what the 8th sends, among as many."""
 
     def sent(run: paceline.Run, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        (update,) = run._engine.gradients  # type: ignore[union-attr]
+        (update,) = run._engine.gradient_exchanges.updates  # type: ignore[union-attr]
         codec = update.codec.at(update.exchanges)
         return {"codec": codec, "residuals": [key for chunk in update.buckets.chunks for key in chunk.state]}
 

@@ -10,8 +10,8 @@ import pytest
 
 from paceline.flow.wanted import WantedWorkers
 from paceline.rules.recipes import rule_from_text
-from paceline.update.engine.blocks.numbers import Diversity
-from paceline.update.exchange.header import ExchangeHeader, ExchangeKind, ExchangeSummary
+from paceline.update.engine.blocks.outer_state import Diversity
+from paceline.update.exchange.exchanger import ExchangeHeader, ExchangeKind, ExchangeSummary
 
 
 def summary(workers: int, minibatches: int = 4, mean_norm: float = 0.0, leaving: bool = False) -> ExchangeSummary:

@@ -218,7 +218,7 @@ def weights_of(parameter: Tensor) -> Tensor:
 def kept_by(run: paceline.Run, model: nn.Module) -> float:
     """What this worker still has to send, and what it still owes as an owner of stripes; weighted."""
     assert run._engine is not None
-    update, parameters = run._engine.gradients[0], list(model.parameters())
+    update, parameters = run._engine.gradient_exchanges.updates[0], list(model.parameters())
     weights = torch.cat([weights_of(parameters[index]).view(-1) for index in update.buckets.order])
     total = 0.0
     for chunk in update.buckets.chunks:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import paceline
 from paceline.rules import payload
 from paceline.rules.schedule.growth import RATE_EXPONENT
-from paceline.update.engine.blocks.numbers import LocalOptimizers
+from paceline.update.engine.blocks.fragment import LocalOptimizers
 from tests.helpers import simulate
 
 WORKERS, STEPS = 3, 10

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import RuleError
@@ -20,6 +20,17 @@ from paceline_plugins.search.population import (
     ranking,
 )
 from paceline_plugins.search.space import space
+
+SPACE = space(
+    [
+        "lr=log(1e-4,1e-1)",
+        "period=int(2,32)",
+        "weight_decay=uniform(0,0.1)",
+        "momentum=choice(0.99,0.5,0.9)",
+        "gain=choice(auto,paper,4)",
+        "betas=choice((0.9,0.99),(0.5,0.9))",
+    ]
+)
 
 
 def members(*measures: float | None) -> list[PopulationMember]:

@@ -17,7 +17,7 @@ from paceline.communication import Transport
 from paceline.core.world import World
 from paceline.observe.event_log import EventLog
 from paceline.update import monitor as module
-from paceline.update.exchange.header import Timing
+from paceline.update.exchange.exchanger import Timing
 from paceline.update.monitor import Monitor
 
 Events = Callable[[], list[dict[str, Any]]]
@@ -55,7 +55,7 @@ def events(tmp_path: Path) -> Events:
 def exchange(watch: Monitor) -> None:
     watch.stepped(1, 32, 32)
     watch.begin()
-    watch.end(Timing(0.25, 0.5), None, block=1, warmup=False)
+    watch.end(Timing(), None, block=1, warmup=False)
 
 
 def test_delays_are_counted_and_not_listed(watch: Monitor, events: Events) -> None:
@@ -156,7 +156,7 @@ def test_the_time_is_cut_into_four_without_rest(tmp_path: Path, events: Events, 
         watch.stepped(1, 32, 32)
         watch.begin()
         clock.now += 2 + 1
-        watch.end(Timing(2, 1), None, block=1, warmup=False)
+        watch.end(Timing(2), None, block=1, warmup=False)
     clock.now += 4  # the last look whether there is more
     watch.waited(4)
     watch.close(2)

@@ -19,8 +19,16 @@ from paceline.flow.membership import CommitReport, ElasticMembership
 from paceline.rules.codec import State
 from paceline.rules.rule import Rule
 from paceline.tuning.tuner import GatheredRequests, Tuner
-from paceline.update.exchange.exchanger import Chunk, Exchanger, PendingHeader, Reports, StartedExchange, refuse_nothing
-from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary, Timing
+from paceline.update.exchange.exchanger import (
+    Chunk,
+    ExchangeHeader,
+    Exchanger,
+    ExchangeSummary,
+    PendingHeader,
+    Reports,
+    StartedExchange,
+    refuse_nothing,
+)
 from paceline.update.exchange.pipeline import Running
 
 Total = tuple[Tensor, State]
@@ -68,20 +76,17 @@ class CommittingExchanger(Exchanger):
             self._rule = rule
             self.renew()
 
-    def begin_timing(self) -> None:
-        """An exchange is finished: count its time from now on."""
-        self.timing = Timing()
-
-    def spent(self, wait_s: float = 0.0, exchange_s: float = 0.0) -> None:
-        """Count the time of the exchange under way: seconds of waiting, and beyond that."""
-        self.timing = Timing(self.timing.wait_s + wait_s, self.timing.exchange_s + exchange_s)
-
     def pre_vote(self, header: ExchangeHeader) -> ExchangeHeader:
         """The outcome is known after commit; the exchange may be retried."""
         return header
 
     def start(
-        self, header: ExchangeHeader, chunks: Sequence[Chunk], number: int, in_flight: int, checksum: Callable[[], int]
+        self,
+        header: ExchangeHeader,
+        chunks: Sequence[Chunk],
+        number: int,
+        checksum: Callable[[], int],
+        overlapped: bool = False,
     ) -> StartedExchange:
         return CommittedExchange(self, header, chunks, number, checksum)
 
@@ -182,8 +187,6 @@ class CommittedExchange:
             DesyncError, MismatchError, NonFiniteError: on every worker, with nothing applied.
             GivenUpError: the run continues without this worker.
         """
-        began = time.perf_counter()
-        self._exchanger.begin_timing()
         follows: Generation | None = None
         while follows is None:
             try:
@@ -191,9 +194,9 @@ class CommittedExchange:
             except (DesyncError, MismatchError) as error:
                 self._membership.control.doing(f"ends with {type(error).__name__}", self._header.total)
                 raise
-            asked = time.perf_counter()
+            asked = self._exchanger.transport.now()
             follows = self._membership.commit(self._exchanger.report(summary))
-            self._exchanger.spent(wait_s=time.perf_counter() - asked)
+            self._exchanger.waited(asked)
             if follows is None:
                 self._again()
         self._membership.applying.acquire()  # the engine releases it when everything is applied
@@ -203,7 +206,6 @@ class CommittedExchange:
                 chunk.land(total, summary)
         if self._heard is not None:
             self._exchanger.tuner.decide(self._heard)
-        self._exchanger.spent(exchange_s=time.perf_counter() - began - self._exchanger.timing.wait_s)
         self._membership.applied = self._membership.exchange
         self._membership.follows = follows
         refuse_nothing(summary, self._exchanger.transport.world)

@@ -26,7 +26,7 @@ from paceline.update.engine.agreement import exchanged_parts, untrained
 from paceline.update.engine.blocks import saved
 from paceline.update.engine.blocks.model import FragmentedModel
 from paceline.update.engine.context import RunContext
-from paceline.update.exchange.header import ExchangeSummary
+from paceline.update.exchange.exchanger import ExchangeSummary
 
 
 class ElasticEngine:

@@ -15,7 +15,7 @@ from paceline.data.ledger.epoch_ledger import Mark, Question
 from paceline.data.ledger.ranges import Ranges
 from paceline.errors import CheckpointError
 from paceline.flow.control import ControlClient
-from paceline.update.exchange.header import ExchangeHeader
+from paceline.update.exchange.exchanger import ExchangeHeader
 
 
 class UncommittedPlaces:

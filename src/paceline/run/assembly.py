@@ -38,10 +38,10 @@ from paceline.tuning.tunables import Tunables
 from paceline.tuning.tuner import MeasuredChoices, Tuner
 from paceline.update import server
 from paceline.update.engine.collective.engine import Engine
-from paceline.update.engine.context import RunContext, TrainingProgress
+from paceline.update.engine.context import RunContext
 from paceline.update.engine.protocol import EngineProtocol
 from paceline.update.engine.settings import Settings
-from paceline.update.monitor import Monitor
+from paceline.update.monitor import Monitor, TrainingProgress
 
 ENGINES: dict[str, Callable[[RunContext], EngineProtocol]] = {
     "collective": Engine,
@@ -108,7 +108,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         mistakes = Mistakes(transport.world, loaders, settings.data)
         tuner = _tuner(rule, given, owned, settings, transport, monitor)
         on_error.callback(tuner.close)
-        progress = TrainingProgress(tuner.rule.schedule)
+        progress = TrainingProgress(tuner.rule.schedule, owned)
         if exchanges and transport.world.size > 1:
             validation.check_forward(tuner.rule, progress.lockstep, owned, model)
         observers: list[Observer] = []

@@ -28,9 +28,10 @@ from paceline.core.flat import Fragment, flat_view, fragments
 from paceline.errors import UnsupportedError
 from paceline.run.mistakes import Mistakes
 from paceline.run.validation import MARK
-from paceline.update.engine.context import RunContext, skipped
+from paceline.update.engine.context import RunContext
 from paceline.update.engine.protocol import EngineProtocol
-from paceline.update.exchange.checksum import is_sampled
+from paceline.update.exchange.exchanger import is_sampled
+from paceline.update.monitor import skipped
 
 
 class StepHooks:
@@ -120,7 +121,7 @@ class StepHooks:
         engine, progress = self._engine, self._progress
         if engine is not None:
             if not engine.gradients_due:  # else it has looked before the step
-                self._context.check_unchanged(optimizer)
+                progress.check_unchanged(optimizer)
             engine.after_step(optimizer)
         if optimizer is not self._last or skipped(optimizer):
             return

@@ -35,7 +35,7 @@ from paceline.update.engine.blocks.model import FragmentedModel
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.protocol import EngineProtocol
 from paceline.update.engine.settings import Settings
-from paceline.update.exchange.header import ExchangeSummary
+from paceline.update.exchange.exchanger import ExchangeSummary
 from paceline.version import __version__
 from paceline_plugins.receipts import chain
 from paceline_plugins.receipts.chain import canonical, chain_name, hash_of

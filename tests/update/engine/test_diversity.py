@@ -9,8 +9,8 @@ import pytest
 
 from paceline.rules.recipes import rule_from_text
 from paceline.testing import check_rule
-from paceline.update.engine.blocks.numbers import BlockNumbers, Diversity
-from paceline.update.exchange.header import ExchangeHeader, ExchangeKind, ExchangeSummary
+from paceline.update.engine.blocks.outer_state import BlockNumbers, Diversity
+from paceline.update.exchange.exchanger import ExchangeHeader, ExchangeKind, ExchangeSummary
 from tests.helpers import adam
 from tests.update.engine.test_blocks import climb
 

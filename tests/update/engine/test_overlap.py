@@ -152,7 +152,7 @@ def test_chunks_leave_before_the_pass_is_over() -> None:
 
         def look(parameter: Tensor) -> None:
             assert side.run is not None
-            under_way.append(len(side.run._engine.gradients[0]._running))
+            under_way.append(len(side.run._engine.gradient_exchanges.updates[0]._running))
 
         for step in range(3):
             if step == 2:

@@ -14,8 +14,13 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.update.exchange.exchanger import with_outliers_dropped
-from paceline.update.exchange.header import NO_PAYLOAD, ExchangeHeader, ExchangeKind, ExchangeSummary
+from paceline.update.exchange.exchanger import (
+    NO_PAYLOAD,
+    ExchangeHeader,
+    ExchangeKind,
+    ExchangeSummary,
+    with_outliers_dropped,
+)
 from paceline.update.exchange.outliers import FAR, LEAST, Guard, Norms, farthest, make_guard, outliers
 from tests.helpers import simulate
 
@@ -40,9 +45,8 @@ def test_the_limit_by_hand() -> None:
 def test_nothing_is_judged_before_there_is_a_history() -> None:
     guard = Guard(history=3, window=8)
     norms = filled(guard, {0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.0})
-    assert norms.usual(0, 1e9) and norms.between is None
-    norms.add({0: 1.0, 1: 0.5})
-    assert not norms.usual(0, 1e9) and norms.between == (0.5, 1.0)
+    assert norms.usual(0, 1e9) and norms.add({0: 1.0, 1: 0.5}) is None
+    assert not norms.usual(0, 1e9)
     assert norms.usual(0, 9.9) and not norms.usual(0, 10.1)
     assert norms.usual(0, 1e-9)  # only what is too large is judged
 
@@ -50,8 +54,7 @@ def test_nothing_is_judged_before_there_is_a_history() -> None:
 def test_the_window_moves_and_begins_anew_where_the_scale_has_changed() -> None:
     guard = Guard(window=3, history=2)
     norms = filled(guard, *({0: float(k)} for k in range(1, 6)))
-    assert norms.between == (3.0, 5.0)
-    norms.add({0: 100.0}, changed=True)
+    assert norms.add({0: 100.0}, changed=True) == (3.0, 5.0)
     assert norms.state() == [[[0, 100.0]]]
 
 

@@ -21,11 +21,9 @@ from paceline.core.optimizer_state import Owned
 from paceline.core.world import World
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.topology.flat import Flat
-from paceline.update.engine.blocks.fragment import FragmentState
-from paceline.update.engine.blocks.numbers import BlockNumbers, LocalOptimizers
-from paceline.update.engine.blocks.outer_state import OuterStateChunk, cut_states
-from paceline.update.exchange.exchanger import Exchanger
-from paceline.update.exchange.header import ExchangeHeader, ExchangeKind
+from paceline.update.engine.blocks.fragment import FragmentState, LocalOptimizers
+from paceline.update.engine.blocks.outer_state import BlockNumbers, OuterStateChunk, cut_states
+from paceline.update.exchange.exchanger import ExchangeHeader, ExchangeKind, Exchanger
 from paceline.update.exchange.pipeline import LastWait, Pipeline, SideStream
 
 
@@ -33,12 +31,7 @@ class Stream(SideStream):
     """Writes down what is asked of it."""
 
     def __init__(self, said: list[str]) -> None:
-        super().__init__()
         self._said, self._inside = said, 0
-
-    @property
-    def apart(self) -> bool:
-        return True
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:  # type: ignore[override]
@@ -121,7 +114,7 @@ def test_the_result_is_applied_between_two_steps_once_device_and_headers_are_the
     assert said[began:] == ["fork", "wait a1"]
     header.over = True
     pipeline.progress()
-    assert said[began:] == ["fork", "wait a1", "fork", "apply a"] and running.over.is_set()
+    assert said[began:] == ["fork", "wait a1", "fork", "apply a"] and running.over
     pipeline.progress()
     assert running.finish() == "a" and said[-2:] == ["apply a", "join"]
 
@@ -137,7 +130,7 @@ def test_the_order_of_operations_does_not_depend_on_when_they_complete() -> None
             operation.over = True
         headers[quick].over = True
         pipeline.progress()
-        assert running[quick].over.is_set() and not running[1 - quick].over.is_set()
+        assert running[quick].over and not running[1 - quick].over
         headers[1 - quick].over = True
         assert [one.finish() for one in running] == ["a", "b"]
         starts.append([what for what in said if what.startswith("start")])
@@ -202,7 +195,7 @@ def moved(rule: str) -> tuple[FragmentState, list[OuterStateChunk], Exchanger, C
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.25)
-    chunks = cut_states(state.all, made, exchanger, numbers, overlapped=True, measured=False)
+    chunks = cut_states(state.all, exchanger, numbers, measured=False)
     return state, chunks, exchanger, communicator
 
 
@@ -214,7 +207,7 @@ def test_the_outer_step_is_made_behind_the_block(codec: str) -> None:
     state, chunks, exchanger, communicator = moved(f"diloco(period=2, overlap=1, codec='{codec}')")
     state.take_snapshot()
     before = [one.anchor.clone() for one in state.parameters]
-    under_way = exchanger.start(HEADER, chunks, 0, 0, state.checksum)
+    under_way = exchanger.start(HEADER, chunks, 0, state.checksum, overlapped=True)
     exchanger.progress()
     for operation in communicator.sums:
         operation.over = True

@@ -43,8 +43,7 @@ from paceline.data.ledger.epoch_ledger import Mark
 from paceline.rules.outer.arrival import CenterPull
 from paceline.rules.schedule.bounded import Bounded
 from paceline.tuning.tuner import Tuner
-from paceline.update.exchange.checksum import is_sampled
-from paceline.update.exchange.header import Timing
+from paceline.update.exchange.exchanger import Timing, is_sampled
 from paceline.update.monitor import Monitor
 from paceline.update.server.protocol import PendingExchange, Service, ShardRequest
 from paceline.update.server.shard import LEDGER_SHARD
@@ -78,8 +77,7 @@ class ExchangeTally:
         if self.refused:
             monitor.refused(self.refused)
         if self.delays or self.refused:
-            timing = Timing(wait_s=self.wait_s, exchange_s=max(0.0, time.perf_counter() - began - self.wait_s))
-            monitor.end(timing, None, block=pushes, warmup=False)
+            monitor.end(Timing(self.wait_s), None, block=pushes, warmup=False)
         else:
             monitor.sent()
         self.delays, self.refused, self.wait_s = [], 0, 0.0

@@ -20,8 +20,9 @@ from paceline.rules.rule import Rule
 from paceline.update.engine import exit_handling
 from paceline.update.engine.agreement import begin_together
 from paceline.update.engine.blocks.outer_state import names_apart, say_apart
-from paceline.update.engine.context import RunContext, skipped
+from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import ScalerHook, refuse_hidden_scaler, stepping_scaler
+from paceline.update.monitor import skipped
 from paceline.update.server.client import Client, ClientContext, Clients, DeltaClient, ExchangeTally, GradientClient
 from paceline.update.server.ledger_client import DataAccess
 from paceline.update.server.protocol import Service
@@ -223,7 +224,7 @@ class Asynchronous:
         self._monitor.begin()
         began = time.perf_counter()
         self._compute()
-        self._context.check_unchanged(optimizer)
+        self._progress.check_unchanged(optimizer)
         waits = self._schedule.staleness is not None and self._context.settings.scaler is None
         if waits and (scaler := stepping_scaler()) is not None:
             refuse_hidden_scaler(self.rule, scaler, False)  # other workers wait for the clocks of skipped steps
