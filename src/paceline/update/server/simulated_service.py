@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -22,9 +21,8 @@ from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
 from paceline.errors import PeerLostError
 from paceline.rules.traffic import FRAME_BYTES
-from paceline.update.server.owner import ShardServer
-from paceline.update.server.protocol import Once, PendingExchange, ShardRequest
-from paceline.update.server.shard import LEDGER_SHARD, NO_READER
+from paceline.update.server.protocol import PendingExchange, ShardRequest
+from paceline.update.server.shard import LEDGER_SHARD, NO_READER, ShardServer
 
 
 class SimulatedLedgerClient:
@@ -143,6 +141,10 @@ class SimulatedService:
         server: the shards that this worker owns.
         owners: shard -> rank.
         ledger: of the data; all workers use that of the first shard's owner.
+
+    Attributes:
+        leases: this worker's access to the ledger.
+        taking: context in which pulled values and the ledger's news are consistent.
     """
 
     def __init__(
@@ -165,6 +167,7 @@ class SimulatedService:
         if keeps:
             self._hub.ledger = ledger
         self._has_final_model = False
+        self.taking = contextlib.nullcontext()  # one virtual worker runs at a time
         transport.barrier()
         soon = partial(self._clock.wake, self._rank, 0.0)
         wait = partial(self._await, "work that is left")
@@ -172,26 +175,22 @@ class SimulatedService:
             self._rank, self._hub.ledger, keeps, self.now, soon, self._idle, wait
         )
 
-    def computed(self, step: int) -> None:
-        """Let the simulated time of the minibatch pass."""
-        self._check()
+    def computed(self, step: int) -> float:
+        """Let the simulated time of the minibatch pass; the time then."""
         awake: list[bool] = []
         self._clock.wake(self._rank, self._clock.compute_s(self._rank, step), lambda: awake.append(True))
         self._cluster.wait(self._rank, "the end of its minibatch", lambda: bool(awake))
-
-    def taking(self) -> AbstractContextManager[object]:
-        """An empty context: one virtual worker runs at a time."""
-        return contextlib.nullcontext()
+        return self._clock.now
 
     def now(self) -> float:
         """Simulated time, seconds."""
         return self._clock.now
 
-    def exchange_later(self, pending: PendingExchange, after_s: float) -> Once:
+    def exchange_later(self, pending: PendingExchange, after_s: float) -> Callable[[], None]:
         """Start the exchange in `after_s` simulated seconds, or earlier when the returned function is called."""
-        once = Once(lambda: self._ask(pending))  # without `_check`: an event may not raise
-        self._clock.wake(self._rank, after_s, once)
-        return once
+        ask = partial(self._ask, pending)  # without `_check`: an event may not raise
+        self._clock.wake(self._rank, after_s, ask)
+        return ask
 
     def exchange(self, pending: PendingExchange) -> None:
         """Send every owner its requests, in one message."""
@@ -199,9 +198,11 @@ class SimulatedService:
         self._ask(pending)
 
     def _ask(self, pending: PendingExchange) -> None:
-        pending.requested_at = self._clock.now
+        if pending.requested:
+            return
+        pending.requested, pending.requested_at = True, self._clock.now
         by_owner: dict[int, list[ShardRequest]] = {}
-        for request in pending.requests:
+        for request in pending.requests.values():
             by_owner.setdefault(self._owners[request.shard], []).append(request)
         for owner, requests in by_owner.items():
             nbytes = sum(FRAME_BYTES + _nbytes(request.values) for request in requests)
@@ -257,7 +258,9 @@ class SimulatedService:
 
     def wait(self, pending: PendingExchange) -> None:
         """Let other workers run until it is answered."""
-        self._await("answers of the owners", lambda: pending.done)
+        if not pending.done:
+            self._await("answers of the owners", lambda: pending.done)
+        self._check()
 
     def _await(self, what: str, ready: Callable[[], bool]) -> None:
         self._cluster.wait(self._rank, what, lambda: ready() or bool(self._hub.failed))
@@ -270,7 +273,6 @@ class SimulatedService:
             self._release(owner)
 
     def _check(self) -> None:
-        self._cluster.check()
         if self._hub.failed:
             raise PeerLostError(f"virtual worker {self._hub.failed[0]} failed; its error is the one that is raised")
 
