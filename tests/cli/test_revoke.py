@@ -17,7 +17,8 @@ from paceline.cli.run import checks
 from paceline.communication.sockets.certificates import Authority
 from paceline.communication.sockets.tls import TLS
 from paceline.errors import RefusedError
-from paceline.flow.control import About, ControlClient
+from paceline.flow.control.client import ControlClient
+from paceline.flow.control.messages import About
 from paceline_plugins.sites import revocations, saved_plan
 from paceline_plugins.sites.saved_plan import SavedPlan
 from tests.cli.test_elastic import DEADLINE_S, MEMBER, events, until

@@ -13,7 +13,7 @@ from paceline.communication.base import SoloTransport
 from paceline.core.world import World
 from paceline.errors import CheckpointError, PeerLostError
 from paceline.flow import joining
-from paceline.flow.control import Generation, WorkerAddress
+from paceline.flow.control.messages import Generation, WorkerAddress
 from paceline.flow.joining import Joining
 from paceline.flow.ledger_client import ControlLedgerClient
 

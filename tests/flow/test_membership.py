@@ -10,7 +10,8 @@ import torch
 
 from paceline.communication import SoloTransport
 from paceline.errors import GivenUpError, PacelineError
-from paceline.flow.control import About, ControlClient, Terms
+from paceline.flow.control.client import ControlClient
+from paceline.flow.control.messages import About, Terms
 from paceline.flow.membership import CommitReport, MembersTransport, join
 from paceline.update.engine.settings import Settings
 from tests.communication.ring.rings import everywhere, ring

@@ -27,7 +27,9 @@ from paceline.communication.sockets.channel import TLS, Listener, connect
 from paceline.communication.sockets.identity import CONTROL, WORKER, rank_role
 from paceline.core.world import World
 from paceline.errors import GivenUpError, MismatchError, PeerLostError, RefusedError
-from paceline.flow.control import About, ControlClient, Terms, wire
+from paceline.flow.control import wire
+from paceline.flow.control.client import ControlClient
+from paceline.flow.control.messages import About, Terms
 from paceline.update.server.frames import FrameKind
 from paceline.update.server.rendezvous import _Acceptor
 from tests.communication.connections import HERE, SOON

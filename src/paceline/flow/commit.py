@@ -14,7 +14,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from paceline.errors import DesyncError, GivenUpError, MismatchError, PeerLostError
-from paceline.flow.control import Generation
+from paceline.flow.control.messages import Generation
 from paceline.flow.membership import CommitReport, ElasticMembership
 from paceline.rules.codec import State
 from paceline.rules.rule import Rule

@@ -14,7 +14,7 @@ from typing import Any
 from paceline.data.ledger.epoch_ledger import Mark, Question
 from paceline.data.ledger.ranges import Ranges
 from paceline.errors import CheckpointError
-from paceline.flow.control import ControlClient
+from paceline.flow.control.client import ControlClient
 from paceline.update.exchange.header import ExchangeHeader
 
 

@@ -18,7 +18,8 @@ from paceline.core.world import World, host_name
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import GivenUpError, PeerLostError, UnsupportedError
 from paceline.extensions import DIALERS, extension
-from paceline.flow.control import About, ControlClient, Generation
+from paceline.flow.control.client import ControlClient
+from paceline.flow.control.messages import About, Generation
 from paceline.update.engine.settings import Settings
 
 

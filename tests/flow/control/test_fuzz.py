@@ -14,7 +14,8 @@ from paceline.communication.sockets.channel import connect
 from paceline.communication.sockets.frames import MAGIC, FrameHeader, write_note
 from paceline.data.ledger.epoch_ledger import Question
 from paceline.errors import GivenUpError, PacelineError
-from paceline.flow.control import Terms, server, wire
+from paceline.flow.control import server, wire
+from paceline.flow.control.messages import Terms
 from paceline.flow.control.state_machine import REMEMBERED
 from tests.flow.control.cluster import HERE, SOON, begin, control, member, together
 
