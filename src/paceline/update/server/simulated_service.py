@@ -26,40 +26,26 @@ from paceline.update.server.shard import LEDGER_SHARD, NO_READER, ShardServer
 
 
 class SimulatedLedgerClient:
-    """A virtual worker's access to the ledger.
+    """A virtual worker's access to the ledger, which all workers of the run share.
 
     Args:
-        rank: of the worker.
-        ledger: shared by all workers of the run.
+        service: of this worker.
+        ledger: of the run.
         keeps: whether the ledger goes into this worker's checkpoint.
-        now: simulated time, seconds.
-        soon: schedules a function at this time, after those of lower ranks.
-        idle: called when this worker has no work: no worker may wait for its clock.
-        wait: called with a condition; lets other workers run until it holds.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        ledger: Ledger,
-        keeps: bool,
-        now: Callable[[], float],
-        soon: Callable[[Callable[[], None]], None],
-        idle: Callable[[], None],
-        wait: Callable[[Callable[[], bool]], None],
-    ) -> None:
-        self._rank, self._ledger, self._keeps = rank, ledger, keeps
-        self._now, self._soon, self._idle, self._wait = now, soon, idle, wait
+    def __init__(self, service: SimulatedService, ledger: Ledger, keeps: bool) -> None:
+        self._service, self._rank, self._ledger, self._keeps = service, service.rank, ledger, keeps
 
     def ask(self, question: Question) -> Mark | None:
         """A lease; None where there is none, and with `dry` only when the epoch is over for all workers."""
         answers: list[Mark | None] = []
-        self._soon(lambda: answers.append(self._ask(question)))  # independent of which worker ran last
-        self._wait(lambda: bool(answers))
+        self._service.soon(lambda: answers.append(self._ask(question)))  # independent of which worker ran last
+        self._service.wait_for("work that is left", lambda: bool(answers))
         mark = answers[0]
         if mark is not None or not question.dry or self._over(question):
             return mark
-        self._idle()
+        self._service.idle()
         found: list[Mark] = []
 
         def answered() -> bool:
@@ -67,11 +53,11 @@ class SimulatedLedgerClient:
                 found.extend(mark for mark in [self._ask(question)] if mark is not None)
             return bool(found) or self._over(question)
 
-        self._wait(answered)
+        self._service.wait_for("work that is left", answered)
         return found[0] if found else None
 
     def _ask(self, question: Question) -> Mark | None:
-        return self._ledger.ask(self._rank, question, self._now())
+        return self._ledger.ask(self._rank, question, self._service.now())
 
     def _over(self, question: Question) -> bool:
         return self._ledger.over(question.loader, question.epoch)
@@ -104,11 +90,11 @@ class SimulatedLedgerClient:
 
     def state(self) -> dict[str, Any] | None:
         """The ledger's part of a checkpoint; None on workers that do not keep it."""
-        return self._ledger.state(self._now()) if self._keeps else None
+        return self._ledger.state(self._service.now()) if self._keeps else None
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore what `state` gave."""
-        self._ledger.load(state, self._now())
+        self._ledger.load(state, self._service.now())
 
 
 class Hub:
@@ -156,30 +142,30 @@ class SimulatedService:
         ledger: Ledger,
     ) -> None:
         self._transport, self._owners = transport, owners
-        self._cluster, self._rank = cluster, transport.world.rank
+        self._cluster, self.rank = cluster, transport.world.rank
         self._clock, shared = cluster.clock, cluster.shared
-        number = shared[f"attached {self._rank}"] = shared.get(f"attached {self._rank}", 0) + 1
+        number = shared[f"attached {self.rank}"] = shared.get(f"attached {self.rank}", 0) + 1
         self._hub: Hub = shared.setdefault(f"asynchronous {number}", Hub())
-        self._hub.servers[self._rank] = server
-        self._hub.transports[self._rank] = transport
-        self._hub.held[self._rank] = []
+        self._hub.servers[self.rank] = server
+        self._hub.transports[self.rank] = transport
+        self._hub.held[self.rank] = []
         keeps = LEDGER_SHARD in server.shards
         if keeps:
             self._hub.ledger = ledger
         self._has_final_model = False
         self.taking = contextlib.nullcontext()  # one virtual worker runs at a time
         transport.barrier()
-        soon = partial(self._clock.wake, self._rank, 0.0)
-        wait = partial(self._await, "work that is left")
-        self.leases: Leases = SimulatedLedgerClient(
-            self._rank, self._hub.ledger, keeps, self.now, soon, self._idle, wait
-        )
+        self.leases: Leases = SimulatedLedgerClient(self, self._hub.ledger, keeps)
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """Run an action at this simulated time, after those of lower ranks."""
+        self._clock.wake(self.rank, 0.0, action)
 
     def computed(self, step: int) -> float:
         """Let the simulated time of the minibatch pass; the time then."""
         awake: list[bool] = []
-        self._clock.wake(self._rank, self._clock.compute_s(self._rank, step), lambda: awake.append(True))
-        self._cluster.wait(self._rank, "the end of its minibatch", lambda: bool(awake))
+        self._clock.wake(self.rank, self._clock.compute_s(self.rank, step), lambda: awake.append(True))
+        self._cluster.wait(self.rank, "the end of its minibatch", lambda: bool(awake))
         return self._clock.now
 
     def now(self) -> float:
@@ -189,7 +175,7 @@ class SimulatedService:
     def exchange_later(self, pending: PendingExchange, after_s: float) -> Callable[[], None]:
         """Start the exchange in `after_s` simulated seconds, or earlier when the returned function is called."""
         ask = partial(self._ask, pending)  # without `_check`: an event may not raise
-        self._clock.wake(self._rank, after_s, ask)
+        self._clock.wake(self.rank, after_s, ask)
         return ask
 
     def exchange(self, pending: PendingExchange) -> None:
@@ -206,7 +192,7 @@ class SimulatedService:
             by_owner.setdefault(self._owners[request.shard], []).append(request)
         for owner, requests in by_owner.items():
             nbytes = sum(FRAME_BYTES + _nbytes(request.values) for request in requests)
-            self._carry(self._rank, owner, nbytes, lambda o=owner, a=requests: self._arrive(o, pending, a))
+            self._carry(self.rank, owner, nbytes, lambda o=owner, a=requests: self._arrive(o, pending, a))
 
     def _carry(self, source: int, to: int, nbytes: int, then: Any) -> None:
         if source != to:
@@ -220,11 +206,11 @@ class SimulatedService:
             if request.values is None:
                 delays.append(0)
                 continue
-            incoming = pending.incoming(self._rank, request)
+            incoming = pending.incoming(self.rank, request)
             if request.shard == LEDGER_SHARD:
-                self._hub.ledger.done(self._rank, pending.marks)
+                self._hub.ledger.done(self.rank, pending.marks)
             delays.append(server.push(request.shard, request.values, incoming, request.out).delay)
-        self._hub.held[owner].append((self._rank, pending, requests, delays))
+        self._hub.held[owner].append((self.rank, pending, requests, delays))
         self._release(owner)
 
     def _release(self, owner: int) -> None:
@@ -259,17 +245,18 @@ class SimulatedService:
     def wait(self, pending: PendingExchange) -> None:
         """Let other workers run until it is answered."""
         if not pending.done:
-            self._await("answers of the owners", lambda: pending.done)
+            self.wait_for("answers of the owners", lambda: pending.done)
         self._check()
 
-    def _await(self, what: str, ready: Callable[[], bool]) -> None:
-        self._cluster.wait(self._rank, what, lambda: ready() or bool(self._hub.failed))
+    def wait_for(self, what: str, ready: Callable[[], bool]) -> None:
+        """Let other workers run until it is so."""
+        self._cluster.wait(self.rank, what, lambda: ready() or bool(self._hub.failed))
         self._check()
 
-    def _idle(self) -> None:
+    def idle(self) -> None:
         """Let no worker wait for this worker's clock until its next push."""
         for owner, server in self._hub.servers.items():
-            server.idle(self._rank)
+            server.idle(self.rank)
             self._release(owner)
 
     def _check(self) -> None:
@@ -289,10 +276,10 @@ class SimulatedService:
     def finish(self) -> None:
         """Leave at all owners, and wait until all workers have."""
         for owner in self._hub.servers:
-            self._carry(self._rank, owner, FRAME_BYTES, lambda o=owner, r=self._rank: self._leave(o, r))
-        self._hub.finished.add(self._rank)
+            self._carry(self.rank, owner, FRAME_BYTES, lambda o=owner, r=self.rank: self._leave(o, r))
+        self._hub.finished.add(self.rank)
         size = self._transport.world.size
-        self._await("the end of the others' work", lambda: len(self._hub.finished) == size)
+        self.wait_for("the end of the others' work", lambda: len(self._hub.finished) == size)
 
     def _leave(self, owner: int, rank: int) -> None:
         self._hub.servers[owner].leave(rank)
@@ -309,7 +296,7 @@ class SimulatedService:
     def close(self) -> None:
         """Leave; before the end that is a failure, and the other workers stop."""
         if not self._has_final_model:
-            self._hub.failed.append(self._rank)
+            self._hub.failed.append(self.rank)
 
     def state(self) -> dict[str, Any]:
         """The simulated time."""
