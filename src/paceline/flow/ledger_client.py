@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.data.ledger.epoch_ledger import Mark, Question
+from paceline.data.ledger.leases import Leases
 from paceline.data.ledger.ranges import Ranges
 from paceline.errors import CheckpointError
 from paceline.flow.control.client import ControlClient
@@ -53,8 +54,11 @@ LOOK_EVERY_S = 0.2
 """How long a worker without data waits for news before it asks again, seconds."""
 
 
-class ControlLedgerClient:
-    """The client of the ledger; see :class:`paceline.data.sampling.assignment.Leases`.
+class ControlLedgerClient(Leases):
+    """The client of the ledger.
+
+    An exchange is committed as a whole, or not at all, and members wait for each other at every one; the control plane
+    keeps the ledger, and the members report what remains of a checkpoint's epoch by `expect`.
 
     Args:
         control: the client of the control plane.
@@ -66,7 +70,6 @@ class ControlLedgerClient:
         self._control, self._join, self._applied = control, join, applied
 
     def ask(self, question: Question) -> Mark | None:
-        """A lease; None if there is none; with `dry`, None only when the epoch is over for all workers."""
         while True:
             kind, mark = self._control.ask(question)
             if kind == "work":
@@ -76,30 +79,17 @@ class ControlLedgerClient:
             self._join()
             self._control.wait_news(LOOK_EVERY_S)
 
-    def hand_out(self, marks: list[Mark]) -> None:
-        """Does nothing: an exchange is committed as a whole, or not at all."""
-
     def leave_early(self, loader: int, epoch: int, marks: list[Mark]) -> None:
-        """This worker ends its pass before the epoch is over, and returns these places of its leases."""
         self._control.tell("left", loader, epoch, [list(mark) for mark in marks])
 
     def ends(self, loader: int, epoch: int, total: int) -> None:
-        """The loader turned out to have only so many places in this epoch."""
         self._control.tell("ends", loader, epoch, total)
 
-    def learn(self, news: Any) -> None:
-        """Does nothing: the control plane keeps the ledger."""
-
     def done(self, marks: list[Mark]) -> None:
-        """This worker has used these places, but not for training."""
         if marks:
             self._control.tell("done", [list(mark) for mark in marks])
 
-    def waits(self, now: bool) -> None:
-        """Does nothing: the members wait for each other at every exchange."""
-
     def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
-        """When this epoch begins, only these places are to be done."""
         self._control.tell("expect", loader, epoch, rest.state())
 
     def state(self) -> dict[str, Any] | None:
@@ -114,6 +104,3 @@ class ControlLedgerClient:
                 f"the ledger is that of exchange {exchange}, and the model that of exchange {self._applied()}"
             )
         return ledger
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Does nothing: the members report the remaining places by `expect`."""

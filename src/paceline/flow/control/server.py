@@ -309,11 +309,6 @@ class ControlServer:
         """Serve a connection that was made elsewhere, such as at a relay."""
         self._listener.adopt(sock, peer)
 
-    def dismiss(self, why: str) -> None:
-        """End the run of all present workers, and accept no more."""
-        with self._turn() as now:
-            self._machine.give_up(why, now)
-
     def revoke(self, workers: list[int], certificates: list[str], unknown: bool, why: str) -> list[int]:
         """Accept these certificates no more, and close the connections of the workers that have them.
 

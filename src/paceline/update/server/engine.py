@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.core.flat import Fragment
-from paceline.data.ledger.leases import Leases
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.update.engine import exit_handling
@@ -41,6 +40,7 @@ class Asynchronous:
     """The engine of a run of several workers under an asynchronous rule."""
 
     keeps_steps = True
+    exchange_position = None  # workers have no common step
 
     def __init__(self, context: RunContext) -> None:
         rule, owned, scaler = context.rule, context.owned, context.settings.scaler
@@ -58,6 +58,7 @@ class Asynchronous:
         steps = lambda: self._progress.steps + int(self._gradient)  # noqa: E731
         self._unpushed = UnpushedSamples(context.loaders.take_marks, len(owned), steps)
         self._service = self._connect()
+        self.leases = self._service.leases
         self._clients = self._make_clients()
         self._client_of = {id(optimizer): one for (optimizer, _), one in zip(owned, self._clients, strict=True)}
         self._made: set[int] = set()  # optimizers whose last step under the scaler was made
@@ -194,15 +195,6 @@ class Asynchronous:
     def steps_committed(self) -> int:
         """The first so many minibatches of this worker are in the global model, or on their way."""
         return self._unpushed.pushed
-
-    @property
-    def exchange_position(self) -> None:
-        """None: workers have no common step."""
-
-    @property
-    def leases(self) -> Leases:
-        """The worker's access to the ledger of the data."""
-        return self._service.leases
 
     @property
     def exchanged(self) -> int:

@@ -25,8 +25,8 @@ from paceline.update.server.protocol import PendingExchange, ShardRequest
 from paceline.update.server.shard import LEDGER_SHARD, NO_READER, ShardServer
 
 
-class SimulatedLedgerClient:
-    """A virtual worker's access to the ledger, which all workers of the run share.
+class SimulatedLedgerClient(Leases):
+    """A virtual worker's access to the ledger, which all workers of the run share; none of them is ever lost.
 
     Args:
         service: of this worker.
@@ -38,7 +38,6 @@ class SimulatedLedgerClient:
         self._service, self._rank, self._ledger, self._keeps = service, service.rank, ledger, keeps
 
     def ask(self, question: Question) -> Mark | None:
-        """A lease; None where there is none, and with `dry` only when the epoch is over for all workers."""
         answers: list[Mark | None] = []
         self._service.soon(lambda: answers.append(self._ask(question)))  # independent of which worker ran last
         self._service.wait_for("work that is left", lambda: bool(answers))
@@ -62,38 +61,25 @@ class SimulatedLedgerClient:
     def _over(self, question: Question) -> bool:
         return self._ledger.over(question.loader, question.epoch)
 
-    def hand_out(self, marks: list[Mark]) -> None:
-        """Nothing: no worker is lost, so that no push is in some shards only."""
-
     def leave_early(self, loader: int, epoch: int, marks: list[Mark]) -> None:
-        """End this worker's pass before the epoch is over, and return these sample ranges of its leases."""
         self._ledger.leave_early(self._rank, loader, epoch, marks)
 
     def ends(self, loader: int, epoch: int, total: int) -> None:
-        """Report that the loader has only `total` samples in this epoch."""
         self._ledger.ends(loader, epoch, total)
 
-    def learn(self, news: Any) -> None:
-        """Nothing: all workers share one ledger."""
-
     def done(self, marks: list[Mark]) -> None:
-        """Report samples that this worker used without a push; it has no more to push."""
         self._ledger.done(self._rank, marks)
 
     def waits(self, now: bool) -> None:
-        """Report whether this worker waits at a barrier, so that no worker may wait for its samples."""
         self._ledger.waits(self._rank, now)
 
     def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
-        """Restrict this epoch, when it begins, to these samples."""
         self._ledger.expect(loader, epoch, rest)
 
     def state(self) -> dict[str, Any] | None:
-        """The ledger's part of a checkpoint; None on workers that do not keep it."""
         return self._ledger.state(self._service.now()) if self._keeps else None
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore what `state` gave."""
         self._ledger.load(state, self._service.now())
 
 
