@@ -643,7 +643,7 @@ class GradientClient(Client):
         return self._push([accumulator.mean() for accumulator in self._accumulators], minibatches, answered)
 
     def _pull_later(self) -> None:
-        """Pull so late that the values are fresh (:mod:`.prefetch`)."""
+        """Pull so late that the values are fresh (`PullTiming`)."""
         self._pending = self._bare_pull()
         self._pull_now = self._service.exchange_later(self._pending, self._pull_timing.lead)
 
