@@ -28,8 +28,8 @@ TODAY = {
     "attach_changes": 231,
     "share_files": 17,
     "share_changes": 108,
-    "push_files": 19,
-    "push_changes": 90,
+    "push_files": 16,
+    "push_changes": 49,
 }
 """Where a figure is still above its goal, what it is; a change that shortens a way lowers its figure here."""
 

@@ -43,7 +43,9 @@ import _quick
 
 from paceline.communication.sockets.channel import Closed, Frame, Late
 from paceline.communication.sockets.frames import NUMBERS, FrameHeader, write_note
-from paceline.flow.control import About, ControlServer, Terms, wire
+from paceline.flow.control import wire
+from paceline.flow.control.messages import About, Terms
+from paceline.flow.control.server import ControlServer
 
 BATCHES = 4
 """Leases that a member takes for an exchange."""

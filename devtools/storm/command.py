@@ -167,7 +167,7 @@ def _settings(over: str, rule: str, workers: str, faults: str) -> StormSettings:
     from devtools.storm.server import countable
     from devtools.storm.steps import in_lockstep
 
-    from paceline.flow.checks import check_rule
+    from paceline.flow.membership import check_rule
     from paceline.rules.recipes import rule_from_text
 
     if over not in FAULTS:

@@ -22,7 +22,8 @@ from devtools.world.scheduler import Broken
 
 from paceline.core import runtime
 from paceline.errors import CheckpointError, OverError, PacelineError, RuleError, UnsupportedError
-from paceline.flow.control import ControlServer, Terms
+from paceline.flow.control.messages import Terms
+from paceline.flow.control.server import ControlServer
 from paceline.observe.reports.elastic_events import event_text
 
 Program = Callable[[Callable[[BaseException | None], None]], Callable[[], None]]

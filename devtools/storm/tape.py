@@ -18,7 +18,8 @@ from devtools.storm.recorder import VERSION
 
 from paceline.data.ledger.epoch_ledger import ENDLESS
 from paceline.errors import MismatchError
-from paceline.flow.control import Terms, validation
+from paceline.flow.control import validation
+from paceline.flow.control.messages import Terms
 
 NAME = "control.jsonl"
 MOST_BYTES = 1 << 28

@@ -28,7 +28,8 @@ DEADLINE_S = 150.0
 
 MEMBER = """
     import os, sys, time
-    from paceline.flow.control import About, ControlClient
+    from paceline.flow.control.client import ControlClient
+    from paceline.flow.control.messages import About
     from paceline.communication.sockets.tls import TLS
     host, port = os.environ["PACELINE_CONTROL"].rsplit(":", 1)
     about, timeout_s = About("here", "127.0.0.1", 1, {{}}), float(os.environ["PACELINE_TIMEOUT_S"])
@@ -163,7 +164,7 @@ def test_the_tape_of_a_real_run_is_played_with_the_same_members(
     script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One SIGKILL, and one worker that takes the place; then what-ifs of it."""
-    monkeypatch.setattr("paceline.flow.control.ControlServer", TapedControlServer)
+    monkeypatch.setattr("paceline.flow.control.server.ControlServer", TapedControlServer)
     log = tmp_path / "log"
     result = run("--elastic", "1:3", "--workers", 2, "--timeout", 60, "--log", log, script(TRAINS))
     assert result.exit_code == 0, result.output

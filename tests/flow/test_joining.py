@@ -13,9 +13,9 @@ from paceline.communication.base import SoloTransport
 from paceline.core.world import World
 from paceline.errors import CheckpointError, PeerLostError
 from paceline.flow import joining
-from paceline.flow.control import Generation, WorkerAddress
+from paceline.flow.commit import ControlLedgerClient
+from paceline.flow.control.messages import Generation, WorkerAddress
 from paceline.flow.joining import Joining
-from paceline.flow.ledger_client import ControlLedgerClient
 
 
 def generation(number: int, restored: bool = False, donor: int | None = None) -> Generation:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import LEFT
-from paceline.flow.control import Terms
+from paceline.flow.control.messages import Terms
 from tests.flow.cluster import Cluster
 from tests.flow.program import counted
 

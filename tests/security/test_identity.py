@@ -26,7 +26,8 @@ from paceline.communication.sockets.channel import TLS, Listener, connect
 from paceline.communication.sockets.identity import CONTROL, WORKER, rank_role
 from paceline.core.world import World
 from paceline.errors import MismatchError, PeerLostError, RefusedError
-from paceline.flow.control import Terms, wire
+from paceline.flow.control import wire
+from paceline.flow.control.messages import Terms
 from paceline.update.server.frames import FrameKind
 from paceline.update.server.rendezvous import _Acceptor
 from tests.communication.connections import HERE, SOON

@@ -26,8 +26,9 @@ from paceline.communication.sockets.frames import HEADER_BYTES, Frame, FrameHead
 from paceline.communication.sockets.identity import CONTROL, WORKER, Identity
 from paceline.data.ledger.epoch_ledger import Question
 from paceline.errors import GivenUpError, MismatchError, PacelineError
-from paceline.flow.control import About, ControlClient, Generation, Terms, wire
-from paceline.flow.control.messages import WorkerAddress
+from paceline.flow.control import wire
+from paceline.flow.control.client import ControlClient
+from paceline.flow.control.messages import About, Generation, Terms, WorkerAddress
 from paceline.flow.control.server import dispatch
 from paceline.flow.control.state_machine import StateMachine
 from tests.flow.control.cluster import HERE, SOON, control, member, together, work

@@ -2,19 +2,26 @@
 """An exchange that is repeated until all live members have the complete result.
 
 A worker keeps its contribution until the control plane commits the exchange. Nothing is applied before the commit: a
-sum that reached only some workers would leave them with different models.
+sum that reached only some workers would leave them with different models. The places of the data that went into it are
+done with its commit, too; the control plane keeps their ledger.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
-from paceline.errors import DesyncError, GivenUpError, MismatchError, PeerLostError
-from paceline.flow.control import Generation
+from paceline.data.ledger.epoch_ledger import Mark, Question
+from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.ranges import Ranges
+from paceline.errors import CheckpointError, DesyncError, GivenUpError, MismatchError, PeerLostError
+from paceline.flow.control.client import ControlClient
+from paceline.flow.control.messages import Generation
 from paceline.flow.membership import CommitReport, ElasticMembership
 from paceline.rules.codec import State
 from paceline.rules.rule import Rule
@@ -210,3 +217,91 @@ class CommittedExchange:
         self._membership.follows = follows
         refuse_nothing(summary, self._exchanger.transport.world)
         return summary
+
+
+class UncommittedPlaces:
+    """Places of the data by the step that used them, until an exchange with that step is committed."""
+
+    def __init__(self) -> None:
+        self._by_step: deque[tuple[int, list[Mark]]] = deque()
+
+    def add(self, step: int, marks: list[Mark]) -> None:
+        """A step has used these places."""
+        self._by_step.append((step, marks))
+
+    def drop(self, committed: int) -> None:
+        """The first `committed` steps are in the global model, or their places were given back."""
+        while self._by_step and self._by_step[0][0] <= committed:
+            self._by_step.popleft()
+
+    def of_exchange(self, own: ExchangeHeader, committed: int) -> tuple[list[Mark], list[Mark], dict[str, Any]]:
+        """The marks of an exchange for the ledger.
+
+        Args:
+            own: this worker's header.
+            committed: steps of this worker that are in the exchange, or were in earlier ones.
+
+        Returns:
+            The places whose work enters the global model; those whose work was rejected, so that another worker uses
+            them; facts for the status.
+        """
+        marks = [mark for step, some in self._by_step if step <= committed for mark in some]
+        facts = {"minibatches": own.minibatches, "total": own.total}
+        return ([], marks, facts) if own.brings and own.factor == 0 else (marks, [], facts)
+
+
+LOOK_EVERY_S = 0.2
+"""How long a worker without data waits for news before it asks again, seconds."""
+
+
+class ControlLedgerClient(Leases):
+    """A worker's client of the data ledger.
+
+    A worker without data left waits until the epoch is over for all workers, because live workers take over the data of
+    a lost one. Meanwhile it joins exchanges with the work that it has. An exchange is committed as a whole, or not at
+    all, and members wait for each other at every one; what remains of a checkpoint's epoch they report by `expect`.
+
+    Args:
+        control: the client of the control plane.
+        join: called while there is no data: joins the exchange to which this worker is called, if any.
+        applied: the exchange whose state this worker's model has.
+    """
+
+    def __init__(self, control: ControlClient, join: Callable[[], None], applied: Callable[[], int]) -> None:
+        self._control, self._join, self._applied = control, join, applied
+
+    def ask(self, question: Question) -> Mark | None:
+        while True:
+            kind, mark = self._control.ask(question)
+            if kind == "work":
+                return mark
+            if kind == "over" or not question.dry:
+                return None
+            self._join()
+            self._control.wait_news(LOOK_EVERY_S)
+
+    def leave_early(self, loader: int, epoch: int, marks: list[Mark]) -> None:
+        self._control.tell("left", loader, epoch, [list(mark) for mark in marks])
+
+    def ends(self, loader: int, epoch: int, total: int) -> None:
+        self._control.tell("ends", loader, epoch, total)
+
+    def done(self, marks: list[Mark]) -> None:
+        if marks:
+            self._control.tell("done", [list(mark) for mark in marks])
+
+    def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
+        self._control.tell("expect", loader, epoch, rest.state())
+
+    def state(self) -> dict[str, Any] | None:
+        """The ledger's state for a checkpoint.
+
+        Raises:
+            CheckpointError: ledger and model are of different exchanges.
+        """
+        exchange, ledger = self._control.ledger()
+        if exchange != self._applied():
+            raise CheckpointError(
+                f"the ledger is that of exchange {exchange}, and the model that of exchange {self._applied()}"
+            )
+        return ledger

@@ -14,10 +14,9 @@ from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.core.flat import Fragment
 from paceline.core.world import World
 from paceline.errors import CheckpointError
-from paceline.flow.commit import CommittingExchanger
+from paceline.flow.commit import CommittingExchanger, ControlLedgerClient, UncommittedPlaces
 from paceline.flow.joining import Donor, Joining
 from paceline.flow.leaving import Leaving
-from paceline.flow.ledger_client import ControlLedgerClient, UncommittedPlaces
 from paceline.flow.membership import CommitReport, ElasticMembership
 from paceline.flow.wanted import WantedWorkers
 from paceline.rules.rule import Rule

@@ -29,7 +29,7 @@ from paceline_plugins.sites.saved_plan import SavedPlan
 from paceline_plugins.sites.supervisor import Death, Departure, Supervisor, WorkerCommand
 
 if TYPE_CHECKING:
-    from paceline.flow.control import ControlServer
+    from paceline.flow.control.server import ControlServer
 
 LOOK_EVERY_S = 0.05
 ASK_EVERY_S = 0.5  # the control plane's status
@@ -132,10 +132,8 @@ def control(plan: SavedPlan, directory: Path, events: Events) -> Iterator[tuple[
 def host(plan: SavedPlan, record: Path, on_event: Callable[[str, dict[str, Any]], None]) -> ControlServer:
     """The control plane of a run, from its record if one exists."""
     from paceline.communication.sockets.tls import TLS
-    from paceline.flow.control import (  # here, because torch loads for seconds and --help must not wait
-        ControlServer,
-        Terms,
-    )
+    from paceline.flow.control.messages import Terms  # here, because torch loads for seconds and --help must not wait
+    from paceline.flow.control.server import ControlServer
 
     terms = Terms(
         min_workers=plan.bounds[0],

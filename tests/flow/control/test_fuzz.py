@@ -12,7 +12,8 @@ import pytest
 
 from paceline.communication.sockets.channel import connect
 from paceline.errors import PacelineError
-from paceline.flow.control import Terms, server, wire
+from paceline.flow.control import server, wire
+from paceline.flow.control.messages import Terms
 from tests.flow.control.cluster import HERE, SOON, begin, control, member
 
 TERMS = Terms(timeout_s=SOON)

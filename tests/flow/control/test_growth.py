@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from paceline.errors import MismatchError
-from paceline.flow.control import About, Terms, recovery
+from paceline.flow.control import recovery
 from paceline.flow.control.members import Commit
+from paceline.flow.control.messages import About, Terms
 from paceline.flow.control.recovery import MemberState
 from paceline.flow.control.state_machine import HELD, NOT_WANTED, StateMachine
 from tests.flow.control.test_state_machine import again, said

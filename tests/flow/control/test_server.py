@@ -22,9 +22,9 @@ from paceline.errors import (
     PeerLostError,
     RefusedError,
 )
-from paceline.flow.control import About, ControlServer, Generation, Terms
 from paceline.flow.control.client import ControlClient
-from paceline.flow.control.server import ServerConnection
+from paceline.flow.control.messages import About, Generation, Terms
+from paceline.flow.control.server import ControlServer, ServerConnection
 from tests.communication.test_tls import Authority
 from tests.flow.control.cluster import HERE, SOON, Log, begin, control, member, together, wait_for, work
 

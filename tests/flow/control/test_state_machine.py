@@ -10,9 +10,10 @@ import pytest
 
 from paceline.data.ledger.epoch_ledger import Question
 from paceline.errors import GivenUpError, MismatchError, RefusedError
-from paceline.flow.control import About, Terms, recovery
+from paceline.flow.control import recovery
 from paceline.flow.control.ledger import NOTHING, WORK
 from paceline.flow.control.members import Commit
+from paceline.flow.control.messages import About, Terms
 from paceline.flow.control.recovery import MemberState
 from paceline.flow.control.state_machine import RESTORES, StateMachine
 
