@@ -62,7 +62,7 @@ def test_split_takes_values_along_and_ends_at_two_dashes() -> None:
     assert split(["--workers"], takes) == (["--workers"], [])
 
 
-NAMES = "run|sim|plan|blocks|watch|report|tune|verify|join|relay|doctor|explain"
+NAMES = "run|sim|plan|blocks|watch|report|tune|verify|join|relay|revoke|doctor|explain"
 
 
 def documented(names: str = "run|sim|plan") -> list[str]:

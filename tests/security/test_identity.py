@@ -25,7 +25,7 @@ from paceline.communication.sockets.certificates import Authority
 from paceline.communication.sockets.channel import TLS, Listener, connect
 from paceline.communication.sockets.identity import CONTROL, WORKER, rank_role
 from paceline.core.world import World
-from paceline.errors import MismatchError, PeerLostError, RefusedError
+from paceline.errors import GivenUpError, MismatchError, PeerLostError, RefusedError
 from paceline.flow.control import wire
 from paceline.flow.control.messages import Terms
 from paceline.update.server.frames import FrameKind
@@ -236,3 +236,49 @@ def test_the_control_planes_certificate_is_no_workers(make: Maker) -> None:
         with pytest.raises(RefusedError, match="has the certificate of a control plane"):
             member(server.port, plane)
         assert "claims to be a worker" in log.wait("refused")["why"]
+
+
+REVOKED = "its key was stolen"
+
+
+def test_a_revoked_certificate(make: Maker, tmp_path: Path) -> None:
+    """Its worker is put out at once; the others go on and know why, and so does a restarted control plane."""
+    plane, files = make.good("control", CONTROL), [make.good(name) for name in ("one", "two")]
+    record = tmp_path / "record.json"
+    with control(Terms(max_workers=4, expected=2, start_s=SOON), record, plane) as (server, log):
+        clients = [member(server.port, tls) for tls in files]
+        for client in clients:
+            client.enter()
+        for client in clients:
+            client.holds_state(client.generation.number)
+        assert server.revoke([1], [], False, REVOKED) == [1]
+        with pytest.raises(GivenUpError, match=rf"worker 1 .* its certificate was revoked: {REVOKED}"):
+            clients[1].failed(1, "a ring was cut", [])
+        assert clients[0].failed(1, "a ring was cut", []).workers == [0]
+        assert REVOKED in clients[0].generation.reason
+        refused = rf"'two' \(worker, \w+\) is refused: its certificate was revoked: {REVOKED}"
+        with pytest.raises(RefusedError, match=refused):
+            member(server.port, files[1])
+        assert log.wait("revoked")["workers"] == [1]
+        port = server.port
+    with control(Terms(max_workers=4), record, plane, port) as (server, _):
+        with pytest.raises(RefusedError, match=refused):
+            member(server.port, files[1])
+        fresh = member(server.port, make.good("three"))
+        server.revoke([], [], True, "job.pem was stolen")
+        with pytest.raises(RefusedError, match=r"it is new, and no new certificates are accepted: job\.pem was stolen"):
+            member(server.port, make.good("four"))
+        again = member(server.port, files[0])  # which has joined before
+        with pytest.raises(RefusedError, match="no certificate is known here of worker 77"):
+            server.revoke([77], [], False, REVOKED)
+        for client in (*clients, fresh, again):
+            client.close()
+
+
+def test_in_the_clear_there_is_nothing_to_revoke() -> None:
+    with control(Terms()) as (server, _):
+        client = member(server.port)
+        with pytest.raises(RefusedError, match="no certificate is known here of worker 0"):
+            server.revoke([0], [], False, REVOKED)
+        assert isinstance(client.enter().workers, list)
+        client.close()

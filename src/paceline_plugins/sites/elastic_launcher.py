@@ -22,7 +22,7 @@ from paceline.cli.launch.signals import SignalListener
 from paceline.cli.run import failure
 from paceline.cli.run.output import Tails
 from paceline.observe.event_file import EventFile
-from paceline_plugins.sites import saved_plan
+from paceline_plugins.sites import revocations, saved_plan
 from paceline_plugins.sites.elastic_checks import reachable
 from paceline_plugins.sites.process import OutputFiles
 from paceline_plugins.sites.saved_plan import SavedPlan
@@ -36,6 +36,8 @@ ASK_EVERY_S = 0.5  # the control plane's status
 START_S = 60.0  # that the first workers wait at most for the expected ones
 OVER = "the run is over"
 """In the error of a worker that joins after the end of the run."""
+REVOKED = "its certificate was revoked"
+"""In the error of a worker whose certificate is accepted no more."""
 FOREIGN_VARIABLES = (
     "RANK",
     "WORLD_SIZE",
@@ -171,6 +173,11 @@ def arrived_after_end(death: Death) -> bool:
     return OVER in failure.error_lines(death.stderr, death.place)[0]
 
 
+def was_revoked(death: Death) -> bool:
+    """Whether the control plane keeps that worker's certificate out, and so its successors."""
+    return REVOKED in failure.error_lines(death.stderr, death.place)[0]
+
+
 class Launcher:
     """Supervises the workers of this host until the run ends.
 
@@ -188,7 +195,7 @@ class Launcher:
         self.plan, self.directory, self.events, self.server, self.output = plan, directory, events, server, output
         own = partial(of_place, plan.tls)
         output_folder = directory / "output"
-        command = WorkerCommand(plan.command, environment(plan), output_folder, plan.folder, own)
+        command = WorkerCommand(plan.command, environment(plan), output_folder, plan.folder, own, was_revoked)
         on_event = lambda kind, facts: events.write(f"process {kind}", facts)  # noqa: E731
         self.workers = Supervisor(command, plan.workers, on_event, self._write)
         self._departure = Departure(self.workers, events.write, plan.timeout_s)
@@ -245,6 +252,7 @@ class Launcher:
         """Refresh the status of the run, every `ASK_EVERY_S`."""
         now = time.monotonic()
         if self.server is not None and now - self._asked_at >= ASK_EVERY_S:
+            revocations.serve(self.directory, self.server.revoke)
             self._asked_at, self.status = now, self.server.status()
             self.workers.over = self.workers.over or bool(self.status.get("finished") or self.status.get("ended"))
         elif self.server is None and not self.workers.over and self._refused_as_over():

@@ -14,7 +14,7 @@ from paceline.cli.run.conclusion import stopped
 from paceline.errors import LEFT
 from paceline.observe.reports.elastic_events import ElasticStatus, event_text, is_news
 from paceline.observe.reports.summary import seconds_text
-from paceline_plugins.sites.elastic_launcher import Ending, arrived_after_end
+from paceline_plugins.sites.elastic_launcher import Ending, arrived_after_end, was_revoked
 from paceline_plugins.sites.supervisor import EXPELLED, MAX_DEATHS, Death
 
 _RECORD = ("record", "launcher record")
@@ -27,6 +27,7 @@ SHOWN = (
     "grown",
     "stuck",
     "ended",
+    "revoked",
     "refused",
     "stranger",
     *_RECORD,
@@ -52,7 +53,9 @@ def of_process(kind: str, facts: Mapping[str, Any], over: bool) -> str:
     if facts.get("left"):  # before it held the model, or a program that does not listen to the signal
         return "this worker ended when it was asked to leave; what it had not exchanged goes to another one"
     then = "a new one replaces it"
-    if facts["given_up"]:
+    if facts.get("hopeless"):
+        then = "its certificate was revoked, so no more are started here"
+    elif facts["given_up"]:
         then = f"{MAX_DEATHS} in a row died here without a committed exchange, so no more are started"
     elif over:
         then = "the program is over, so it is not replaced"
@@ -68,7 +71,7 @@ def conclude(ending: Ending, workers: int, seconds: float, quiet: bool) -> int:
     """Print how the run ended; the exit code."""
     if ending.stopped_by is not None:
         return stopped(ending.stopped_by)
-    late = [one for one in ending.deaths if one.late and not arrived_after_end(one)]
+    late = [one for one in ending.deaths if one.late and not (arrived_after_end(one) or was_revoked(one))]
     if not ending.well and ending.left:
         return _left(ending, quiet)
     if not ending.well:

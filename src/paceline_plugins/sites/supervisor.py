@@ -38,6 +38,7 @@ class WorkerCommand:
         output: directory of the workers' files.
         folder: working directory.
         of_place: further variables of a place.
+        hopeless: whether no successor of that worker could take part.
     """
 
     arguments: Sequence[str]
@@ -45,6 +46,7 @@ class WorkerCommand:
     output: Path
     folder: str = "."
     of_place: Callable[[int], Mapping[str, str]] = lambda place: {}
+    hopeless: Callable[[Death], bool] = lambda death: False
 
 
 @dataclass(frozen=True)
@@ -148,8 +150,11 @@ class Supervisor:
         else:
             self.deaths.append(Death(number, place.turn, code, files.stderr, self.over))
             place.after(self.clock(), files.exchanged.exists())
-        facts = {"place": number, "turn": place.turn, "code": code, "given_up": place.given_up}
-        self.on_event("ended", facts | ({"left": True} if place.left else {}))
+        facts = {"place": number, "turn": place.turn, "code": code}
+        if code != 0 and not place.left and self.command.hopeless(self.deaths[-1]):
+            place.given_up, place.due_at = True, None
+            facts["hopeless"] = True
+        self.on_event("ended", {**facts, "given_up": place.given_up} | ({"left": True} if place.left else {}))
         self.on_change()
 
     def _start(self, number: int, place: WorkerPlace) -> None:

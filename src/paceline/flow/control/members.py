@@ -354,15 +354,28 @@ REMEMBERED = 4096
 
 
 class Admission:
-    """Keeps the certificates."""
+    """Keeps the certificates.
+
+    Attributes:
+        revoked: ID -> why.
+        closed: why no certificate is accepted that has not joined before; empty if new ones are.
+    """
 
     def __init__(self) -> None:
+        self.revoked: dict[str, str] = {}
+        self.closed = ""
         self._known: dict[int, tuple[str, str]] = {}  # worker -> ID and name of its certificate
 
     def check(self, identity: Identity | None) -> None:
         """RefusedError if a worker may not come with that certificate."""
-        if identity is not None and identity.role == CONTROL:
+        if identity is None:
+            return
+        if identity.role == CONTROL:
             raise RefusedError(f"{identity} claims to be a worker, and has the certificate of a control plane")
+        if identity.id in self.revoked:
+            raise RefusedError(f"{identity} is refused: its certificate was revoked: {self.revoked[identity.id]}")
+        if self.closed and identity.id not in {one for one, _ in self._known.values()}:
+            raise RefusedError(f"{identity} is refused: it is new, and no new certificates are accepted: {self.closed}")
 
     def joined(self, worker: int, identity: Identity | None) -> None:
         """A worker has joined."""
@@ -378,11 +391,25 @@ class Admission:
             return ""
         return f"{identity} claims to be worker {worker}, which is {known[1]}"
 
+    def of_workers(self, workers: Iterable[int]) -> tuple[list[str], list[int]]:
+        """The certificates of these, and those among them of whom none is known."""
+        asked = list(workers)
+        return [self._known[one][0] for one in asked if one in self._known], [
+            one for one in asked if one not in self._known
+        ]
+
+    def holders(self, certificates: Iterable[str]) -> list[int]:
+        """The workers that joined with one of these."""
+        wanted = set(certificates)
+        return [worker for worker, (one, _) in self._known.items() if one in wanted]
+
     def state(self) -> dict[str, Any]:
         """For the record."""
         known = [[worker, one, name] for worker, (one, name) in self._known.items()]
-        return {"known": known}
+        return {"revoked": self.revoked, "closed": self.closed, "known": known}
 
     def load(self, state: dict[str, Any]) -> None:
         """Load a result of `state`; a record of an earlier version has none."""
+        self.revoked = {str(one): str(why) for one, why in state.get("revoked", {}).items()}
+        self.closed = str(state.get("closed", ""))
         self._known = {int(worker): (str(one), str(name)) for worker, one, name in state.get("known", [])}

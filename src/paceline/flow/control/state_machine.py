@@ -200,6 +200,35 @@ class StateMachine:
             return
         self.bye(worker, now, early=True)
 
+    def revoke(self, workers: list[int], certificates: list[str], unknown: bool, why: str, now: float) -> list[int]:
+        """Accept these certificates no more, and put out the workers that have them.
+
+        Args:
+            workers: whose certificates are revoked, also of lost ones.
+            certificates: further ones, by their IDs.
+            unknown: accept no certificate from now on that has not joined before.
+            why: for messages.
+            now: the time.
+
+        Returns:
+            The present workers that were put out.
+
+        Raises:
+            RefusedError: one of the workers has no certificate, or is not known; nothing is revoked then.
+        """
+        certified, missing = self.admission.of_workers(workers)
+        if missing:
+            raise RefusedError(f"no certificate is known here of worker {missing[0]}")
+        revoked = [*certified, *certificates]
+        self.admission.revoked |= dict.fromkeys(revoked, why)
+        if unknown:
+            self.admission.closed = why
+        out = [one for one in self.admission.holders(revoked) if one in self.workers]
+        self.dirty = True
+        self.outbox.log("revoked", certificates=revoked, workers=out, unknown=unknown, why=why)
+        self.lost(out, f"its certificate was revoked: {why}", now)
+        return out
+
     def lost(self, workers: Iterable[int], why: str, now: float) -> None:
         """Workers have died, or are declared lost."""
         known = [one for one in workers if one in self.workers]

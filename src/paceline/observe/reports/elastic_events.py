@@ -155,6 +155,7 @@ TEXTS = {
     "process ended": "the process at place {place} ended: {code}",
     "stuck": "exchange {exchange} waits for {waited_s} s: {activities}",
     "refused": "refused {peer}: {reason}",
+    "revoked": "certificates were revoked: {reason}",
     "record": "{path} cannot be written ({reason}): the run goes on, and a launcher that dies has no successor",
 }
 TEXTS["launcher record"] = TEXTS["record"]
