@@ -9,6 +9,7 @@ goes on (:mod:`.event_file`). Readers are in :mod:`paceline.observe.reports`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -19,6 +20,9 @@ from typing import Any
 from paceline.errors import UnsupportedError
 from paceline.observe.event_file import EventFile
 
+ATTACHED = ".attached"
+"""A file in the log directory: a worker has attached. Without attaching, each of N copies of a program does all of the
+job, and the launcher says so."""
 FLUSH_EVERY_S = 1.0
 FLUSH_BYTES = 1 << 16
 
@@ -83,6 +87,17 @@ class EventLog:
         if self._file is not None and not self._closed:
             self._closed = True
             self._file.close()
+
+
+def mark_attached(directory: str | Path) -> None:
+    """Tell the launcher that this process attaches."""
+    with contextlib.suppress(OSError):  # a full or removed directory must not end a run
+        Path(directory, ATTACHED).touch()
+
+
+def nothing_attached(directory: Path) -> bool:
+    """Whether the directory exists without that file and without an event log; one that was removed is made again."""
+    return directory.is_dir() and not (directory / ATTACHED).exists() and not any(directory.glob("rank-*.jsonl"))
 
 
 def _new_file(directory: Path, rank: int) -> tuple[int, Path]:

@@ -11,12 +11,15 @@ import logging
 import sys
 import threading
 import weakref
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from paceline.communication.diagnosis import in_library
+from paceline.core.foreign import replace_method
 from paceline.core.world import World
 from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.errors import UnsupportedError
@@ -209,35 +212,37 @@ def _calling_line() -> str:
     return found
 
 
-_patched = False
-
-
+@cache
 def _patch_loaders_and_schedulers() -> None:
     """Patch loaders and schedulers, once for this process; with one worker nothing is patched."""
-    global _patched
-    if _patched:
-        return
-    _patched = True
-    iterate, length, step = DataLoader.__iter__, DataLoader.__len__, LRScheduler.step
 
-    def patched_iter(loader: Any) -> Any:
-        iterator = iterate(loader)
-        for one in list(_active):
-            one.on_loader_pass(loader, iterator)
-        return iterator
+    def iterating(iterate: Callable[..., Any]) -> Callable[..., Any]:
+        def patched_iter(loader: Any) -> Any:
+            iterator = iterate(loader)
+            for one in list(_active):
+                one.on_loader_pass(loader, iterator)
+            return iterator
 
-    def patched_length(loader: Any) -> int:
-        for one in list(_active):
-            one.on_length(loader)
-        return length(loader)
+        return patched_iter
 
-    def patched_step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        result = step(scheduler, *args, **kwargs)
-        mistakes = getattr(getattr(scheduler.optimizer, MARK, None), "mistakes", None)
-        if mistakes is not None:
-            mistakes.on_scheduler_step(scheduler)
-        return result
+    def counting(length: Callable[..., Any]) -> Callable[..., Any]:
+        def patched_length(loader: Any) -> Any:
+            for one in list(_active):
+                one.on_length(loader)
+            return length(loader)
 
-    DataLoader.__iter__ = patched_iter  # type: ignore[method-assign]
-    DataLoader.__len__ = patched_length  # type: ignore[method-assign]
-    LRScheduler.step = patched_step  # type: ignore[method-assign, assignment]
+        return patched_length
+
+    def scheduling(step: Callable[..., Any]) -> Callable[..., Any]:
+        def patched_step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            result = step(scheduler, *args, **kwargs)
+            mistakes = getattr(getattr(scheduler.optimizer, MARK, None), "mistakes", None)
+            if mistakes is not None:
+                mistakes.on_scheduler_step(scheduler)
+            return result
+
+        return patched_step
+
+    replace_method(DataLoader, "__iter__", iterating)
+    replace_method(DataLoader, "__len__", counting)
+    replace_method(LRScheduler, "step", scheduling)
