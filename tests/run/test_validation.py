@@ -144,7 +144,7 @@ def test_settings() -> None:
 def test_a_misspelt_option_is_named(given: str, meant: str) -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(paceline.RuleError, match=f"no setting '{given}'.*did you mean '{meant}'"):
-        paceline.attach(model, SGD(model.parameters(), lr=0.1), "bmuf", **{given: 1})
+        paceline.attach(model, sgd(model.parameters()), "bmuf", **{given: 1})
 
 
 def test_included_objects_need_a_state() -> None:
