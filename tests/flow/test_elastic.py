@@ -15,7 +15,7 @@ import torch
 
 from paceline.flow.control import Terms
 from paceline.observe import read_run
-from paceline.observe.reports.summary import summarize
+from paceline_plugins.report.totals import summarize
 from tests.flow.cluster import Cluster
 from tests.flow.program import counted
 

@@ -10,7 +10,7 @@ import torch
 
 import paceline
 from paceline.observe import read_run
-from paceline.observe.reports.summary import summarize
+from paceline_plugins.report.totals import summarize
 from paceline_plugins.report.charts import effective_over_time
 from paceline_plugins.report.tables import facts
 from tests.update.engine.test_blocks import Scalars, rank

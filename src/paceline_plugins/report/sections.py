@@ -10,14 +10,7 @@ from html import escape
 from typing import Any
 
 from paceline.observe.reports.log import RunLog
-from paceline.observe.reports.summary import (
-    data_wait_sentence,
-    seconds_text,
-    summarize,
-    value_text,
-    waits_long_for_data,
-    warnings,
-)
+from paceline.observe.reports.summary import seconds_text, value_text
 from paceline_plugins.report import page
 from paceline_plugins.report.chart_page import chart_section, time_bars
 from paceline_plugins.report.charts import Chart
@@ -30,6 +23,7 @@ from paceline_plugins.report.tables import (
     tuned_rows,
     worker_rows,
 )
+from paceline_plugins.report.totals import data_wait_sentence, summarize, waits_long_for_data, warnings
 
 WAITING = "Waiting is for the slowest worker to arrive at the exchange; exchanging follows."
 WAITING_OF_ASYNCHRONOUS = (

@@ -12,20 +12,16 @@ from paceline.observe.reports.log import RunLog
 from paceline.observe.reports.notices import NAMED, Notices, control_notice
 from paceline.observe.reports.summary import (
     UNKNOWN,
-    Summary,
     bytes_text,
     count_text,
     delay_text,
-    delays,
     ranks_text,
     rate_text,
-    rejected_counts,
     seconds_text,
     share_text,
-    shares,
-    summarize,
     value_text,
 )
+from paceline_plugins.report.totals import Summary, delays, rejected_counts, shares, summarize
 
 TOLD_BY_CONTROL = frozenset({"lost", "generation", "gave", "paused"})
 """Kinds of events of workers that the control plane of an elastic run reports, too."""

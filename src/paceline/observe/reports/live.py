@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.observe.processes import is_gone
+from paceline.observe.event_log import is_gone
 from paceline.observe.reports import elastic_events
 from paceline.observe.reports.elastic_events import CONTROL_LOG, ElasticStatus
 from paceline.observe.reports.events import ExchangeEvent
