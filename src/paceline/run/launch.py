@@ -48,15 +48,6 @@ def launch(
 
     ::
 
-        def train(rate):
-            model = torch.nn.Linear(20, 2)
-            optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-            with paceline.attach(model, optimizer) as run:
-                for inputs, targets in run.share(loader()):
-                    ...
-                    optimizer.step()
-            return model.state_dict()
-
         states = paceline.launch(train, workers=4, arguments=(0.1,))
 
     Args:

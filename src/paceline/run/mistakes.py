@@ -7,6 +7,7 @@ Only rank 0 warns of mistakes that concern all workers.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
@@ -34,13 +35,7 @@ _active: weakref.WeakSet[Mistakes] = weakref.WeakSet()
 
 
 class Mistakes:
-    """Warns of one worker's mistakes.
-
-    Args:
-        world: this worker.
-        loaders: the loaders that the run shares.
-        data: as in `Settings`: "own" if no loader has to be shared, "split" if zero lines share them.
-    """
+    """Warns of one worker's mistakes; `data` is that of `Settings`."""
 
     def __init__(self, world: World, loaders: LoaderRegistry, data: str) -> None:
         self._world, self._loaders, self._own = world, loaders, data == "own"
@@ -135,36 +130,34 @@ class Mistakes:
         horizon = horizon_of(scheduler)
         if made != 2 or horizon is None or share.measured:
             return
-        try:
+        with contextlib.suppress(TypeError):  # a loader of a stream has no length
             whole, own = len(share.loader), share.batches_of_worker()  # type: ignore[arg-type]
-        except TypeError:
-            return
-        if whole > own > 0 and horizon[1] % whole == 0:
-            epochs = horizon[1] // whole
-            self._warn(
-                "schedule",
-                f"{type(scheduler).__name__} has {horizon[0]}={horizon[1]}, which is {epochs} x {whole}, the "
-                f"minibatches of the whole loader; a worker makes {own} of them in an epoch. If {epochs} epochs are "
-                f"meant, the rate comes only {own / whole:.0%} of the way: count with "
-                "len(run.share(loader)), not with len(loader)",
-            )
+            if whole > own > 0 and horizon[1] % whole == 0:
+                epochs = horizon[1] // whole
+                says = (
+                    f"which is {epochs} x {whole}, the minibatches of the whole loader; a worker makes {own} of them "
+                    f"in an epoch. If {epochs} epochs are meant,"
+                )
+                self._warn_of_schedule(scheduler, horizon, says, own / whole)
+
+    def _warn_of_schedule(self, scheduler: Any, horizon: tuple[str, int], says: str, way: float) -> None:
+        self._warn(
+            "schedule",
+            f"{type(scheduler).__name__} has {horizon[0]}={horizon[1]}, {says} the rate comes only {way:.0%} of the "
+            "way: count with len(run.share(loader)), not with len(loader)",
+        )
 
     def close(self) -> None:
         """The run ends."""
         _active.discard(self)
         workers = self._world.size
         for scheduler, made in self._schedulers.items():
-            horizon = horizon_of(scheduler)
+            horizon, went = horizon_of(scheduler), scheduler.last_epoch
             if made < 2 or horizon is None:
                 continue
-            went = scheduler.last_epoch
             if abs(went * workers - horizon[1]) <= max(workers, TOLERANCE * horizon[1]):
-                self._warn(
-                    "schedule",
-                    f"{type(scheduler).__name__} has {horizon[0]}={horizon[1]}, and each of {workers} workers made "
-                    f"{went} steps: the rate came only {went / horizon[1]:.0%} of the way. Count with "
-                    "len(run.share(loader)), not with len(loader)",
-                )
+                says = f"and each of {workers} workers made {went} steps:"
+                self._warn_of_schedule(scheduler, horizon, says, went / horizon[1])
 
 
 def horizon_of(scheduler: Any) -> tuple[str, int] | None:

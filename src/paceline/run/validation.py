@@ -124,18 +124,15 @@ def own_parameters(named: Named, optimizers: list[Optimizer]) -> Owned:
 
 def check_rule(rule: Rule, owned: Owned) -> None:
     """Refuse optimizers that the rule cannot serve."""
+    gradients = rule.steps_with_gradients
     for optimizer, _ in owned:
         name = type(optimizer).__name__
-        gradients = rule.steps_with_gradients
-        if gradients and isinstance(optimizer, LBFGS):
+        if gradients and isinstance(optimizer, (LBFGS, SparseAdam)):
+            hidden = isinstance(optimizer, LBFGS)
+            why = "computes gradients inside its step" if hidden else "wants sparse gradients"
             raise UnsupportedError(
-                f"{name} computes gradients inside its step, where {rule.text()} cannot exchange them; use a rule that "
-                "exchanges blocks (averaging, bmuf, diloco) without warm-up, or another optimizer"
-            )
-        if gradients and isinstance(optimizer, SparseAdam):
-            raise UnsupportedError(
-                f"{name} wants sparse gradients, which have no flat form; use a rule that exchanges blocks without "
-                "warm-up, or a dense optimizer"
+                f"{name} {why}, which {rule.text()} cannot exchange; use a rule that exchanges blocks (averaging, "
+                "bmuf, diloco) without warm-up, or another optimizer"
             )
         rule.payload.check(optimizer)
         if getattr(rule.codec, "momentum", 0) and any(
@@ -164,14 +161,8 @@ def check_swapping(rule: Rule, owned: Owned, world: World) -> None:
 
 
 def check_forward(rule: Rule, lockstep: bool, owned: Owned, model: Modules) -> None:
-    """Refuse layers that change trained weights in the forward pass, where all workers must hold the same ones.
-
-    Args:
-        rule: the rule.
-        lockstep: whether the run begins with exchanges of gradients.
-        owned: (optimizer, its named parameters) pairs.
-        model: the user's modules.
-    """
+    """Refuse layers that change trained weights in the forward pass, where all workers must hold the same ones, as in
+    `lockstep`: the run begins with exchanges of gradients."""
     if not (lockstep or rule.settings.within):
         return
     ours = {id(parameter) for _, named in owned for _, parameter in named}
@@ -246,12 +237,7 @@ def why_unprobed(rule: Rule, model: Modules, owned: Owned, settings: Settings) -
     """Why gradients cannot be exchanged, the same on all workers; empty if they can.
 
     `step(closure)` and a GradScaler that was not passed to attach show at the first step only; there the probe ends.
-
-    Args:
-        rule: that was asked for.
-        model: as the program gave it.
-        owned: (optimizer, its named parameters) pairs.
-        settings: of the run.
+    `model` is as the program gave it.
     """
     if rule.settings.ema:
         return "a moving average is taken over blocks"

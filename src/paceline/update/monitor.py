@@ -17,8 +17,7 @@ from paceline import extensions
 from paceline.communication import Transport
 from paceline.core.optimizer_state import Named
 from paceline.errors import UnsupportedError
-from paceline.observe.event_log import this_process
-from paceline.observe.event_log import EventLog
+from paceline.observe.event_log import EventLog, this_process
 from paceline.rules.schedule import Schedule
 from paceline.update.exchange.exchanger import ExchangeSummary, Timing
 from paceline.version import __version__

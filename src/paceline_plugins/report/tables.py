@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from paceline.observe.reports.elastic_events import news_events
+from paceline.observe.reports.elastic_events import ControlEvent, ElasticStatus, is_news
 from paceline.observe.reports.events import SourceReads, Tuned
 from paceline.observe.reports.log import RunLog
 from paceline.observe.reports.notices import NAMED, Notices, control_notice
@@ -175,3 +175,13 @@ def worker_rows(run: RunLog, states: Mapping[int, str] | None = None) -> list[di
             row["rejected"] = count_text(rejected[worker.rank])
         rows.append(row | ({"end": end} if states is None else {"state": states.get(worker.rank, end)}))
     return rows
+
+
+def news_events(events: Iterable[ControlEvent]) -> list[ControlEvent]:
+    """The events to show to people."""
+    status, shown = ElasticStatus(), []
+    for event in events:
+        if is_news(event.kind, event.facts, status):
+            shown.append(event)
+        status.add(event)
+    return shown

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from paceline.observe.reports.events import LeftOut
+from paceline.observe.reports.events import Cached, LeftOut, SourceReads, Takeover
 from paceline.observe.reports.log import RunLog, WorkerLog
 from paceline.observe.reports.summary import Shares, ranks_text, seconds_text, share_text
 
@@ -75,7 +75,7 @@ def summarize(run: RunLog) -> Summary:
         values={name: value for name, value in last.items() if value is not None},
         delays=delays(run.delays),
         refused=sum(worker.refused for worker in run.workers),
-        lost={line.rank: list(run.new_owners(line.rank)) for line in run.lost},
+        lost={line.rank: list(new_owners(run, line.rank)) for line in run.lost},
         logs_data_wait=run.logs_data_wait,
         effective=effective_workers(run),
         in_all=len(run.numbers),
@@ -200,7 +200,7 @@ def _losses(run: RunLog) -> list[str]:
     texts = []
     for line in run.lost:
         text = f"Worker {line.rank} was lost after {seconds_text(line.at_s)}: {line.why.rstrip('.')}."
-        for owner, event in run.new_owners(line.rank).items():
+        for owner, event in new_owners(run, line.rank).items():
             start = f", from version {event.version} ({event.source})" if event else ""
             text += f" Worker {owner} took over its shards{start}."
         texts.append(text)
@@ -261,3 +261,30 @@ def _crowding(run: RunLog) -> list[str]:
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
+
+
+def sources(run: RunLog) -> dict[str, SourceReads]:
+    """Reads through the caches of all workers, by source; a cache that several workers share counts once."""
+    latest: dict[tuple[str, str], Cached] = {}
+    for worker in run.workers:
+        for name, line in worker.caches.items():
+            before = latest.get((worker.host, name))
+            if before is None or line.at_s > before.at_s:
+                latest[worker.host, name] = line
+    total: dict[str, SourceReads] = {}
+    for line in latest.values():
+        for source, counts in line.sources.items():
+            total[source] = total.get(source, SourceReads()) + counts
+    return dict(sorted(total.items()))
+
+
+def new_owners(run: RunLog, rank: int) -> dict[int, Takeover | None]:
+    """The new owners of a lost worker's shards: rank -> its takeover event, if it logged one."""
+    owners: dict[int, Takeover | None] = {}
+    for line in (line for w in run.workers for line in w.lost if line.rank == rank):
+        owners |= dict.fromkeys(line.taken_over)
+    for worker in run.workers:
+        taken = [line for line in worker.takeovers if line.slice_of == rank]
+        if taken:
+            owners[worker.rank] = taken[-1]
+    return dict(sorted(owners.items()))
