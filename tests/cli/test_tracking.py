@@ -13,7 +13,7 @@ import torch
 
 import paceline
 from paceline.cli.run.options import TrackingOptions
-from paceline.run.tracking import METRICS, TENSORBOARD, WANDB
+from paceline.run.attach import METRICS, TENSORBOARD, WANDB
 from tests.cli.test_run import Script, _here, run, script  # noqa: F401
 
 BARE = """

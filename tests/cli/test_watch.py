@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
-from paceline.observe.processes import this_process
+from paceline.observe.event_log import this_process
 
 
 def call(*arguments: object, columns: int = 140) -> Result:

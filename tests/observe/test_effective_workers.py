@@ -10,9 +10,9 @@ import torch
 
 import paceline
 from paceline.observe import read_run
-from paceline.observe.reports.summary import summarize
 from paceline_plugins.report.charts import effective_over_time
 from paceline_plugins.report.tables import facts
+from paceline_plugins.report.totals import summarize
 from tests.update.engine.test_blocks import Scalars, rank
 from tests.update.engine.test_diversity import SPEEDS
 

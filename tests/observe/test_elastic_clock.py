@@ -12,9 +12,9 @@ import pytest
 
 from paceline.observe import read_run
 from paceline.observe.reports.log import RunLog
-from paceline.observe.reports.summary import summarize, warnings
 from paceline_plugins.report.curves import by_time, bytes_by_time
 from paceline_plugins.report.tables import comparison, worker_rows
+from paceline_plugins.report.totals import summarize, warnings
 
 Event = dict[str, Any]
 PERIOD, BATCH, BYTES = 4, 10, 100

@@ -14,7 +14,7 @@ from paceline.cli.run.status import describe
 from paceline.observe.reports.elastic_events import ControlEvent, ElasticStatus, event_text
 from paceline.observe.reports.live import Live, LiveSnapshot
 from paceline.observe.reports.read import read_run
-from paceline.observe.reports.summary import warnings
+from paceline_plugins.report.totals import warnings
 from paceline_plugins.sites.elastic_messages import of_control
 
 MEMBERS = [[0, "a", "10.0.0.1", 1], [2, "b", "10.0.0.2", 1]]

@@ -20,10 +20,10 @@ import pytest
 from paceline.observe.http_server import MAX_CONNECTIONS, Answer, BoundedServer
 from paceline.observe.reports import read
 from paceline.observe.reports.read import read_run
-from paceline.observe.reports.summary import summarize
 from paceline_plugins.report import follow, write_report
 from paceline_plugins.report.follow import RunFollower
 from paceline_plugins.report.live_page import LivePage, Status
+from paceline_plugins.report.totals import summarize
 
 from .conftest import Event, lines, pushing, waiting
 

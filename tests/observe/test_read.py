@@ -11,14 +11,7 @@ import pytest
 
 from paceline.errors import PacelineError
 from paceline.observe import LogError, read_run, read_runs
-from paceline.observe.reports.summary import (
-    Delays,
-    data_wait_sentence,
-    shares,
-    summarize,
-    waits_long_for_data,
-    warnings,
-)
+from paceline_plugins.report.totals import Delays, data_wait_sentence, shares, summarize, waits_long_for_data, warnings
 
 from .conftest import pushing, waiting
 

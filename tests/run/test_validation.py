@@ -140,6 +140,13 @@ def test_settings() -> None:
         paceline.attach(model, optimizer, "bmuf", perod=3)
 
 
+@pytest.mark.parametrize(("given", "meant"), [("seeed", "seed"), ("chekpoint", "checkpoint"), ("gard", "guard")])
+def test_a_misspelt_option_is_named(given: str, meant: str) -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(paceline.RuleError, match=f"no setting '{given}'.*did you mean '{meant}'"):
+        paceline.attach(model, sgd(model.parameters()), "bmuf", **{given: 1})
+
+
 def test_included_objects_need_a_state() -> None:
     model = nn.Linear(3, 1)
     run = paceline.attach(model, sgd(model.parameters()), "bmuf")

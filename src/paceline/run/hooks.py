@@ -35,14 +35,7 @@ from paceline.update.monitor import skipped
 
 
 class StepHooks:
-    """The hooks of a run on its optimizers.
-
-    Args:
-        context: what the parts of the run share.
-        engine: exchanges by the rule; None with one worker.
-        mistakes: warns of common mistakes of the program.
-        checkpointer: keeps the run's steps, or None.
-    """
+    """The hooks of a run on its optimizers; `engine` is None with one worker."""
 
     def __init__(
         self,
@@ -160,12 +153,7 @@ ROUNDING = 1e-6
 
 
 class ProgramChanges:
-    """One worker's watch over its parameters.
-
-    Args:
-        context: what the parts of the run share.
-        engine: exchanges by the rule.
-    """
+    """One worker's watch over its parameters."""
 
     def __init__(self, context: RunContext, engine: EngineProtocol) -> None:
         self._context, self._engine = context, engine

@@ -17,8 +17,7 @@ from paceline import extensions
 from paceline.communication import Transport
 from paceline.core.optimizer_state import Named
 from paceline.errors import UnsupportedError
-from paceline.observe import processes
-from paceline.observe.event_log import EventLog
+from paceline.observe.event_log import EventLog, this_process
 from paceline.rules.schedule import Schedule
 from paceline.update.exchange.exchanger import ExchangeSummary, Timing
 from paceline.version import __version__
@@ -175,7 +174,7 @@ class Monitor:
             version=__version__,
             unix_s=time.time(),
             cores=os.cpu_count(),
-            **processes.this_process(),
+            **this_process(),
         )
 
     def shared(self, data: Any) -> None:

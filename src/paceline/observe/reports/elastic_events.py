@@ -106,16 +106,6 @@ def is_news(kind: str, facts: Mapping[str, Any], before: ElasticStatus) -> bool:
     return not (kind == "refused" and before.workers["left"])
 
 
-def news_events(events: Iterable[ControlEvent]) -> list[ControlEvent]:
-    """The events to show to people."""
-    status, shown = ElasticStatus(), []
-    for event in events:
-        if is_news(event.kind, event.facts, status):
-            shown.append(event)
-        status.add(event)
-    return shown
-
-
 def read_events(directory: Path) -> list[ControlEvent]:
     """All events in the log directory of an elastic run; none for other runs."""
     path = directory / CONTROL_LOG

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.core.flat import Modules, all_finite, fragments
+from paceline.core.flat import Modules, Shards, all_finite, fragments
 from paceline.core.optimizer_state import Owned, reset_state, set_step_count, step_count
-from paceline.core.shards import Shards
 from paceline.core.world import World
 from paceline.errors import NonFiniteError
 from paceline.extensions import Observer

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from paceline.communication.calls import advice
-from paceline.core.flat import Fragment
+from paceline.core.flat import Fragment, Shards, reshard
 from paceline.core.optimizer_state import Owned
-from paceline.core.shards import Shards, reshard
 from paceline.errors import ElsewhereError, UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import EveryBlock

@@ -25,9 +25,8 @@ from paceline.checkpoint import ExchangePosition
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.communication import Transport
 from paceline.core import kernels
-from paceline.core.flat import Fragment
+from paceline.core.flat import Fragment, Shards
 from paceline.core.optimizer_state import Owned, restore_beta1
-from paceline.core.shards import Shards
 from paceline.core.state_tree import build, flatten
 from paceline.core.world import World
 from paceline.data.ledger.leases import Leases
