@@ -54,7 +54,7 @@ LOOK_EVERY_S = 0.2
 
 
 class ControlLedgerClient:
-    """The client of the ledger; see :class:`paceline.data.sampling.assignment.Leases`.
+    """The client of the ledger; see :class:`paceline.data.ledger.leases.Leases`.
 
     Args:
         control: the client of the control plane.
