@@ -26,8 +26,8 @@ TODAY = {
     "quiet_step_files": 10,
     "attach_files": 71,
     "attach_changes": 231,
-    "share_files": 17,
-    "share_changes": 108,
+    "share_files": 13,
+    "share_changes": 49,
     "push_files": 16,
     "push_changes": 49,
 }

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question, Speeds
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.assignment import LeasedAssignment
 from paceline.data.sampling.position import Position
+from paceline.data.sampling.split import LeasedAssignment
 
 property_test = settings(database=None, deadline=None, derandomize=True, max_examples=150)
 

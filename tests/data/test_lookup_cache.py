@@ -12,10 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from paceline.core.world import World
 from paceline.data import LoaderRegistry
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.assignment import EvenAssignment, LookupCache
-from paceline.data.sampling.order import Shuffled
-from paceline.data.sampling.permutation import Permutation
-from paceline.data.sampling.split import split_of
+from paceline.data.sampling.order import Permutation, Shuffled
+from paceline.data.sampling.sampler import LookupCache
+from paceline.data.sampling.split import EvenAssignment, split_of
 
 RANGE = st.tuples(st.integers(0, 400), st.integers(0, 100)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from paceline.data import ShardStream
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.assignment import Portion
 from paceline.data.sampling.position import UNIT, ShardProgress
+from paceline.data.sampling.split import Portion
 from paceline.data.streams.reader import Request, ShardAssignment, ShardBatch, ShardReading, _ProcessQueues, _Reader
 from tests.data.test_streams import Counted
 

@@ -17,10 +17,10 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from paceline.core import rng
-from paceline.data.sampling.assignment import Portion
 from paceline.data.sampling.order import Drawn, InShards, Sequential, Shuffled
 from paceline.data.sampling.position import Position
 from paceline.data.sampling.sampler import SamplingPlan, generators_of
+from paceline.data.sampling.split import Portion
 from tests.data.test_shared_loader import Buckets, Numbers, Reversed
 
 
@@ -56,7 +56,7 @@ def test_which_order_a_loader_has() -> None:
 
 def test_a_place_is_a_sample_or_a_batch_of_the_users_sampler() -> None:
     one = plan(DataLoader(Numbers(31), 4, shuffle=True))
-    assert (one.whole, one.unit, one.places(0), one.nominal(0)) == (False, 4, 31, 4)
+    assert (one.whole, one.unit, one.places(0)) == (False, 4, 31)
     one = plan(DataLoader(Numbers(31), batch_sampler=Buckets()))
     assert (one.whole, one.unit, one.places(0), one.nominal(0)) == (True, 1, 8, len(whole(one)[0]))
     assert one.ids(Portion(0, [(0, 3)])) == [i for batch in whole(one)[:3] for i in batch]

@@ -25,8 +25,8 @@ from paceline.checkpoint.snapshot import Snapshot
 from paceline.core.flat import Modules, averaged_buffers, local
 from paceline.core.optimizer_state import Owned
 from paceline.core.world import World
+from paceline.data.sharing.iteration import PlaceLog
 from paceline.data.sharing.loader_registry import LoaderRegistry
-from paceline.data.sharing.run_data import PlaceLog
 from paceline.errors import UnsupportedError
 from paceline.extensions import Observer
 from paceline.observe.event_file import EventFile
