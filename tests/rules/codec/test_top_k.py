@@ -94,7 +94,7 @@ def test_warm_up_sends_more_at_first() -> None:
         ({"ratio": 0}, "ratio must be above 0 and at most 1, got 0"),
         ({"ratio": 1.1}, "ratio must be above 0 and at most 1, got 1.1"),
         ({"ratio": float("nan")}, "ratio must be above 0 and at most 1, got nan"),
-        ({"momentum": 1.0}, "momentum must be from 0 to below 1, got 1.0"),
+        ({"momentum": 1.0}, "momentum must be a number from 0 to below 1, got 1.0"),
         ({"momentum": 0.9, "feedback": False}, "needs feedback"),
         ({"nesterov": 1}, "nesterov must be True or False, got 1"),
         ({"warmup": -1}, "warmup must be a number of exchanges or pairs"),

@@ -40,7 +40,7 @@ from torch.optim import Optimizer
 from paceline.core.flat import Fragment
 from paceline.core.optimizer_state import reset_state
 from paceline.data.ledger.epoch_ledger import Mark
-from paceline.rules.outer.arrival import CenterPull
+from paceline.rules.outer import Elastic
 from paceline.rules.schedule.bounded import Bounded
 from paceline.tuning.tuner import Tuner
 from paceline.update.exchange.checksum import is_sampled
@@ -438,7 +438,7 @@ class DeltaClient(Client):
     def __init__(
         self,
         optimizer: Optimizer,
-        elastic: CenterPull | None,
+        elastic: Elastic | None,
         workers: int,
         context: ClientContext,
         schedule: Bounded,
