@@ -9,8 +9,7 @@ with headers of TCP, IP and Ethernet left out: nobody can be faster, and full fr
     python benchmarks/speed/hierarchical.py [--megabytes 20] [--repeats 7] [--rate 200]
 
 The last line is a JSON object: `over_bound`, `over_flat` (ratios of medians), `slow_bytes_over_formula` (what the
-interfaces sent less 66 bytes a packet, over what the formula says), `places_found` (whether measured bandwidth alone
-shows who is near whom) and the medians in seconds.
+interfaces sent less 66 bytes a packet, over what the formula says) and the medians in seconds.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from _workers import Hosts, answer, is_worker, launch
 from torch import Tensor
 
 from paceline.communication import connect
-from paceline.communication.bandwidth import measure, neighbours
 from paceline.rules.codec.dense import Dense
 from paceline.rules.codec.layout import Layout
 from paceline.rules.topology import Hierarchical
@@ -94,7 +92,6 @@ def worker(megabytes: float, repeats: int) -> None:
     pipeline = Pipeline(transport.background, route.stages)
     cuts = [elements * k // topology.chunks for k in range(topology.chunks + 1)]
     chunks = list(pairwise(cuts))
-    near = neighbours(measure(transport))
     formula = sum(route.plan.bytes_sent(Dense(), layout.cut(low, high), rank) for low, high in chunks)
     across = sum(route.plan.slow_bytes(Dense(), layout.cut(low, high), rank) for low, high in chunks)
     given = torch.randn(elements, generator=torch.Generator().manual_seed(rank))
@@ -133,7 +130,6 @@ def worker(megabytes: float, repeats: int) -> None:
             "spread": [min(rows["hierarchical"]), max(rows["hierarchical"]), min(rows["flat"]), max(rows["flat"])],
             "across_bytes": max(per_host),
             "slow_bytes_over_formula": max(ratios),
-            "places_found": near == [0] * PER_HOST + [PER_HOST] * PER_HOST,
         }
     )
     pipeline.close()
@@ -178,7 +174,6 @@ def main() -> None:
         "over_bound": round(found["hierarchical_s"] / bound_s, 3),
         "over_flat": round(found["hierarchical_s"] / found["flat_s"], 3),
         "slow_bytes_over_formula": round(found["slow_bytes_over_formula"], 4),
-        "places_found": found["places_found"],
         "hierarchical_s": round(found["hierarchical_s"], 3),
         "flat_s": round(found["flat_s"], 3),
         "bound_s": round(bound_s, 3),

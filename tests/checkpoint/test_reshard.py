@@ -127,7 +127,7 @@ RULES: list[tuple[str, Make]] = [
     ("averaging(period=3, overlap=2, codec='one_bit')", momentum_sgd),
     ("bmuf(period=3)", momentum_sgd),
     ("bmuf(period=3, ema=0.6)", momentum_sgd),
-    ("bmuf_adam(period=3, restart=2)", adam),
+    ("bmuf_adam(period=3, ramp=2)", adam),
     ("bmuf(period=3, local_state='average')", momentum_sgd),
     ("bmuf(period=4, overlap=3, fragments=2)", momentum_sgd),
     ("bmuf_adam(period=3)", adam),

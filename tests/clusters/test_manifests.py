@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.communication.schedulers import kubernetes
+from paceline.communication import schedulers
 
 models = pytest.importorskip("kubeflow_trainer_api.models")
 yaml = pytest.importorskip("yaml")
@@ -57,7 +57,7 @@ def test_pods_find_each_other() -> None:
     assert pod["subdomain"] == service["metadata"]["name"] and service["spec"]["selector"] == {"job-name": name}
     command = pod["containers"][0]["command"]
     assert int(command[command.index("--hosts") + 1]) == job["spec"]["completions"] == job["spec"]["parallelism"]
-    found = kubernetes.indexed({"JOB_COMPLETION_INDEX": "1"}, lambda: f"{name}-1.{pod['subdomain']}.default")
+    found = schedulers.indexed({"JOB_COMPLETION_INDEX": "1"}, lambda: f"{name}-1.{pod['subdomain']}.default")
     assert found is not None and found.master is not None and found.master[0] == f"{name}-0.train.default"
 
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from paceline.communication.torch import attempt
+from paceline.communication.torch import rendezvous
 from paceline.errors import PeerLostError
 from tests.paths import python_path
 
 
 def meet(store: dist.Store, size: int, timeout_s: float = 30.0) -> list[int]:
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(lambda rank: attempt.agree(store, rank, size, timeout_s), range(size)))
+        return list(pool.map(lambda rank: rendezvous.agree(store, rank, size, timeout_s), range(size)))
 
 
 def test_all_of_an_attempt_have_a_number_that_no_other_has() -> None:
@@ -35,24 +35,24 @@ def test_tokens_of_dead_workers_are_not_confirmed() -> None:
     """All of the first attempt but rank 0 came, and died before it did; one of them came after its answer."""
     store = dist.HashStore()
     for rank in (1, 2):
-        store.set(f"{attempt.PREFIX}/3/says/{rank}", f"dead{rank}")
+        store.set(f"{rendezvous.PREFIX}/3/says/{rank}", f"dead{rank}")
     numbers: list[int] = []
-    first = threading.Thread(target=lambda: numbers.append(attempt.agree(store, 0, 3, 30.0)))
+    first = threading.Thread(target=lambda: numbers.append(rendezvous.agree(store, 0, 3, 30.0)))
     first.start()
-    while not store.check([f"{attempt.PREFIX}/answer/dead1"]):
+    while not store.check([f"{rendezvous.PREFIX}/answer/dead1"]):
         pass
     assert first.is_alive()
     with ThreadPoolExecutor(2) as pool:
-        numbers += pool.map(lambda rank: attempt.agree(store, rank, 3, 30.0), (1, 2))
+        numbers += pool.map(lambda rank: rendezvous.agree(store, rank, 3, 30.0), (1, 2))
     first.join(30.0)
     assert numbers == [1, 1, 1]
 
 
 def test_missing_workers_are_named() -> None:
     with pytest.raises(PeerLostError, match=r"of 3 workers, 1, 2 did not come within 0\.05 s"):
-        attempt.agree(dist.HashStore(), 0, 3, 0.05)
+        rendezvous.agree(dist.HashStore(), 0, 3, 0.05)
     with pytest.raises(PeerLostError, match="worker 0 did not answer"):
-        attempt.agree(dist.HashStore(), 1, 3, 0.05)
+        rendezvous.agree(dist.HashStore(), 1, 3, 0.05)
 
 
 TRAIN = """

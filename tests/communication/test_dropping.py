@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paceline.communication.torch import dropping, groups
+from paceline.communication.torch import groups
 from paceline.communication.torch.groups import Connection, GroupHolder
 from paceline.errors import ClosedError
 
@@ -41,10 +41,10 @@ class Group:
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(dropping, "DROP_S", 0.0)
+    monkeypatch.setattr(groups, "DROP_S", 0.0)
     monkeypatch.setattr(Group, "destroyed", 0)
     yield
-    assert not dropping._kept, "a test left a group"
+    assert not groups._kept, "a test left a group"
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Connection, GroupH
     yield both[0], holders[0]
     for one in both:  # what is in flight fails, when the other worker's sockets close
         one.close()
-    monkeypatch.setattr(dropping, "DROP_S", SOON_S)
-    dropping.drop([])
+    monkeypatch.setattr(groups, "DROP_S", SOON_S)
+    groups.drop_groups([])
 
 
 def sum_of(group: Any) -> Any:
@@ -73,13 +73,13 @@ def descriptors() -> int:
 
 def test_a_group_is_kept_until_its_operations_have_ended() -> None:
     handles = [Handle(), Handle()]
-    dropping.drop([(Group(), []), (Group(), list(handles))])
+    groups.drop_groups([(Group(), []), (Group(), list(handles))])
     assert Group.destroyed == 1
     handles[0].over = True
-    dropping.drop([])
+    groups.drop_groups([])
     assert Group.destroyed == 1, "one of its operations is in flight"
     handles[1].over = True
-    dropping.drop([])
+    groups.drop_groups([])
     assert Group.destroyed == 2
 
 
@@ -109,7 +109,7 @@ def test_a_thread_that_starts_an_operation_does_not_wait_for_it(opened: tuple[Co
         release.set()
         with pytest.raises(ClosedError, match="closed before"):
             starting.result(SOON_S)
-    assert len(dropping._kept) == 1
+    assert len(groups._kept) == 1
 
 
 def test_a_part_that_is_closed_with_an_operation_in_flight(opened: tuple[Connection, GroupHolder]) -> None:

@@ -95,10 +95,8 @@ def test_the_sums_of_squares_tell_of_what_is_not_finite(bad: float, numbers: Cal
 STEPS = [
     BlockMomentum(momentum=0.9, lr=0.7),
     BlockMomentum(momentum=0.9, lr=0.7, nesterov=False),
-    BlockMomentum(momentum=0.9, lr=0.7, restart=2),
     BlockMomentum(momentum=0.9, lr=0.7, amplify=0.5),
     Nesterov(momentum=0.9, lr=0.7),
-    Nesterov(momentum=0.9, lr=0.7, restart=1),
 ]
 
 

@@ -30,7 +30,6 @@ ONE_RUN_OF_MANY = {
     "paceline.forecast.sim",
     "paceline.communication.sockets.certificates",
     "paceline.communication.ring",
-    "paceline.tuning.newbob",
     "paceline_plugins.zero",
 }
 """Subsystems that a run loads when it has a use for them."""

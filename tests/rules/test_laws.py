@@ -110,8 +110,8 @@ ROWS = [
     Case("streaming_diloco(period=3, overlap=3, fragments=2, mixing=None, warmup=2)", adam),
     Case("auto(first=3)", adam),
     Case("bmuf(period=3, ema=0.6)"),
-    Case("bmuf_adam(period=3, restart=2, gain='paper')", adam),
-    Case("diloco(period=3, restart=2)"),
+    Case("bmuf_adam(period=3, gain='paper')", adam),
+    Case("diloco(period=3, ramp=2)"),
     Case("streaming_diloco(period=4, overlap=2, fragments=3, ema=0.6)", adam),
 ]
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses rules and codecs written as literal calls; nothing is evaluated."""
+"""Parses rules and codecs written as literal calls, of which nothing is evaluated, and checks their settings."""
 
 from __future__ import annotations
 
 import ast
 import difflib
-from typing import Any
+import math
+from typing import Any, TypeGuard
 
 from paceline.errors import RuleError
 
@@ -49,3 +50,34 @@ def like(word: str, words: list[str]) -> str:
     """A suggestion of the closest word, for messages; "" if none is close."""
     close = difflib.get_close_matches(word, words, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number, not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a finite number, not a bool."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check(fits: bool, name: str, wanted: str, value: object) -> None:
+    """Raise `RuleError` unless the value of setting `name` fits."""
+    if not fits:
+        raise RuleError(f"{name} must be {wanted}, got {value!r}")
+
+
+def check_whole(name: str, value: object, least: int, of: str = "") -> None:
+    """Raise `RuleError` unless it is a whole number, at least `least`; `of`: what it counts, such as "of steps"."""
+    check(is_whole(value) and value >= least, name, f"a whole number{of and f' {of}'}, at least {least}", value)
+
+
+def check_number(name: str, value: object, low: float, below: float) -> None:
+    """Raise `RuleError` unless it is a number from `low` to below `below`."""
+    check(is_number(value) and low <= value < below, name, f"a number from {low:g} to below {below:g}", value)
+
+
+def check_bool(name: str, value: object) -> None:
+    """Raise `RuleError` unless it is True or False."""
+    check(isinstance(value, bool), name, "True or False", value)

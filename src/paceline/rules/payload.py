@@ -44,7 +44,8 @@ from dataclasses import dataclass
 from torch.optim import Optimizer
 
 from paceline.core.optimizer_state import is_adam, keeps_maximum, keeps_state, lower_beta1, refuse_uncompensated
-from paceline.errors import RuleError, UnsupportedError
+from paceline.core.parse import check, check_whole, is_number
+from paceline.errors import UnsupportedError
 
 LOCAL_STATE = ("auto", "keep", "reset", "average", "compensate", "fitting")
 
@@ -102,11 +103,7 @@ class FirstMoment(Payload):
     warmup: int = 1000
 
     def __post_init__(self) -> None:
-        if not isinstance(self.warmup, int) or isinstance(self.warmup, bool) or self.warmup < 1:
-            raise RuleError(
-                "warmup must be a whole number of steps, at least 1 (Adam's second moment has to be known before it "
-                f"is frozen), got {self.warmup!r}"
-            )
+        check_whole("warmup", self.warmup, 1, "of steps (Adam's second moment has to be known before it is frozen)")
 
     @property
     def moments_after(self) -> int:
@@ -149,12 +146,10 @@ class Delta(Payload):
     beta1: float | None = None
 
     def __post_init__(self) -> None:
-        if self.local_state not in LOCAL_STATE:
-            raise RuleError(f"local_state must be one of {', '.join(LOCAL_STATE)}, got {self.local_state!r}")
-        if self.mixing is not None and not (isinstance(self.mixing, (int, float)) and 0 <= self.mixing < 1):
-            raise RuleError(f"mixing must be a number from 0 to below 1, or None, got {self.mixing!r}")
-        if self.beta1 is not None and (not _number(self.beta1) or not 0 <= self.beta1 < 1):
-            raise RuleError(f"beta1 must be a number from 0 to below 1, or None, got {self.beta1!r}")
+        check(self.local_state in LOCAL_STATE, "local_state", f"one of {', '.join(LOCAL_STATE)}", self.local_state)
+        for name, value in (("mixing", self.mixing), ("beta1", self.beta1)):
+            fits = value is None or (is_number(value) and 0 <= value < 1)
+            check(fits, name, "a number from 0 to below 1, or None", value)
 
     @property
     def changes_optimizer_state(self) -> bool:
@@ -205,10 +200,6 @@ class Delta(Payload):
         mixed = f"; mixed with alpha {self.mixing:g} when it lands" if self.mixing is not None else ""
         lowered = f"; beta1 at most {self.beta1:g}" if self.beta1 is not None and workers > 1 else ""
         return f"the block's delta; {words[self.local_state]}{lowered}{mixed}"
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,6 @@ from paceline.rules.outer import (
     Outer,
     TunedMomentum,
 )
-from paceline.rules.outer.arrival import CenterPull
 from paceline.rules.outer.base import Coefficients
 from paceline.rules.outer.moving_average import MovingAverage, check_decay
 from paceline.rules.payload import Delta, FirstMoment, Gradient, Parameters, Payload
@@ -199,10 +198,9 @@ class Rule:
         return self.outer
 
     @property
-    def center_pull(self) -> CenterPull | None:
-        """How worker and center pull each other; None where the outer does not say (it need not)."""
-        pull: CenterPull | None = getattr(self.outer, "center_pull", None)
-        return pull
+    def center_pull(self) -> Elastic | None:
+        """How worker and center pull each other; None where a push is a gradient or a delta."""
+        return self.outer if isinstance(self.outer, Elastic) else None
 
     @property
     def follows_diversity(self) -> bool:

@@ -341,12 +341,6 @@ class Run:
         self._check_open()
         self._state.restore(snapshot)
 
-    def scale_rates(self, factor: float) -> None:
-        """Multiply all learning rates of this worker at once, until a snapshot is restored; for trials."""
-        rates = self._context.tuner.tunables.rates
-        for number in range(len(rates.groups())):
-            rates.scale(number, factor * rates.factor(number))
-
     # -- the end ----------------------------------------------------------------------------------
 
     def _check_open(self) -> None:

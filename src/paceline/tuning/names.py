@@ -13,11 +13,10 @@ request files hold it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.core.parse import like
+from paceline.core.parse import check, check_number, check_whole, is_number, like
 from paceline.errors import RuleError
 
 OF_OPTIMIZERS = ("lr", "lr_factor", "momentum", "betas", "weight_decay", "eps")
@@ -64,36 +63,23 @@ def checked(name: str, value: Any) -> Any:
     """The value as JSON; `RuleError` if it is invalid for `name` under every rule."""
     base, _ = split(name)
     if base == "betas":
-        return _betas(name, value)
+        check(isinstance(value, (list, tuple)) and len(value) == 2, name, "two numbers such as (0.9, 0.999)", value)
+        fits = all(is_number(one) and 0 <= one < 1 for one in value)
+        check(fits, name, "two numbers from 0 to below 1", value)
+        return [float(one) for one in value]
     if base == "period":
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise RuleError(f"{name} must be a whole number of minibatches, at least 1, got {value!r}")
+        check_whole(name, value, 1, "of minibatches")
         return value
     if base == "gain" and value in ("auto", "paper"):
         return value
-    number = _number(name, value)
-    if base in ("momentum", "outer_momentum") and not 0 <= number < 1:
-        raise RuleError(f"{name} must be a number from 0 to below 1, got {value!r}")
-    if base in ("lr_factor", "gain", "outer_lr", "eps") and not number > 0:
-        raise RuleError(f"{name} must be above 0, got {value!r}")
-    if base in ("lr", "weight_decay") and number < 0:
-        raise RuleError(f"{name} must be at least 0, got {value!r}")
+    check(is_number(value), name, "a finite number", value)
+    if base in ("momentum", "outer_momentum"):
+        check_number(name, value, 0, 1)
+    elif base in ("lr", "weight_decay"):
+        check(value >= 0, name, "at least 0", value)
+    else:
+        check(value > 0, name, "above 0", value)
     return value
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise RuleError(f"{name} must be a finite number, got {value!r}")
-    return float(value)
-
-
-def _betas(name: str, value: Any) -> list[float]:
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        raise RuleError(f"{name} must be two numbers such as (0.9, 0.999), got {value!r}")
-    numbers = [_number(name, one) for one in value]
-    if not all(0 <= one < 1 for one in numbers):
-        raise RuleError(f"{name} must be two numbers from 0 to below 1, got {value!r}")
-    return numbers
 
 
 def _all() -> str:

@@ -223,9 +223,8 @@ def reason(schedule: Paced, period: int, exchange_s: float, step_s: float) -> st
     """Why, in words: `an exchange takes 31 ms, a step 9.8 ms`."""
     text = f"an exchange takes {_seconds(exchange_s)}, a step {_seconds(step_s)}"
     left = exchange_s / (exchange_s + period * step_s)
-    return (
-        f"{text}; {100 * left:.2g} % of the time is left for exchanges" if left > schedule.pace.share + 1e-9 else text
-    )
+    above = left > schedule.pace.share + 1e-9
+    return f"{text}; {100 * left:.2g} % of the time is left for exchanges" if above else text
 
 
 def _seconds(seconds: float) -> str:
@@ -241,9 +240,6 @@ def period_controller_for(
     """The controller of one of several workers; None under rules whose period does not follow measured times.
 
     Args:
-        rule: the rule.
-        transport: the connection.
-        owned: (optimizer, its named parameters) pairs.
         buffers: elements of averaged buffers.
         exchanged: as for :class:`WallTimer`.
     """

@@ -35,9 +35,9 @@ class TuneRequest:
     Attributes:
         changes: name -> value.
         revert: whether to undo the last change instead.
-        by: the rank that asked; 0 if the period controller did.
+        by: the rank that asked; 0 if the period controller did, or a file asks all.
         applied: whether it is in effect.
-        refused: why it was refused.
+        refused: why it was refused; of a request file, why it is invalid.
         block: blocks exchanged before it took effect.
         minibatch: this worker's minibatches before it took effect; the next one is the first with the new values.
         values: name -> [before, after], once applied.
@@ -48,7 +48,7 @@ class TuneRequest:
 
     changes: Changes
     revert: bool
-    by: int
+    by: int = 0
     applied: bool = False
     refused: str = ""
     block: int = 0
@@ -69,23 +69,6 @@ REQUEST, TAKEN, ANSWER = ".request.json", ".taken.json", ".answer.json"
 LOOK_EVERY_S = 1.0
 LIMIT_BYTES = 1 << 16
 """A larger file is not read."""
-
-
-@dataclass(frozen=True)
-class RequestFile:
-    """The content of a request file.
-
-    Attributes:
-        name: NAME of the file.
-        changes: the requested values, checked as far as possible without the run.
-        revert: whether to undo the last change instead.
-        problem: why the file is invalid; the request is then refused.
-    """
-
-    name: str
-    changes: Changes
-    revert: bool
-    problem: str = ""
 
 
 class RequestFiles:
@@ -113,16 +96,16 @@ class RequestFiles:
             return []
         return sorted(name.removesuffix(REQUEST) for name in names if name.endswith(REQUEST))
 
-    def look(self, now: bool = False) -> list[RequestFile]:
+    def look(self, now: bool = False) -> list[TuneRequest]:
         """The new requests; does not touch the file system within `LOOK_EVERY_S` of the last look, unless `now`."""
         if self.folder is None or (not now and self._clock() - self._looked < LOOK_EVERY_S):
             return []
         self._looked = self._clock()
         new = [name for name in self._names() if name not in self._seen]
         self._seen.update(new)
-        return [request_file for name in new if (request_file := self._take(name)) is not None]
+        return [request for name in new if (request := self._take(name)) is not None]
 
-    def _take(self, name: str) -> RequestFile | None:
+    def _take(self, name: str) -> TuneRequest | None:
         assert self.folder is not None
         path = self.folder / (name + REQUEST)
         if not self._each:
@@ -138,16 +121,16 @@ class RequestFiles:
             if not isinstance(changes, dict):
                 raise RuleError(f"changes must be an object, got {changes!r}")
             revert = bool(body.get("revert"))
-            return RequestFile(name, flat(changes) if changes or not revert else {}, revert)
+            return TuneRequest(flat(changes) if changes or not revert else {}, revert, request_file=name)
         except (OSError, ValueError) as error:
-            return RequestFile(name, {}, False, str(error))
+            return TuneRequest({}, False, request_file=name, refused=str(error))
 
-    def put(self, changes: Changes, revert: bool) -> RequestFile:
-        """Write a request to all workers, from within the run."""
+    def put(self, changes: Changes, revert: bool) -> str:
+        """Write a request to all workers, from within the run; returns its name."""
         assert self.folder is not None
         name = post(self.folder.parent, changes, revert)
         self._seen.add(name)
-        return RequestFile(name, changes, revert)
+        return name
 
     def answer(self, name: str, body: dict[str, Any]) -> None:
         """Write the outcome of a request; the first answer stays."""

@@ -23,24 +23,25 @@ thirds of a step, leaves of it is that of evenly spaced chunks:
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from paceline.communication import Transport
-from paceline.communication.base import CompletedOperation
+from paceline.communication.base import SoloTransport
 from paceline.communication.virtual.clock import Clock
 from paceline.core.optimizer_state import Owned
 from paceline.rules import choice as choices
 from paceline.rules.choice import BACKWARD, Choice, ProbeTimes
-from paceline.rules.codec import Layout, Steps, codec_from_text
+from paceline.rules.codec import Layout, codec_from_text
 from paceline.rules.recipes import sync
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Probe
+from paceline.rules.topology.base import DirectWire
 from paceline.rules.traffic import bytes_per_block
 from paceline.tuning.period_controller import block_bytes, ring_s
 
@@ -52,24 +53,31 @@ StepTimes = tuple[float, float, float | None]
 """(c, e, x), seconds; x is None before the second half is over."""
 
 
-class ProbeTimer(Protocol):
+class ProbeTimer(ABC):
     """Measures the steps of a probe on one worker."""
 
+    @abstractmethod
     def stepped(self, steps: int) -> None:
         """A step of the probe was made, of which this worker has made `steps`."""
 
+    @abstractmethod
     def measured(self) -> StepTimes | None:
         """The times; None before the first half is over."""
 
     @property
+    @abstractmethod
     def early(self) -> bool:
         """Whether gradients are exchanged during the next backward pass."""
 
     def codec_s(self, codec: str, elements: int) -> float:
-        """Seconds in which this worker writes and reads so many numbers."""
+        """Seconds in which this worker writes and reads so many numbers; the simulated clock has no codecs."""
+        return 0.0
+
+    def resumed(self, made: int, steps: int) -> None:  # noqa: B027
+        """Continue after `made` steps of the probe, and `steps` of this worker."""
 
 
-class WallProbeTimer:
+class WallProbeTimer(ProbeTimer):
     """By the wall clock.
 
     Args:
@@ -109,7 +117,7 @@ class WallProbeTimer:
         return min(_seconds_of(codec, size, self._device) for _ in range(2)) * elements / max(1, size)
 
 
-class SimulatedProbeTimer:
+class SimulatedProbeTimer(ProbeTimer):
     """By the simulated clock; a function of the clock and of the count of steps alone.
 
     Args:
@@ -130,7 +138,6 @@ class SimulatedProbeTimer:
         self._made, self._steps = self._made + 1, steps
 
     def resumed(self, made: int, steps: int) -> None:
-        """Continue after `made` steps of the probe, and `steps` of this worker."""
         self._made, self._steps = made, steps
 
     @property
@@ -148,39 +155,18 @@ class SimulatedProbeTimer:
             return step_s, gradient_s, None
         return step_s, gradient_s, exposed_s(gradient_s, self._chunks, step_s)
 
-    def codec_s(self, codec: str, elements: int) -> float:
-        """None: the simulated clock has no codecs."""
-        return 0.0
-
 
 def exposed_s(gradient_s: float, chunks: int, step_s: float) -> float:
     """x, what the backward pass leaves of an exchange of gradients in evenly spaced chunks."""
     return max(gradient_s / chunks, gradient_s - (1 - 1 / chunks) * BACKWARD * step_s)
 
 
-class _Pair:
-    """A wire between two workers that carries nothing."""
-
-    rank = 0
-    size = 2
-
-    def sum(self, x: Tensor) -> Steps[None]:
-        yield CompletedOperation()
-
-    def all_to_all(self, out: Tensor, x: Tensor, out_sizes: list[int], in_sizes: list[int]) -> CompletedOperation:
-        out.zero_()
-        return CompletedOperation()
-
-    def space(self, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.zeros(elements, dtype=dtype, device=device)
-
-
 def _seconds_of(codec: str, elements: int, device: torch.device) -> float:
-    """Seconds of one exchange of so many numbers among two workers, without the wire."""
+    """Seconds of one exchange of so many numbers, of which none leaves the worker."""
     x = torch.full((elements,), 1e-3, device=device)
     float(x[0])
     began = time.perf_counter()
-    for _ in codec_from_text(codec).exchange(x, Layout.vector(elements), _Pair(), {}):
+    for _ in codec_from_text(codec).exchange(x, Layout.vector(elements), DirectWire(SoloTransport(), False), {}):
         pass
     float(x[0])  # waits for queued kernels
     return time.perf_counter() - began
@@ -360,8 +346,7 @@ class RuleChooser:
         self.choice = Choice(**saved["choice"]) if saved["choice"] is not None else None
         self._chosen_at, self.began, self._steps = int(saved["at"]), int(saved["began"]), steps
         self._timer = self._new_timer()
-        if isinstance(self._timer, SimulatedProbeTimer):
-            self._timer.resumed(steps - self.began, steps)
+        self._timer.resumed(steps - self.began, steps)
 
     def renew(self, steps: int) -> None:
         """Begin the probe after `steps` steps: the number of workers is another."""
@@ -369,19 +354,12 @@ class RuleChooser:
 
 
 def rule_chooser_for(
-    rule: Rule,
-    transport: Transport,
-    owned: Owned,
-    buffers: int,
-    spent: Sequence[float],
-    probes: bool,
+    rule: Rule, transport: Transport, owned: Owned, buffers: int, spent: Sequence[float], probes: bool
 ) -> RuleChooser | None:
     """The chooser of one of several workers; None under rules that no probe chooses.
 
     Args:
         rule: that was asked for.
-        transport: the connection.
-        owned: (optimizer, its named parameters) pairs.
         buffers: elements of averaged buffers.
         spent: total seconds of computing, of waiting for other workers, and of exchanging; updated in place.
         probes: whether gradients can be exchanged.

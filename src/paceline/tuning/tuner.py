@@ -17,7 +17,6 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from paceline.communication import Transport
@@ -28,7 +27,7 @@ from paceline.rules.choice import Choice
 from paceline.rules.rule import Rule
 from paceline.tuning.names import Changes, flat
 from paceline.tuning.period_controller import PeriodController
-from paceline.tuning.request_files import RequestFile, RequestFiles, TuneRequest
+from paceline.tuning.request_files import RequestFiles, TuneRequest
 from paceline.tuning.rule_chooser import RuleChooser
 from paceline.tuning.tunables import Tunables
 
@@ -81,10 +80,8 @@ class MeasuredChoices:
 
     def measurements(self) -> Any:
         """This worker's measurements as JSON values; None before there are enough."""
-        if self.chooser is None:
-            return self.period_controller.measurements() if self.period_controller is not None else None
         pace = self.period_controller.measurements() if self.period_controller is not None else None
-        return [pace, self.chooser.measurements()]
+        return pace if self.chooser is None else [pace, self.chooser.measurements()]
 
     def agree(self, measured: Sequence[Any], blocks: int) -> tuple[Changes, str] | None:
         """Choose, the same on every worker; (what else changes, why), or None. `measured`: of each worker."""
@@ -95,11 +92,6 @@ class MeasuredChoices:
         if self.period_controller is None:
             return None
         return self.period_controller.agree(measured, self._tunables.rule.paced, blocks)
-
-    def renew(self) -> None:
-        """The workers have changed."""
-        if self.period_controller is not None:
-            self.period_controller.renew()
 
     # -- the rule ---------------------------------------------------------------------------------
 
@@ -269,7 +261,11 @@ class Tuner:
             self.tunables.check(changes)
         elif not self._stack and not any(not one.revert for one in [*self._asked, *self._decided]):
             raise RuleError(_NOTHING)
-        return self._take(RequestFile("", changes, revert))
+        name = ""
+        if self._each:
+            self._check_seen()
+            name = self._request_files.put(changes, revert)
+        return self._take(TuneRequest(changes, revert, request_file=name))
 
     def look(self, now: bool = False) -> None:
         """After every step: time it, and at most once a second look for request files."""
@@ -278,19 +274,13 @@ class Tuner:
             measured.stepped(self.place)
         if self._request_files.folder is None:
             return
-        for request_file in self._request_files.look(now):
-            self._take(request_file)
+        for request in self._request_files.look(now):
+            self._take(request)
 
-    def _take(self, request_file: RequestFile) -> TuneRequest:
-        if self._each and not request_file.name:
-            self._check_seen()
-            request_file = self._request_files.put(request_file.changes, request_file.revert)
-        request = TuneRequest(
-            request_file.changes, request_file.revert, self._world.rank, request_file=request_file.name
-        )
-        request.number = next(self._numbers)
-        if request_file.problem:
-            self._refuse(request, request_file.problem)
+    def _take(self, request: TuneRequest) -> TuneRequest:
+        request.by, request.number = self._world.rank, next(self._numbers)
+        if request.refused:
+            self._refuse(request, request.refused)
         elif self._each or self._world.size == 1:
             self._now(request)
         else:
@@ -299,9 +289,8 @@ class Tuner:
 
     def _check_seen(self) -> None:
         """Refuse a request that not all workers would see."""
-        folder = self._request_files.folder
-        seen = folder is not None and all(_has_log(folder.parent, rank) for rank in range(self._world.size))
-        if not seen:
+        folder, ranks = self._request_files.folder, range(self._world.size)
+        if folder is None or not all((folder.parent / log_name(rank, 1)).exists() for rank in ranks):
             raise UnsupportedError(
                 self._world.sign(
                     f"under {self.rule.text()} a change goes to other workers through the log directory, and "
@@ -351,7 +340,8 @@ class Tuner:
         self._world = world
         self.tunables.workers = world.size
         self.measured.follow_workers()
-        self.measured.renew()
+        if self.measured.period_controller is not None:
+            self.measured.period_controller.renew()
 
     def _problem(self, request: TuneRequest) -> str:
         """Why this worker cannot apply a request; empty if it can."""
@@ -470,8 +460,8 @@ class Tuner:
         for request in [*self._asked, *self._decided]:
             self._refuse(request, "the run came to its end before the next exchange")
         self._asked, self._decided = [], []
-        for request_file in self._request_files.look(now=True) if not self._each else []:
-            self._request_files.answer(request_file.name, {"applied": False, "refused": "the run is over"})
+        for request in self._request_files.look(now=True) if not self._each else []:
+            self._request_files.answer(request.request_file, {"applied": False, "refused": "the run is over"})
         self.tunables.rates.close()
 
     # -- checkpoints ------------------------------------------------------------------------------
@@ -500,7 +490,3 @@ class Tuner:
 
 
 _NOTHING = "there is no change to undo"
-
-
-def _has_log(directory: Path, rank: int) -> bool:
-    return (directory / log_name(rank, 1)).exists()

@@ -3,7 +3,7 @@
 
     r_b = r_0 (r_end / r_0)^(b / B) f_b        b = 0 .. B - 1 over all epochs; without r_end  r_b = r_0 f_b
 
-f_b is the factor of :mod:`paceline.tuning.newbob` so far. What `paceline tune` sets comes on top
+f_b is the factor of :mod:`paceline.tuning.schedules` so far. What `paceline tune` sets comes on top
 (:func:`paceline.doors.adapters.elsewhere.tuned`).
 """
 

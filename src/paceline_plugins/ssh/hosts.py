@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.communication.schedulers import slurm
+from paceline.communication import schedulers
 from paceline.core.parse import like
 from paceline.errors import UnsupportedError
 
@@ -105,14 +105,14 @@ def _named(text: str, tables: Mapping[str, Any], environment: Mapping[str, str])
         nodes = environment.get("SLURM_JOB_NODELIST")
         if not nodes:
             raise UnsupportedError("--hosts slurm, but SLURM_JOB_NODELIST is not set: take nodes first, with salloc")
-        return [Host(name) for name in slurm.expand(nodes)]
+        return [Host(name) for name in schedulers.expand(nodes)]
     if text == "all":
         if not tables:
             raise UnsupportedError("--hosts all, but no paceline.toml from here upwards has a table such as [hosts.a]")
         return [_host(name, "paceline.toml") for name in tables]
     if text.startswith("@") or "/" in text or ("," not in text and os.path.isfile(text)):
         return list(_of_file(Path(text.removeprefix("@"))))
-    words = slurm.expand(text) if _RANGES.search(text) else text.split(",")
+    words = schedulers.expand(text) if _RANGES.search(text) else text.split(",")
     if not all(word.strip() for word in words) and text:
         raise UnsupportedError(f"--hosts {text!r} has an empty name: write for example --hosts a,b")
     return [_host(word.strip(), "--hosts") for word in words if word.strip()]

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from paceline.communication import schedulers
-from paceline.communication.torch import attempt, rendezvous
+from paceline.communication.torch import rendezvous
 from paceline_plugins.zero.journal import process_began
 
 BEGAN = "PACELINE_BEGAN"
@@ -57,8 +57,8 @@ def start(worker: ZeroWorker, environment: Mapping[str, str]) -> tuple[float, Pa
         return float(given), worker.log
     one, timeout = schedulers.worker(environment), timedelta(seconds=float(environment.get(TIMEOUT, "600")))
     store = None
-    if one is not None and attempt.shares_store():
-        store = attempt.fresh_store(one, timeout)
+    if one is not None and rendezvous.shares_store():
+        store = rendezvous.fresh_store(one, timeout)
     elif one is not None and one.master is not None and not one.env:
         store = rendezvous.store(one, timeout.total_seconds())
     if store is None or worker.rank == 0:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.communication.schedulers.slurm import expand
+from paceline.communication.schedulers import expand
 from paceline.errors import UnsupportedError
 
 AS_SLURM = {

@@ -6,8 +6,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.communication import schedulers
-from paceline.communication.schedulers import Hosts, Worker, kubernetes
-from paceline.communication.schedulers.place import PORTS
+from paceline.communication.schedulers import PORTS, Hosts, Worker
 from paceline.errors import UnsupportedError
 
 from .environments import batch, step, trainjob
@@ -108,12 +107,12 @@ def test_a_pod_of_kubeflow() -> None:
 
 
 def test_a_pod_of_an_indexed_job_knows_its_index_and_where_pod_0_is() -> None:
-    found = kubernetes.indexed({"JOB_COMPLETION_INDEX": "12"}, lambda: "train-12.train.space.svc.cluster.local")
+    found = schedulers.indexed({"JOB_COMPLETION_INDEX": "12"}, lambda: "train-12.train.space.svc.cluster.local")
     assert found is not None and (found.index, found.count) == (12, None)
-    assert found.master == ("train-0.train.space.svc.cluster.local", kubernetes.PORT)
-    nameless = kubernetes.indexed({"JOB_COMPLETION_INDEX": "12"}, lambda: "train-12")
+    assert found.master == ("train-0.train.space.svc.cluster.local", schedulers.INDEXED_PORT)
+    nameless = schedulers.indexed({"JOB_COMPLETION_INDEX": "12"}, lambda: "train-12")
     assert nameless is not None and nameless.master is None
-    named = kubernetes.indexed({"JOB_COMPLETION_INDEX": "1", "MASTER_ADDR": "b", "MASTER_PORT": "1"}, lambda: "")
+    named = schedulers.indexed({"JOB_COMPLETION_INDEX": "1", "MASTER_ADDR": "b", "MASTER_PORT": "1"}, lambda: "")
     assert named is not None and named.master == ("b", 1)
     assert schedulers.worker({"JOB_COMPLETION_INDEX": "1"}) is None
 

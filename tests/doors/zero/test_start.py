@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
-from paceline.communication.torch import attempt
+from paceline.communication.torch import rendezvous
 from paceline_plugins.zero.rank_discovery import ZeroWorker, start
 from tests.doors.zero.programs import each, virtual
 from tests.doors.zero.test_run import paceline_run
@@ -159,11 +159,11 @@ def test_workers_agree_when_the_job_began(tmp_path: Path, monkeypatch: pytest.Mo
     given = {**variables, "PACELINE_BEGAN": "5.5"}
     assert start(first, given) == (5.5, tmp_path / "0")  # by `paceline run`
     store = HashStore()
-    monkeypatch.setattr(attempt, "shares_store", lambda: True)
-    monkeypatch.setattr(attempt, "fresh_store", lambda worker, timeout: store)
+    monkeypatch.setattr(rendezvous, "shares_store", lambda: True)
+    monkeypatch.setattr(rendezvous, "fresh_store", lambda worker, timeout: store)
     one, other = start(first, variables), start(second, variables)  # by torchrun, on two hosts
     assert one == other and one[1] == tmp_path / "0"
-    monkeypatch.setattr(attempt, "shares_store", lambda: False)
+    monkeypatch.setattr(rendezvous, "shares_store", lambda: False)
     assert start(second, variables)[1] == tmp_path / "1"  # by hand
 
 

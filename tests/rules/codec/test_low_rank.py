@@ -82,8 +82,8 @@ def test_the_first_factor_is_the_matrix_own_and_no_global_generator_moves() -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rank": 0}, "rank must be a whole number from 1 on, got 0"),
-        ({"rank": 1.5}, "rank must be a whole number from 1 on, got 1.5"),
+        ({"rank": 0}, "rank must be a whole number, at least 1, got 0"),
+        ({"rank": 1.5}, "rank must be a whole number, at least 1, got 1.5"),
         ({"min_rate": 0.5}, "min_rate must be a number from 1 on, got 0.5"),
         ({"min_rate": float("nan")}, "min_rate must be a number from 1 on, got nan"),
         ({"feedback": "yes"}, "feedback must be True or False, got 'yes'"),

@@ -56,7 +56,7 @@ def test_text_is_a_literal_call(text: str, codec: Codec) -> None:
         ("low_rank(2)", "the settings of .* need names, like one_bit or low_rank"),
         ("low_rank(**{})", "the settings of .* need names"),
         ("low_rank(rank=print(1))", "the value of rank in .* is not a plain number"),
-        ("low_rank(rank=0)", "rank must be a whole number from 1 on, got 0"),
+        ("low_rank(rank=0)", "rank must be a whole number, at least 1, got 0"),
         ("low_rank(rank=2", "cannot read the codec"),
         ("a.b()", "cannot read the codec"),
         ("", "cannot read the codec"),
@@ -85,5 +85,5 @@ def test_a_warm_up_is_dense_and_then_the_codec_from_its_own_start() -> None:
 
 @pytest.mark.parametrize("exchanges", [-1, 1.5, True])
 def test_a_warm_up_is_a_whole_number_of_exchanges(exchanges: object) -> None:
-    with pytest.raises(RuleError, match=f"exchanges must be a whole number from 0 on, got {exchanges!r}"):
+    with pytest.raises(RuleError, match=f"exchanges must be a whole number, at least 0, got {exchanges!r}"):
         Warmed(OneBit(), exchanges)  # type: ignore[arg-type]

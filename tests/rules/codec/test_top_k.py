@@ -79,7 +79,7 @@ def test_of_equal_magnitudes_the_first_are_sent() -> None:
         ({"ratio": 0}, "ratio must be above 0 and at most 1, got 0"),
         ({"ratio": 1.1}, "ratio must be above 0 and at most 1, got 1.1"),
         ({"ratio": float("nan")}, "ratio must be above 0 and at most 1, got nan"),
-        ({"momentum": 1.0}, "momentum must be from 0 to below 1, got 1.0"),
+        ({"momentum": 1.0}, "momentum must be a number from 0 to below 1, got 1.0"),
         ({"momentum": 0.9, "feedback": False}, "needs feedback"),
         ({"nesterov": 1}, "nesterov must be True or False, got 1"),
         ({"warmup": -1}, "warmup must be a number of exchanges or pairs"),

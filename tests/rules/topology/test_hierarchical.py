@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 from paceline.communication import SoloTransport, virtual
-from paceline.communication.bandwidth import measure, neighbours, rounds
 from paceline.errors import RuleError
 from paceline.rules.codec.base import State, Steps, Wire
 from paceline.rules.codec.dense import Dense
@@ -34,7 +32,6 @@ SHAPES: list[tuple[Any, list[str]]] = [
     ("hosts", ["c", "a", "a", "b", "a", "b", "a"]),
     ("hosts", ["a"] * 3),
     ("hosts", ["a", "b", "c"]),
-    ("measured", ["a", "b", "a", "b"]),
     ((3,), ["h"] * 3),
 ]
 
@@ -197,7 +194,7 @@ def test_plans() -> None:
 
 def test_alone() -> None:
     x = torch.randn(7)
-    for dimensions in ("hosts", "measured", (1,), (1, 1)):
+    for dimensions in ("hosts", (1,), (1, 1)):
         topology = Hierarchical(dimensions)  # type: ignore[arg-type]
         assert torch.equal(total_of(topology, SoloTransport(), x.clone(), Dense()), x)
         assert topology.bytes_sent(Dense(), Layout.vector(7), ["h"], 0) == 0
@@ -216,44 +213,3 @@ def test_other_refusals() -> None:
         Hierarchical((4, 2)).bytes_sent(Dense(), Layout.vector(3), "abc", 0)
     assert Hierarchical([4, 2]) == Hierarchical((4, 2))  # type: ignore[arg-type]
     assert "4 x 2" in Hierarchical((4, 2)).describe(8) and "host" in Hierarchical().describe(8)
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 7, 8])
-def test_each_two_workers_meet_once(workers: int) -> None:
-    found = rounds(workers)
-    for pairs in found:
-        members = [rank for pair in pairs for rank in pair]
-        assert len(set(members)) == len(members)
-    pairs = [pair for one in found for pair in one]
-    assert sorted(pairs) == [(i, j) for i in range(workers) for j in range(i + 1, workers)]
-
-
-def matrix(places: str, fast: float, slow: float, noise: float = 1.0) -> list[list[float]]:
-    dice = random.Random(3)
-    size = len(places)
-    found = [[0.0] * size for _ in places]
-    for i in range(size):
-        for j in range(i):
-            speed = fast if places[i] == places[j] else slow
-            found[i][j] = found[j][i] = speed * noise ** dice.uniform(-1, 1)
-    return found
-
-
-@pytest.mark.parametrize("places", ["aaaabbbb", "abababab", "aaaabbc", "aab", "aabbcc"])
-def test_places_are_found_from_bandwidth(places: str) -> None:
-    want = [places.index(place) for place in places]
-    assert neighbours(matrix(places, 1e9, 25e6)) == want
-    assert neighbours(matrix(places, 1e9, 5e7, noise=3.0)) == want
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3, 8])
-def test_a_uniform_network_is_one_place(workers: int) -> None:
-    assert neighbours(matrix("a" * workers, 1e9, 1e9)) == [0] * workers
-    assert neighbours(matrix("a" * workers, 1e9, 1e9, noise=1.5)) == [0] * workers
-
-
-def test_measured_on_virtual_workers_means_hosts() -> None:
-    hosts = ["a", "b", "b", "a"]
-    found = everywhere(hosts, measure)
-    assert all(one == found[0] for one in found)
-    assert neighbours(found[0]) == [0, 1, 1, 0]

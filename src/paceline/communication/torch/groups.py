@@ -12,30 +12,34 @@ one. So all learn of a failure within moments, although only the lost worker's n
 each worker reads the reports, asks the responders of workers without one (:mod:`paceline.communication.diagnosis`), and
 raises an error that says who waits for whom.
 
-A group with an operation in flight closes its sockets only when that ends. So a worker that has failed, or whose
-responder has been asked, first ends the connections (:mod:`paceline.communication.torch.gloo_sockets`). gloo can lose
-the end of an operation even so, if the peer dies between its "ready" and our data. So such a group is kept until its
-operations have ended (:mod:`paceline.communication.torch.dropping`), and a worker that waits for an operation looks
-every second whether the connection has failed elsewhere.
+A group with an operation in flight closes its sockets only when that ends, and its destructor waits for that. So a
+worker that has failed, or whose responder has been asked, first ends the connections (`shut_down`). gloo can lose the
+end of an operation even so, if the peer dies between its "ready" and our data. So such a group is kept until its
+operations have ended (`drop_groups`), and a worker that waits for an operation looks every second whether the
+connection has failed elsewhere.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import math
+import os
+import socket
+import stat
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from paceline.communication.diagnosis import DiagnosisKeys, Doing, Responder, place_of, rows, table
-from paceline.communication.torch import dropping, gloo_sockets
 from paceline.core.world import World
 from paceline.errors import ClosedError, PeerLostError, UnsupportedError
 
@@ -173,7 +177,7 @@ class Connection:
         kinds = dist.ProcessGroup.BackendType
         group._set_default_backend(kinds.GLOO if "gloo" in self.backend else kinds.NCCL)
         if "gloo" in self.backend:
-            gloo, port = gloo_sockets.make(lambda: dist.ProcessGroupGloo(_under("cpu", store), rank, size, timeout))
+            gloo, port = with_port(lambda: dist.ProcessGroupGloo(_under("cpu", store), rank, size, timeout))
             self._ports |= {port} if port is not None else set()
             group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
         if "nccl" in self.backend:
@@ -204,7 +208,7 @@ class Connection:
                         self._in_flight.add(work)
                         return work
                 problem = RuntimeError("the connection failed meanwhile")  # another thread has dropped the group
-                dropping.drop([(group, _that_end([work]))])
+                drop_groups([(group, _that_end([work]))])
         dropped = holder.group is None
         del group, begin  # they would keep the sockets open
         if dropped and not self._failing:
@@ -311,7 +315,7 @@ class Connection:
 
     def _end_operations(self) -> None:
         """Let all operations over gloo fail, here and at the members whose connections this worker has accepted."""
-        gloo_sockets.shut_down(self._ports)
+        shut_down(self._ports)
 
     def _find_cause(self, doing: dict[int, Doing] | None) -> None:
         """Describe which workers are missing."""
@@ -350,7 +354,7 @@ class Connection:
                 self._in_flight.difference_update(lost)
                 dropped.append((holder.group, _that_end(lost)))
                 holder.group = None
-        dropping.drop(dropped)
+        drop_groups(dropped)
 
 
 def _that_end(works: list[TorchOperation]) -> list[Any]:
@@ -374,3 +378,93 @@ def first_line(error: BaseException) -> str:
     """The first line of torch's error, without its stack trace."""
     text = str(error).strip().splitlines()
     return text[0][:200] if text else type(error).__name__
+
+
+# -- ending the connections of a gloo group ----------------------------------------------------------------------------
+# torch offers no way to abort gloo's operations. A group listens at a port of its own, and of each pair of its members
+# one accepts the other's connection there. So a process finds the connections that its group has accepted by their
+# local port, and shuts them down: the operations of both members fail at once.
+
+Made = TypeVar("Made")
+DESCRIPTORS = "/dev/fd"
+
+
+def with_port(build: Callable[[], Made]) -> tuple[Made, int | None]:
+    """What `build` makes, and the port at which it listens; None if another thread has begun to listen meanwhile."""
+    before = _listening()
+    made = build()
+    new = _listening() - before
+    return made, new.pop() if len(new) == 1 else None
+
+
+def shut_down(ports: set[int]) -> None:
+    """End all connections of this process that were accepted at one of these ports."""
+    for sock in _sockets():
+        with contextlib.suppress(OSError):
+            if sock.getsockname()[1] in ports and not _listens(sock):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def _listening() -> set[int]:
+    return {sock.getsockname()[1] for sock in _sockets() if _listens(sock)}
+
+
+def _listens(sock: socket.socket) -> bool:
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """This process's TCP sockets, each open only until the next one."""
+    if not os.path.isdir(DESCRIPTORS):  # no Unix
+        return
+    for name in os.listdir(DESCRIPTORS):
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as sock:
+                if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
+                    yield sock
+
+
+# -- dropping groups ---------------------------------------------------------------------------------------------------
+# No thread waits for a destructor: one that comes back from it while the interpreter ends aborts the process.
+
+DROP_S = 1.0
+"""Seconds to wait for the operations of dropped groups."""
+
+_lock = threading.Lock()
+_kept: list[tuple[Any, list[Any]]] = []  # groups, and torch's operations in flight on each
+
+
+def drop_groups(groups: list[tuple[Any, list[Any]]]) -> None:
+    """Drop groups: their sockets close, which ends the waits of the peers.
+
+    Args:
+        groups: each with torch's operations in flight on it; emptied. One whose operations do not end within a moment
+            is kept until a later call.
+    """
+    with _lock:
+        _kept.extend(groups)
+    groups.clear()
+    end = time.monotonic() + DROP_S
+    while _sweep() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def _sweep() -> int:
+    """Destroy the groups whose operations have ended, in this thread; how many others are kept."""
+    over: list[tuple[Any, list[Any]]] = []
+    kept: list[tuple[Any, list[Any]]] = []
+    with _lock:
+        for one in _kept:
+            (over if all(handle.is_completed() for handle in one[1]) else kept).append(one)
+        _kept[:] = kept
+    return len(kept)
+
+
+@atexit.register
+def _leave() -> None:
+    """The groups that are still kept are never destroyed."""
+    drop_groups([])
+    for group, _ in _kept:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))

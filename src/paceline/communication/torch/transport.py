@@ -23,7 +23,7 @@ from torch import Tensor
 from paceline.communication.base import Pending, SubgroupTransport, check_other, check_sizes, world_within
 from paceline.communication.calls import AGREEMENT
 from paceline.communication.schedulers import LAUNCHER_VARIABLES
-from paceline.communication.torch import attempt, rendezvous
+from paceline.communication.torch import rendezvous
 from paceline.communication.torch.groups import Begin, Connection, GroupHolder
 from paceline.core.world import World, host_name
 from paceline.errors import UnsupportedError
@@ -199,8 +199,8 @@ def _join_launcher(timeout: timedelta) -> None:
     if cuda:
         torch.cuda.set_device(worker.local_rank % torch.cuda.device_count())
     arguments: dict[str, Any] = {}
-    if attempt.shares_store():
-        arguments = {"store": attempt.fresh_store(worker, timeout)}
+    if rendezvous.shares_store():
+        arguments = {"store": rendezvous.fresh_store(worker, timeout)}
     elif not worker.env:
         store = rendezvous.store(worker, timeout.total_seconds())
         arguments = {"store": dist.PrefixStore("paceline/group", store)}  # type: ignore[attr-defined]

@@ -69,7 +69,7 @@ class WritableRun(ArrayRun):
             self._check_strides(result)
             with torch.no_grad():
                 for name, tensor in result.items():
-                    self._parameters[name].set_(tensor)  # type: ignore[call-overload]  # torch takes it
+                    self._parameters[name].set_(tensor)  # type: ignore[call-overload]
             self._arrays, self._shaped, self._unmoved = given, _with_shapes(given), {}
         if momentum is not None:
             for name, tensor in self._like("momentum", momentum).items():

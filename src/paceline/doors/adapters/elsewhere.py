@@ -11,8 +11,7 @@ from torch.optim import SGD, Optimizer
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.tuning.names import checked
-from paceline.tuning.rates import Rates
-from paceline.tuning.tunables import ASKED, SCHEDULED
+from paceline.tuning.tunables import ASKED, SCHEDULED, Rates
 
 OWN = ("lr", "momentum", "weight_decay", "eps")
 """Settings that a program may read."""

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from paceline.errors import RuleError
+from paceline.core.parse import check
 from paceline.rules.codec.groups import blocks
 from paceline.rules.codec.layout import Layout, Matrix
 from paceline.rules.codec.two_sided import TwoSided
@@ -41,8 +41,7 @@ class Half(TwoSided):
 
     def __post_init__(self) -> None:
         TwoSided.__post_init__(self)
-        if self.kind not in _FORMATS:
-            raise RuleError(f"kind must be one of {', '.join(_FORMATS)}, got {self.kind!r}")
+        check(self.kind in _FORMATS, "kind", f"one of {', '.join(_FORMATS)}", self.kind)
 
     def groups(self, layout: Layout) -> tuple[Matrix, ...]:
         """There are no levels; groups are what is converted at a time."""

@@ -30,7 +30,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from paceline.errors import RuleError
+from paceline.core.parse import check, check_bool, check_whole, is_number
 from paceline.rules.codec.base import State, Steps, Wire
 from paceline.rules.codec.layout import Layout, Matrix
 
@@ -56,12 +56,9 @@ class LowRank:
     min_rate: float = 2
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rank, int) or isinstance(self.rank, bool) or self.rank < 1:
-            raise RuleError(f"rank must be a whole number from 1 on, got {self.rank!r}")
-        if not isinstance(self.feedback, bool):
-            raise RuleError(f"feedback must be True or False, got {self.feedback!r}")
-        if isinstance(self.min_rate, bool) or not isinstance(self.min_rate, int | float) or not self.min_rate >= 1:
-            raise RuleError(f"min_rate must be a number from 1 on, got {self.min_rate!r}")
+        check_whole("rank", self.rank, 1)
+        check_bool("feedback", self.feedback)
+        check(is_number(self.min_rate) and self.min_rate >= 1, "min_rate", "a number from 1 on", self.min_rate)
 
     def at(self, number: int) -> LowRank:
         """The same at every exchange."""

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from paceline.core.parse import check, check_bool, check_number, is_number, is_whole
 from paceline.errors import RuleError
 from paceline.rules.codec.base import State, Steps, Wire
 from paceline.rules.codec.layout import Layout
@@ -61,11 +62,9 @@ class TopK:
 
     def __post_init__(self) -> None:
         _check_ratio(self.ratio, "ratio")
-        if not _number(self.momentum) or not 0 <= self.momentum < 1:
-            raise RuleError(f"momentum must be from 0 to below 1, got {self.momentum!r}")
-        for name in ("nesterov", "feedback"):
-            if not isinstance(getattr(self, name), bool):
-                raise RuleError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        check_number("momentum", self.momentum, 0, 1)
+        check_bool("nesterov", self.nesterov)
+        check_bool("feedback", self.feedback)
         if self.momentum and not self.feedback:
             raise RuleError(f"momentum {self.momentum} needs feedback, without which it would be lost; set it to 0")
         if self.nesterov and not self.momentum:
@@ -74,16 +73,17 @@ class TopK:
 
     def _stages(self) -> tuple[tuple[int, float], ...]:
         """(exchanges, ratio) of the warm-up."""
-        if isinstance(self.warmup, int) and _whole(self.warmup):
+        if is_whole(self.warmup) and self.warmup > 0:
             return tuple((self.warmup, ratio) for ratio in PAPER_RATIOS if ratio > self.ratio)
-        message = f"warmup must be a number of exchanges or pairs like ((500, 0.25), (500, 0.063)), got {self.warmup!r}"
-        if not isinstance(self.warmup, tuple):
-            raise RuleError(message)
-        for stage in self.warmup:
-            if not isinstance(stage, tuple) or len(stage) != 2 or not _whole(stage[0]):
-                raise RuleError(message)
-            _check_ratio(stage[1], "a ratio of warmup")
-        return self.warmup
+        stages = self.warmup
+        fits = isinstance(stages, tuple) and all(
+            isinstance(one, tuple) and len(one) == 2 and is_whole(one[0]) and one[0] > 0 for one in stages
+        )
+        check(fits, "warmup", "a number of exchanges or pairs like ((500, 0.25), (500, 0.063))", stages)
+        assert isinstance(stages, tuple)
+        for _, ratio in stages:
+            _check_ratio(ratio, "a ratio of warmup")
+        return stages
 
     def at(self, number: int) -> TopK:
         """The codec with the ratio of the warm-up's stage."""
@@ -147,14 +147,5 @@ class TopK:
         return f"the largest {100 * self.ratio:g} %{momentum}{warm}" + (", error feedback" if self.feedback else "")
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 def _check_ratio(ratio: float, name: str) -> None:
-    if not _number(ratio) or not 0 < ratio <= 1:
-        raise RuleError(f"{name} must be above 0 and at most 1, got {ratio!r}")
+    check(is_number(ratio) and 0 < ratio <= 1, name, "above 0 and at most 1", ratio)

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from paceline.core import kernels
-from paceline.errors import RuleError
+from paceline.core.parse import check_bool
 from paceline.rules.codec.base import State, Steps, Wire
 from paceline.rules.codec.layout import Layout, Matrix
 
@@ -61,8 +61,7 @@ class TwoSided(ABC):
     feedback: bool
 
     def __post_init__(self) -> None:
-        if not isinstance(self.feedback, bool):
-            raise RuleError(f"feedback must be True or False, got {self.feedback!r}")
+        check_bool("feedback", self.feedback)
 
     @abstractmethod
     def groups(self, layout: Layout) -> tuple[Matrix, ...]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paceline.errors import RuleError
+from paceline.core.parse import check_whole
 from paceline.rules.codec.base import Codec, State, Steps, Wire
 from paceline.rules.codec.dense import Dense
 from paceline.rules.codec.layout import Layout
@@ -33,8 +33,7 @@ class Warmed:
     exchanges: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.exchanges, int) or isinstance(self.exchanges, bool) or self.exchanges < 0:
-            raise RuleError(f"exchanges must be a whole number from 0 on, got {self.exchanges!r}")
+        check_whole("exchanges", self.exchanges, 0)
 
     @property
     def exact(self) -> bool:

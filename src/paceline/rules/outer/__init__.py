@@ -13,9 +13,7 @@ from paceline.rules.outer.elastic import Elastic
 from paceline.rules.outer.frozen_adam import FrozenAdam
 from paceline.rules.outer.moving_average import MovingAverage
 from paceline.rules.outer.nesterov import Nesterov
-from paceline.rules.outer.share import Share
-from paceline.rules.outer.staleness_aware import StalenessAware
-from paceline.rules.outer.sum import Sum
+from paceline.rules.outer.pushes import Share, StalenessAware, Sum
 from paceline.rules.outer.tuned_momentum import TunedMomentum
 
 __all__ = [

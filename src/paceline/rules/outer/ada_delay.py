@@ -25,13 +25,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.errors import RuleError
-from paceline.rules.outer.arrival import Plain, Push, is_number
+from paceline.core.parse import check, is_number
+from paceline.rules.outer.arrival import Arrival, Push
 from paceline.rules.outer.base import State
 
 
 @dataclass(frozen=True)
-class AdaDelay(Plain):
+class AdaDelay(Arrival):
     """Steps that fall with sqrt(t + tau).
 
     Attributes:
@@ -41,8 +41,8 @@ class AdaDelay(Plain):
     c: float | str = "adaptive"
 
     def __post_init__(self) -> None:
-        if self.c != "adaptive" and not (is_number(self.c) and self.c >= 0):
-            raise RuleError(f'c must be "adaptive" or a number, at least 0, got {self.c!r}')
+        fits = self.c == "adaptive" or (is_number(self.c) and self.c >= 0)
+        check(fits, "c", '"adaptive" or a number, at least 0', self.c)
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of asynchronous outer steps: how the owner of a shard applies a push.
+"""The base class of asynchronous outer steps: how the owner of a shard applies a push.
 
 Asynchronous workers push whenever they have a contribution, and the owner of a shard applies each push by itself:
 
@@ -14,10 +14,8 @@ worker pulled last.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard, runtime_checkable
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -46,26 +44,25 @@ class Push:
     highest_lr: float = 0.0
 
 
-@runtime_checkable
-class Arrival(Protocol):
-    """How one push becomes the next values of a shard."""
+class Arrival(ABC):
+    """How one push becomes the next values of a shard; by default without state, its gradient unchanged, in full."""
+
+    needs_origin = False
+    """Whether the owner keeps, for each worker, the values that the worker has pulled and may compute at. They are
+    copied when the worker *pulls*, not when it pushes: in between another push may have changed the shard, and while an
+    answer is in flight a worker computes at older values than the last that the owner sent."""
 
     @property
     def tensors(self) -> tuple[str, ...]:
         """Names of the state tensors besides the anchor, each of the shard's shape, initially 0."""
+        return ()
 
-    @property
-    def needs_origin(self) -> bool:
-        """Whether the owner keeps, for each worker, the values that the worker has pulled and may compute at.
-
-        They are copied when the worker *pulls*, not when it pushes: in between another push may have changed the shard,
-        and while an answer is in flight a worker computes at older values than the last that the owner sent.
-        """
-
-    def resolve(self, optimizer: Optimizer) -> None:
+    def resolve(self, optimizer: Optimizer) -> None:  # noqa: B027
         """Raise `UnsupportedError` if the user's optimizer cannot be served."""
 
-    def mend(self, gradient: Tensor, anchor: Tensor, origin: Tensor | None, state: State, push: Push) -> None:
+    def mend(  # noqa: B027
+        self, gradient: Tensor, anchor: Tensor, origin: Tensor | None, state: State, push: Push
+    ) -> None:
         """Change `gradient`, shape (n,), fp32, in place before the optimizer sees it.
 
         Args:
@@ -78,63 +75,16 @@ class Arrival(Protocol):
 
     def rate(self, push: Push) -> float:
         """The factor on the learning rate (gradients) or on the displacement (deltas)."""
-
-    def momentum(self, momentum: float, push: Push) -> float:
-        """The momentum of the optimizer's step, if the user's SGD has `momentum`."""
-
-    def numbers(self, workers: int) -> dict[str, float | int | str]:
-        """Its numbers with N = `workers`, for `paceline explain`."""
-
-    def describe(self, workers: int) -> str:
-        """The choice in words, for `paceline explain`."""
-
-
-class CenterPull(ABC):
-    """How worker and center pull each other, where a push is the worker's parameters."""
-
-    @abstractmethod
-    def elastic_pull(self, x: Tensor, center_before: Tensor, workers: int, out: Tensor | None = None) -> Tensor:
-        """What a worker at `x` subtracts from it, shape (n,)."""
-
-    @abstractmethod
-    def elastic_step(self, center: Tensor, x: Tensor, workers: int) -> None:
-        """Move the center, in place at the owner."""
-
-
-class Plain:
-    """The defaults: no state, unchanged gradients, each push in full."""
-
-    needs_origin = False
-
-    @property
-    def center_pull(self) -> CenterPull | None:
-        """None: a push is a gradient or a delta."""
-        return None
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        """No state besides the anchor."""
-        return ()
-
-    def resolve(self, optimizer: Optimizer) -> None:
-        """Any optimizer."""
-
-    def mend(self, gradient: Tensor, anchor: Tensor, origin: Tensor | None, state: State, push: Push) -> None:
-        """The gradient as it came."""
-
-    def rate(self, push: Push) -> float:
-        """In full."""
         return 1.0
 
     def momentum(self, momentum: float, push: Push) -> float:
-        """The user's."""
+        """The momentum of the optimizer's step, if the user's SGD has `momentum`."""
         return momentum
 
     def numbers(self, workers: int) -> dict[str, float | int | str]:
-        """None."""
+        """Its numbers with N = `workers`, for `paceline explain`."""
         return {}
 
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a finite number, not a bool."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    @abstractmethod
+    def describe(self, workers: int) -> str:
+        """The choice in words, for `paceline explain`."""

@@ -34,8 +34,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.errors import RuleError
-from paceline.rules.outer.arrival import Plain, Push, is_number
+from paceline.core.parse import check, check_number, is_number
+from paceline.rules.outer.arrival import Arrival, Push
 from paceline.rules.outer.base import State, written
 
 STRENGTH = {"constant": 0.04, "adaptive": 2.0, "normalized": 0.25}
@@ -43,7 +43,7 @@ EPS, NORMALIZED_EPS = 1e-7, 1e-12
 
 
 @dataclass(frozen=True)
-class DelayCompensated(Plain):
+class DelayCompensated(Arrival):
     """Mend each gradient by its delay.
 
     Attributes:
@@ -67,19 +67,15 @@ class DelayCompensated(Plain):
         return written(self, "start")
 
     def __post_init__(self) -> None:
-        if self.kind not in STRENGTH:
-            raise RuleError(f"kind must be one of {', '.join(STRENGTH)}, got {self.kind!r}")
-        if self.strength is not None and not (is_number(self.strength) and self.strength >= 0):
-            raise RuleError(f"strength must be a number, at least 0, or None, got {self.strength!r}")
-        if not (is_number(self.decay) and 0 <= self.decay < 1):
-            raise RuleError(f"decay must be a number from 0 to below 1, got {self.decay!r}")
-        if self.limit is not None and not (is_number(self.limit) and self.limit > 0):
-            raise RuleError(f"limit must be a number above 0, or None, got {self.limit!r}")
-        if not (is_number(self.start) and (self.start >= 0 if isinstance(self.start, int) else 0 < self.start < 1)):
-            raise RuleError(
-                "start must be a whole number of updates, at least 0, or a fraction of the highest learning rate, "
-                f"between 0 and 1, got {self.start!r}"
-            )
+        check(self.kind in STRENGTH, "kind", f"one of {', '.join(STRENGTH)}", self.kind)
+        strength, limit, start = self.strength, self.limit, self.start
+        fits = strength is None or (is_number(strength) and strength >= 0)
+        check(fits, "strength", "a number, at least 0, or None", strength)
+        check_number("decay", self.decay, 0, 1)
+        check(limit is None or (is_number(limit) and limit > 0), "limit", "a number above 0, or None", limit)
+        fits = is_number(start) and (start >= 0 if isinstance(start, int) else 0 < start < 1)
+        wanted = "a whole number of updates, at least 0, or a fraction of the highest learning rate, between 0 and 1"
+        check(fits, "start", wanted, start)
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 
-from paceline.errors import RuleError
+from paceline.core.parse import check, is_number
 
 KEEP = 0.8
 """c."""
@@ -54,5 +54,4 @@ def effective_workers(diversity: float) -> float:
 
 def check_power(power: object) -> None:
     """Raise `RuleError` for a power p outside 0 .. 1."""
-    if not isinstance(power, (int, float)) or isinstance(power, bool) or not 0 <= power <= 1:
-        raise RuleError(f"amplify must be a number from 0 to 1, got {power!r}")
+    check(is_number(power) and 0 <= power <= 1, "amplify", "a number from 0 to 1", power)

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.errors import RuleError
-from paceline.rules.outer.arrival import CenterPull, Plain, Push, is_number
+from paceline.core.parse import check, is_number
+from paceline.rules.outer.arrival import Arrival, Push
 
 
 @dataclass(frozen=True)
-class Elastic(Plain, CenterPull):
+class Elastic(Arrival):
     """Pull worker and center together.
 
     Attributes:
@@ -39,13 +39,7 @@ class Elastic(Plain, CenterPull):
     beta: float = 0.9
 
     def __post_init__(self) -> None:
-        if not (is_number(self.beta) and 0 < self.beta <= 1):
-            raise RuleError(f"beta must be a number above 0, at most 1, got {self.beta!r}")
-
-    @property
-    def center_pull(self) -> Elastic:
-        """This: a push is the worker's parameters."""
-        return self
+        check(is_number(self.beta) and 0 < self.beta <= 1, "beta", "a number above 0, at most 1", self.beta)
 
     def alpha(self, workers: int) -> float:
         """beta / N."""

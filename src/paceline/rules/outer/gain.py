@@ -22,33 +22,12 @@ from __future__ import annotations
 
 import math
 
+from paceline.core.parse import check, check_number, check_whole, is_number
 from paceline.errors import RuleError
 
 EXPONENT = 0.7
 AUTO_LR = 0.7
 GROWTH = 0.5
-
-
-def check_gain(gain: object) -> None:
-    """Raise `RuleError` unless `gain` is "auto", "paper" or a positive number."""
-    if gain in ("auto", "paper"):
-        return
-    if not isinstance(gain, (int, float)) or isinstance(gain, bool) or not gain > 0:
-        raise RuleError(f'gain must be "auto", "paper" or a number above 0, got {gain!r}')
-
-
-def check_numbers(momentum: object, lr: object, ramp: object) -> None:
-    """Raise `RuleError` for a momentum outside [0, 1), a learning rate not above 0, or a ramp below 0."""
-    if momentum is not None and not (_number(momentum) and 0 <= momentum < 1):  # type: ignore[operator]
-        raise RuleError(f"momentum must be a number from 0 to below 1, got {momentum!r}")
-    if lr is not None and not (_number(lr) and lr > 0):  # type: ignore[operator]
-        raise RuleError(f"lr must be a number above 0, got {lr!r}")
-    if not isinstance(ramp, int) or isinstance(ramp, bool) or ramp < 0:
-        raise RuleError(f"ramp must be a whole number of blocks, at least 0, got {ramp!r}")
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def eta_zeta(
@@ -88,23 +67,49 @@ def eta_zeta(
     return 1 - zeta / number, zeta
 
 
-def gain_in_words(eta: float, zeta: float, *, grows: bool) -> str:
-    """The gain, and the block from which on it is reached."""
-    gain = zeta / (1 - eta)
-    since = math.ceil(gain ** (1 / GROWTH) - 1e-9)
-    return f"gain {gain:.3g}" + (f" from block {since} on" if grows and since > 1 else "")
+class MomentumStep:
+    """The numbers of an outer step with momentum, whose `momentum`, `lr`, `gain` and `ramp` are given or follow N."""
 
+    momentum: float | None
+    lr: float | None
+    gain: float | str
+    ramp: int
 
-def momentum_of(block: int, eta: float, zeta: float, *, grows: bool, ramp: int) -> float:
-    """eta_n.
+    def check(self) -> None:
+        """Raise `RuleError` for a number that cannot be."""
+        gain, lr = self.gain, self.lr
+        fits = gain in ("auto", "paper") or (is_number(gain) and gain > 0)
+        check(fits, "gain", '"auto", "paper" or a number above 0', gain)
+        if self.momentum is not None:
+            check_number("momentum", self.momentum, 0, 1)
+        check(lr is None or (is_number(lr) and lr > 0), "lr", "a number above 0", lr)
+        check_whole("ramp", self.ramp, 0, "of blocks")
+        if not isinstance(gain, str):
+            self.eta_zeta(2)  # a gain in numbers does not depend on N
 
-    Args:
-        block: n, the first is 1.
-        eta: the final momentum.
-        zeta: the block learning rate.
-        grows: whether the gain is the default's, which grows with the blocks.
-        ramp: blocks over which eta rises linearly from 0.
-    """
-    if grows:
-        eta = 1 - zeta / max(zeta, min(zeta / (1 - eta), block**GROWTH))
-    return eta * (min(1.0, (block - 1) / ramp) if ramp else 1.0)
+    def eta_zeta(self, workers: int) -> tuple[float, float]:
+        """(eta, zeta) with N = `workers`, after the first blocks."""
+        raise NotImplementedError
+
+    @property
+    def _grows(self) -> bool:
+        """Whether the gain is the default's, which grows with the blocks."""
+        return self.gain == "auto" and self.momentum is None
+
+    def momentum_at(self, block: int, workers: int) -> float:
+        """eta_n."""
+        eta, zeta = self.eta_zeta(workers)
+        if self._grows:
+            eta = 1 - zeta / max(zeta, min(zeta / (1 - eta), block**GROWTH))
+        return eta * (min(1.0, (block - 1) / self.ramp) if self.ramp else 1.0)
+
+    def lr_at(self, block: int, workers: int) -> float:
+        """zeta_n."""
+        return self.eta_zeta(workers)[1]
+
+    def gain_in_words(self, workers: int) -> str:
+        """The gain, and the block from which on it is reached."""
+        eta, zeta = self.eta_zeta(workers)
+        gain = zeta / (1 - eta)
+        since = math.ceil(gain ** (1 / GROWTH) - 1e-9)
+        return f"gain {gain:.3g}" + (f" from block {since} on" if self._grows and since > 1 else "")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paceline.errors import RuleError
+from paceline.core.parse import check, is_number
 from paceline.rules.outer.base import Coefficients, Outer, State
 
 EMA = "ema"
@@ -28,8 +28,7 @@ EMA = "ema"
 
 def check_decay(decay: object) -> None:
     """Raise `RuleError` unless `decay` is a number from 0 to below 1."""
-    if not isinstance(decay, (int, float)) or isinstance(decay, bool) or not 0 <= decay < 1:
-        raise RuleError(f"ema must be a number from 0 (no average) to below 1, got {decay!r}")
+    check(is_number(decay) and 0 <= decay < 1, "ema", "a number from 0 (no average) to below 1", decay)
 
 
 @dataclass(frozen=True)

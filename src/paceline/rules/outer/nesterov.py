@@ -23,15 +23,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from paceline.core import kernels
-from paceline.rules.outer.base import Coefficients, State, written
-from paceline.rules.outer.gain import check_gain, check_numbers, eta_zeta, gain_in_words, momentum_of
-from paceline.rules.outer.restart import check_restart, restarts
+from paceline.rules.outer.base import Coefficients, State
+from paceline.rules.outer.gain import MomentumStep, eta_zeta
 
 PAPER = (0.9, 0.7)
 
 
 @dataclass(frozen=True)
-class Nesterov:
+class Nesterov(MomentumStep):
     """Outer Nesterov momentum.
 
     Attributes:
@@ -39,7 +38,6 @@ class Nesterov:
         lr: nu; None derives it from the gain.
         gain: "auto" (N^0.7, less in the first blocks), "paper" (mu = 0.9, nu = 0.7) or a number, nu/(1-mu).
         ramp: blocks over which mu rises linearly from 0.
-        restart: R, blocks after which b is set to 0 (:mod:`paceline.rules.outer.restart`); 0 for never.
     """
 
     tensors = ("momentum",)  # b
@@ -48,30 +46,12 @@ class Nesterov:
     lr: float | None = None
     gain: float | str = "auto"
     ramp: int = 0
-    restart: int = 0
 
     def __post_init__(self) -> None:
-        check_gain(self.gain)
-        check_numbers(self.momentum, self.lr, self.ramp)
-        check_restart(self.restart)
-        if not isinstance(self.gain, str):
-            self._numbers(2)  # a gain in numbers does not depend on N
+        self.check()
 
-    def _numbers(self, workers: int) -> tuple[float, float]:
+    def eta_zeta(self, workers: int) -> tuple[float, float]:
         return eta_zeta(workers, self.momentum, self.lr, self.gain, paper=PAPER)
-
-    @property
-    def _grows(self) -> bool:
-        """Whether the gain is the default's, which grows with the blocks."""
-        return self.gain == "auto" and self.momentum is None
-
-    def momentum_at(self, block: int, workers: int) -> float:
-        """mu of this block."""
-        return momentum_of(block, *self._numbers(workers), grows=self._grows, ramp=self.ramp)
-
-    def lr_at(self, block: int, workers: int) -> float:
-        """nu."""
-        return self._numbers(workers)[1]
 
     def origin(self, anchor: Tensor, state: State, c: Coefficients, out: Tensor) -> Tensor:
         """A block begins at theta."""
@@ -87,21 +67,13 @@ class Nesterov:
         else:
             b.mul_(c.momentum).sub_(merged)
             anchor.add_(merged, alpha=c.lr).sub_(b, alpha=c.lr * c.momentum)
-        if restarts(self.restart, c.block):
-            b.zero_()
         return anchor
 
     def equivalent_minibatches(self, rho: float, tau: float, c: Coefficients) -> tuple[float, float]:
         """As BMUF's Nesterov form, to which this is equal."""
         now = c.momentum * rho + c.lr * tau
-        kept = 0.0 if restarts(self.restart, c.block) else now
-        return kept, max(0.0, c.momentum * now + (c.lr - 1) * tau)
+        return now, max(0.0, c.momentum * now + (c.lr - 1) * tau)
 
     def describe(self, workers: int) -> str:
-        mu, nu = self._numbers(workers)
-        words = gain_in_words(mu, nu, grows=self._grows)
-        again = f", restarted every {self.restart} blocks" if self.restart else ""
-        return f"outer Nesterov SGD, momentum {mu:.3g}, lr {nu:.3g} ({words}){again}"
-
-    def __repr__(self) -> str:
-        return written(self, "restart")
+        mu, nu = self.eta_zeta(workers)
+        return f"outer Nesterov SGD, momentum {mu:.3g}, lr {nu:.3g} ({self.gain_in_words(workers)})"

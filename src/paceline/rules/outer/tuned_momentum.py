@@ -16,7 +16,7 @@ and the weight of the last move is the user's m when
     m_e  = m - (1 - 1/N)                               may be negative
     rate = (1 - m_e) / (1 - m)                         keeps the gain: a steady gradient moves lr / (1 - m) an update
 
-lr is the learning rate, w the parameters, t counts updates; N as in :mod:`paceline.rules.outer.share`.
+lr is the learning rate, w the parameters, t counts updates; N as in :mod:`paceline.rules.outer.pushes`.
 
 Source: Mitliagkas, Zhang, Hadjis & Re, Allerton 2016, arXiv 1605.09774, who find the best momentum by trying. Where we
 differ: it is computed, and by default the rate rises so that the gain stays; `keep_gain=False` leaves the rate alone.
@@ -28,12 +28,13 @@ from dataclasses import dataclass
 
 from torch.optim import SGD, Optimizer
 
-from paceline.errors import RuleError, UnsupportedError
-from paceline.rules.outer.arrival import Plain, Push
+from paceline.core.parse import check_bool
+from paceline.errors import UnsupportedError
+from paceline.rules.outer.arrival import Arrival, Push
 
 
 @dataclass(frozen=True)
-class TunedMomentum(Plain):
+class TunedMomentum(Arrival):
     """SGD's momentum, less what asynchrony adds.
 
     Attributes:
@@ -43,8 +44,7 @@ class TunedMomentum(Plain):
     keep_gain: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.keep_gain, bool):
-            raise RuleError(f"keep_gain must be True or False, got {self.keep_gain!r}")
+        check_bool("keep_gain", self.keep_gain)
 
     def resolve(self, optimizer: Optimizer) -> None:
         """Refuse an optimizer without such a momentum."""

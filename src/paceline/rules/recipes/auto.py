@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.errors import RuleError
+from paceline.core.parse import check_whole
 from paceline.rules.outer import BlockMomentum
 from paceline.rules.payload import Delta
 from paceline.rules.recipes.base import Recipe, between
@@ -57,8 +57,7 @@ def auto(
         rate_exponent: s, where each of k workers has k^s times the local learning rate of one in blocks; 0 leaves the
             rate.
     """
-    if not isinstance(first, int) or isinstance(first, bool) or first < 1:
-        raise RuleError(f"first must be a whole number of minibatches, at least 1, got {first!r}")
+    check_whole("first", first, 1, "of minibatches")
     timed = None
     if probe != 0 or probe is False:
         timed = Probe(probe, codec=codec is None, overlap=overlap is None, rate=sync_rate)
@@ -66,9 +65,7 @@ def auto(
     grow = make_growth(options["grow"], options["rate_exponent"])
     behind = 0 if overlap is None else overlap
     schedule = Paced(first, warmup, fragments, behind, Pace(share, first, longest), timed, grow=grow)
-    outer = BlockMomentum(
-        gain=options["gain"], ramp=options["ramp"], amplify=options["amplify"], restart=options["restart"]
-    )
+    outer = BlockMomentum(gain=options["gain"], ramp=options["ramp"], amplify=options["amplify"])
     within, route = options["within"], (options["dimensions"], options["reproducible"], options["chunks"])
     settings = BlockSettings(within, options["ema"], rate_exponent=own_exponent(options))
     wire = between(within, "dense" if codec is None else codec, *route)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.core.parse import like
+from paceline.core.parse import check_bool, check_whole, like
 from paceline.errors import RuleError
 from paceline.rules.codec import Codec, Warmed, codec_from_text
 from paceline.rules.rule import RecipeCall, Rule
@@ -21,8 +21,7 @@ def carried_by(
     codec: Codec | str, warmup: int, dimensions: Dimensions, reproducible: bool, chunks: int
 ) -> dict[str, Any]:
     """Codec and topology, as fields of a `Rule`."""
-    if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
-        raise RuleError(f"warmup must be a whole number of steps, at least 0, got {warmup!r}")
+    check_whole("warmup", warmup, 0, "of steps")
     if not isinstance(codec, str) and not hasattr(codec, "exchange"):
         raise RuleError(f"codec must be a word such as 'int8' or 'low_rank(rank=2)', got {codec!r}")
     written = codec_from_text(codec) if isinstance(codec, str) else codec
@@ -68,6 +67,6 @@ class Recipe:
                 raise RuleError(
                     f"{self.name} has no setting {name!r}{like(name, list(known))}; it has {', '.join(known)}"
                 )
-            if known[name].annotation == "bool" and not isinstance(value, bool):
-                raise RuleError(f"{name} must be True or False, got {value!r}")
+            if known[name].annotation == "bool":
+                check_bool(name, value)
         return replace(self.function(**arguments), name=RecipeCall(self.name, arguments))

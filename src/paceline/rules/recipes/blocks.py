@@ -80,7 +80,6 @@ def diloco(**options: Unpack[OuterOptions]) -> Rule:
         lr: outer learning rate nu; None follows from the gain.
         gain: nu/(1-mu): "auto" (:mod:`paceline.rules.outer.gain`), "paper" (mu = 0.9, nu = 0.7) or a number.
         ramp: blocks over which mu rises from 0.
-        restart: blocks after which the outer momentum begins again at 0; 0 for never.
     """
     return Rule(schedule(options), Delta(options["local_state"]), outer=_nesterov(options), **fields(options))
 
@@ -97,7 +96,6 @@ def streaming_diloco(**options: Unpack[StreamingOptions]) -> Rule:
         lr: outer learning rate nu; None follows from the gain.
         gain: nu/(1-mu): "auto" (:mod:`paceline.rules.outer.gain`), "paper" (mu = 0.9, nu = 0.7) or a number.
         ramp: blocks over which mu rises from 0.
-        restart: blocks after which the outer momentum begins again at 0; 0 for never.
     """
     payload = Delta(options["local_state"], mixing=options["mixing"])
     return Rule(schedule(options), payload, outer=_nesterov(options), **fields(options))
@@ -105,11 +103,11 @@ def streaming_diloco(**options: Unpack[StreamingOptions]) -> Rule:
 
 def _momentum(options: MomentumOptions) -> BlockMomentum:
     numbers = options["momentum"], options["lr"], options["gain"]
-    return BlockMomentum(*numbers, options["nesterov"], options["ramp"], options["amplify"], options["restart"])
+    return BlockMomentum(*numbers, options["nesterov"], options["ramp"], options["amplify"])
 
 
 def _nesterov(options: OuterOptions) -> Nesterov:
-    return Nesterov(options["momentum"], options["lr"], options["gain"], options["ramp"], options["restart"])
+    return Nesterov(options["momentum"], options["lr"], options["gain"], options["ramp"])
 
 
 BMUF = """d_n = mean_i theta_i - theta^init

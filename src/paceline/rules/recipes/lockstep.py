@@ -26,7 +26,7 @@ def sync(
     Args:
         codec: how gradients are written: dense, bf16, fp16, int8, e3m0, one_bit, sign, low_rank, top_k.
         warmup: dense exchanges before the codec begins.
-        dimensions: None sums over all at once; "hosts" first within each host; "measured", or sizes like (4, 2).
+        dimensions: None sums over all at once; "hosts" first within each host; or sizes like (4, 2).
         reproducible: sum in rank order, so that the bits depend on nothing but the gradients.
         chunks: pieces into which an exchange is cut.
     """
@@ -49,7 +49,7 @@ def one_bit(
     Args:
         warmup: dense steps before the first of one bit.
         feedback: keep what was not sent, on the workers and on the owners of the slices.
-        dimensions: None sums over all at once; "hosts" first within each host; "measured", or sizes like (4, 2).
+        dimensions: None sums over all at once; "hosts" first within each host; or sizes like (4, 2).
         reproducible: sum in rank order in the warm-up (one bit always does).
         chunks: pieces into which an exchange is cut.
     """
@@ -74,7 +74,7 @@ def power(
         rank: r, columns of the thin matrices.
         warmup: dense steps before.
         feedback: keep what was not sent.
-        dimensions: None sums over all at once; "hosts" first within each host; "measured", or sizes like (4, 2).
+        dimensions: None sums over all at once; "hosts" first within each host; or sizes like (4, 2).
         reproducible: sum in rank order.
         chunks: pieces into which an exchange is cut, between tensors.
     """
@@ -104,7 +104,7 @@ def top_k(
         nesterov: Nesterov's form of it.
         warmup: steps at each of the publication's ratios (0.25, 0.063, 0.015, 0.004) that are above `ratio`.
         feedback: keep what was not sent.
-        dimensions: None sums over all at once; "hosts" first within each host; "measured", or sizes like (4, 2).
+        dimensions: None sums over all at once; "hosts" first within each host; or sizes like (4, 2).
         reproducible: sum in rank order (top-k always does).
         chunks: pieces into which an exchange is cut.
     """
@@ -130,7 +130,7 @@ def one_bit_adam(
     Args:
         warmup: steps of plain Adam with dense gradients.
         codec: how the moment is written.
-        dimensions: None sums over all at once; "hosts" first within each host; "measured", or sizes like (4, 2).
+        dimensions: None sums over all at once; "hosts" first within each host; or sizes like (4, 2).
         reproducible: sum in rank order in the warm-up.
         chunks: pieces into which an exchange is cut.
     """

@@ -53,7 +53,6 @@ class OuterOptions(BlockOptions, total=False):
     lr: float | None
     gain: float | str
     ramp: int
-    restart: int
 
 
 class MomentumOptions(OuterOptions, total=False):
@@ -90,7 +89,6 @@ class PacedOptions(TypedDict, total=False):
     gain: float | str
     beta1: float | None
     ramp: int
-    restart: int
     amplify: float
 
 
@@ -124,7 +122,6 @@ _OPTIONS = {
     ),
     "warmup": _Option("int", 0, "synchronous steps before the first block."),
     "ramp": _Option("int", 0, "blocks over which eta rises from 0."),
-    "restart": _Option("int", 0, "blocks after which block momentum begins again at 0; 0 for never."),
     "ema": _Option(
         "float",
         0.0,
@@ -172,7 +169,7 @@ _OPTIONS = {
     "dimensions": _Option(
         "Dimensions",
         None,
-        'None sums over all at once; "hosts" first within each host; "measured", or sizes like (4, 2).',
+        'None sums over all at once; "hosts" first within each host; or sizes like (4, 2).',
     ),
     "reproducible": _Option("bool", False, "sum in rank order."),
     "chunks": _Option("int", 8, "pieces into which an exchange is cut."),

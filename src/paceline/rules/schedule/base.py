@@ -8,9 +8,36 @@ exchange gradients together.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
+from paceline.core.parse import check, is_number, is_whole
 from paceline.rules.schedule.growth import GivenGrowth, Growth
-from paceline.rules.schedule.probe import Probe
+
+LEAST_PROBE = 4
+"""Of either half of a probe the first step is not counted, while connections are set up."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Synchronous steps at the beginning, whose times choose the rule (:mod:`paceline.rules.choice`).
+
+    Attributes:
+        steps: of the probe; in the first half gradients are exchanged after the backward pass, then during it.
+        codec: whether the codec is chosen, too.
+        overlap: whether the overlap is chosen, too.
+        rate: s, where synchronous steps have N^s times the learning rate of one worker.
+    """
+
+    steps: int = 10
+    codec: bool = True
+    overlap: bool = True
+    rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        fits = is_whole(self.steps) and self.steps >= LEAST_PROBE
+        check(fits, "probe", f"0 (begin with blocks) or a whole number of steps, at least {LEAST_PROBE}", self.steps)
+        fits = is_number(self.rate) and 0 <= self.rate <= 1
+        check(fits, "sync_rate", "a number from 0 to 1, the exponent of N", self.rate)
 
 
 class Schedule(ABC):

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.core.parse import check, check_whole, is_whole
 from paceline.errors import RuleError
 from paceline.rules.schedule.base import Schedule
-from paceline.rules.schedule.whole import is_whole
 
 
 @dataclass(frozen=True)
@@ -54,24 +54,18 @@ class Bounded(Schedule):
     hold: int = 1
 
     def __post_init__(self) -> None:
-        if self.staleness is not None and (not is_whole(self.staleness) or self.staleness < 1):
-            raise RuleError(
-                "staleness must be None (free) or a whole number of clocks, at least 1 (lockstep is EveryStep()), got "
-                f"{self.staleness!r}"
-            )
-        if not is_whole(self.period) or self.period < 1:
-            raise RuleError(f"period must be a whole number of minibatches, at least 1, got {self.period!r}")
-        if not is_whole(self.overlap) or not 0 <= self.overlap <= 1:
-            raise RuleError(
-                f"overlap must be 0 (wait for each answer) or 1 (go on for a minibatch), got {self.overlap!r}"
-            )
+        fits = self.staleness is None or (is_whole(self.staleness) and self.staleness >= 1)
+        wanted = "None (free) or a whole number of clocks, at least 1 (lockstep is EveryStep())"
+        check(fits, "staleness", wanted, self.staleness)
+        check_whole("period", self.period, 1, "of minibatches")
+        fits = is_whole(self.overlap) and 0 <= self.overlap <= 1
+        check(fits, "overlap", "0 (wait for each answer) or 1 (go on for a minibatch)", self.overlap)
         if self.staleness is not None and self.overlap:
             raise RuleError(
                 f"overlap must be 0 with a finite staleness ({self.staleness}), because a worker then reads its own "
                 f"updates, got {self.overlap!r}; use overlap=0, or staleness=None"
             )
-        if not is_whole(self.hold) or self.hold < 1:
-            raise RuleError(f"hold must be a whole number of blocks, at least 1, got {self.hold!r}")
+        check_whole("hold", self.hold, 1, "of blocks")
 
     def can_go_back(self, warm: bool) -> bool:
         """Never: workers are at different steps, and the owners have applied their pushes."""

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from paceline.errors import RuleError
+from paceline.core.parse import check, check_whole, is_whole
 from paceline.rules.schedule.base import Schedule
 from paceline.rules.schedule.growth import GivenGrowth, Growth
-from paceline.rules.schedule.whole import is_whole
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,19 +44,13 @@ class EveryBlock(Schedule):
     grow: Growth | GivenGrowth | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not is_whole(self.period) or self.period < 1:
-            raise RuleError(f"period must be a whole number of minibatches, at least 1, got {self.period!r}")
-        if not is_whole(self.warmup) or self.warmup < 0:
-            raise RuleError(f"warmup must be a whole number of steps, at least 0, got {self.warmup!r}")
-        if not is_whole(self.fragments) or not 1 <= self.fragments <= self.period:
-            raise RuleError(
-                f"fragments must be a whole number from 1 to the period ({self.period}), got {self.fragments!r}"
-            )
-        if not is_whole(self.overlap) or not 0 <= self.overlap <= self.period:
-            raise RuleError(
-                f"overlap must be a whole number of minibatches from 0 to the period ({self.period}), got "
-                f"{self.overlap!r}"
-            )
+        period, fragments, overlap = self.period, self.fragments, self.overlap
+        check_whole("period", period, 1, "of minibatches")
+        check_whole("warmup", self.warmup, 0, "of steps")
+        fits = is_whole(fragments) and 1 <= fragments <= period
+        check(fits, "fragments", f"a whole number from 1 to the period ({period})", fragments)
+        fits = is_whole(overlap) and 0 <= overlap <= period
+        check(fits, "overlap", f"a whole number of minibatches from 0 to the period ({period})", overlap)
 
     def can_go_back(self, warm: bool) -> bool:
         """Not in a warm-up, which has no outer state yet."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from paceline.core.parse import read_call
+from paceline.core.parse import check, check_whole, is_number, read_call
 from paceline.errors import RuleError
 
 RATE_EXPONENT = 0.29
@@ -50,10 +50,10 @@ class Growth:
     rate_exponent: float = RATE_EXPONENT
 
     def __post_init__(self) -> None:
-        for name, least in (("first", 2), ("blocks", 1)):
-            _check_whole(f"{name} of a growth", getattr(self, name), least)
-        if not isinstance(self.threshold, (int, float)) or isinstance(self.threshold, bool) or not self.threshold > 0:
-            raise RuleError(f"threshold of a growth must be a number above 0, got {self.threshold!r}")
+        check_whole("first of a growth", self.first, 2)
+        check_whole("blocks of a growth", self.blocks, 1)
+        fits = is_number(self.threshold) and self.threshold > 0
+        check(fits, "threshold of a growth", "a number above 0", self.threshold)
         check_exponent(self.rate_exponent)
 
     def next(self, workers: int, most: int, effective: float, blocks: int, minibatches: int = 0) -> int:
@@ -99,7 +99,7 @@ class GivenGrowth:
             zip(*self.stages, strict=True), ("workers of a stage", "minibatches of a stage"), strict=True
         ):
             for number in numbers:
-                _check_whole(what, number, 1)
+                check_whole(what, number, 1)
             if list(numbers) != sorted(set(numbers)):
                 raise RuleError(f"{what} must rise from stage to stage, got {', '.join(map(str, numbers))}")
         check_exponent(self.rate_exponent)
@@ -163,12 +163,6 @@ def rate_factor(workers: int, exponent: float = RATE_EXPONENT) -> float:
     return float(workers**exponent)
 
 
-def _check_whole(what: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise RuleError(f"{what} must be a whole number, at least {least}, got {value!r}")
-
-
 def check_exponent(value: object) -> None:
     """Refuse what is no exponent of the local learning rate."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1:
-        raise RuleError(f"rate_exponent must be a number from 0 to 1, got {value!r}")
+    check(is_number(value) and 0 <= value <= 1, "rate_exponent", "a number from 0 to 1", value)

@@ -17,9 +17,10 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field, replace
 
+from paceline.core.parse import check, check_whole
 from paceline.errors import RuleError
+from paceline.rules.schedule.base import Probe
 from paceline.rules.schedule.every_block import EveryBlock
-from paceline.rules.schedule.probe import Probe
 
 HYSTERESIS = 0.25
 PROBING = 1 << 30
@@ -28,8 +29,6 @@ PROBING = 1 << 30
 
 def least_period(exchange_s: float, minibatch_s: float, share: float) -> int:
     """tau*, at least 1; e an exchange's, c a minibatch's seconds, above 0."""
-    if not 0 < share < 1:
-        raise RuleError(f"share must lie between 0 and 1, got {share!r}")
     return max(1, math.ceil(exchange_s * (1 - share) / (share * minibatch_s) - 1e-9))
 
 
@@ -54,12 +53,10 @@ class Pace:
     longest: int = 64
 
     def __post_init__(self) -> None:
-        if not isinstance(self.share, float) or not 0 < self.share < 1:
-            raise RuleError(f"share must be a number above 0 and below 1, such as 0.02, got {self.share!r}")
-        for name in ("least", "longest"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise RuleError(f"{name} must be a whole number of minibatches, at least 1, got {value!r}")
+        fits = isinstance(self.share, float) and 0 < self.share < 1
+        check(fits, "share", "a number above 0 and below 1, such as 0.02", self.share)
+        check_whole("least", self.least, 1, "of minibatches")
+        check_whole("longest", self.longest, 1, "of minibatches")
         if self.longest < self.least:
             raise RuleError(f"longest must be at least the shortest period ({self.least}), got {self.longest}")
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.communication.base import Pending, Transport
-from paceline.errors import RuleError
+from paceline.core.parse import check, is_whole
 from paceline.rules.codec.base import Codec, State, Steps
 from paceline.rules.codec.layout import Layout
 
@@ -51,7 +51,7 @@ class Topology(Protocol):
         """The route over `transport`, for codecs of at most that many `operations`; every worker calls it."""
 
     def levels(self, hosts: Sequence[str]) -> tuple[Groups, ...]:
-        """For each dimension, the slowest last, groups that cover all ranks; "measured" as if it found the hosts."""
+        """For each dimension, the slowest last, groups that cover all ranks."""
 
     def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
         """Bytes that `rank` sends for one exchange; `hosts` names each worker's host in rank order."""
@@ -127,5 +127,4 @@ class DirectRoute:
 
 def check_chunks(chunks: object) -> None:
     """Raise `RuleError` unless an exchange can be cut into so many chunks."""
-    if not isinstance(chunks, int) or isinstance(chunks, bool) or not 1 <= chunks <= 64:
-        raise RuleError(f"chunks must be a whole number from 1 to 64, got {chunks!r}")
+    check(is_whole(chunks) and 1 <= chunks <= 64, "chunks", "a whole number from 1 to 64", chunks)

@@ -28,7 +28,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from paceline.communication.bandwidth import measure, neighbours
 from paceline.communication.base import CompletedOperation, Transport
 from paceline.errors import RuleError
 from paceline.rules.codec.base import Codec, Result, State, Steps
@@ -222,15 +221,14 @@ class Hierarchical:
     """Dense sums where the network is fast, the codec where it is slow.
 
     Attributes:
-        dimensions: "hosts" for the workers of a host first and then across hosts; "measured" for the same with places
-            found from the bandwidth between each two workers (:mod:`paceline.communication.bandwidth`); or sizes, the
-            fastest first, whose product is the number of workers: with (4, 2), ranks 0 to 3 are near one another.
+        dimensions: "hosts" for the workers of a host first and then across hosts; or sizes, the fastest first, whose
+            product is the number of workers: with (4, 2), ranks 0 to 3 are near one another.
         chunks: how many pieces a large exchange is cut into; more of them overlap better, as the dimensions of
             different chunks are busy at the same time.
         ordered: whether the slowest dimension is summed in rank order too, for bits that depend on nothing else.
     """
 
-    dimensions: Literal["hosts", "measured"] | tuple[int, ...] = "hosts"
+    dimensions: Literal["hosts"] | tuple[int, ...] = "hosts"
     chunks: int = 8
     ordered: bool = False
 
@@ -239,22 +237,19 @@ class Hierarchical:
         given = self.dimensions
         if isinstance(given, list):
             object.__setattr__(self, "dimensions", tuple(given))
-        elif given in ("hosts", "measured"):
+        elif given == "hosts":
             return
         if not isinstance(given, (tuple, list)) or not given or not all(type(p) is int and p >= 1 for p in given):
-            raise RuleError(f'dimensions must be "hosts", "measured" or whole numbers such as (4, 2), got {given!r}')
+            raise RuleError(f'dimensions must be "hosts" or whole numbers such as (4, 2), got {given!r}')
 
     def route(self, transport: Transport, operations: int) -> HierarchicalRoute:
         """The route over `transport`, with connections of its own along each dimension."""
         world = transport.world
-        if self.dimensions == "measured":
-            plan = DimensionPlan.near(neighbours(measure(transport)))
-        else:
-            plan = self.plan(world.hosts or (world.host,) * world.size)
+        plan = self.plan(world.hosts or (world.host,) * world.size)
         return HierarchicalRoute(transport, plan, operations, self.ordered)
 
     def plan(self, hosts: Sequence[str]) -> DimensionPlan:
-        """The groups of each dimension, without a measurement."""
+        """The groups of each dimension."""
         if isinstance(self.dimensions, str):
             return DimensionPlan.near(hosts)
         if prod(self.dimensions) != len(hosts):
@@ -267,7 +262,7 @@ class Hierarchical:
         return self.plan(hosts).levels
 
     def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
-        """Bytes that `rank` sends; for "measured", as if it found the hosts (`route.plan` is exact)."""
+        """Bytes that `rank` sends."""
         return self.plan(hosts).bytes_sent(codec, layout, rank)
 
     def slow_bytes(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
@@ -275,9 +270,8 @@ class Hierarchical:
         return self.plan(hosts).slow_bytes(codec, layout, rank)
 
     def describe(self, workers: int) -> str:
-        how = {"hosts": "within each host, then across hosts", "measured": "among near workers, then across"}
         if isinstance(self.dimensions, str):
-            words = how[self.dimensions]
+            words = "within each host, then across hosts"
         else:
             words = " x ".join(str(p) for p in self.dimensions) + ", the first is the fastest"
         return f"hierarchical ({words}) in up to {self.chunks} chunks" + (", in rank order" if self.ordered else "")

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from paceline.errors import RuleError
+from paceline.core.parse import check, is_whole
 from paceline.rules.codec.base import Codec
 from paceline.rules.codec.layout import Layout
 
@@ -61,10 +61,8 @@ class Sharded:
     piece: int = 262_144
 
     def __post_init__(self) -> None:
-        if not isinstance(self.piece, int) or isinstance(self.piece, bool) or self.piece < 1 or self.piece % UNIT:
-            raise RuleError(
-                f"piece must be a whole multiple of {UNIT} elements, such as 65536 or 262144, got {self.piece!r}"
-            )
+        fits = is_whole(self.piece) and self.piece >= 1 and self.piece % UNIT == 0
+        check(fits, "piece", f"a whole multiple of {UNIT} elements, such as 65536 or 262144", self.piece)
 
     def slices(self, numel: int, workers: int) -> list[tuple[int, int]]:
         """[begin, end) of each owner in a span of `numel` elements; empty for some where there are few elements."""

@@ -41,7 +41,7 @@ from paceline.core.flat import Fragment, flat_view, local
 from paceline.core.optimizer_state import reset_state
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import UnsupportedError
-from paceline.rules.outer.arrival import CenterPull
+from paceline.rules.outer import Elastic
 from paceline.rules.schedule.bounded import Bounded
 from paceline.rules.topology.sharded import Cut
 from paceline.update.exchange.exchanger import Timing, is_sampled
@@ -690,7 +690,7 @@ class DeltaClient(Client):
         workers: N.
     """
 
-    def __init__(self, optimizer: Optimizer, context: ClientContext, elastic: CenterPull | None, workers: int) -> None:
+    def __init__(self, optimizer: Optimizer, context: ClientContext, elastic: Elastic | None, workers: int) -> None:
         super().__init__(optimizer, context)
         self._elastic, self._workers = elastic, workers
         self._base = [span.pulled.clone() for span in self.spans]

@@ -38,7 +38,7 @@ from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
-from paceline.rules.outer.arrival import Arrival, CenterPull, Push
+from paceline.rules.outer import Arrival, Elastic, Push
 from paceline.rules.schedule.bounded import Bounded
 
 
@@ -349,7 +349,7 @@ class ElasticPull(UpdateRule):
         workers: N at the beginning; alpha = beta / N stays as it is when workers leave.
     """
 
-    def __init__(self, outer: CenterPull, workers: int) -> None:
+    def __init__(self, outer: Elastic, workers: int) -> None:
         self._elastic, self._workers = outer, workers
 
     def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, incoming: IncomingPush, push: Push) -> None:
