@@ -23,10 +23,9 @@ from torch import Tensor
 from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import PeerLostError
-from paceline.update.server.context import LOOK_EVERY_S, ServiceContext
-from paceline.update.server.frames import FrameKind
+from paceline.update.server.membership import LOOK_EVERY_S, ServiceContext
 from paceline.update.server.peer import Peers
-from paceline.update.server.protocol import PendingExchange, ShardRequest
+from paceline.update.server.protocol import FrameKind, PendingExchange, ShardRequest
 from paceline.update.server.shard import ShardServer
 
 KEPT_BYTES = 1 << 30

@@ -38,11 +38,10 @@ from paceline.data.ledger.epoch_ledger import Mark, Question, by_epoch
 from paceline.data.ledger.leases import Leases
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
-from paceline.update.server.context import ServiceContext
 from paceline.update.server.durability import Durability
-from paceline.update.server.failures import Failures
-from paceline.update.server.frames import FrameKind
+from paceline.update.server.membership import Failures, ServiceContext
 from paceline.update.server.peer import Peers
+from paceline.update.server.protocol import FrameKind
 from paceline.update.server.shard import LEDGER_SHARD
 
 

@@ -21,7 +21,7 @@ from paceline.communication.torch.rendezvous import find_address
 from paceline.core import runtime
 from paceline.core.world import World
 from paceline.errors import MismatchError, PacelineError, PeerLostError
-from paceline.update.server.frames import FrameKind
+from paceline.update.server.protocol import FrameKind
 
 HELLO = FrameKind.HELLO
 """The first frame of a connection: (rank), and the token as its note."""
