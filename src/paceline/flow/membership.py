@@ -8,9 +8,8 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.communication.base import SoloTransport, Transport
 from paceline.communication.ring import RingListener, RingTransport
@@ -72,16 +71,10 @@ class MembersTransport(Transport):
     close = _of_inner("close")
 
 
-@dataclass(frozen=True)
-class CommitReport:
-    """What a member reports to the control plane about an exchange that it has completed.
-
-    Attributes:
-        marks: the places whose work enters the global model.
-        returned: the places whose work was rejected.
-        facts: for the status.
-        wanted: members that the run wants from then on; 0: as many as there are.
-    """
+class CommitReport(NamedTuple):
+    """What a member reports about an exchange that it has completed: the places whose work enters the global model,
+    those whose work was rejected, facts for the status, and the members that the run wants from then on (0: as many as
+    there are)."""
 
     marks: list[Mark]
     returned: list[Mark]

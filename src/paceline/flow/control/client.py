@@ -513,18 +513,12 @@ class ControlClient:
 
 @dataclass(frozen=True)
 class ControlAddress:
-    """Where the control plane is.
+    """Where the control plane is."""
 
-    Attributes:
-        address: of its listener, or of the relay.
-        port: of the same.
-        tls: None for unencrypted connections.
-        dial: (its name for messages, deadline in seconds) -> a channel to it, where it is not reached directly.
-    """
-
-    address: str
-    port: int
-    tls: TLS | None
+    address: str  # of its listener, or of the relay
+    port: int  # of the same
+    tls: TLS | None  # None for unencrypted connections
+    # (its name for messages, deadline in seconds) -> a channel to it, where it is not reached directly
     dial: Callable[[str, float], Channel] | None = None
 
     def __str__(self) -> str:

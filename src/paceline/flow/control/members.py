@@ -19,91 +19,51 @@ from paceline.flow.control.messages import Terms, WorkerAddress
 
 
 class ControlMessage(NamedTuple):
-    """A message to a worker, or an event.
+    """A message to a worker, or an event."""
 
-    Attributes:
-        worker: its receiver; None: an event for the log.
-        kind: its kind.
-        serial: of the request that it answers, 0 for none.
-        numbers: of the frame.
-        note: serializable as JSON.
-    """
-
-    worker: int | None
-    kind: str
-    serial: int = 0
-    numbers: tuple[int, ...] = ()
-    note: Any = None
+    worker: int | None  # its receiver; None: an event for the log
+    kind: str  # its kind
+    serial: int = 0  # of the request that it answers, 0 for none
+    numbers: tuple[int, ...] = ()  # of the frame
+    note: Any = None  # serializable as JSON
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A worker has completed an exchange.
+    """A worker has completed an exchange."""
 
-    Attributes:
-        serial: of its request.
-        marks: the places whose work went into it.
-        facts: further facts, for the status.
-        returned: places whose work was rejected.
-        wanted: members that the run wants from then on; 0: as many as there are.
-    """
-
-    serial: int
-    marks: list[Mark]
-    facts: dict[str, Any]
-    returned: list[Mark] = field(default_factory=list)
-    wanted: int = 0
+    serial: int  # of its request
+    marks: list[Mark]  # the places whose work went into it
+    facts: dict[str, Any]  # further facts, for the status
+    returned: list[Mark] = field(default_factory=list)  # places whose work was rejected
+    wanted: int = 0  # members that the run wants from then on; 0: as many as there are
 
 
 @dataclass
 class WorkerRecord:
-    """A live worker.
+    """A live worker."""
 
-    Attributes:
-        place: its number and address.
-        secret: it must present it to reconnect.
-        seen: time of its last sign of life.
-        member: whether it is a member; else it waits to join.
-        holds: whether it holds the state of the last committed exchange.
-        absent: since when a restarted server waits for it; None: it is connected.
-        told: the last of its numbered messages that were carried out.
-        asked: the last of its questions that was answered.
-        started: the highest exchange that it has reached.
-        called: the highest to which it was called.
-        late: it joined after other members had reached an exchange.
-        dry: it asked for data, has none left, and got none.
-        left: it has ended its pass before the epoch was over.
-        waits: it waits for other members, as at a checkpoint.
-        held: it waits to join, and knows that the run wants no more members at present.
-        wrong: its messages that contradicted other workers.
-        commit: its commit of the current exchange.
-        failed: the serial of its complaint about the current exchange.
-        doing: its activity, in its own words.
-        since: since when.
-        step: its training steps.
-    """
-
-    place: WorkerAddress
-    secret: str
-    seen: float
-    member: bool = False
-    holds: bool = False
-    absent: float | None = None
-    told: int = 0
-    asked: int = 0
-    started: int = 0
-    called: int = 0
-    late: bool = False
-    dry: bool = False
-    left: bool = False
-    waits: bool = False
-    held: bool = False
-    wrong: int = 0
-    commit: Commit | None = None
-    failed: int | None = None
-    doing: str = ""
-    since: float = 0.0
-    step: int = 0
+    place: WorkerAddress  # its number and address
+    secret: str  # it must present it to reconnect
+    seen: float  # time of its last sign of life
+    member: bool = False  # whether it is a member; else it waits to join
+    holds: bool = False  # whether it holds the state of the last committed exchange
+    absent: float | None = None  # since when a restarted server waits for it; None: it is connected
+    told: int = 0  # the last of its numbered messages that were carried out
+    asked: int = 0  # the last of its questions that was answered
+    started: int = 0  # the highest exchange that it has reached
+    called: int = 0  # the highest to which it was called
+    late: bool = False  # it joined after other members had reached an exchange
+    dry: bool = False  # it asked for data, has none left, and got none
+    left: bool = False  # it has ended its pass before the epoch was over
+    waits: bool = False  # it waits for other members, as at a checkpoint
+    held: bool = False  # it waits to join, and knows that the run wants no more members at present
+    wrong: int = 0  # its messages that contradicted other workers
+    commit: Commit | None = None  # its commit of the current exchange
+    failed: int | None = None  # the serial of its complaint about the current exchange
+    doing: str = ""  # its activity, in its own words
+    since: float = 0.0  # since when
+    step: int = 0  # its training steps
 
     @property
     def worker(self) -> int:

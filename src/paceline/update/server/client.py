@@ -61,19 +61,12 @@ Group = tuple[Optimizer, int]
 
 @dataclass
 class ShardRange:
-    """A shard's place in its span.
+    """A shard's place in its span."""
 
-    Attributes:
-        number: the same on all workers.
-        cut: its elements and its owner.
-        version: of the values that were pulled last.
-        computed_at: version at which the next push is computed.
-    """
-
-    number: int
-    cut: Cut
-    version: int = 0
-    computed_at: int = 0
+    number: int  # the same on all workers
+    cut: Cut  # its elements and its owner
+    version: int = 0  # of the values that were pulled last
+    computed_at: int = 0  # version at which the next push is computed
 
 
 class Span:
@@ -382,25 +375,15 @@ class UnpushedSamples:
 
 @dataclass(frozen=True)
 class ClientContext:
-    """What a client is made of.
+    """What a client is made of."""
 
-    Attributes:
-        service: the connections to the owners.
-        number: gives each exchange of the worker its number.
-        samples: gives the sample ranges that go with the next push.
-        tally: counts the results of pushes.
-        schedule: when to exchange, and how far a worker may be ahead.
-        spans: the parameters.
-        buffers: the model's buffers, if they go with these parameters.
-    """
-
-    service: Service
-    number: Callable[[], int]
-    samples: Callable[[], list[Mark]]
-    tally: ExchangeTally
-    schedule: Bounded
-    spans: list[Span]
-    buffers: list[Span]
+    service: Service  # the connections to the owners
+    number: Callable[[], int]  # gives each exchange of the worker its number
+    samples: Callable[[], list[Mark]]  # gives the sample ranges that go with the next push
+    tally: ExchangeTally  # counts the results of pushes
+    schedule: Bounded  # when to exchange, and how far a worker may be ahead
+    spans: list[Span]  # the parameters
+    buffers: list[Span]  # the model's buffers, if they go with these parameters
 
 
 def _nothing() -> None:

@@ -128,23 +128,15 @@ class LeaseAnswer(IntEnum):
 
 @dataclass(frozen=True)
 class DataAccess:
-    """What a worker's ledger client needs of its data.
+    """What a worker's ledger client needs of its data."""
 
-    Attributes:
-        ledger: this worker's; used once it owns the first shard.
-        holding: gives the sample ranges that this worker holds and has not pushed.
-        push_rest: pushes all work that is not pushed.
-        bounded: whether other workers wait for this worker's clock.
-        pushes_parameters: whether what a shard skips stays in the worker, which pushes its parameters again and again.
-        clients: how many clients push what they made of the same samples.
-    """
-
-    ledger: Ledger
-    holding: Callable[[], list[Mark]] = list
-    push_rest: Callable[[], None] = lambda: None
-    bounded: bool = False
+    ledger: Ledger  # this worker's; used once it owns the first shard
+    holding: Callable[[], list[Mark]] = list  # gives the sample ranges that this worker holds and has not pushed
+    push_rest: Callable[[], None] = lambda: None  # pushes all work that is not pushed
+    bounded: bool = False  # whether other workers wait for this worker's clock
+    # whether what a shard skips stays in the worker, which pushes its parameters again and again
     pushes_parameters: bool = False
-    clients: int = 1
+    clients: int = 1  # how many clients push what they made of the same samples
 
 
 class SocketLedgerClient(Leases):

@@ -144,30 +144,19 @@ class StallDetector:
 
 @dataclass
 class ServiceContext:
-    """What all parts of a worker's socket service share.
+    """What all parts of a worker's socket service share."""
 
-    Attributes:
-        transport: the connection over which workers found each other; it counts the bytes.
-        server: the shards that this worker owns.
-        membership: which workers take part.
-        reports: takes reports about lost workers.
-        timeout_s: deadline of every wait for another worker, seconds.
-        changed: guards membership and pending exchanges; notified when they change.
-        stall_detector: detects that this process was stopped.
-        closed: set when the connections are closed.
-        failure: why this worker cannot go on.
-        watchers: called when clocks or members may have changed, and at each heartbeat; they must not wait.
-    """
-
-    transport: Transport
-    server: ShardServer
-    membership: ServerMembership
-    reports: Monitor
-    timeout_s: float
+    transport: Transport  # the connection over which workers found each other; it counts the bytes
+    server: ShardServer  # the shards that this worker owns
+    membership: ServerMembership  # which workers take part
+    reports: Monitor  # takes reports about lost workers
+    timeout_s: float  # deadline of every wait for another worker, seconds
+    # guards membership and pending exchanges; notified when they change
     changed: threading.Condition = field(init=False, default_factory=lambda: runtime.Condition(runtime.RLock()))
-    stall_detector: StallDetector = field(init=False)
-    closed: threading.Event = field(init=False, default_factory=runtime.Event)
-    failure: BaseException | None = field(init=False, default=None)
+    stall_detector: StallDetector = field(init=False)  # detects that this process was stopped
+    closed: threading.Event = field(init=False, default_factory=runtime.Event)  # set when the connections are closed
+    failure: BaseException | None = field(init=False, default=None)  # why this worker cannot go on
+    # called when clocks or members may have changed, and at each heartbeat; they must not wait
     watchers: list[Callable[[], None]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:

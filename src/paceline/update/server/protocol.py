@@ -18,59 +18,35 @@ from paceline.update.server.shard import LEDGER_SHARD, REFUSED, GroupSettings, I
 
 @dataclass
 class ShardRequest:
-    """One shard's part of an exchange.
+    """One shard's part of an exchange."""
 
-    Attributes:
-        shard: its number.
-        span: number of the span, whose settings go with it.
-        values: the push, shape (n,), unchanged until the exchange is over; None for a pull.
-        out: memory for the answer, shape (n,); None where no values are wanted.
-        version: of the values at which `values` were computed; afterwards, of the answer.
-        news: the ledger's news that came with the answer.
-    """
-
-    shard: int
-    span: int
-    values: Tensor | None
-    out: Tensor | None
-    version: int
-    news: Any = None
+    shard: int  # its number
+    span: int  # number of the span, whose settings go with it
+    values: Tensor | None  # the push, shape (n,), unchanged until the exchange is over; None for a pull
+    out: Tensor | None  # memory for the answer, shape (n,); None where no values are wanted
+    version: int  # of the values at which `values` were computed; afterwards, of the answer
+    news: Any = None  # the ledger's news that came with the answer
 
 
 @dataclass
 class PendingExchange:
-    """An exchange under way.
+    """An exchange under way."""
 
-    Attributes:
-        number: of this exchange among the worker's.
-        requests: shard -> its part.
-        clock: the clock that the worker reaches with this push; 0 for a bare pull.
-        minibatches: that the push stands for.
-        settings: of the optimizers' groups, by span.
-        peeks: whether no gradient will be computed at the values of a bare pull.
-        marks: sample ranges that the push was computed on.
-        release: called when the pushed values are not needed any more.
-        requested: whether its requests were sent; a delayed pull may be sent by a timer, or earlier.
-        requested_at, answered_at: seconds on the service's clock.
-        done: whether all requests are answered.
-        delay: the largest delay of its shards.
-        refused: whether an owner refused a push.
-    """
-
-    number: int
-    requests: dict[int, ShardRequest]
-    clock: int = 0
-    minibatches: int = 1
-    peeks: bool = False
-    settings: dict[int, GroupSettings] = field(default_factory=dict)
-    marks: list[Mark] = field(default_factory=list)
-    release: Callable[[], None] = lambda: None
+    number: int  # of this exchange among the worker's
+    requests: dict[int, ShardRequest]  # shard -> its part
+    clock: int = 0  # the clock that the worker reaches with this push; 0 for a bare pull
+    minibatches: int = 1  # that the push stands for
+    peeks: bool = False  # whether no gradient will be computed at the values of a bare pull
+    settings: dict[int, GroupSettings] = field(default_factory=dict)  # of the optimizers' groups, by span
+    marks: list[Mark] = field(default_factory=list)  # sample ranges that the push was computed on
+    release: Callable[[], None] = lambda: None  # called when the pushed values are not needed any more
+    # whether its requests were sent; a delayed pull may be sent by a timer, or earlier
     requested: bool = field(default=False, init=False)
-    requested_at: float = field(default=0.0, init=False)
-    answered_at: float = field(default=0.0, init=False)
-    delay: int = field(default=0, init=False)
-    done: bool = field(default=False, init=False)
-    refused: bool = field(default=False, init=False)
+    requested_at: float = field(default=0.0, init=False)  # seconds on the service's clock
+    answered_at: float = field(default=0.0, init=False)  # seconds on the service's clock
+    delay: int = field(default=0, init=False)  # the largest delay of its shards
+    done: bool = field(default=False, init=False)  # whether all requests are answered
+    refused: bool = field(default=False, init=False)  # whether an owner refused a push
     _answered: set[int] = field(default_factory=set, init=False)
 
     def request(self, shard: int) -> ShardRequest | None:
