@@ -216,7 +216,7 @@ def test_the_control_plane_ties_a_worker_to_its_certificate(make: Maker, tmp_pat
     with control(Terms(max_workers=4), tmp_path / "record.json", plane) as (server, log):
         first, second = member(server.port, one), member(server.port, other)
         begin(first)
-        number, secret = first._identity()
+        number, secret = first.identity()
         for hello in ((wire.BACK, (number, 0, 0), {"secret": secret, "marks": []}), (wire.PULSE, (number,), secret)):
             with connect(HERE, server.port, "control", SOON, other) as liar:
                 liar.send(hello[0], hello[1], note=hello[2])

@@ -89,27 +89,20 @@ class ElasticMembership:
         control: the client of the control plane.
         listener: the listener for other members.
         settings: of the run.
-
-    Attributes:
-        transport: the connection among the members.
-        generation: the generation of members that this worker uses.
-        follows: the generation after the last applied exchange; None once it is adopted.
-        applied: the exchange whose state this worker's model has.
-        on_connect: called in order when this worker is connected to new members.
-        on_close: called when this worker has left the run.
-        applying: lock, held while a committed exchange is applied, and while another thread reads the state.
     """
 
     def __init__(self, control: ControlClient, listener: RingListener, settings: Settings) -> None:
         self.control, self._listener, self._settings = control, listener, settings
-        self.transport = MembersTransport()
-        self.generation = Generation()
+        self.transport = MembersTransport()  # the connection among the members
+        self.generation = Generation()  # the generation of members that this worker uses
+        # the generation after the last applied exchange; None once it is adopted
         self.follows: Generation | None = None
-        self.applied = 0
+        self.applied = 0  # the exchange whose state this worker's model has
         self._proof = settings.exchanged
+        # lock, held while a committed exchange is applied, and while another thread reads the state
         self.applying = runtime.Lock()
-        self.on_connect: list[Callable[[], None]] = []
-        self.on_close: list[Callable[[], None]] = []
+        self.on_connect: list[Callable[[], None]] = []  # called in order when this worker is connected to new members
+        self.on_close: list[Callable[[], None]] = []  # called when this worker has left the run
         control.on_change(self._break_off)
         control.on_hold(self._show_wait)
         control.on_end(lambda why: self.transport.inner.cancel(why))

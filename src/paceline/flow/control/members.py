@@ -131,18 +131,7 @@ class ControlOutbox:
 
 
 class RollCall:
-    """Numbers of live members; call `note` whenever a member's record has changed.
-
-    Attributes:
-        present: all of them.
-        come: have reached the exchange.
-        idle: an exchange would not interrupt them.
-        uncalled: were neither called to the exchange, nor have come by themselves.
-        due: those of them that are idle or late.
-        missing: have not committed.
-        stateless: do not hold the state.
-        dry: asked for data and got none.
-    """
+    """Numbers of live members; call `note` whenever a member's record has changed."""
 
     def __init__(self) -> None:
         self.begin((), 0)
@@ -151,14 +140,16 @@ class RollCall:
         """From now on of these members, and of this exchange."""
         rows = [(one.worker, one) for one in members]  # set by set, which for a thousand is faster than `note`
         self.exchange = exchange
-        self.present = {worker for worker, _ in rows}
+        self.present = {worker for worker, _ in rows}  # all of them
+        # have reached the exchange
         self.come = {worker for worker, one in rows if one.started >= exchange or one.commit is not None}
-        self.idle = {worker for worker, one in rows if one.dry or one.left or one.waits}
+        self.idle = {worker for worker, one in rows if one.dry or one.left or one.waits}  # it would not interrupt them
+        # were neither called to the exchange, nor have come by themselves; `due`: those that are idle or late
         self.uncalled = {worker for worker, one in rows if one.called < exchange and one.started < exchange}
         self.due = self.uncalled & (self.idle | {worker for worker, one in rows if one.late})
-        self.missing = {worker for worker, one in rows if one.commit is None}
+        self.missing = {worker for worker, one in rows if one.commit is None}  # have not committed
         self.stateless = {worker for worker, one in rows if not one.holds}
-        self.dry = {worker for worker, one in rows if one.dry}
+        self.dry = {worker for worker, one in rows if one.dry}  # asked for data and got none
 
     def note(self, one: WorkerRecord) -> None:
         """A member's record is new, or has changed."""
@@ -180,16 +171,7 @@ class RollCall:
 
     def sets(self) -> tuple[set[int], ...]:
         """All of them."""
-        return (
-            self.present,
-            self.come,
-            self.idle,
-            self.uncalled,
-            self.due,
-            self.missing,
-            self.stateless,
-            self.dry,
-        )
+        return self.present, self.come, self.idle, self.uncalled, self.due, self.missing, self.stateless, self.dry
 
 
 def _put(some: set[int], worker: int, into: bool) -> None:
@@ -204,16 +186,12 @@ class StragglerCalls:
 
     Args:
         terms: the user's settings.
-
-    Attributes:
-        first: since when a member waits at the exchange; None: none does.
-        hurried: whether a member waits there that leaves after it.
     """
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
-        self.first: float | None = None
-        self.hurried = False
+        self.first: float | None = None  # since when a member waits at the exchange; None: none does
+        self.hurried = False  # whether a member waits there that leaves after it
         self._enough: float | None = None  # since when the quorum has reached it
 
     def over(self) -> None:
@@ -260,18 +238,12 @@ TIMES = 3
 
 
 class Suspicion:
-    """The complaints about one exchange.
-
-    Attributes:
-        since: time of this generation's first complaint; None: there was none.
-        why: its reason.
-        unheard: members that have given no sign of life since then.
-    """
+    """The complaints about one exchange."""
 
     def __init__(self) -> None:
-        self.since: float | None = None
-        self.why = ""
-        self.unheard: set[int] = set()
+        self.since: float | None = None  # time of this generation's first complaint; None: there was none
+        self.why = ""  # its reason
+        self.unheard: set[int] = set()  # members that have given no sign of life since then
         self._failures = 0
         self._accusers: dict[int, set[int]] = {}
 

@@ -215,12 +215,6 @@ def load(machine: StateMachine, content: dict[str, Any], now: float) -> None:
     machine.generation = replace(machine.generation, exchange=machine.exchange)
 
 
-def undecided(machine: StateMachine) -> bool:
-    """Whether the run is full, but may free places: not all recorded workers have reconnected yet."""
-    full = len(machine.workers) >= machine.terms.max_workers
-    return full and bool(machine.absent)
-
-
 def known(machine: StateMachine, worker: int, secret: Any, identity: Identity | None = None) -> WorkerRecord:
     """The worker with this number, secret and certificate; GivenUpError if there is none."""
     record = machine.workers.get(worker)

@@ -266,19 +266,13 @@ class GradientAccumulator:
 
 
 class ExchangeTally:
-    """The results of pushes since the last line of the log.
-
-    Attributes:
-        delays: of the pushes that were answered.
-        refused: pushes that were not finite.
-        wait_s: seconds that the worker waited for answers.
-    """
+    """The results of pushes since the last line of the log."""
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
-        self.delays: list[int] = []
-        self.refused = 0
-        self.wait_s = 0.0
+        self.delays: list[int] = []  # of the pushes that were answered
+        self.refused = 0  # pushes that were not finite
+        self.wait_s = 0.0  # seconds that the worker waited for answers
 
     def report(self, clients: Sequence[Client]) -> None:
         """Write the counts to the log, and reset them."""

@@ -54,27 +54,19 @@ class ServerMembership:
         rank: this worker.
         size: number of workers.
         owners: shard -> rank of its owner.
-
-    Attributes:
-        lost: rank -> why.
-        finished: workers that have no more to push.
-        confirmed: rank -> how many workers were lost when it pulled the final model.
-        left: workers that have left at the end of the run.
-        barriers: rank -> how many barriers it has entered.
-        heard: rank -> when it was known to live, besides what its connections show.
-        acted: rank -> when its program last sent a frame.
     """
 
     def __init__(self, rank: int, size: int, owners: dict[int, int]) -> None:
         self.rank, self.size, self.owners = rank, size, owners
         self._replica_keepers = {shard: (owner + 1) % size for shard, owner in owners.items()}
-        self.lost: dict[int, str] = {}
-        self.finished: set[int] = set()
-        self.confirmed: dict[int, int] = {}
-        self.left: set[int] = set()
-        self.barriers: dict[int, int] = {}
+        self.lost: dict[int, str] = {}  # rank -> why
+        self.finished: set[int] = set()  # workers that have no more to push
+        self.confirmed: dict[int, int] = {}  # rank -> how many workers were lost when it pulled the final model
+        self.left: set[int] = set()  # workers that have left at the end of the run
+        self.barriers: dict[int, int] = {}  # rank -> how many barriers it has entered
+        # rank -> when it was known to live, besides what its connections show
         self.heard = dict.fromkeys(range(size), runtime.monotonic())
-        self.acted = dict(self.heard)
+        self.acted = dict(self.heard)  # rank -> when its program last sent a frame
 
     @property
     def live(self) -> list[int]:

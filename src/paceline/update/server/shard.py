@@ -122,16 +122,11 @@ EPOCHS = 8
 
 
 class PushNumbers:
-    """The pushes that one shard has seen.
-
-    Attributes:
-        applied: sender -> number of its last push.
-        repeated: samples that are in the shard twice, because they came again together with new ones.
-    """
+    """The pushes that one shard has seen."""
 
     def __init__(self) -> None:
-        self.applied: dict[int, int] = {}
-        self.repeated = 0
+        self.applied: dict[int, int] = {}  # sender -> number of its last push
+        self.repeated = 0  # samples that are in the shard twice, because they came again together with new ones
         self._covered: dict[tuple[int, int], Ranges] = {}
 
     def is_new(self, sender: int, number: int, marks: Iterable[Sequence[int]]) -> bool:
