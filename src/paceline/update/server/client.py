@@ -70,21 +70,13 @@ class ShardRange:
 
 
 class Span:
-    """Tensors of one kind end to end, with the values that were pulled last.
-
-    Attributes:
-        number: the same on all workers.
-        fragment: the tensors of a group of an optimizer, or buffers.
-        ranges: its shards.
-        pulled: the values that were pulled last, in host memory: the global model as this worker knows it.
-        incoming: memory for answers.
-    """
+    """Tensors of one kind end to end, with the values that were pulled last."""
 
     def __init__(self, number: int, fragment: Fragment, group: Group | None, cuts: list[Cut], first: int) -> None:
-        self.number, self.fragment, self._group = number, fragment, group
-        self.ranges = [ShardRange(first + k, cut) for k, cut in enumerate(cuts)]
-        self.pulled = host(fragment)
-        self.incoming = host(fragment)
+        self.number, self.fragment, self._group = number, fragment, group  # the same on all workers
+        self.ranges = [ShardRange(first + k, cut) for k, cut in enumerate(cuts)]  # its shards
+        self.pulled = host(fragment)  # the global model as this worker knows it, in host memory
+        self.incoming = host(fragment)  # memory for answers
         self.exported = self.pulled  # for exports of the global model
         self.numel = fragment.numel
 
@@ -332,15 +324,12 @@ class UnpushedSamples:
         take: gives the ranges that the loaders have handed out since the last call.
         clients: how many push what they make of a batch; the pushes of the first one count the samples.
         steps: gives the minibatches that the next push stands for, in all.
-
-    Attributes:
-        pushed: the first so many minibatches of this worker are pushed.
     """
 
     def __init__(self, take: Callable[[], list[Mark]], clients: int, steps: Callable[[], int]) -> None:
         self._take, self._steps = take, steps
         self._pending: list[list[Mark]] = [[] for _ in range(max(1, clients))]
-        self.pushed = 0
+        self.pushed = 0  # the first so many minibatches of this worker are pushed
 
     def push(self, client: int) -> list[Mark]:
         """The sample ranges that go with a client's push: all that it has not pushed."""

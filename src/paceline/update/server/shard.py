@@ -567,9 +567,6 @@ class PushResult:
 class ShardServer:
     """The shards that a worker owns.
 
-    Attributes:
-        reads_before: as the argument.
-
     Args:
         rank: of the owner.
         shards: number -> shard.
