@@ -310,6 +310,18 @@ class ControlServer:
         with self._turn() as now:
             self._machine.give_up(why, now)
 
+    def revoke(self, workers: list[int], certificates: list[str], unknown: bool, why: str) -> list[int]:
+        """Accept these certificates no more, and close the connections of the workers that have them.
+
+        See `StateMachine.revoke`; the record is written before this returns.
+        """
+        with self._turn() as now:
+            out = self._machine.revoke(workers, certificates, unknown, why, now)
+            beating = [self._heartbeats[one] for one in out if one in self._heartbeats]
+        for channel in beating:
+            channel.close()
+        return out
+
     def status(self) -> dict[str, Any]:
         """The run's status as JSON: generation, exchange, members, waiting, paused, finished, ended."""
         with self._lock:
