@@ -286,16 +286,11 @@ REMEMBERED = 4096
 
 
 class Admission:
-    """Keeps the certificates.
-
-    Attributes:
-        revoked: ID -> why.
-        closed: why no certificate is accepted that has not joined before; empty if new ones are.
-    """
+    """Keeps the certificates."""
 
     def __init__(self) -> None:
-        self.revoked: dict[str, str] = {}
-        self.closed = ""
+        self.revoked: dict[str, str] = {}  # ID -> why
+        self.closed = ""  # why no certificate is accepted that has not joined before; empty if new ones are
         self._known: dict[int, tuple[str, str]] = {}  # worker -> ID and name of its certificate
 
     def check(self, identity: Identity | None) -> None:
@@ -323,17 +318,21 @@ class Admission:
             return ""
         return f"{identity} claims to be worker {worker}, which is {known[1]}"
 
-    def of_workers(self, workers: Iterable[int]) -> tuple[list[str], list[int]]:
-        """The certificates of these, and those among them of whom none is known."""
-        asked = list(workers)
-        return [self._known[one][0] for one in asked if one in self._known], [
-            one for one in asked if one not in self._known
-        ]
+    def revoke(
+        self, workers: list[int], certificates: list[str], unknown: bool, why: str
+    ) -> tuple[list[str], list[int]]:
+        """Accept these certificates and those of these workers no more; all of them, and the workers that have one.
 
-    def holders(self, certificates: Iterable[str]) -> list[int]:
-        """The workers that joined with one of these."""
-        wanted = set(certificates)
-        return [worker for worker, (one, _) in self._known.items() if one in wanted]
+        Raises:
+            RefusedError: one of the workers has no certificate, or is not known; nothing is revoked then.
+        """
+        missing = [one for one in workers if one not in self._known]
+        if missing:
+            raise RefusedError(f"no certificate is known here of worker {missing[0]}")
+        revoked = [*(self._known[one][0] for one in workers), *certificates]
+        self.revoked |= dict.fromkeys(revoked, why)
+        self.closed = why if unknown else self.closed
+        return revoked, [worker for worker, (one, _) in self._known.items() if one in revoked]
 
     def state(self) -> dict[str, Any]:
         """For the record."""

@@ -200,18 +200,9 @@ class StateMachine:
 
         Returns:
             The present workers that were put out.
-
-        Raises:
-            RefusedError: one of the workers has no certificate, or is not known; nothing is revoked then.
         """
-        certified, missing = self.admission.of_workers(workers)
-        if missing:
-            raise RefusedError(f"no certificate is known here of worker {missing[0]}")
-        revoked = [*certified, *certificates]
-        self.admission.revoked |= dict.fromkeys(revoked, why)
-        if unknown:
-            self.admission.closed = why
-        out = [one for one in self.admission.holders(revoked) if one in self.workers]
+        revoked, holders = self.admission.revoke(workers, certificates, unknown, why)
+        out = [one for one in holders if one in self.workers]
         self.dirty = True
         self.outbox.log("revoked", certificates=revoked, workers=out, unknown=unknown, why=why)
         self.lost(out, f"its certificate was revoked: {why}", now)
