@@ -28,7 +28,7 @@ from paceline.core.world import World
 from paceline.errors import GivenUpError, MismatchError, PeerLostError, RefusedError
 from paceline.flow.control import wire
 from paceline.flow.control.messages import Terms
-from paceline.update.server.frames import FrameKind
+from paceline.update.server.protocol import FrameKind
 from paceline.update.server.rendezvous import _Acceptor
 from tests.communication.connections import HERE, SOON
 from tests.flow.control.cluster import begin, control, member, wait_for

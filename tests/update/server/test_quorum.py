@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from paceline.update.server.failures import Quorum, identity, is_gone, majority
+from paceline.update.server.membership import Quorum, identity, is_gone, majority
 
 SETTLE_S = 10.0
 
