@@ -21,6 +21,7 @@ that amplification and gain together are N^0.7 again.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 from paceline.errors import RuleError
 
@@ -51,6 +52,7 @@ def _number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+@cache  # every block asks
 def eta_zeta(
     workers: int,
     momentum: float | None,
