@@ -46,12 +46,6 @@ class LogLine:
         self.refused = 0
         self.effective: float | None = None
 
-    @property
-    def empty(self) -> bool:
-        """Whether nothing has happened since the last line."""
-        worked = self.exchanges or self.minibatches or self.delays or self.refused
-        return not worked and self.data_s < LEAST_S
-
     def meets(self, number: int, when: float) -> None:
         """Note that all workers had entered exchange `number` at `when`.
 
@@ -69,11 +63,8 @@ def skipped(optimizer: Optimizer) -> bool:
 
 
 class TrainingProgress:
-    """Counts one worker's steps.
-
-    Attributes:
-        lockstep: whether gradients are exchanged before the next step: always, or during the warm-up.
-    """
+    """Counts one worker's steps; `lockstep`: gradients are exchanged before the next one, always or during the warm-
+    up."""
 
     def __init__(self, schedule: Schedule, owned: Sequence[tuple[Optimizer, Named]] = ()) -> None:
         self.schedule = schedule
@@ -90,7 +81,6 @@ class TrainingProgress:
         self.restore(self.steps, self.warm and blocks)
 
     def restore(self, steps: int, warm: bool) -> None:
-        """Continue from a checkpoint."""
         self.steps, self.warm, self.lockstep = steps, warm, self.schedule.is_lockstep(warm)
 
     @property
@@ -103,7 +93,6 @@ class TrainingProgress:
         self.steps = steps
 
     def stepped(self) -> bool:
-        """Count a step; returns whether it ends the warm-up (`warm` is set once all workers have the same start)."""
         self.steps += 1
         return self.lockstep and self.schedule.ends_warmup(self.steps)
 
@@ -150,12 +139,9 @@ class Monitor:
         self._exchanges = self._block = 0
         self._goes_on = False  # whether exchanges overlap with computing
         self._told = told
-        self.spent = [0.0, 0.0, 0.0]
-        """Seconds of computing, of waiting for other workers, and of exchanging, since the run began."""
-        self.data_s = 0.0
-        """Seconds of waiting for data since the run began."""
-        self.of_blocks = [0.0, 0.0]
-        """Seconds of waiting for other workers in exchanges of blocks, and of these exchanges, since the run began."""
+        # seconds since the run began: computing, waiting for other workers, exchanging; waiting for data; waiting in
+        # exchanges of blocks, and these exchanges
+        self.spent, self.data_s, self.of_blocks = [0.0, 0.0, 0.0], 0.0, [0.0, 0.0]
         self._left_out = 0  # contributions rejected so far
         self._in_a_row: Counter[int] = Counter()  # of each rank
         transport.tell(lambda rows: self.note("waiting", workers=rows))
@@ -178,7 +164,6 @@ class Monitor:
         )
 
     def shared(self, data: Any) -> None:
-        """Log the caches of a shared data set."""
         if self._event_log.path is not None:
             self._sources = self._sources or [log(self.note) for log in extensions.data_logs]
         for log in self._sources:
@@ -222,7 +207,6 @@ class Monitor:
         warmup: bool,
         effective: float | None = None,
     ) -> None:
-        """Note the end of an exchange."""
         line, now = self._line, self._transport.now()
         exchange_s = max(0.0, now - self._since - timing.wait_s)
         line.exchanges += 1
@@ -276,7 +260,6 @@ class Monitor:
             )
 
     def stepped(self, steps: int, samples: int, new_samples: int) -> None:
-        """Count a step of the optimizer."""
         self._line.minibatches += 1
         self._line.samples += new_samples
         self._steps, self._samples = steps, samples
@@ -303,12 +286,7 @@ class Monitor:
         self.note("lost", rank_lost=rank, why=why, taken_over=list(taken_over))
 
     def takeover(self, slice_of: int, version: int) -> None:
-        """Report that this worker owns the shards of a lost one from now on.
-
-        Args:
-            slice_of: rank of the lost worker.
-            version: of the replicas with which it goes on, in updates.
-        """
+        """Report that this worker owns the shards of a lost one from now on, with replicas of this version."""
         name, rank = self._transport.world.name, self._transport.world.rank
         logger.warning("%s takes over the slices of %s at version %d", name(rank), name(slice_of), version)
         self.note("takeover", slice_of=slice_of, version=version, **{"from": "replica"})
@@ -320,50 +298,33 @@ class Monitor:
         self.note("inexact", what=what)
 
     def _write(self, block: int, warmup: bool) -> None:
+        """Write a line, and begin the next one."""
         with self._lock:
-            self._write_line(block, warmup)
+            line, sent, world = self._line, self._transport.bytes_sent, self._transport.world
+            if line.refused:
+                said = "%d push(es) of %s refused since the last line of the log: inf or nan in what they brought"
+                logger.warning(said, line.refused, world.name(world.rank))
+            fields: dict[str, Any] = {"block": block, "exchanges": line.exchanges, "minibatches": line.minibatches}
+            fields |= {"total_minibatches": self._steps, "samples": line.samples or None}
+            fields |= {"total_samples": self._samples or None}
+            times = ("compute_s", "wait_s", "exchange_s", "data_s")
+            fields |= {name: round(getattr(line, name), 6) for name in times}
+            fields |= {"bytes": sent - self._bytes, "left_out": sorted(line.left_out), "warmup": warmup}
+            if line.effective:
+                fields["effective_workers"] = round(line.effective, 3)
+            if line.delays or line.refused:  # pushes
+                fields["delays"] = {str(delay): count for delay, count in sorted(line.delays.items())}
+                fields["refused"] = line.refused
+            if line.met is not None:  # an exchange, and when all had entered it by the log's clock
+                number, when = line.met
+                fields |= {"met": number, "met_s": round(self._event_log.at_s - (self._transport.now() - when), 6)}
+            self._event_log.write("exchange", **fields)
+            self._line, self._bytes, self._written_s = LogLine(), sent, self._transport.now()
+            self._told(block, self._steps)
         for log in self._sources:
             log.tell()
 
-    def _write_line(self, block: int, warmup: bool) -> None:
-        line, sent = self._line, self._transport.bytes_sent
-        if line.refused:
-            logger.warning(
-                "%d push(es) of %s refused since the last line of the log: inf or nan in what they brought",
-                line.refused,
-                self._transport.world.name(self._transport.world.rank),
-            )
-        more: dict[str, Any] = {}
-        if line.effective:
-            more["effective_workers"] = round(line.effective, 3)
-        if line.delays or line.refused:  # pushes
-            delays = {str(delay): count for delay, count in sorted(line.delays.items())}
-            more |= {"delays": delays, "refused": line.refused}
-        if line.met is not None:  # an exchange, and when all had entered it by the log's clock
-            number, when = line.met
-            more |= {"met": number, "met_s": round(self._event_log.at_s - (self._transport.now() - when), 6)}
-        self._event_log.write(
-            "exchange",
-            block=block,
-            exchanges=line.exchanges,
-            minibatches=line.minibatches,
-            total_minibatches=self._steps,
-            samples=line.samples or None,
-            total_samples=self._samples or None,
-            compute_s=round(line.compute_s, 6),
-            wait_s=round(line.wait_s, 6),
-            exchange_s=round(line.exchange_s, 6),
-            data_s=round(line.data_s, 6),
-            bytes=sent - self._bytes,
-            left_out=sorted(line.left_out),
-            warmup=warmup,
-            **more,
-        )
-        self._line, self._bytes, self._written_s = LogLine(), sent, self._transport.now()
-        self._told(block, self._steps)
-
     def totals(self, block: int) -> dict[str, float]:
-        """This worker's totals since the run began."""
         computing_s, waiting_s, exchanging_s = self.spent
         counted = {"samples": float(self._samples)} if self._samples else {}
         return {
@@ -381,7 +342,6 @@ class Monitor:
         }
 
     def value(self, name: str, value: float) -> None:
-        """Log a number of the user's."""
         self.note("value", name=name, value=value, total_minibatches=self._steps, total_samples=self._samples or None)
 
     def epoch(self, epoch: int, batches: int | None) -> None:
@@ -394,15 +354,13 @@ class Monitor:
         self.note("damaged", why=why)
 
     def note(self, kind: str, **fields: Any) -> None:
-        """Log an event."""
         with self._lock:
             self._event_log.write(kind, **fields)
 
     def close(self, blocks: int) -> None:
-        """Write the last line and close the log."""
-        worked = self._worked(self._transport.now())
-        if not self._line.empty:
-            self._line.compute_s += worked if not self._line.exchanges else 0.0
+        worked, line = self._worked(self._transport.now()), self._line
+        if line.exchanges or line.minibatches or line.delays or line.refused or line.data_s >= LEAST_S:
+            line.compute_s += worked if not line.exchanges else 0.0
             self._write(blocks, False)
         for log in self._sources:
             log.tell(now=True)

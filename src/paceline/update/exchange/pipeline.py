@@ -33,7 +33,7 @@ import queue
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -89,9 +89,6 @@ def moved(x: Tensor, device: torch.device) -> Tensor:
     return copy
 
 
-Result = TypeVar("Result")
-
-
 @runtime_checkable
 class Pollable(Protocol):
     """A `Pending` that tells whether `wait` would return, or raise, at once."""
@@ -110,11 +107,7 @@ class LastWait:
 
 
 class Running:
-    """An exchange under way: stages drive it, or its own worker.
-
-    Attributes:
-        over: whether it has its result, or an error.
-    """
+    """An exchange under way: stages drive it, or its own worker, until it is `over`."""
 
     def __init__(self, steps: Steps[Any], side: SideStream | None, staged: bool = False) -> None:
         self._steps, self._side = steps, side
@@ -126,7 +119,6 @@ class Running:
 
     @classmethod
     def finished(cls, result: Any) -> Running:
-        """One that is over."""
         one = cls(iter(()), None)  # type: ignore[arg-type]
         one._result, one.over = result, True
         return one
@@ -182,13 +174,8 @@ Stage = queue.SimpleQueue["Running | None"]
 
 
 class Pipeline:
-    """The stages.
-
-    Args:
-        threads: whether to work in the background.
-        operations: most operations of an exchange.
-        sides: the streams on which exchanges work, in turn.
-    """
+    """The stages for exchanges of so many operations at most, with `threads` in the background; exchanges take turns on
+    the streams `sides`."""
 
     def __init__(self, threads: bool, operations: int, sides: Sequence[SideStream] = ()) -> None:
         self._threads, self._operations = threads, operations

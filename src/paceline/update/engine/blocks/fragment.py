@@ -35,6 +35,7 @@ from paceline.update.engine.blocks.outer_state import (
     moment_states,
 )
 from paceline.update.exchange.exchanger import (
+    NO_PAYLOAD,
     ExchangeHeader,
     Exchanger,
     ExchangeSummary,
@@ -85,7 +86,6 @@ class LocalOptimizers:
         self._payload.hold(optimizer)
 
     def release(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -101,14 +101,8 @@ class LocalOptimizers:
                 reset_state(optimizer, parameters)
 
     def advance(self, tau: float, ahead: float, made: int | None, left_out: bool) -> None:
-        """Update state and step counts after a block's exchange.
-
-        Args:
-            tau: equivalent minibatches of the mean displacement.
-            ahead: minibatches by which the next start is ahead of it.
-            made: minibatches made since the exchange began; None without overlap.
-            left_out: whether this worker's contribution was rejected.
-        """
+        """Update state and step counts after a block's exchange: `tau` equivalent minibatches of the mean displacement,
+        which the next start is `ahead` of, `made` since it began (None without overlap)."""
         for number, choice, optimizer, parameters in self:
             if made is None and (choice == "reset" or (choice == "keep" and left_out)):
                 reset_state(optimizer, parameters)
@@ -125,7 +119,6 @@ class LocalOptimizers:
         self.counts[number] += tau + (ahead if choice == "compensate" else 0.0)
 
     def restart(self) -> None:
-        """Restore the state of the block's start, or reset it if no copy was kept."""
         for number, choice, optimizer, parameters in self:
             if choice != "compensate":  # no copy was kept
                 reset_state(optimizer, parameters)
@@ -146,14 +139,8 @@ class LocalOptimizers:
 
 
 class FragmentState:
-    """All outer states of one fragment.
-
-    Args:
-        model: the user's modules, for their buffers; None if another fragment holds these.
-
-    Attributes:
-        moments: created once the optimizers have state; None before.
-    """
+    """All outer states of one fragment; `model` has its buffers, and is None if another fragment holds these. `moments`
+    are created once the optimizers have state, and None before."""
 
     all: list[OuterState]
     moments: list[MomentState] | None
@@ -308,12 +295,8 @@ class BlockUpdate:
     # -- the exchange -----------------------------------------------------------------------------
 
     def begin(self, header: ExchangeHeader, overlapped: bool = False) -> None:
-        """End the block: send its contribution.
-
-        Args:
-            header: what this worker says of the block, without what is measured here.
-            overlapped: whether the next block computes during the exchange.
-        """
+        """End the block: send its contribution. `header` says of it what is not measured here; `overlapped`: whether
+        the next block computes during the exchange."""
         self.prepare()
         state, numbers, exchanger = self.state, self.numbers, self.exchanger
         numbers.minibatches = header.minibatches
@@ -339,11 +322,11 @@ class BlockUpdate:
         factor = header.minibatches / self.numbers.rule.schedule.period
 
         def packed(chunk: OuterStateChunk) -> None:
-            if chunk.device.type == "cpu":
+            if chunk.outer.device.type == "cpu":
                 exchanger.begin_early(self.chunks, chunk, factor, number)
 
         if self._measures and header.minibatches:
-            early = exchanger.sends_early and not header.kind.joins
+            early = exchanger.sends_early and header.kind != NO_PAYLOAD
             norm, finite = measure(state.judged, self.chunks, packed if early else None)
         else:
             norm, finite = 0.0, state.finite()
@@ -365,13 +348,9 @@ class BlockUpdate:
         )
 
     def land(self, made: int | None) -> ExchangeSummary:
-        """Apply the mean, and start the next block from the result.
-
-        Args:
-            made: minibatches since `begin`; None without overlap.
-
-        Raises `NonFiniteError`, `DesyncError` or `MismatchError` with the outer state untouched, `PeerLostError`.
-        """
+        """Apply the mean, and start the next block from the result; `made`: minibatches since `begin`, None without
+        overlap. Raises `PeerLostError`; `NonFiniteError`, `DesyncError` or `MismatchError` with the outer state
+        untouched."""
         assert self.in_flight is not None
         exchange, self.in_flight = self.in_flight, None
         if made is not None:  # else nothing has moved since `begin`
@@ -398,15 +377,9 @@ class BlockUpdate:
             return summary
         return replace(summary, between=self.norms.add(summary.accepted, summary.changed))
 
-    def arrive(self) -> None:
-        """Wait until the outer state has the in-flight exchange's result."""
-        if self.in_flight is not None:
-            self.in_flight.arrive()
-
     # -- the block's start ------------------------------------------------------------------------
 
     def restart(self) -> None:
-        """Restore the block's start, after an invalid block."""
         self.state.restore()
         self.optimizers.restart()
 
@@ -420,10 +393,8 @@ class BlockUpdate:
         self.chunks, self.in_flight, self.left_out = [], None, False
 
     def renumber(self, workers: int) -> None:
-        """Adapt to a changed number of workers: gains follow N, codecs start afresh, all states are compared again.
-
-        The present block keeps its start.
-        """
+        """Adapt to a changed number of workers: gains follow N, codecs start afresh, all states are compared again. The
+        present block keeps its start."""
         self.optimizers.fit(workers)
         self.numbers.renumber(workers)
         if self.norms is not None:

@@ -24,7 +24,14 @@ from paceline.update.engine import agreement, global_model
 from paceline.update.engine.blocks.fragment import BlockUpdate, FragmentState, LocalOptimizers
 from paceline.update.engine.blocks.outer_state import BlockNumbers, BufferState, OuterState, ParameterState
 from paceline.update.engine.context import RunContext
-from paceline.update.exchange.exchanger import ExchangeHeader, ExchangeKind, Exchanger, ExchangeSummary, combine
+from paceline.update.exchange.exchanger import (
+    NO_PAYLOAD,
+    ExchangeHeader,
+    Exchanger,
+    ExchangeSummary,
+    block_kind,
+    combine,
+)
 
 
 @dataclass
@@ -51,7 +58,6 @@ class FragmentSchedule:
     _end: int | None = field(default=None, compare=False)
 
     def stepped(self) -> None:
-        """Count a minibatch."""
         self.steps += 1
         self.since = [n + 1 for n in self.since]
         self.made = {fragment: n + 1 for fragment, n in self.made.items()}
@@ -161,7 +167,6 @@ class FragmentedModel:
 
     @property
     def next(self) -> int:
-        """The fragment of the next exchange."""
         return self.schedule.begun % len(self.updates)
 
     def landing(self) -> Iterator[int]:
@@ -169,7 +174,6 @@ class FragmentedModel:
         return (f for f, made in list(self.schedule.made.items()) if made >= self._rule_schedule.overlap)
 
     def due(self) -> bool:
-        """Whether the next fragment's block is over."""
         return self.schedule.steps >= self.schedule.ends(self._rule_schedule)
 
     def requests_due(self, rests: bool) -> int | None:
@@ -190,7 +194,6 @@ class FragmentedModel:
             update.retune(rule)
 
     def release(self) -> None:
-        """Remove the hooks of the optimizers."""
         for update in self.updates:
             update.optimizers.release()
 
@@ -214,12 +217,12 @@ class FragmentedModel:
             idle: whether another process of the host made the minibatches since the last exchange.
             waits: whether all workers merge, and wait for the result despite the rule's overlap.
         """
-        fragment, update = self.next, self.updates[self.next]
-        made = self.schedule.begin(self._rule_schedule)
+        fragment = self.next
+        update, made = self.updates[fragment], self.schedule.begin(self._rule_schedule)
         minibatches = 0 if idle else made
         self.entered[fragment] = total
         overlapped = self._rule_schedule.overlap > 0 and not (leaving or waits)
-        kind, brings = ExchangeKind.block(fragment), minibatches > 0
+        kind, brings = block_kind(fragment), minibatches > 0
         header = ExchangeHeader(0, kind, brings, leaving, minibatches=minibatches, total=total, merges=waits)
         update.begin(header, overlapped)
         if overlapped:
@@ -258,7 +261,6 @@ class FragmentedModel:
             self.schedule.since[other] = 0
 
     def land(self, fragment: int) -> ExchangeSummary:
-        """Apply the exchange of a fragment that `begin` sent."""
         summary = self.updates[fragment].land(self.schedule.made.pop(fragment, None))
         if self._sharded:
             reshard(self._model)
@@ -278,14 +280,12 @@ class FragmentedModel:
         self.schedule = FragmentSchedule(self.schedule.since, {}, begun, steps)
 
     def renumber(self, workers: int) -> None:
-        """Adapt to a changed number of workers."""
         for update in self.updates:
             update.renumber(workers)
 
     # -- the global model -------------------------------------------------------------------------
 
     def enter(self, steps: int) -> None:
-        """All of this worker's minibatches so far are in the global model."""
         self.entered = [steps] * len(self.updates)
 
     @property
@@ -300,18 +300,17 @@ class FragmentedModel:
 
     @property
     def outer_states(self) -> list[OuterState]:
-        """The outer states of all fragments."""
         return [state for update in self.updates for state in update.state.all]
 
     @property
     def moment_states(self) -> list[OuterState]:
-        """The outer states of the moments."""
         return [state for update in self.updates for state in update.state.moments or []]
 
     def arrive(self) -> None:
         """Wait until the outer state has the results of all in-flight exchanges."""
         for update in self.updates:
-            update.arrive()
+            if update.in_flight is not None:
+                update.in_flight.arrive()
 
     @property
     def global_parts(self) -> list[ParameterState | BufferState]:
@@ -338,7 +337,6 @@ class FragmentedModel:
             state.capture()
 
     def checksum(self) -> int:
-        """Checksum of the last exchanges' results."""
         return combine(torch.tensor(update.state.checksum()) for update in self.updates)
 
     @property
@@ -349,11 +347,8 @@ class FragmentedModel:
 
 
 class BlockExchanges:
-    """The block exchanges of a run.
-
-    Args:
-        retune: applies the tuning requests that were decided, after that many steps since the first block began.
-    """
+    """The block exchanges of a run; `retune` applies the tuning requests that were decided, after that many steps since
+    the first block began."""
 
     def __init__(
         self, run: RunContext, blocks: FragmentedModel, exchanger: Exchanger, retune: Callable[[int], None]
@@ -387,12 +382,10 @@ class BlockExchanges:
         return self._note(self.blocks.land(fragment), fragment)
 
     def land(self, fragment: int) -> None:
-        """Wait for an exchange, and apply it."""
         self._run.monitor.begin()
         self._note(self.blocks.land(fragment), fragment)
 
     def _note(self, summary: ExchangeSummary, fragment: int) -> ExchangeSummary:
-        """Note an exchange that was applied."""
         self._look_for_merges(summary)
         effective = self.blocks.updates[fragment].numbers.diversity.effective
         timing, block = self._exchanger.timing, self.blocks.block
@@ -409,7 +402,7 @@ class BlockExchanges:
             ElsewhereError: some workers merge and others train on; raised on every worker.
         """
         merging = [rank for rank, h in enumerate(summary.headers) if h.merges]
-        others = [rank for rank, h in enumerate(summary.headers) if not (h.merges or h.leaving or h.kind.joins)]
+        others = [rank for rank, h in enumerate(summary.headers) if not (h.merges or h.leaving or h.kind == NO_PAYLOAD)]
         self._together = 0 if others or not merging else self._together + 1
         self._apart = self._apart + 1 if merging and others else 0
         if self._apart > len(self.blocks.updates):
@@ -422,11 +415,8 @@ class BlockExchanges:
             )
 
     def wait(self, total: int) -> ExchangeSummary:
-        """At the end of this worker's pass: join the others' blocks, with what it has made so far, until all are there.
-
-        Returns:
-            The headers then.
-        """
+        """At the end of this worker's pass: join the others' blocks, with what it has made so far, until all are there;
+        the headers then."""
         while True:
             self._read_requests(rests=True)
             pending_header = self._exchanger.open(self.blocks.waiting_header(total))
@@ -441,7 +431,6 @@ class BlockExchanges:
                 self._retune(self.blocks.schedule.steps)
 
     def land_all(self) -> None:
-        """Wait for every pending exchange, and apply it."""
         for fragment in sorted(self.blocks.schedule.made):
             self.land(fragment)
 

@@ -191,12 +191,7 @@ class BlockNumbers:
 
 
 class OuterState(ABC):
-    """A fragment and its outer state.
-
-    Attributes:
-        start: the values of the block's start; None where no copy is kept.
-        block_elements: elements handled at a time.
-    """
+    """A fragment and its outer state; `start` is None where no copy of the block's start is kept."""
 
     lossless = True
     """Whether it must be sent without loss: only differences between two models tolerate a lossy codec."""
@@ -244,19 +239,16 @@ class OuterState(ABC):
             return self.snapshot[begin:end]
         return self.fragment.read(begin, end, self.scratch(0, end - begin))
 
-    def _add(self, begin: int, end: int, share: float) -> Tensor:
-        """The present tensors plus a share of `snapshot`; in scratch, or in place if they are contiguous."""
+    def _shift(self, begin: int, end: int, share: float, least: float | None = None) -> None:
+        """Add a share of `snapshot` to the tensors, none below `least`; in place if they are contiguous."""
         assert self.snapshot is not None
-        out = self.fragment.piece(begin, end, self.scratch(3, end - begin))
-        now = self.fragment.read(begin, end, self.scratch(3, end - begin))
-        return torch.add(
-            now, self.snapshot[begin:end], alpha=int(share) if out.dtype == torch.int64 else share, out=out
-        )
-
-    def _put(self, begin: int, end: int, values: Tensor) -> None:
-        """Write the result of `_add` to the tensors."""
-        if values.data_ptr() == self.scratch(3, end - begin).data_ptr():
-            self.fragment.write(begin, end, values)
+        scratch = self.scratch(3, end - begin)
+        out, now = self.fragment.piece(begin, end, scratch), self.fragment.read(begin, end, scratch)
+        torch.add(now, self.snapshot[begin:end], alpha=int(share) if out.dtype == torch.int64 else share, out=out)
+        if least is not None:
+            out.clamp_(min=least)
+        if out is scratch:
+            self.fragment.write(begin, end, out)
 
     def weight(self, summary: ExchangeSummary) -> float:
         """The divisor of the sum over the workers."""
@@ -282,7 +274,6 @@ class OuterState(ABC):
         """Update the outer state with the workers' mean of [begin, end); what the next block starts with."""
 
     def apply(self, begin: int, end: int, mean: Tensor, block: BlockEnd) -> None:
-        """Apply the workers' mean of [begin, end)."""
         self.fragment.write(begin, end, self.next(begin, end, mean, block))
 
     def prepare(self, begin: int, end: int, mean: Tensor, block: BlockEnd) -> None:
@@ -293,7 +284,7 @@ class OuterState(ABC):
 
     def move(self, begin: int, end: int, made: int) -> None:
         """Move the tensors by the result of `prepare`, `made` minibatches after the snapshot."""
-        self._put(begin, end, self._add(begin, end, 1))
+        self._shift(begin, end, 1)
 
     def capture(self) -> None:
         """Take the present tensors as the common start of the next block."""
@@ -338,7 +329,8 @@ class ParameterState(OuterState):
         self.start = self.anchor = fragment.whole(self.device)
         self.tensors = {name: fragment.zeros(self.device) for name in rule.merging.tensors}
         self._parts: dict[tuple[int, int], tuple[Tensor, dict[str, Tensor]]] = {}
-        self._begin_average()
+        if EMA in self.tensors:  # before the first block the average is the model itself
+            self.tensors[EMA].copy_(self.anchor)
         self.mean_norms: dict[int, list[Tensor]] | None = None
         self.mean_norm = 0.0
 
@@ -369,7 +361,7 @@ class ParameterState(OuterState):
             over = [packing for packing in packings if packing.begin < high and low < packing.end]
             inside = len(over) == 1 and over[0].begin <= low and high <= over[0].end
             out = over[0].space(low, high) if inside else self.scratch(2, high - low)
-            if kernels.serve(out):
+            if self.device.type != "cpu" and kernels.serve(out):
                 from paceline.core.kernels.packing import difference
 
                 origin = self._numbers.rule.merging.origin(*self._part(low, high), self._numbers.coefficients(), out)
@@ -438,11 +430,7 @@ class ParameterState(OuterState):
         super().capture()
         for tensor in self.tensors.values():
             tensor.zero_()
-        self._begin_average()
-
-    def _begin_average(self) -> None:
-        """Before the first block the average is the model itself."""
-        if EMA in self.tensors:
+        if EMA in self.tensors:  # before the first block the average is the model itself
             self.tensors[EMA].copy_(self.anchor)
 
     @property
@@ -463,10 +451,8 @@ class ParameterState(OuterState):
 def measure(
     states: Iterable[OuterState], chunks: Sequence[OuterStateChunk], packed: Packed | None = None
 ) -> tuple[float, bool]:
-    """The norm of these states' joint contribution, and whether all of it is finite.
-
-    The same pass packs the chunks whose wire memory no earlier chunk needs, and calls `packed` with each.
-    """
+    """The norm of these states' joint contribution, and whether all of it is finite. The same pass packs the chunks
+    whose wire memory no earlier chunk needs, and calls `packed` with each."""
     first = {chunk.space(chunk.begin, chunk.end).data_ptr(): chunk for chunk in reversed(chunks)}
     for chunk in chunks:
         chunk.packed = False  # an exchange that failed may have left it
@@ -481,12 +467,8 @@ def measure(
 
 
 class MomentState(OuterState):
-    """One moment of the local optimizer.
-
-    Args:
-        decay: b, read at the time of use.
-        compensated: whether the mean is compensated for the outer step.
-    """
+    """One moment of the local optimizer; b is its `decay`, read at the time of use. `compensated`: for the outer
+    step."""
 
     start_name = "init"
 
@@ -520,8 +502,7 @@ class MomentState(OuterState):
         return start
 
     def move(self, begin: int, end: int, made: int) -> None:
-        moved = self._add(begin, end, self._decay() ** made)
-        self._put(begin, end, moved.clamp_(min=0) if self._moment.square else moved)
+        self._shift(begin, end, self._decay() ** made, least=0 if self._moment.square else None)
 
 
 def moment_states(owned: Owned, choices: Sequence[str], device: torch.device | None) -> list[MomentState]:
@@ -699,19 +680,14 @@ class OuterStateChunk:
 
     def __init__(self, outer: OuterState, begin: int, end: int, wire: Tensor, numbers: BlockNumbers | None) -> None:
         self.outer, self.begin, self.end = outer, begin, end
-        self.layout, self.lossless = outer.layout.cut(begin, end), outer.lossless
+        self.layout = outer.layout if end - begin == outer.numel else outer.layout.cut(begin, end)
+        self.lossless = outer.lossless
         self.from_rank_0 = outer.fragment.from_rank_0
         self.state: State = {}
         self.packed = False
         self._wire, self._numbers = wire[: end - begin], numbers
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the wire memory."""
-        return self._wire.device
-
     def space(self, low: int, high: int) -> Tensor:
-        """The wire memory of [low, high)."""
         return self._wire[low - self.begin : high - self.begin]
 
     def _blocks(self) -> list[tuple[int, int]]:
@@ -742,7 +718,6 @@ class OuterStateChunk:
         self.state = state
 
     def land(self, total: Tensor, summary: ExchangeSummary) -> None:
-        """Apply the mean."""
         self._each(total, summary, self.outer.apply)
 
     def prepare(self, total: Tensor, summary: ExchangeSummary) -> None:
@@ -775,7 +750,6 @@ def restored(saved: State, device: torch.device) -> State:
 
 
 def shares_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors share a storage."""
     return one.device == other.device and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
@@ -825,17 +799,17 @@ SMALL_CODED = 1 << 20
 def cut(layout: Layout, pieces: int, codec: Codec, coarse: int = 1) -> list[tuple[int, int]]:
     """Cut a flat tensor into at most `pieces` ranges of about one length, as suits the codec; fewer if it is small."""
     least = SMALL_ELEMENTS * coarse if codec.exact else SMALL_CODED  # a lossy codec's loss depends on the cuts
-    pieces = max(1, min(pieces, layout.numel // least))
+    numel = layout.numel
+    pieces = max(1, min(pieces, numel // least))
     if codec.whole:
         return _cut_between(layout, pieces)
     if pieces == 1:
-        return [(0, layout.numel)]
-    length = -(-layout.numel // pieces // 64) * 64  # offsets aligned for every dtype
-    return [(begin, min(layout.numel, begin + length)) for begin in range(0, layout.numel, length)]
+        return [(0, numel)]
+    length = -(-numel // pieces // 64) * 64  # offsets aligned for every dtype
+    return [(begin, min(numel, begin + length)) for begin in range(0, numel, length)]
 
 
 def _cut_between(layout: Layout, pieces: int) -> list[tuple[int, int]]:
-    """Cut between matrices."""
     length = -(-layout.numel // pieces)
     ranges, begin = [], 0
     for matrix in layout.matrices:

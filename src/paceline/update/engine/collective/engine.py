@@ -46,11 +46,11 @@ from paceline.update.exchange.departures import Departures
 from paceline.update.exchange.exchanger import (
     WARMUP_END,
     ExchangeHeader,
-    ExchangeKind,
     Exchanger,
     ExchangeSummary,
     Reports,
     combine,
+    gradients_kind,
     of_tensors,
 )
 
@@ -58,25 +58,15 @@ logger = logging.getLogger("paceline")
 
 
 class Handover:
-    """Gives other workers one worker's state.
-
-    Attributes:
-        included: gives the objects that a worker takes over, by name.
-    """
+    """Gives other workers one worker's state: of the optimizers, and of the objects that `included` gives by name."""
 
     def __init__(self, run: RunContext, gradients: GradientExchanges) -> None:
         self._run, self._gradients = run, gradients
         self.included: Callable[[], dict[str, Any]] = dict
 
     def give(self, source: int, takes: bool, transport: Transport | None = None, state: bool = True) -> None:
-        """Worker `source` gives its state to those that take it; every worker of the connection calls it.
-
-        Args:
-            source: its rank on the connection.
-            takes: whether this worker takes what is given.
-            transport: the connection; that of all workers by default.
-            state: whether the optimizers' state is given, beside their settings and the objects.
-        """
+        """Worker `source` of the connection gives its state to those that take it; every worker of it calls this.
+        `state`: with the optimizers' state, beside their settings and the objects."""
         transport = transport if transport is not None else self._run.transport
         given = broadcast(transport, self._state(state) if transport.world.rank == source else None, source)
         if takes:
@@ -197,7 +187,6 @@ class Engine:
         run.tuner.follow = lambda rule: self._change(rule, self._steps_of_blocks)
 
     def _connect(self, rule: Rule) -> Exchanger:
-        """The connection among all workers."""
         run, overlapped = self.run, rule.schedule.overlap > 0
         reports = Reports(lambda: run.tuner.asks, run.loaders.place, self._departures.look)
         return Exchanger(run.transport, rule.codec, rule.common, overlapped, _devices(run), reports)
@@ -212,11 +201,9 @@ class Engine:
 
     @property
     def local(self) -> bool:
-        """Whether gradients stay on this worker at present."""
         return self.gradient_exchanges.local
 
     def keep_local(self, now: bool) -> None:
-        """Whether gradients stay on this worker from now on."""
         self.gradient_exchanges.keep_local(now)
 
     @property
@@ -235,7 +222,6 @@ class Engine:
 
     @property
     def exchanged(self) -> int:
-        """Blocks that have been exchanged."""
         return self.blocks.block if self.blocks is not None else 0
 
     @property
@@ -245,7 +231,6 @@ class Engine:
 
     @property
     def exchange_position(self) -> ExchangePosition:
-        """Position in the exchanges."""
         blocks, host, one = self.blocks, self.host, self.exchanger
         if blocks is None or self.progress.lockstep:
             one = one if self.progress.lockstep or host is None else host
@@ -271,7 +256,6 @@ class Engine:
             self.gradient_exchanges.before_step(optimizer)
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """The optimizer made a step, or skipped it."""
         if self.gradient_exchanges.updates:
             self.gradient_exchanges.after_step(optimizer)
 
@@ -302,18 +286,15 @@ class Engine:
             self._change(self.run.rule, now)
 
     def _change(self, rule: Rule, now: int = 0) -> None:
-        """Continue with changed settings of the rule."""
         if rule is not self.rule and self.blocks is not None:
             self.blocks.retune(rule, now)
         self.rule = rule
 
     @property
     def _steps_of_blocks(self) -> int:
-        """Steps since the first block began."""
         return self.blocks.schedule.steps if self.blocks is not None else 0
 
     def follow(self, rule: Rule) -> None:
-        """Continue with the rule of a checkpoint."""
         now = self.rule
         same = (rule.codec, rule.schedule.overlap) == (now.codec, now.schedule.overlap)
         if self.run.tuner.measured.chooser is None or (same and (self.blocks is not None) == self._builds(rule)):
@@ -431,7 +412,6 @@ class Engine:
 
     @property
     def _exchangers(self) -> list[Exchanger]:
-        """All connections."""
         return [self.exchanger] if self.host is None else [self.exchanger, self.host]
 
     @property
@@ -491,7 +471,7 @@ class Engine:
 
     def _join_host(self, host: Exchanger, leaving: bool) -> None:
         """Join the steps of this host, and its blocks, until all its processes are there; then hold the same values."""
-        last = ExchangeKind.gradients(len(self.run.owned) - 1)
+        last = gradients_kind(len(self.run.owned) - 1)
         while True:
             summary = self._join_gradients(host, leaving)
             if summary.empty:
@@ -616,7 +596,6 @@ def even_out(transport: Transport, summary: ExchangeSummary, fragments: Sequence
 
 
 def _what_all_share(run: RunContext) -> dict[str, Any]:
-    """What all workers must have attached with."""
     settings = run.settings
     same: dict[str, Any] = {"seed": settings.seed, "outer_state": settings.outer_state, "guard": str(settings.guard)}
     devices = [settings.outer_state_device] if settings.outer_state_device else _devices(run)
@@ -627,7 +606,6 @@ def _what_all_share(run: RunContext) -> dict[str, Any]:
 
 
 def _devices(run: RunContext) -> set[torch.device]:
-    """The devices of the model's trained parameters."""
     return {parameter.device for _, named in run.owned for _, parameter in named}
 
 

@@ -24,9 +24,8 @@ other code sets (FSDP's shards, `torch.autograd.grad`) never reach a hook; they 
 
 from __future__ import annotations
 
-import contextlib
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,23 +40,22 @@ from paceline.core.world import World
 from paceline.errors import ElsewhereError, MismatchError, NonFiniteError
 from paceline.update.engine.blocks.outer_state import OuterStateChunk, buffer_states, restored
 from paceline.update.engine.context import RunContext
-from paceline.update.engine.grad_scaler import ScalerHook, Scaling, overflow, refuse_hidden_scaler, stepping_scaler
+from paceline.update.engine.grad_scaler import ScalerHook, Scaling, refuse_hidden_scaler, stepping_scaler
 from paceline.update.engine.gradients.buckets import FirstMomentReader, GradientBuckets
 from paceline.update.exchange.exchanger import (
     Chunk,
     ExchangeHeader,
-    ExchangeKind,
     Exchanger,
     ExchangeSummary,
     PendingHeader,
     compare,
+    gradients_kind,
     refuse_nothing,
     with_outliers_dropped,
 )
 from paceline.update.exchange.outliers import FAR_GRADIENT, Norms, farthest
 from paceline.update.exchange.pipeline import Running
 
-_FLOAT, _INTEGER = struct.Struct("<f"), struct.Struct("<I")
 SKIPPED = (
     "made no step after a backward pass, and other workers did. Skip a step on all workers or on none: after "
     "backward() all hold the same gradients, so decide by them (their norm, isfinite), and not by one worker's loss"
@@ -95,33 +93,22 @@ class Footer:
 
     @property
     def row(self) -> Tensor:
-        """As it is sent: int64, shape (5,)."""
-        condition = self.finite | self.usual << 1 | _to_bits(self.norm) << 2
-        flags = self.stale | self.overflowed << 1 | self.buffers << 2 | _to_bits(self.rate) << 3
+        norm, rate = struct.unpack("<2I", struct.pack("<2f", min(self.norm, 3e38), min(self.rate, 3e38)))
+        condition = self.finite | self.usual << 1 | norm << 2
+        flags = self.stale | self.overflowed << 1 | self.buffers << 2 | rate << 3
         return torch.tensor([condition, int(flags), self.presence, self.passes, self.checksum])
 
     @classmethod
     def unpack(cls, row: list[int]) -> Footer:
-        """The inverse of `row`."""
         finite, usual = (bool(row[0] >> bit & 1) for bit in range(2))
         stale, overflowed, buffers = (bool(row[1] >> bit & 1) for bit in range(3))
-        norm, rate = _from_bits(row[0] >> 2), _from_bits(row[1] >> 3)
+        norm, rate = struct.unpack("<2f", struct.pack("<2I", row[0] >> 2, row[1] >> 3))
         return cls(finite, stale, row[2], row[3], row[4], usual, norm, overflowed, buffers, rate)
 
 
-def _to_bits(number: float) -> int:
-    return int(_INTEGER.unpack(_FLOAT.pack(min(number, 3e38)))[0])
-
-
-def _from_bits(bits: int) -> float:
-    return float(_FLOAT.unpack(_INTEGER.pack(bits))[0])
-
-
 def with_footers(summary: ExchangeSummary, footers: Sequence[Footer]) -> ExchangeSummary:
-    """The summary with the footers: a worker whose gradients were not finite has weight 0.
-
-    If one has overflowed under a GradScaler, all weights are 0: all workers skip the step.
-    """
+    """The summary with the footers: a worker whose gradients were not finite has weight 0; all have, and skip the step,
+    if one has overflowed under a GradScaler."""
     if any(f.overflowed for f in footers):
         return ExchangeSummary(tuple(replace(h, factor=0.0) for h in summary.headers))
     return ExchangeSummary(
@@ -130,12 +117,6 @@ def with_footers(summary: ExchangeSummary, footers: Sequence[Footer]) -> Exchang
             for h, f in zip(summary.headers, footers, strict=True)
         )
     )
-
-
-def of_buffers(summary: ExchangeSummary, footers: Sequence[Footer]) -> ExchangeSummary:
-    """The summary with the weights of the sent buffers, also if gradients are rejected."""
-    pairs = zip(summary.headers, footers, strict=True)
-    return ExchangeSummary(tuple(replace(h, factor=h.factor if f.buffers else 0.0) for h, f in pairs))
 
 
 def check_same_step(summary: ExchangeSummary, footers: Sequence[Footer], world: World) -> None:
@@ -190,7 +171,7 @@ class GradientUpdate:
     def __init__(self, run: RunContext, exchanges: GradientExchanges, exchanger: Exchanger, number: int) -> None:
         rule, (optimizer, named) = run.rule, run.owned[number]
         self._run, self._all, self._exchanger, self._optimizer = run, exchanges, exchanger, optimizer
-        self.number, self._kind = number, ExchangeKind.gradients(number)
+        self.number, self._kind = number, gradients_kind(number)
         self.named = [(name, p) for name, p in named if local(p).numel()]
         self.codec, self._moments_after = rule.gradient_codec, rule.payload.moments_after
         self._moments = FirstMomentReader(optimizer) if self._moments_after is not None else None
@@ -252,7 +233,7 @@ class GradientUpdate:
         place, number = self.buckets.place[index]
         if self._pending_header is None:
             self._open()
-        elif self.buckets.buckets[place].is_packed(number):
+        elif number < self.buckets.buckets[place].packed:
             self._stale = True
             return
         for k in self.buckets.chunks_of[index]:
@@ -285,7 +266,7 @@ class GradientUpdate:
 
     def _launch(self) -> None:
         chunk = self.buckets.chunks[len(self._running)]
-        self._running.append((chunk, self._exchanger.begin(chunk, self._factor, self._step)))
+        self._running.append((chunk, self._exchanger.begin(chunk, chunk.fill(self._factor), self._step)))
 
     # -- the exchange -----------------------------------------------------------------------------
 
@@ -296,39 +277,29 @@ class GradientUpdate:
         A gradient that no worker has stays absent. Raises as `BlockUpdate.land` does, but keeps a `NonFiniteError` in
         `problem`, because a gradient scaler may skip the step.
         """
-        summaries: list[ExchangeSummary] = []
-        with self._timed(summaries):
-            if self._pending_header is None:
-                self._open()
-            assert self._pending_header is not None
-            pending_header = self._pending_header
-            if not self.buckets.chunks:
-                self._pending_header = None  # nothing to finish if this raises
-                self._arrange(pending_header.summary())
-                self._pending_header = pending_header
-            while len(self._running) < len(self.buckets.chunks):
-                self._launch()
-            self._launch_buffers(self._factor)
-            finite = self.buckets.finite
-            stale = self._stale or self.buckets.changed
-            norm = self.buckets.norm() if finite and self.norms is not None else 0.0
-            usual = self.norms is None or self.norms.usual(self._exchanger.transport.world.rank, norm)
-            presence, overflowed = self.buckets.presence(), not finite and self.scaling.active
-            footer = Footer(finite, stale, presence, self._passes, self._checked(), usual, norm, overflowed)
-            footer = replace(footer, rate=self._rate)
-            summaries.append(self._conclude(pending_header, footer))
-            self.usual = set(self._seen)
-            self._present = sum(p.grad is not None for _, p in self.named)
-
-    @contextlib.contextmanager
-    def _timed(self, summaries: list[ExchangeSummary]) -> Iterator[None]:
-        """Time the part of an exchange that the user waits for, and write it to the event log."""
-        monitor, warmup = self._run.monitor, self._run.rule.schedule.exchanges_blocks
+        monitor = self._run.monitor
         self._wait_for_device()
         monitor.begin()
-        yield
+        if self._pending_header is None:
+            self._open()
+        assert self._pending_header is not None
+        pending_header, self._pending_header = self._pending_header, None  # nothing to finish if this raises
+        self._arrange(pending_header)
+        self._pending_header = pending_header
+        self._send_rest()
+        finite, norm = self.buckets.measured()
+        stale = self._stale or any(bucket.changed() for bucket in self.buckets.buckets)
+        norm = norm if finite and self.norms is not None else 0.0
+        usual = self.norms is None or self.norms.usual(self._exchanger.transport.world.rank, norm)
+        presence, overflowed = self.buckets.presence(), not finite and self.scaling.active
+        checksum = self.buckets.checksum() if (self.exchanges + 1) % CHECK_EVERY == 0 else 0
+        footer = Footer(finite, stale, presence, self._passes, checksum, usual, norm, overflowed, rate=self._rate)
+        summary = self._conclude(pending_header, footer)
+        self.usual = set(self._seen)
+        self._present = sum(p.grad is not None for _, p in self.named)
         self._wait_for_device()
-        monitor.end(self._exchanger.timing, summaries[0], block=0, warmup=warmup)
+        warmup = self._run.rule.schedule.exchanges_blocks
+        monitor.end(self._exchanger.timing, summary, block=0, warmup=warmup)
 
     def _wait_for_device(self) -> None:
         """In steps that are timed, wait for queued kernels: else their time would be counted as the exchange's."""
@@ -338,8 +309,7 @@ class GradientUpdate:
 
     def join(self, pending_header: PendingHeader) -> ExchangeSummary:
         """Join an exchange with an empty contribution."""
-        if not self.buckets.chunks:
-            self._arrange(pending_header.summary())
+        self._arrange(pending_header)
         self._step = max(h.total for h in pending_header.summary().headers if h.brings)
         self._send_all(0.0)
         summary = self._conclude(pending_header, Footer())
@@ -352,12 +322,9 @@ class GradientUpdate:
         if self._pending_header is None:
             return None
         self._factor = 0.0
-        if not self.buckets.chunks:
-            self._arrange(self._pending_header.summary())
+        self._arrange(self._pending_header)
         self.buckets.mute(True)
-        while len(self._running) < len(self.buckets.chunks):
-            self._launch()
-        self._launch_buffers(0.0)
+        self._send_rest()
         footer = Footer(finite=False, presence=self.buckets.presence(), buffers=False, rate=self._rate)
         summary = self._conclude(self._pending_header, footer)
         self.buckets.mute(False)
@@ -366,26 +333,34 @@ class GradientUpdate:
     def _send_all(self, factor: float) -> None:
         self._factor, self._running = factor, []
         self.buckets.start()
-        for _ in self.buckets.chunks:
-            self._launch()
-        self._launch_buffers(factor)
+        self._send_rest()
 
-    def _launch_buffers(self, factor: float) -> None:
+    def _send_rest(self) -> None:
+        while len(self._running) < len(self.buckets.chunks):
+            self._launch()
         for state in self._buffers:
             state.fragment.refresh()
             state.reset_nonfinite()
         for chunk in self.buckets.buffer_chunks:
-            self._running.append((chunk, self._exchanger.begin(chunk, factor, self._step)))
+            self._running.append((chunk, self._exchanger.begin(chunk, chunk.fill(self._factor), self._step)))
 
     def _conclude(self, pending_header: PendingHeader, footer: Footer) -> ExchangeSummary:
         """Exchange footers and apply the mean; or resend everything if a footer requires it."""
         pending, rows = self._exchanger.gather_row(footer.row)
         self._pending_header = None
-        summary, results = self._collect(pending_header)
+        try:
+            summary = pending_header.summary()
+        except ElsewhereError:
+            self._running = []  # no worker answers it
+            raise
+        finally:  # an error of the header comes when nothing is on the wire any more
+            results = [(chunk, *running.finish()) for chunk, running in self._running]
         pending.wait()
         footers = [Footer.unpack(row) for row in rows.tolist()]
         check_same_step(summary, footers, self._exchanger.transport.world)
-        sent, summary = of_buffers(summary, footers), with_outliers_dropped(with_footers(summary, footers))
+        pairs = zip(summary.headers, footers, strict=True)  # buffers count also where gradients are rejected
+        sent = ExchangeSummary(tuple(replace(h, factor=h.factor if f.buffers else 0.0) for h, f in pairs))
+        summary = with_outliers_dropped(with_footers(summary, footers))
         if summary.weight > 0 and (summary.left_out or any(f.stale for f in footers)):
             self._send_all(summary.headers[self._exchanger.transport.world.rank].factor)
             results = [(chunk, *running.finish()) for chunk, running in self._running]
@@ -397,61 +372,46 @@ class GradientUpdate:
         if len({f.presence for f in brought}) > 1:
             self.buckets.share_presence(summary)
         self.landed, self.problem = True, None
-        if summary.weight > 0:
-            self._land(results, summary)
-        else:
-            self._land_nothing(results, summary, sent, [rank for rank, f in enumerate(footers) if f.overflowed])
+        self._land(results, summary, sent, [rank for rank, f in enumerate(footers) if f.overflowed])
         self.expected_passes = max(f.passes for f in brought) or 1
         self._all.read_requests(summary)
         if self.norms is None:
             return summary
         return replace(summary, between=self.norms.add(summary.accepted, summary.changed))
 
-    def _collect(self, pending_header: PendingHeader) -> tuple[ExchangeSummary, list[Any]]:
-        """Wait for all operations, and only then raise an error of the header."""
-        try:
-            summary = pending_header.summary()
-        except ElsewhereError:
-            self._running = []  # no worker answers it
-            raise
-        finally:
-            results = [(chunk, *running.finish()) for chunk, running in self._running]
-        return summary, results
-
-    def _land(self, results: list[Any], summary: ExchangeSummary) -> None:
+    def _land(self, results: list[Any], summary: ExchangeSummary, sent: ExchangeSummary, overflowed: list[int]) -> None:
+        """Take the mean; where no gradient can be used only that of the buffers, as they were `sent`."""
+        transport, usable = self._exchanger.transport, summary.weight > 0
         for chunk, total, state in results:
-            chunk.keep(state)
-            chunk.land(total, summary)
-        if self._exchanger.transport.world.rank == 0:  # only one worker, so that it counts once
-            for chunk in self.buckets.chunks:
-                chunk.take_back(summary.weight)
-        for bucket in self.buckets.buckets:
-            bucket.unpack()
-
-    def _land_nothing(
-        self, results: list[Any], summary: ExchangeSummary, sent: ExchangeSummary, overflowed: list[int]
-    ) -> None:
-        """No gradient can be used: average only the buffers, as they were sent."""
-        if sent.weight > 0:
-            for chunk, total, state in results:
-                if isinstance(chunk, OuterStateChunk):
-                    chunk.keep(state)
-                    chunk.land(total, sent)
-        if overflowed:
-            self.problem = overflow(self._exchanger.transport.world, overflowed)
+            if usable or (sent.weight > 0 and isinstance(chunk, OuterStateChunk)):
+                chunk.keep(state)
+                chunk.land(total, summary if usable else sent)
+        if usable:
+            if transport.world.rank == 0:  # only one worker, so that it counts once
+                for chunk in self.buckets.chunks:
+                    chunk.take_back(summary.weight)
+            for bucket in self.buckets.buckets:
+                bucket.unpack()
+        elif overflowed:
+            why = f"the scaled gradients of {transport.world.names(overflowed)} hold inf or nan, so this step is to be"
+            remedy = "not made by the GradScaler; call scaler.step(optimizer), or train without a scaler"
+            self.problem = NonFiniteError(transport.world.sign(f"{why} skipped, and it was {remedy}"))
             for bucket in self.buckets.buckets:
                 bucket.make_infinite()
-            return
-        try:
-            refuse_nothing(summary, self._exchanger.transport.world)
-        except NonFiniteError as error:
-            self.problem = error
+        else:
+            try:
+                refuse_nothing(summary, transport.world)
+            except NonFiniteError as error:
+                self.problem = error
 
     # -- order and presence -----------------------------------------------------------------------
 
-    def _arrange(self, summary: ExchangeSummary) -> None:
-        """Lay the parameters out in the order in which gradients became ready on the first worker that has some."""
-        source = next(rank for rank, h in enumerate(summary.headers) if h.brings)
+    def _arrange(self, pending_header: PendingHeader) -> None:
+        """Lay the parameters out, once, in the order in which gradients became ready on the first worker that has
+        some."""
+        if self.buckets.chunks:
+            return
+        source = next(rank for rank, h in enumerate(pending_header.summary().headers) if h.brings)
         seen = list(dict.fromkeys(self._seen))
         rest = [index for index in reversed(range(len(self.named))) if index not in set(seen)]
         transport = self._exchanger.transport
@@ -473,7 +433,6 @@ class GradientUpdate:
             self._moments.step([t for t, has in pairs if has], self._step + 1 - self._moments_after)
 
     def stepped(self) -> None:
-        """The optimizer made its step."""
         self.landed, self.problem, self._passes = False, None, 0
         if self._moments is not None:
             self._moments.show()
@@ -484,11 +443,7 @@ class GradientUpdate:
         rates = [group.get("lr", 0.0) for group in self._optimizer.param_groups]
         return float(sum(rates)) if all(isinstance(rate, (int, float)) for rate in rates) else 0.0
 
-    def _checked(self) -> int:
-        return self.buckets.checksum() if (self.exchanges + 1) % CHECK_EVERY == 0 else 0
-
     def close(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -507,7 +462,6 @@ class GradientUpdate:
         }
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Load the result of `state`."""
         self._load_counts(saved)
         self.buckets.clear()  # after a restore they may exist already
         if saved["order"]:
@@ -531,14 +485,8 @@ class GradientUpdate:
 
 
 class GradientExchanges:
-    """One update for each optimizer while gradients are exchanged.
-
-    Args:
-        within_host: whether gradients are exchanged inside a host at every step.
-
-    Attributes:
-        local: whether gradients stay on this worker at present.
-    """
+    """One update for each optimizer while gradients are exchanged: at every step `within_host`, and never while
+    `local`."""
 
     def __init__(self, run: RunContext, within_host: bool) -> None:
         self._run, self._within_host = run, within_host
@@ -550,7 +498,6 @@ class GradientExchanges:
         self._scaler_hook: ScalerHook | None = None
 
     def start(self, exchanger: Exchanger) -> None:
-        """Exchange gradients over this connection from now on."""
         self.running = True
         self.updates = [GradientUpdate(self._run, self, exchanger, number) for number in range(len(self._run.owned))]
         scaler = self._run.settings.scaler
@@ -573,16 +520,13 @@ class GradientExchanges:
             update.pass_over()
 
     def keep_local(self, now: bool) -> None:
-        """Whether gradients stay on this worker from now on."""
         self.local = now
 
     def close(self) -> None:
-        """The run has ended."""
         self.closed = True
         self.stop()
 
     def stop(self) -> None:
-        """Exchange no more gradients, and remove the hooks."""
         self.running = False
         for update in self.updates:
             update.close()
@@ -615,7 +559,6 @@ class GradientExchanges:
             raise update.problem
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """The optimizer made a step, or skipped it."""
         self._update_of(optimizer).stepped()
 
     def withdraw(self) -> list[ExchangeSummary]:
@@ -626,7 +569,7 @@ class GradientExchanges:
     def join(self, pending_header: PendingHeader) -> ExchangeSummary:
         """Join the other workers' gradient exchange, with an empty contribution."""
         summary = pending_header.summary()
-        return summary if summary.empty else self.updates[summary.kind.optimizer].join(pending_header)
+        return summary if summary.empty else self.updates[summary.kind - gradients_kind(0)].join(pending_header)
 
     @property
     def sends_early(self) -> bool:
@@ -641,7 +584,6 @@ class GradientExchanges:
 
     @property
     def due(self) -> bool:
-        """Whether gradients are exchanged now."""
         return self.each_step and not self.local
 
     def read_requests(self, summary: ExchangeSummary) -> None:
