@@ -20,7 +20,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from paceline.communication.diagnosis import in_library
-from paceline.core.foreign import replace_method
 from paceline.core.world import World
 from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.errors import UnsupportedError
@@ -236,6 +235,6 @@ def _patch_loaders_and_schedulers() -> None:
 
         return patched_step
 
-    replace_method(DataLoader, "__iter__", iterating)
-    replace_method(DataLoader, "__len__", counting)
-    replace_method(LRScheduler, "step", scheduling)
+    iterates, counts = (DataLoader, "__iter__", iterating), (DataLoader, "__len__", counting)
+    for owner, name, wrap in iterates, counts, (LRScheduler, "step", scheduling):
+        setattr(owner, name, wrap(getattr(owner, name)))
