@@ -22,6 +22,7 @@ from paceline.core import rng
 from paceline.core.bits import key
 from paceline.core.flat import module_list
 from paceline.errors import CheckpointError, UnsupportedError
+from paceline.rules.rule import Rule
 from paceline.update import server
 from paceline.update.engine import global_model
 from paceline.update.engine.agreement import frozen
@@ -42,19 +43,18 @@ class RunState:
         included: objects that `run.include` named.
         pending: states that live workers sent for objects which `run.include` has not named yet.
         before_capture: called before the state is read.
-        rule_text: the rule as attached; the state holds later tuning.
         first_keys: name -> key of each large tensor that no exchange changes, when the training began: while it is the
             same, the steps name the tensor; None where no steps are taken.
     """
 
     def __init__(
-        self, context: RunContext, membership: flow.ElasticMembership | None, engine: EngineProtocol | None
+        self, context: RunContext, membership: flow.ElasticMembership | None, engine: EngineProtocol | None, rule: Rule
     ) -> None:
         self._context, self._membership, self.engine = context, membership, engine
         self.included: dict[str, Any] = {}
         self.pending: dict[str, Any] = {}
         self.before_capture: Callable[[], None] = lambda: None
-        self.rule_text = context.rule.text()
+        self.rule_text = rule.text()  # as attached; the state holds later tuning
         self.first_keys: dict[str, str] | None = None
 
     def include(self, objects: dict[str, Any]) -> None:
