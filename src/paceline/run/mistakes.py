@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Warns of common mistakes of the program: a loader that is not shared, a scheduler that counts the minibatches of all
-workers, a loader without batches.
-
-Only rank 0 warns of mistakes that concern all workers.
-"""
+workers, a loader without batches. Only rank 0 warns of mistakes that concern all workers."""
 
 from __future__ import annotations
 
@@ -102,11 +99,7 @@ class Mistakes:
         )
 
     def numbers(self, values: dict[str, Any], closed: bool) -> dict[str, float]:
-        """The values that the program logs, as numbers.
-
-        Raises:
-            UnsupportedError: a value is not a number.
-        """
+        """The values that the program logs, as numbers; others are refused."""
         if closed:
             self._warn("late", "run.log after run.close(): it is not written; log before the run is closed", True)
         found: dict[str, float] = {}
