@@ -19,17 +19,17 @@ GOALS = {
     "push_changes": 50,
 }
 TODAY = {
-    "exchange_files": 32,
-    "exchange_calls": 297,
-    "exchange_changes": 165,
-    "exchange_frames": 21,
-    "quiet_step_files": 10,
-    "attach_files": 71,
-    "attach_changes": 231,
+    "exchange_files": 25,
+    "exchange_calls": 276,
+    "exchange_changes": 140,
+    "exchange_frames": 17,
+    "quiet_step_files": 8,
+    "attach_files": 54,
+    "attach_changes": 184,
     "share_files": 13,
     "share_changes": 49,
-    "push_files": 16,
-    "push_changes": 49,
+    "push_files": 20,
+    "push_changes": 50,
 }
 """Where a figure is still above its goal, what it is; a change that shortens a way lowers its figure here."""
 
