@@ -24,12 +24,13 @@ TODAY = {
     "exchange_changes": 124,
     "exchange_frames": 18,
     "quiet_step_files": 7,
-    "attach_files": 71,
-    "attach_changes": 231,
+    "quiet_step_files": 8,
+    "attach_files": 54,
+    "attach_changes": 184,
     "share_files": 13,
     "share_changes": 49,
-    "push_files": 16,
-    "push_changes": 49,
+    "push_files": 20,
+    "push_changes": 50,
 }
 """Where a figure is still above its goal, what it is; a change that shortens a way lowers its figure here."""
 

@@ -43,15 +43,7 @@ PAGES = "paceline.pages"
 
 
 class Observer:
-    """Watches one worker's run, and changes nothing of what it trains.
-
-    Args:
-        rule: the rule.
-        settings: of the run, as `check` returned them.
-        world: this worker.
-        loaders: the data that the run shares.
-        elastic: whether the members change.
-    """
+    """Watches one worker's run, and changes nothing of what it trains; `settings` are those that `check` returned."""
 
     @staticmethod
     def check(settings: Any) -> Any:

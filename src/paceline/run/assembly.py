@@ -103,8 +103,8 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         on_error.callback(tuner.close)
         chosen = tuner.rule  # by a probe, where the rule has one
         progress = TrainingProgress(chosen.schedule, owned)
-        if exchanges and world.size > 1:
-            validation.check_forward(chosen, progress.lockstep, owned, model)
+        if exchanges and world.size > 1 and (progress.lockstep or chosen.settings.within):
+            validation.check_forward(chosen, owned, model)
         observers: list[Observer] = []
         for name in settings.observers:
             observer = extension(OBSERVERS, name)(rule, settings, world, loaders, membership is not None)
@@ -120,7 +120,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
             )
         elif exchanges:
             engine = ENGINES[chosen.schedule.engine](context)
-        state = RunState(context, membership, engine)
+        state = RunState(context, membership, engine, chosen)
         tuner.begin(lambda: (engine.exchanged if engine is not None else 0, progress.steps))
         checkpointer = _checkpointer(context, membership, state) if settings.checkpoint is not None else None
         due = partial(_due_step, checkpointer, observers) if checkpointer is not None else None

@@ -181,7 +181,7 @@ class ProgramChanges:
             self._hold(self._everything)
 
     def _hold(self, parts: Iterable[Fragment]) -> None:
-        self._held, self._at = [(part, sums(part)) for part in parts], self._now
+        self._at, self._held = self._now, [(part, sums(part)) for part in parts]
 
     def look(self) -> None:
         """An optimizer is about to step; what is found stays on the device, for which nothing waits within a block."""

@@ -74,7 +74,7 @@ class BlockMomentum(MomentumStep):
         """One block: Delta, theta, and the next start."""
         delta = state["delta"]
         if kernels.serve(anchor, merged, delta, out):
-            from paceline.core.kernels.momentum import Factors, step
+            from paceline.core.kernels.blocks import Factors, step
 
             ahead = c.next_momentum if self.nesterov else None
             factors = Factors(c.momentum, c.lr * c.diversity**self.amplify, 1.0, 0.0, ahead)

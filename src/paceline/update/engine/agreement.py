@@ -154,6 +154,8 @@ def take_untrained(transport: Transport, named: Sequence[tuple[str, Tensor]], so
     """Every worker takes rank `source`'s values of the tensors that differ on any worker. Raises `UnsupportedError` on
     every worker if a tensor of the same shape has memory of another size."""
     memories = [(name, leaf) for name, tensor in named for leaf in _memory(local(tensor))]
+    if not memories:  # on all workers, which have compared their layouts
+        return
     sums = [[leaf.numel() * leaf.element_size(), *checksum(leaf)] for _, leaf in memories]
     if same_json(transport, sums):
         return
