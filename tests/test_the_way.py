@@ -27,7 +27,7 @@ TODAY = {
     "attach_files": 71,
     "attach_changes": 231,
     "share_files": 13,
-    "share_changes": 49,
+    "share_changes": 36,
     "push_files": 16,
     "push_changes": 49,
 }

@@ -34,10 +34,10 @@ from paceline.checkpoint.files import (
     manifest_text,
     read_manifest,
     step_name,
+    write_missing,
     write_model,
     write_rank,
 )
-from paceline.checkpoint.frozen import write_missing
 from paceline.checkpoint.saving import merged, named, named_by
 from paceline.checkpoint.urls import OBSTORE_SCHEMES, redacted, scheme_of, shown
 from paceline.communication import Transport
