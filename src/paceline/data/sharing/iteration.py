@@ -41,8 +41,7 @@ from paceline.data.sampling.split import (
     portion_of_rest,
     split_of,
 )
-from paceline.data.streams.dataset import ShardStream
-from paceline.data.streams.reader import ShardAssignment, ShardReading
+from paceline.data.streams.dataset import ShardAssignment, ShardReading, ShardStream
 from paceline.data.workers.batching import BatchRequest
 from paceline.data.workers.loader import Loading
 from paceline.errors import CheckpointError, PeerLostError, UnsupportedError
