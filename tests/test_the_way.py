@@ -23,12 +23,11 @@ TODAY = {
     "exchange_calls": 240,
     "exchange_changes": 124,
     "exchange_frames": 18,
-    "quiet_step_files": 7,
     "quiet_step_files": 8,
     "attach_files": 54,
     "attach_changes": 184,
     "share_files": 13,
-    "share_changes": 49,
+    "share_changes": 36,
     "push_files": 20,
     "push_changes": 50,
 }

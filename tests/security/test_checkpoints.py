@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.checkpoint import sha256
-from paceline.checkpoint.files import own_sum
+from paceline.checkpoint.files import own_sum, sha256
 from paceline.errors import CheckpointError
 from tests.helpers import Program, adam, simulate, train
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline import flow
 from paceline.checkpoint import AutoCheckpointer, ExchangePosition, all_well, reshard
 from paceline.checkpoint.auto_checkpointer import Kept
-from paceline.checkpoint.frozen import Read, complete, without
+from paceline.checkpoint.files import Read, complete, without
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.core import rng
 from paceline.core.bits import key

@@ -623,7 +623,8 @@ class SharedLoader:
     def batches(self) -> Generator[Any, None, None]:
         """One pass; closing the generator ends the pass early."""
         self._registry.ready()
-        self._position.let_go()
+        if self._position.active is not None:
+            self._position.let_go()
         self._registry.leave(self._position)
         self._registry.settle()
         skip = self._position.begin()
@@ -703,7 +704,7 @@ class SharedLoader:
             return ENDLESS
 
     def _check_alone(self, batches: Generator[Any, None, None]) -> None:
-        if self._leases is not None and not self._position.holds(batches):
+        if self._leases is not None and self._position.active is not batches:
             raise UnsupportedError(
                 self._world.sign(
                     "another pass over the same data has begun within this one, and this one's leases went to "
