@@ -100,7 +100,7 @@ class Monitor:
         self.of_blocks = [0.0, 0.0]
         """Seconds of waiting for other workers in exchanges of blocks, and of these exchanges, since the run began."""
         self._rejections = Rejections(transport, self.note)
-        transport.tell(lambda rows: self.note("waiting", workers=rows))
+        transport.on_failure(lambda rows: self.note("waiting", workers=rows))
 
     def attached(self, rule: str, parameters: int, buffers: int) -> None:
         """Write the first line: the worker, its host, the rule."""
