@@ -102,13 +102,13 @@ class Authority:
             ) from error
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
             raise UnsupportedError(f"{file} is no job's file: its key is not that of its certificate")
-        found = cls(key, certificate)
-        found._check(file)
+        loaded = cls(key, certificate)
+        loaded._check(file)
         if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             warnings.warn(
                 f"others than you can read {file}, and who reads it can join the job: chmod 600 {file}", stacklevel=2
             )
-        return found
+        return loaded
 
     @property
     def job(self) -> str:

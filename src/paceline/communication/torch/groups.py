@@ -262,7 +262,7 @@ class Connection:
             self.world.sign(
                 f"operation {number} ({operation}, deadline {self.timeout_s:g} s) failed: {self._cause}. Look at the "
                 "last lines of that worker; it died, hung, was cut off, made other calls, or made fewer steps and left "
-                f"without run.close(). The back end said: {self._reason}"
+                f"without run.close(). The back end reports: {self._reason}"
             )
             + self._table
         ) from error

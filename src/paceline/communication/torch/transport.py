@@ -43,7 +43,7 @@ def launched() -> bool:
     """Whether this process is a launcher's worker, or the user made a group."""
     if dist.is_available() and dist.is_initialized():
         return True
-    return rendezvous.found() is not None
+    return rendezvous.launched_worker() is not None
 
 
 class ProcessTransport(SubgroupTransport["ProcessTransport"]):
@@ -190,7 +190,7 @@ def fresh_name(ranks: list[int]) -> str:
 
 
 def _join_launcher(timeout: timedelta) -> None:
-    worker = rendezvous.found()
+    worker = rendezvous.launched_worker()
     if worker is None:
         raise UnsupportedError(
             f"no launcher has started this process ({', '.join(LAUNCHER_VARIABLES)} are not all set); start with "
