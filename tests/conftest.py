@@ -10,6 +10,7 @@ Of a table of parameters that marks no row itself the fast tier runs `ROWS` rows
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,9 +29,12 @@ FRAMEWORKS = (HERE / "doors" / "adapters",)
 """Folders whose tests need a framework that the core does not."""
 ROWS = 5
 """Of a table, in the fast tier."""
+PLUGINS = importlib.util.find_spec("paceline_plugins") is not None
+"""Whether they are installed; without them the core's tests run (`tests/install/test_core_alone.py`)."""
 
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE / "startup"), os.environ.get("PYTHONPATH")]))
 torch.set_num_threads(1)
+gc.disable()  # what is collected stays, and there is much of it
 # The same examples every time: a new one that fails is for whoever looks for it, not for who changes something else.
 settings.register_profile(
     "same",
@@ -40,6 +44,13 @@ settings.register_profile(
 )
 settings.load_profile("same")
 process_guard.install()
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """A module that imports a plugin has no test of the core alone."""
+    if PLUGINS or collection_path.suffix != ".py":
+        return None
+    return "paceline_plugins" in collection_path.read_text(encoding="utf-8") or None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -52,6 +63,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("processes")
         elsewhere = HERE not in item.path.parents or any(folder in item.path.parents for folder in FRAMEWORKS)
         real = any(item.get_closest_marker(name) for name in ("processes", "network"))
+        if not PLUGINS and item.get_closest_marker("plugins"):
+            item.add_marker(pytest.mark.skip(reason="needs a plugin"))
         if elsewhere or (real and not item.get_closest_marker("claim")):
             item.add_marker("full")
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
@@ -79,6 +92,7 @@ def pytest_collection_finish() -> None:
     """What was imported stays: no later collection of garbage has to look at it."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

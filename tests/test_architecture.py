@@ -88,9 +88,7 @@ COMPOSED = {
 period follows measured times."""
 UPWARD: dict[str, str] = {}
 """Modules of the core that name plugins."""
-SIDEWAYS = {
-    ("forecast", "report"),
-}
+SIDEWAYS: set[tuple[str, str]] = set()
 """Plugins that name another one."""
 KNOWN_CIRCLES: set[frozenset[str]] = set()
 """Files of one folder that name each other's types; none may be added."""

@@ -33,13 +33,13 @@ FACE: dict[str, Any] = {
     },
     **{name: getattr(paceline.rules.recipes, name) for name in ("bmuf", "sync", "ssp")},
     **{name: getattr(paceline.data, name) for name in ("ShardStream", "BucketBatches", "text_lines", "json_lines")},
-    **{name: getattr(paceline_plugins.data, name) for name in ("Files", "Cache", "PackedDataset", "ParquetDataset")},
+    **{name: getattr(paceline_plugins.data, name) for name in ("Files", "Cache", "ParquetDataset")},
     **{name: getattr(paceline.tuning, name) for name in ("WarmUp", "Newbob")},
     "Sink": Sink,
 }
 
 
-NEEDS = {"paceline_plugins.data.packed.parquet": "pyarrow"}
+NEEDS = {"paceline_plugins.data.parquet": "pyarrow"}
 """Modules whose examples need an extra."""
 
 

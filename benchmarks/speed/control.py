@@ -43,7 +43,9 @@ import _quick
 
 from paceline.communication.sockets.channel import Closed, Frame, Late
 from paceline.communication.sockets.frames import NUMBERS, FrameHeader, write_note
-from paceline.flow.control import About, ControlServer, Terms, wire
+from paceline.flow.control import wire
+from paceline.flow.control.messages import About, Terms
+from paceline.flow.control.server import ControlServer
 
 BATCHES = 4
 """Leases that a member takes for an exchange."""
@@ -126,7 +128,7 @@ class Plane:
     def __init__(self, workers: int, more: int, folder: Path, expected: int) -> None:
         self.record = folder / f"record_{workers}_{expected}.json"
         terms = Terms(max_workers=workers + more, expected=expected, timeout_s=600.0, start_s=600.0 * bool(expected))
-        self.server = ControlServer("127.0.0.1", 0, None, terms, self.record, flight=True)
+        self.server = ControlServer("127.0.0.1", 0, None, terms, self.record)
         self.server._listener.close()
         self.listener = self.server._listener = Lines()  # type: ignore[assignment]
         self.server.start()

@@ -42,7 +42,7 @@ from devtools.emulation import EmulatedNetwork
 from paceline.rules.codec import Layout
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.rule import Rule
-from paceline_plugins.forecast.planner import Conditions, LogNormal, Network, NetworkLink, Workload, forecast
+from paceline_plugins.forecast.planner import LogNormal, Network, NetworkLink, Workload, forecast
 from paceline_plugins.forecast.planner.timing import AFTER_WARMUP, RecordingWire
 
 RULES = "sync;one_bit(warmup=2);bmuf(period=16);streaming_diloco(period=16)"
@@ -101,7 +101,7 @@ def predicted(text: str, workers: int, at: argparse.Namespace, alone_s: float) -
         codec_s=0.0 if rule.codec.exact else crowd * on_all_cores(lambda: codec_s(rule, layout)),
     )
     network = Network("emulated", NetworkLink(at.delay / 1e3, PAYLOAD * at.rate * 1e6 / 8))
-    return forecast(rule, work, network, workers, Conditions()).step_s
+    return forecast(rule, work, network, workers).step_s
 
 
 def compare(options: argparse.Namespace, workers: int, rate: float) -> list[dict[str, Any]]:

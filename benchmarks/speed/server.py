@@ -47,9 +47,8 @@ from paceline.rules.outer import Sum
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
 from paceline.update.server.ledger_client import DataAccess
-from paceline.update.server.owner import ShardServer
 from paceline.update.server.protocol import PendingExchange, ShardRequest
-from paceline.update.server.shard import OptimizerSteps, ParameterShard, WorkerClocks
+from paceline.update.server.shard import OptimizerSteps, ParameterShard, ShardServer, WorkerClocks
 from paceline.update.server.socket_service import SocketService
 
 ELEMENTS = 25_000_000
@@ -114,7 +113,7 @@ def transfer_worker(repeats: int, elements: int, numel: int) -> None:
             for k, cut in enumerate(cuts)
         ]
         number = next(numbers)
-        pending = PendingExchange(number, parts, clock=number, settings={0: SGD_SETTINGS})
+        pending = PendingExchange(number, dict(enumerate(parts)), clock=number, settings={0: SGD_SETTINGS})
         service.exchange(pending)
         service.wait(pending)
         versions[:] = [request.version for request in parts]

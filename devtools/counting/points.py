@@ -110,16 +110,16 @@ def in_worker(points: Points) -> None:
 
 
 def _commits(points: Points) -> None:
-    from paceline.flow.control import client_connection, wire
+    from paceline.flow.control import client, wire
 
-    whole = client_connection.ClientConnection.request
+    whole = client.ClientConnection.request
 
     def request(self: Any, kind: int, numbers: tuple[int, ...], note: Any = None) -> None:
         whole(self, kind, numbers, note)
         if kind == wire.COMMIT:
             points.at("commit")
 
-    client_connection.ClientConnection.request = request  # type: ignore[method-assign]
+    client.ClientConnection.request = request  # type: ignore[method-assign]
 
 
 def in_launcher(points: Points) -> None:

@@ -79,7 +79,7 @@ def command(
     The seed decides all that happens, so a failure can be replayed. Every sample has to enter the model exactly
     once, all members must have the same model, and all must come to the end once the faults are over.
 
-    Every launcher of an elastic run records who came and died and how long all took; --replay-tape plays that.
+    A `TapedControlServer` records who came and died and how long all took; --replay-tape plays that.
     """
     count = (SEEDS if tape is None else TAPE_SEEDS) if seeds is None else seeds
     for name, value, least in (("--seeds", count, 1), ("--first", first, 0), ("--jobs", jobs, 1)):
@@ -167,7 +167,7 @@ def _settings(over: str, rule: str, workers: str, faults: str) -> StormSettings:
     from devtools.storm.server import countable
     from devtools.storm.steps import in_lockstep
 
-    from paceline.flow.checks import check_rule
+    from paceline.flow.membership import check_rule
     from paceline.rules.recipes import rule_from_text
 
     if over not in FAULTS:

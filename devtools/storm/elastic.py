@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from devtools.storm.faults import KINDS, Faults, chosen
+from devtools.storm.recorder import TapedControlServer
 from devtools.storm.tape import Played
 from devtools.world.disk import SimDisk
 from devtools.world.process import Process, SimMachine, World
@@ -21,7 +22,8 @@ from devtools.world.scheduler import Broken
 
 from paceline.core import runtime
 from paceline.errors import CheckpointError, OverError, PacelineError, RuleError, UnsupportedError
-from paceline.flow.control import ControlServer, Terms
+from paceline.flow.control.messages import Terms
+from paceline.flow.control.server import ControlServer
 from paceline.observe.reports.elastic_events import event_text
 
 Program = Callable[[Callable[[BaseException | None], None]], Callable[[], None]]
@@ -171,7 +173,8 @@ class ElasticStorm(ABC):
 
     def _serve(self) -> None:
         address = self.control_machine.address
-        self.server = ControlServer(address, PORT, None, self.terms, RECORD, self._told, self.flight)
+        server = TapedControlServer if self.flight else ControlServer
+        self.server = server(address, PORT, None, self.terms, RECORD, self._told)
         self.server.start()
         while True:
             runtime.sleep(1e6)

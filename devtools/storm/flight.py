@@ -22,7 +22,7 @@ from devtools.world.process import Process, SimMachine
 
 from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark, Question
-from paceline.flow.control import Generation, Terms
+from paceline.flow.control.messages import Generation, Terms
 
 LOOK_S = 0.005
 HEAL_S = 1.0

@@ -14,7 +14,7 @@ from devtools.world.process import Process, World
 from devtools.world.scheduler import SimThread
 
 from paceline.errors import PeerLostError
-from paceline.flow.control import Generation
+from paceline.flow.control.messages import Generation
 
 Model = Counter[tuple[int, int]]
 """How often each sample, an epoch and a place, is in a model."""

@@ -16,7 +16,8 @@ from devtools.world.process import Process, World
 from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark, Question
 from paceline.errors import PacelineError, PeerLostError
-from paceline.flow.control import About, ControlClient, Generation
+from paceline.flow.control.client import ControlClient
+from paceline.flow.control.messages import About, Generation
 
 STEP_S = (0.01, 0.6)
 """Seconds of training on a lease."""

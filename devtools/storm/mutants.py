@@ -13,14 +13,13 @@ import torch
 from devtools.world.process import _ProcessDisk
 
 from paceline.checkpoint.store import DirectoryStore
-from paceline.flow.commit import CommittedExchange
+from paceline.flow.commit import CommittedExchange, ControlLedgerClient
 from paceline.flow.control import recovery
-from paceline.flow.control.client_connection import ClientConnection
+from paceline.flow.control.client import ClientConnection
 from paceline.flow.control.ledger import ControlLedger
 from paceline.flow.control.recovery import GroupCommit
 from paceline.flow.control.state_machine import StateMachine
 from paceline.flow.joining import Joining
-from paceline.flow.ledger_client import ControlLedgerClient
 from paceline.flow.membership import ElasticMembership
 
 Plant = Callable[[], contextlib.AbstractContextManager[None]]

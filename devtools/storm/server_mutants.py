@@ -11,8 +11,7 @@ from paceline.data.ledger.ledger import Ledger
 from paceline.update.server.durability import Durability, Replicas
 from paceline.update.server.failures import Quorum
 from paceline.update.server.ledger_client import PartialPushes, PushedAlone, SocketLedgerClient
-from paceline.update.server.owner import ShardServer
-from paceline.update.server.shard import ParameterShard, PushNumbers
+from paceline.update.server.shard import ParameterShard, PushNumbers, ShardServer
 
 
 def _applies_again() -> Any:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the flight tape of an elastic run, `control.jsonl` in its log directory, as input of unknown origin.
 
-What the events say: :mod:`paceline.flow.control.flight`.
+What the events say: :mod:`devtools.storm.recorder`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from devtools.storm.recorder import VERSION
+
 from paceline.data.ledger.epoch_ledger import ENDLESS
 from paceline.errors import MismatchError
-from paceline.flow.control import Terms, validation
-from paceline.flow.control.flight import VERSION
+from paceline.flow.control import validation
+from paceline.flow.control.messages import Terms
 
 NAME = "control.jsonl"
 MOST_BYTES = 1 << 28

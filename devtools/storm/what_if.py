@@ -11,7 +11,7 @@ from devtools.storm.flight import TapeStorm
 from devtools.storm.tape import Played, Tape, without
 
 from paceline.errors import MismatchError, PacelineError
-from paceline.flow.checks import check_rule
+from paceline.flow.membership import check_rule
 from paceline.rules.codec.layout import Layout
 from paceline.rules.recipes import rule_from_text
 

@@ -37,7 +37,7 @@ def worker(repeats: int) -> None:
     for turn in range(repeats + 2):
         for name in ("early", "waiting") if turn % 2 else ("waiting", "early"):
             for exchanger in exchangers:
-                exchanger._sends_early = name == "early"
+                exchanger.sends_early = name == "early"
             with torch.no_grad():
                 for weight in model.weights:
                     weight.add_(0.01)

@@ -46,22 +46,6 @@ def of_two(judge: ModuleType, folder: Path, passes: list[list[list[str]]]) -> tu
     return alone, [counted(judge, folder / str(rank), each, steps=2) for rank, each in enumerate(passes)]
 
 
-def test_parts_for_training_and_all_for_evaluation_are_right(judge: ModuleType, tmp_path: Path) -> None:
-    halves = [[TRAINED[:3], TRAINED[3:], HELD_OUT, HELD_OUT], [TRAINED[3:], TRAINED[:3], HELD_OUT, HELD_OUT]]
-    alone, workers = of_two(judge, tmp_path, halves)
-    found = judge.samples(alone, workers)["Set:8"]
-    assert (found["right"], found["whole"], found["trained"], found["evaluated"]) == (True, False, 12, 4)
-    steps = judge.steps(alone, workers)
-    assert (steps["right"], steps["whole"], steps["rates_off"]) == (True, False, 0.0)
-
-
-def test_whole_epochs_on_every_worker_are_seen(judge: ModuleType, tmp_path: Path) -> None:
-    alone, workers = of_two(judge, tmp_path, [[TRAINED, TRAINED, HELD_OUT, HELD_OUT]] * 2)
-    found = judge.samples(alone, workers)["Set:8"]
-    assert (found["right"], found["whole"]) == (False, True)
-    assert judge.steps(alone, workers)["whole"]
-
-
 def test_a_sample_that_one_worker_trains_and_another_evaluates_is_seen(judge: ModuleType, tmp_path: Path) -> None:
     mixed = [*TRAINED[:2], "6"]
     parts = [[TRAINED[:3], TRAINED[3:], HELD_OUT, HELD_OUT], [mixed, mixed, HELD_OUT, HELD_OUT]]
@@ -77,12 +61,6 @@ def test_an_epoch_twice_on_one_worker_is_late(judge: ModuleType, tmp_path: Path)
     twice = [TRAINED[:3] * 2, TRAINED[3:] * 2]  # the first half of the time one half, then the other
     wrong = [counted(judge, tmp_path / f"wrong-{rank}", [twice[0], twice[1]], steps=2) for rank in range(1)]
     assert judge.samples(alone, wrong)["Set:8"]["late"] > 0
-
-
-def test_other_rates_are_seen(judge: ModuleType, tmp_path: Path) -> None:
-    alone = counted(judge, tmp_path / "alone", [TRAINED], steps=1)
-    worker = counted(judge, tmp_path / "worker", [TRAINED[:3]], steps=1, rate=0.05)
-    assert judge.steps(alone, [worker])["rates_off"] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(

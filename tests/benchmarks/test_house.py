@@ -105,21 +105,9 @@ def test_lines_are_those_of_the_core_by_room(house: ModuleType, tree: Path) -> N
     assert now["dialect_words"].now == 1
 
 
-def test_a_docstring_and_self_do_not_count_towards_a_function(house: ModuleType, tree: Path) -> None:
-    now = figures(house, tree)
-    assert (now["widest_function"].now, now["widest_function"].offenders[0].name) == (5, "__init__")
-    assert now["longest_function"].now == 3
-    assert {one.place: one.count for one in now["longest_function"].offenders}["src/paceline/run/run.py:10"] == 2
-
-
 def test_a_protocol_with_one_implementation_is_named(house: ModuleType, tree: Path) -> None:
     single = figures(house, tree)["single_protocols"]
     assert [one.name for one in single.offenders] == ["Starts (Engine)", "Ends ()"]
-
-
-def test_an_attribute_that_another_folder_sets_is_late(house: ModuleType, tree: Path) -> None:
-    late = figures(house, tree)["late_assignments"]
-    assert [(one.name, one.place) for one in late.offenders] == [("run.place", "src/paceline/flow/engine.py:6")]
 
 
 def test_a_circle_through_type_checking_is_one(house: ModuleType, tree: Path) -> None:
@@ -153,13 +141,6 @@ def test_late_and_relative_imports_are_counted_and_faces_are_not(house: ModuleTy
     deeper = figures(house, tmp_path)
     assert deeper["circles"].now == 1  # of modules; below one folder of the root, none of rooms
     assert deeper["folder_circles"].now == 1
-
-
-def test_knots_are_told_by_a_shortest_circle(house: ModuleType) -> None:
-    graph = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"b"}, "e": {"a", "f"}, "f": {"g"}, "g": {"f"}, "h": set()}
-    found = sys.modules["imports"]
-    assert found.knots(graph) == [{"a", "b", "c", "d"}, {"f", "g"}]
-    assert found.circles(graph) == [["b", "d", "b"], ["f", "g", "f"]]
 
 
 def test_a_budget_may_only_fall(

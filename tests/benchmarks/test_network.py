@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from devtools.emulation import PREFIX, EmulatedNetwork, EmulationError, sweep
+from devtools.emulation import PREFIX, EmulatedNetwork, sweep
 
 DEADLINE_S = 60.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,16 +151,6 @@ def test_rate_and_bytes_in_both_directions() -> None:
 @needs_root
 @pytest.mark.network
 @pytest.mark.processes
-def test_the_delay_is_seen_and_the_rate_stays() -> None:
-    with EmulatedNetwork(hosts=2, rate_mbit=200, delay_ms=10) as network:
-        rate, trip_s = talk(network, 0, 1, 20_000_000)
-    assert 0.020 <= trip_s < 0.040
-    assert 100 < 8 * rate / 1e6 < 230, "200, which a busy machine does not reach"
-
-
-@needs_root
-@pytest.mark.network
-@pytest.mark.processes
 def test_a_cable_can_be_pulled_and_plugged_in_again() -> None:
     with EmulatedNetwork(hosts=3) as network:
         assert reaches(network, 0, 1)
@@ -233,19 +223,3 @@ def test_the_next_network_removes_what_a_killed_process_left() -> None:
     assert len(list(Path("/run/netns").glob(pattern))) == 3
     assert len([name for name in sweep() if name.startswith(f"{PREFIX}-{maker.pid}-")]) >= 3
     assert list(Path("/run/netns").glob(pattern)) == list(Path("/etc/netns").glob(pattern)) == []
-
-
-def test_what_cannot_be_emulated_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pyroute2")
-    for arguments, words in (
-        ({"hosts": 0}, "hosts must lie in 1..250, got 0"),
-        ({"hosts": 2, "rate_mbit": [1.0]}, "rate_mbit has 1 numbers for 2 hosts"),
-        ({"hosts": 2, "rate_mbit": 0}, "rate_mbit must be above 0, got 0"),
-        ({"hosts": 2, "delay_ms": -1}, "delay_ms must not be negative, got -1"),
-    ):
-        with pytest.raises(EmulationError, match=words):
-            EmulatedNetwork(**arguments)
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert "needs the command ip" in EmulatedNetwork.possible()
-    with pytest.raises(EmulationError, match="iproute2"), EmulatedNetwork(hosts=2):
-        pass

@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -114,44 +111,6 @@ def test_one_asynchronous_worker_is_the_plain_loop(modules: dict[str, ModuleType
     found = late(modules, 1, range(MINIBATCHES), largest=largest)
     assert torch.allclose(found, plain(largest=largest), atol=1e-6)
     assert (largest is None) == torch.allclose(found, plain(), atol=1e-4)
-
-
-def task(modules: dict[str, ModuleType], **other: Any) -> Any:
-    """A small task, judged by the sum of its weights."""
-    made = replace(
-        modules["_quality_tasks"].TASKS["small-sgd"],
-        model=model,
-        loss=loss_of,
-        rate=RATE,
-        batches=lambda folder, count, seed: iter(batches()[:count]),
-        factor=lambda share: 1.0,
-        judge=lambda of, folder: float(weights(of).sum()),
-    )
-    return replace(made, **other)
-
-
-def trained(modules: dict[str, ModuleType], name: str, workers: int, **other: Any) -> dict[str, Any]:
-    """A training of this method."""
-    given = (task(modules, **other), name, workers, MINIBATCHES, 0, Path(), [])
-    found: dict[str, Any] = modules["_quality_methods"].train(*given)
-    return found
-
-
-def test_a_start_of_all_samples_is_one_worker_and_of_none_is_none(modules: dict[str, ModuleType]) -> None:
-    alone, whole = trained(modules, "serial", 1), trained(modules, "cold-start=1", WORKERS)
-    assert alone["quality"] == pytest.approx(float(plain().sum()))
-    assert (whole["quality"], whole["stages"][0]) == (alone["quality"], [1, MINIBATCHES, 1.0])
-    assert trained(modules, "cold-start=0", WORKERS) == trained(modules, "cold", WORKERS)
-    half = trained(modules, "cold-start=0.5", WORKERS)
-    assert [stage[:2] for stage in half["stages"]] == [[1, 12], [WORKERS, 12]]
-    assert half["quality"] not in (alone["quality"], trained(modules, "cold", WORKERS)["quality"])
-
-
-def test_a_ramp_rises_from_one_workers_rate_to_that_of_all(modules: dict[str, ModuleType]) -> None:
-    methods = modules["_quality_methods"]
-    method = methods.Method.of("sync-rate=1-ramp=0.5")
-    training = methods._Training(task(modules), method, model(), None, iter(()), 1_000)
-    assert [training.factor(done, 8) for done in (246, 496, 996)] == pytest.approx([4.5, 8, 8])
 
 
 def test_moments_are_averaged_alone_where_a_method_says_so(modules: dict[str, ModuleType]) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from types import ModuleType
 from typing import Any
 
@@ -66,16 +65,6 @@ def test_a_step_in_lockstep_is_one_with_the_sum_of_the_gradients(stack: ModuleTy
     torch.testing.assert_close(rows.values, before - RATE * sum(pushed for pushed, _, _ in found))
 
 
-def test_delays_in_one_half_only(stack: ModuleType) -> None:
-    late = stack.simulated_delays(Clock(uniform(), seed=0), WORKERS)
-    every = list(islice(late, 40))
-    assert min(every[WORKERS:]) >= 0 < max(every)
-    for which, half in enumerate(stack.HALVES):
-        found = list(islice(stack.Row("x", WORKERS, RATE, half, 40, 0).delays(), 40))
-        fresh, other = (slice(20), slice(20, 40)) if which == 0 else (slice(20, 40), slice(20))
-        assert set(found[fresh]) == {0} and found[other] == every[other]
-
-
 def test_the_exact_hessian_is_the_change_of_the_gradient(stack: ModuleType) -> None:
     """To first order; in double precision, where a small step crosses no kink."""
     dice = torch.Generator().manual_seed(5)
@@ -104,12 +93,3 @@ def test_cells_compare_with_the_same_seeds_and_rate() -> None:
     assert closed["adaptive", 8, 0.2] is None and closed["constant", 8, 0.3] is None
     (adaptive,) = (cell for cell in cells if cell["method"] == "adaptive" and cell["rate"] == 0.3)
     assert adaptive["over_one_worker"] == pytest.approx(1.6 / 1.5 - 1, abs=1e-4) and adaptive["seeds"] == [0, 1]
-
-
-def test_a_correction_along_the_change_mends_all_of_it() -> None:
-    with imported("_stale_probe") as found:
-        fit = found["_stale_probe"].fit
-    change = torch.tensor([3.0, -4.0])
-    for correction, strength, share in [(change / 8, 8.0, 1.0), (torch.tensor([4.0, 3.0]), 0.0, 0.0)]:
-        sums = torch.stack([correction @ change, correction @ correction, change @ change])
-        assert fit(sums) == {"strength": strength, "share": share}

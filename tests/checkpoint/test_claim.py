@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 from paceline.checkpoint import claim
@@ -119,18 +117,6 @@ def test_a_lock_that_cannot_be_read_costs_a_step_and_not_the_training(
     assert len(steps(tmp_path / "all")) == len(found) + 1 and "Errno 5" not in caplog.text
 
 
-def test_a_directory_that_is_moved_away_is_claimed_anew(tmp_path: Path) -> None:
-    mine = DirectoryClaim(tmp_path / "steps", "mine")
-    mine.take()
-    (tmp_path / "steps").rename(tmp_path / "moved")
-    mine.check()
-    (tmp_path / "steps").mkdir()
-    mine.check()
-    assert json.loads((tmp_path / "steps" / claim.LOCK).read_text())["run"] == "mine"
-    mine.release()
-    assert not (tmp_path / "steps" / claim.LOCK).read_text()
-
-
 def test_a_run_that_loses_its_place_writes_nothing_more_and_ends_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,26 +157,6 @@ def test_a_full_or_forbidden_disk_is_found_before_the_training(
     monkeypatch.setattr(DirectoryClaim, "_probe", refuse)
     with pytest.raises(CheckpointError, match=r"cannot be written \(.+: there\); give checkpoint= a directory"):
         train(RULE, 2, **CHOICES, settings=kept(tmp_path / "steps"))
-
-
-def test_a_disk_with_room_for_a_part_of_the_probe_is_full(tmp_path: Path) -> None:
-    """A write that is cut short is no error of `write` on Linux; the next one would be."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (claim.PROBE_BYTES // 2, limits[1]))
-    try:
-        with pytest.raises(CheckpointError, match="cannot be written"):
-            DirectoryClaim(tmp_path / "steps", "mine").take()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_a_store_that_refuses_is_found_before_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Any, *arguments: Any, **more: Any) -> None:
-        raise PermissionError("no, thank you")
-
-    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "open", refuse)
-    with pytest.raises(CheckpointError, match="cannot be written: PermissionError: no, thank you"):
-        train(RULE, 2, **CHOICES, settings=kept("memory://bucket/refused"))  # type: ignore[arg-type]
 
 
 # -- leases ------------------------------------------------------------------------------------------------------------

@@ -21,9 +21,8 @@ from torch import nn
 import paceline
 from paceline.checkpoint import claim, files, saving
 from paceline.checkpoint.claim import DirectoryClaim
-from paceline.checkpoint.store import DirectoryStore
 from paceline.core.disk import LocalDisk
-from paceline.errors import CheckpointError, MismatchError, UnsupportedError
+from paceline.errors import CheckpointError, UnsupportedError
 from tests.checkpoint.test_exact import kept, steps
 from tests.helpers import Program, adam, same_bits, simulate, train
 
@@ -106,19 +105,6 @@ def test_a_damaged_step_is_named_and_the_one_before_it_taken(
     assert same_bits(outs[0].model, train(RULE, 2, **CHOICES)[0].model)
 
 
-def test_two_damaged_steps_are_put_aside_when_the_next_is_written(tmp_path: Path) -> None:
-    stopped(tmp_path)
-    for number in (6, 9):
-        flip(tmp_path / f"step-00000000{number}" / "rank-000.safetensors")
-    outs = resumed(tmp_path)
-    assert len(outs[0].losses) == 12 - 3
-    assert sorted(one.name for one in tmp_path.iterdir() if not one.name.startswith(".")) == [
-        *("step-000000006", "step-000000006.damaged", "step-000000009", "step-000000009.damaged"),
-        "step-000000012",
-    ]
-    assert same_bits(outs[0].model, train(RULE, 2, **CHOICES)[0].model)
-
-
 def test_no_step_is_whole(tmp_path: Path) -> None:
     stopped(tmp_path)
     for number in (3, 6, 9):
@@ -134,15 +120,6 @@ def test_a_damaged_step_is_found_by_another_number_of_workers(workers: int, tmp_
     flip(tmp_path / "step-000000009" / "rank-001.safetensors")
     outs = resumed(tmp_path, workers, every=1000)
     assert outs[0].minibatches >= 6 and sum(len(out.losses) for out in outs) >= 12
-
-
-def test_what_is_being_written_is_no_step(tmp_path: Path) -> None:
-    stopped(tmp_path)
-    (tmp_path / "step-000000009").rename(tmp_path / "step-000000009.partial")
-    assert len(resumed(tmp_path, every=1000)[0].losses) == 12 - 6
-    assert (tmp_path / "step-000000009.partial").exists()
-    resumed(tmp_path)
-    assert steps(tmp_path) == [6, 9, 12]
 
 
 def test_what_is_not_ours_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -220,16 +197,6 @@ def test_what_attach_refuses(tmp_path: Path) -> None:
         simulate(Program("asgd", settings=kept(tmp_path / "c")), 2)
 
 
-def test_workers_that_want_different_things(tmp_path: Path) -> None:
-    def body() -> None:
-        model = nn.Linear(2, 2)
-        rank = paceline.communication.virtual.transport.current().world.rank  # type: ignore[union-attr]
-        with pytest.raises(MismatchError, match="different every_blocks or keep"):
-            paceline.attach(model, adam(model.parameters()), "bmuf", checkpoint=tmp_path, keep=1 + rank)
-
-    simulate(body, 2)
-
-
 # -- what cannot be written --------------------------------------------------------------------------------------------
 
 
@@ -286,17 +253,6 @@ def test_a_step_that_is_a_link_is_not_followed_and_a_place_that_is_one_is(tmp_pa
     assert sorted(one.name for one in elsewhere.iterdir()) == before
 
 
-@pytest.mark.parametrize("left", ["step-000000001.old", "step-000000002.old"])
-def test_what_was_renamed_goes_with_its_step(left: str, tmp_path: Path) -> None:
-    """A process was killed after it had put a new step in the place of one of the same number."""
-    store = DirectoryStore(tmp_path)
-    for name in ("step-000000002", "step-000000003", "step-000000004", left):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / files.MANIFEST).write_text("{}")
-    store.tidy(2)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["step-000000003", "step-000000004"]
-
-
 TENSORS = {
     "half": torch.arange(5).to(torch.bfloat16),
     "empty": torch.zeros(0, 3),
@@ -324,7 +280,7 @@ def test_a_bit_that_flips_while_a_checkpoint_is_written_is_found(
         files.checked({"directory": str(tmp_path), "files": found}, "rank-000.safetensors")
 
 
-@pytest.mark.parametrize("at", range(8, 310, 7))
+@pytest.mark.parametrize("at", range(8, 310, 29))
 def test_a_header_that_is_another_one_is_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     save_file = files.save_file
 

@@ -91,17 +91,6 @@ def test_inner_loops_and_validations_are_no_place(tmp_path: Path) -> None:
     ]
 
 
-def test_several_steps_in_one_iteration(tmp_path: Path) -> None:
-    def body(run: paceline.Run, step: Callable[[], None], said: list[Any]) -> None:
-        for _batch in run.share(loader(8)):
-            step()
-            step()
-            step()
-
-    taken(body, tmp_path, every=4)
-    assert steps(tmp_path) == [6, 9, 12]  # 4, 8 and 12 are due
-
-
 def test_without_shared_data_the_program_says_where(tmp_path: Path) -> None:
     def body(run: paceline.Run, step: Callable[[], None], said: list[Any]) -> None:
         for _ in range(5):
@@ -136,18 +125,6 @@ def test_workers_that_end_at_different_times(rule: str, samples: int, tmp_path: 
     for number in steps(tmp_path):
         again = simulate(Program(rule, resume=tmp_path / f"step-{number:09d}", **choices), 3)
         assert all(same_bits(one.model, other.model) for one, other in zip(again, whole, strict=True))
-
-
-def test_the_log_says_how_long(tmp_path: Path) -> None:
-    from paceline.observe.event_log import log_name
-
-    train("bmuf(period=3)", 2, epochs=1, settings={**kept(tmp_path / "c"), "log": tmp_path})
-    import json
-
-    events = [json.loads(line) for line in (tmp_path / log_name(1, 1)).read_text().splitlines()]
-    saves = [one for one in events if one["kind"] == "save"]
-    assert [one["minibatches"] for one in saves] == [3, 6]
-    assert all(one["bytes"] > 1000 and one["written_s"] > 0 and one["stopped_s"] >= 0 for one in saves)
 
 
 @pytest.mark.processes

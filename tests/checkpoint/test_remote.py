@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
 
-from paceline.checkpoint.store import DirectoryStore, store_for
-from paceline.checkpoint.urls import local_path
+from paceline.checkpoint.store import store_for
 from paceline.errors import CheckpointError
-from paceline_plugins.data.checkpoint_store import ObjectStoreTree, RemoteStore
+from paceline_plugins.data.checkpoint_store import RemoteStore
 from tests.checkpoint.test_exact import kept
 from tests.helpers import Program, adam, same_bits, simulate, train
 
@@ -112,20 +110,3 @@ def test_what_a_store_refuses_is_a_warning(
     said = [one.getMessage() for one in caplog.records]
     assert len(said) == 2 and all("no, thank you" in text and "training goes on" in text for text in said)
     assert store_for(memory).numbers() == []
-
-
-def test_objects(bucket: str) -> None:
-    stopped(bucket, keep=2)
-    remote = store_for(bucket)
-    assert isinstance(remote, RemoteStore) and isinstance(remote._tree, ObjectStoreTree) and remote.numbers() == [6, 9]
-    outs = train(RULE, 2, **CHOICES, settings=kept(bucket, keep=2))  # type: ignore[arg-type]
-    assert len(outs[0].losses) == 12 - 9 and remote.numbers() == [9, 12]
-    assert same_bits(outs[0].model, train(RULE, 2, **CHOICES)[0].model)
-    remote._tree.delete("step-000000012/manifest.json")
-    remote._tree.delete("step-000000012/nothing")
-    assert remote.numbers() == [9]
-
-
-def test_what_is_local(tmp_path: Path) -> None:
-    assert local_path(f"file://{tmp_path}/a") == tmp_path / "a" and local_path("s3://a/b") is None
-    assert isinstance(store_for(f"file://{tmp_path}/a"), DirectoryStore)

@@ -20,7 +20,6 @@ from paceline import checkpoint
 from paceline.checkpoint import loading
 from paceline.checkpoint.files import own_sum
 from paceline.checkpoint.reshard import OldCheckpoint, mean_optimizers
-from paceline.data import LoaderRegistry
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.rules.outer import BlockMomentum
 from paceline.update.engine.blocks import saved as saved_blocks
@@ -332,22 +331,12 @@ def test_block_momentum_goes_on_with_its_delta_and_the_new_gain(gain: Any, overl
     torch.testing.assert_close(final, theta, rtol=1e-5, atol=1e-6)
 
 
-def test_workers_begin_at_the_look_ahead_of_the_new_number(tmp_path: Path) -> None:
-    simulate(Quadratic("bmuf(period=3, gain='paper')", sgd, save=tmp_path / "c", norm=False), 4)
-    outer = read_back(tmp_path / "c").part(0, "exchange", "blocks", 0, "outer")
-    theta, delta = (outer[f"parameters/float32/0/{name}"] for name in ("anchor", "delta"))
-    for new in (2, 5):
-        for one in simulate(Quadratic("bmuf(period=3, gain='paper')", sgd, 0, resume=tmp_path / "c", norm=False), new):
-            own = torch.cat([value.flatten() for value in one.own.values()])
-            torch.testing.assert_close(own, theta + (1 - 1 / new) * delta)
-
-
 @pytest.mark.parametrize("rule", ["one_bit(warmup=5)", "top_k(ratio=0.3, warmup=3)", "sync(codec='int8', warmup=9)"])
 def test_a_warm_up_of_the_codec_is_not_begun_again(rule: str, tmp_path: Path) -> None:
     """After 7 steps, what a step sends is what the 8th sends, among as many."""
 
     def sent(run: paceline.Run, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        (update,) = run._engine.gradients  # type: ignore[union-attr]
+        (update,) = run._engine.gradient_exchanges.updates  # type: ignore[union-attr]
         codec = update.codec.at(update.exchanges)
         return {"codec": codec, "residuals": [key for chunk in update.buckets.chunks for key in chunk.state]}
 
@@ -395,14 +384,6 @@ def test_compensated_moments_are_those_of_the_start_of_the_block(tmp_path: Path)
         for name, flat in wanted.items():
             assert torch.equal(one.extra[name].flatten(), flat[: one.extra[name].numel()])
         assert float(one.extra["step"]) == pytest.approx(block["numbers"]["counts"][0])
-
-
-def test_a_first_block_that_is_undone_leaves_no_moments(tmp_path: Path) -> None:
-    choices: dict[str, Any] = {"norm": False}
-    simulate(Quadratic("bmuf_adam(period=20)", adam, save=tmp_path / "c", **choices), 4)
-    taken = Quadratic("bmuf_adam(period=20)", adam, 25, resume=tmp_path / "c", look=optimizer_state, **choices)
-    for one in simulate(taken, 3):
-        assert all(float(value.abs().max()) == 0 for value in one.extra.values())
 
 
 def test_momentum_that_restarts_with_each_block_restarts(tmp_path: Path) -> None:
@@ -503,15 +484,6 @@ def test_ranks_keep_their_generators_and_new_ones_have_their_own(tmp_path: Path)
     seven = simulate(program(True), 7)
     assert seven[:4] == before and len({tuple(row) for row in seven}) == 7
     assert simulate(program(True), 7) == seven
-
-
-def test_the_data_positions_of_all_old_workers_are_handed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = []
-    monkeypatch.setattr(LoaderRegistry, "regroup", lambda self, states: given.append(states), raising=False)
-    monkeypatch.setattr(LoaderRegistry, "state", lambda self: {"of": self.world.rank})
-    simulate(Quadratic("sync", save=tmp_path / "c"), 4)
-    simulate(Quadratic("sync", resume=tmp_path / "c"), 3)
-    assert given == [[{"of": 0}, {"of": 1}, {"of": 2}, {"of": 3}]] * 3
 
 
 # -- what does not fit -------------------------------------------------------------------------------------------------
@@ -617,14 +589,6 @@ def test_other_groups_are_refused(saved: Path) -> None:
         assert "their groups have [[2, 4]] parameters here and [[6]] in the checkpoint" in text
 
 
-def test_data_that_cannot_be_shared_anew_change_nothing(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: LoaderRegistry, states: Any) -> None:
-        raise UnsupportedError("not these data")
-
-    monkeypatch.setattr(LoaderRegistry, "regroup", refuse, raising=False)
-    assert refused(saved, 3) == ["not these data"] * 3
-
-
 def test_hosts_with_different_checkpoints(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As hosts with disks of their own may have."""
     read = checkpoint.read_manifest
@@ -636,10 +600,3 @@ def test_hosts_with_different_checkpoints(saved: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(loading, "read_manifest", other)
     for text in refused(saved, 3):
         assert "find different checkpoints" in text and "rank 2" in text
-
-
-def test_a_number_of_workers_that_is_none(saved: Path) -> None:
-    file = saved / "manifest.json"
-    manifest = json.loads(file.read_text())
-    file.write_text(json.dumps({**manifest, "size": 0}))
-    assert all("its number of workers is 0" in text for text in refused(saved, 3))

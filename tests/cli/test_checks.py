@@ -15,10 +15,6 @@ from typer.testing import CliRunner, Result
 
 import paceline
 from paceline.cli import app
-from paceline.cli.launch.cluster import LaunchCluster
-from paceline.cli.launch.launch import _waits_for
-from paceline.cli.run import checks
-from paceline_plugins.sites import elastic_checks
 from tests.helpers import make_net, sgd
 
 
@@ -46,8 +42,6 @@ COMMANDS = (
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("place", ["/proc/none", "ok.py/below", "/dev/null/x"])
 def test_a_log_directory_that_cannot_be(command: str, place: str) -> None:
-    if command.startswith("tune"):
-        pytest.importorskip("optuna")
     Path("ok.py").write_text("import paceline\npaceline.attach\n")
     done = call(command.replace("PLACE", place))
     assert done.exit_code == 2 and isinstance(done.exception, SystemExit)
@@ -61,19 +55,6 @@ def test_a_port_that_another_program_has_and_a_name_that_nobody_knows() -> None:
     assert done.exit_code == 2 and f"another program of this host listens at port {port}" in done.stderr
     done = call("run --hosts 2 --host-index 1 --master no.such.name.invalid:29500 ok.py")
     assert done.exit_code == 2 and "this host does not know no.such.name.invalid" in done.stderr
-
-
-def test_whom_a_launcher_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "host 1 waits for host 0 at n0:29500, 60 s at most" in _waits_for(
-        LaunchCluster(2, 3, 1, ("n0", 29500), 60.0)
-    )
-    said = _waits_for(LaunchCluster(2, 3, 0, ("n0", 29500), 60.0))
-    assert "host 0 waits at n0:29500 for 2 more of 3 hosts, 60 s at most" in said and "--host-index 1 to 2" in said
-    monkeypatch.setattr(elastic_checks, "SAY_AFTER_S", 0.0)
-    monkeypatch.setattr(elastic_checks, "reachable", lambda where: False)
-    done = call("run --join 127.0.0.1:1 --open --timeout 1 --as-is ok.py")
-    assert done.exit_code == 2 and "no launcher listens at 127.0.0.1:1 yet: waiting" in done.stderr, done.stderr
-    assert "no launcher listens at 127.0.0.1:1 within 1 s" in done.stderr
 
 
 def test_a_rule_of_the_command_line_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,17 +87,3 @@ def test_ctrl_c_while_the_command_is_loaded_is_one_line(
     with pytest.raises(SystemExit):
         main()
     assert codes == [130] and capsys.readouterr().err == "stopped before anything was started\n"
-
-
-def test_far_more_workers_than_processors_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    checks.warn_oversubscription(100_000, quiet=False)
-    assert "100000 workers share " in capsys.readouterr().err
-    checks.warn_oversubscription(1, quiet=False)
-    checks.warn_oversubscription(100_000, quiet=True)
-    assert capsys.readouterr().err == ""
-
-
-def test_a_number_of_workers_that_grows_is_not_for_searches() -> None:
-    pytest.importorskip("optuna")
-    result = call("""tune --search lr=log(1e-4,1e-1) --workers 2 --rule "bmuf(grow='auto')" ok.py""")
-    assert result.exit_code == 2 and "the number of workers of this run is fixed" in result.output

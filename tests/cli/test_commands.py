@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,11 +41,6 @@ def make_run(directory: Path, workers: int) -> Path:
     return directory
 
 
-def test_the_version_is_that_of_the_package() -> None:
-    result = call("--version")
-    assert (result.exit_code, result.stdout) == (0, f"paceline {paceline.__version__}\n")
-
-
 @pytest.mark.processes
 def test_the_package_can_be_run_as_a_module() -> None:
     done = subprocess.run(
@@ -78,13 +72,6 @@ def test_report_refuses_what_is_no_run(tmp_path: Path, name: str, says: str) -> 
     assert result.exit_code == 2
     assert says in result.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_report_refuses_an_output_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    result = call("report", make_run(tmp_path / "run", 1), "--output", tmp_path / "file" / "out")
-    assert result.exit_code == 2
-    assert "choose another --output" in result.stderr
 
 
 def test_explain_lists_every_recipe() -> None:
@@ -125,17 +112,6 @@ def test_explain_refuses(arguments: list[object], says: str) -> None:
 )
 def test_model_sizes_are_read_as_people_write_them(text: str, count: int) -> None:
     assert parse_count(text) == count
-
-
-@pytest.mark.processes
-def test_in_a_pipe_no_line_is_cut_in_two(tmp_path: Path) -> None:
-    rule = "bmuf(period=16, overlap=16, codec='int8', momentum=0.93, lr=1.0, warmup=500, local_state='compensate')"
-    about = {"kind": "attach", "at_s": 0.0, "size": 1, "rule": rule, "host": "a"}
-    (tmp_path / "rank-000.jsonl").write_text(json.dumps(about) + "\n")
-    command = [sys.executable, "-m", "paceline", "report", str(tmp_path), "--output", str(tmp_path / "page")]
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    said = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=True).stdout
-    assert any(line.split(maxsplit=1) == ["rule", rule] for line in said.splitlines()), said
 
 
 @pytest.mark.parametrize(("system", "command"), [("darwin", "run"), ("win32", "sim"), ("darwin", "blocks")])

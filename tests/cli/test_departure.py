@@ -17,9 +17,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import LEFT
-from paceline_plugins.sites.departure import Departure
-from paceline_plugins.sites.elastic_messages import of_process
-from paceline_plugins.sites.supervisor import Supervisor, WorkerCommand
+from paceline_plugins.sites.supervisor import Departure, Supervisor, WorkerCommand
 from tests.cli.test_elastic import events, until
 from tests.cli.test_run import Script, _here, script, started  # noqa: F401
 from tests.flow.test_leaving import in_model, trained
@@ -104,29 +102,6 @@ def test_a_host_that_has_the_control_plane_goes_on_later(program: Any, tmp_path:
     assert trained(one) == in_model(one) == {1: one.samples}
 
 
-@processes
-@pytest.mark.full
-def test_a_host_that_sleeps_joins_again_when_it_wakes(program: Any) -> None:
-    """All of its processes stop for longer than the others wait; its worker is lost, ends with 75, and is replaced."""
-    one = program(samples=3000)
-    with two_hosts(one.path, timeout=10) as (first, second):
-        more_exchanges()
-        worker = json.loads(Path("join/output/place-000.json").read_text())
-        pids = [second.pid, worker["keeper"], worker["pid"]]
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        until(lambda: events(Path("lead"), "lost"))
-        more_exchanges()
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-        _, said = second.communicate(timeout=DEADLINE_S)
-        first.communicate(timeout=DEADLINE_S)
-    assert (first.returncode, second.returncode) == (0, 0), said
-    assert "this worker is lost: declared lost by the control plane; a new one replaces it" in said
-    assert len(events(Path("lead"), "joined")) == 3
-    assert in_model(one) == {1: one.samples}
-
-
 LEAVES = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit({code}))
@@ -166,15 +141,24 @@ def test_workers_leave_and_no_others_are_started(tmp_path: Path) -> None:
         workers.stop(signal.SIGKILL)
 
 
-def test_a_second_signal_and_others_than_sigterm_end_a_launcher(tmp_path: Path) -> None:
-    workers = Supervisor(WorkerCommand([], {}, tmp_path), 1)
-    workers.places[0].process = SimpleNamespace(poll=lambda: None, ask_to_leave=lambda: True)  # type: ignore[assignment]
-    departure = Departure(workers, lambda kind, facts: None, 60.0)
-    assert departure.ends_launcher([signal.SIGINT]) and not departure.ends_launcher([signal.SIGTERM])
-    assert departure.ends_launcher([signal.SIGTERM, signal.SIGTERM])
-
-
-def test_a_worker_that_only_died_is_not_said_to_have_left_in_order() -> None:
-    gone = {"place": 0, "turn": 1, "left": True, "given_up": False}
-    assert of_process("process ended", {**gone, "code": LEFT}, False) == "this worker has left in order"
-    assert "what it had not exchanged" in of_process("process ended", {**gone, "code": -signal.SIGTERM}, False)
+@processes
+@pytest.mark.full
+def test_a_host_that_sleeps_joins_again_when_it_wakes(program: Any) -> None:
+    """All of its processes stop for longer than the others wait; its worker is lost, ends with 75, and is replaced."""
+    one = program(samples=3000)
+    with two_hosts(one.path, timeout=10) as (first, second):
+        more_exchanges()
+        worker = json.loads(Path("join/output/place-000.json").read_text())
+        pids = [second.pid, worker["keeper"], worker["pid"]]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        until(lambda: events(Path("lead"), "lost"))
+        more_exchanges()
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        _, said = second.communicate(timeout=DEADLINE_S)
+        first.communicate(timeout=DEADLINE_S)
+    assert (first.returncode, second.returncode) == (0, 0), said
+    assert "this worker is lost: declared lost by the control plane; a new one replaces it" in said
+    assert len(events(Path("lead"), "joined")) == 3
+    assert in_model(one) == {1: one.samples}

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from devtools.storm.__main__ import app as storm
+from devtools.storm.recorder import TapedControlServer
 from devtools.storm.tape import Played, read
 from devtools.storm.what_if import replay
 from typer.testing import CliRunner, Result
@@ -27,7 +28,8 @@ DEADLINE_S = 150.0
 
 MEMBER = """
     import os, sys, time
-    from paceline.flow.control import About, ControlClient
+    from paceline.flow.control.client import ControlClient
+    from paceline.flow.control.messages import About
     from paceline.communication.sockets.tls import TLS
     host, port = os.environ["PACELINE_CONTROL"].rsplit(":", 1)
     about, timeout_s = About("here", "127.0.0.1", 1, {{}}), float(os.environ["PACELINE_TIMEOUT_S"])
@@ -158,8 +160,11 @@ TRAINS = """
 
 
 @pytest.mark.processes
-def test_the_tape_of_a_real_run_is_played_with_the_same_members(script: Script, tmp_path: Path) -> None:
-    """One SIGKILL, and one worker that takes the place; then what-ifs of it, by the command that users have."""
+def test_the_tape_of_a_real_run_is_played_with_the_same_members(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One SIGKILL, and one worker that takes the place; then what-ifs of it."""
+    monkeypatch.setattr("paceline.flow.control.server.ControlServer", TapedControlServer)
     log = tmp_path / "log"
     result = run("--elastic", "1:3", "--workers", 2, "--timeout", 60, "--log", log, script(TRAINS))
     assert result.exit_code == 0, result.output
@@ -209,28 +214,6 @@ def test_who_fails_when_others_have_ended_is_seen_in_the_code(script: Script, th
     assert result.exit_code == code, result.output
     assert "the program is over, so it is not replaced" in result.stderr
     assert "failed after other workers had succeeded" in result.stderr
-
-
-@pytest.mark.processes
-def test_who_does_not_come_to_its_end_is_stopped(script: Script) -> None:
-    result = plain(script, "time.sleep(300 if place == '1' else 0)", "--timeout", 1)
-    assert result.exit_code == 3, result.output
-    assert "stopped, since they did not end within the timeout after the first: [1]" in result.stderr
-
-
-@pytest.mark.processes
-def test_a_signal_ends_all_workers(script: Script, tmp_path: Path) -> None:
-    path = script(ONCE.format(then="print(os.getpid(), flush=True); time.sleep(300)"))
-    with started("--elastic", "1:2", "--workers", 2, "--log", "log", path) as process:
-        assert process.stdout is not None
-        pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
-        refused = run("--again", "log")
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 128 + signal.SIGINT
-    assert "stopped by SIGINT" in errors and "Traceback" not in errors
-    assert_gone(pids)
-    assert refused.exit_code == 2 and "the launcher of the run in" in refused.stderr
 
 
 @pytest.mark.processes

@@ -75,26 +75,6 @@ def test_an_elastic_run() -> None:
     assert joins.exit_code == 0 and "the control plane listens at 10.0.0.1:4000" in joins.stdout
 
 
-def test_a_step_of_slurm_is_found() -> None:
-    found = shown("--workers", 4, PROGRAM, **step("gpu[01-02]", 2, 1))
-    assert found.exit_code == 0, found.output
-    said = workers(found.stdout)
-    assert [one["RANK"] for one in said] == ["4", "5", "6", "7"]
-    assert {(one["MASTER_ADDR"], one["WORLD_SIZE"]) for one in said} == {("gpu01", "8")}
-    assert said[0]["PACELINE_LOG"] == str(Path("paceline-logs/slurm-1234.2").absolute())
-    assert "Slurm job 1234, step 2 starts the same command on the other hosts" in found.stdout
-
-
-def test_options_win() -> None:
-    slurm = step("gpu[01-02]", 2, 1)
-    found = shown("--master", "10.0.0.9:4000", "--log", "logs", PROGRAM, **slurm)
-    assert workers(found.stdout)[0]["MASTER_ADDR"] == "10.0.0.9" and "logs: logs" in found.stdout
-    alone = shown("--hosts", 1, PROGRAM, **slurm)
-    assert workers(alone.stdout)[0]["WORLD_SIZE"] == "1"
-    full = ["--hosts", 3, "--host-index", 2, "--master", "10.0.0.9:4000"]
-    assert workers(shown(*full, PROGRAM, **slurm).stdout)[0]["RANK"] == "2"
-
-
 @pytest.mark.parametrize(
     ("arguments", "variables", "says"),
     [

@@ -134,16 +134,3 @@ def test_a_command_of_two_distributions_is_refused(site: Path) -> None:
     result = run("measure")
     assert result.exit_code == 2 and "acme-one and acme-two have a command of this name" in said(result)
     assert "measure cannot be called: acme-one and acme-two have it" in said(run("--help"))
-
-
-def test_no_distribution_replaces_a_command_of_paceline(site: Path) -> None:
-    before = said(run("explain", "--help"))
-    install(site, "acme-tools", {"explain": "acme:app", "ours": "acme:app"}, acme="raise SystemExit(7)")
-    assert said(run("explain", "--help")) == before
-    shown = said(run("--help"))
-    assert "Not used, as paceline has a command of that name: explain of acme-tools." in shown
-
-
-def test_an_unknown_command_is_one(site: Path) -> None:
-    result = run("nothing")
-    assert result.exit_code == 2 and "No such command 'nothing'" in said(result)

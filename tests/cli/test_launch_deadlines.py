@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import WorkerState
 
-from paceline.cli.launch import launch, workers
+from paceline.cli.launch import workers
 from paceline.cli.launch.cluster import LaunchCluster
-from paceline.cli.launch.launch import _Runner, _spec
+from paceline.cli.launch.launch import _spec
 from paceline.cli.launch.spawn import Command, WorkerProcess
 from paceline.cli.launch.workers import Agent, EndNotes, OtherHostError
 
@@ -73,23 +72,6 @@ def test_a_silent_store_holds_up_no_worker_and_is_named_after_the_deadline(silen
     one._publish_end("this host is told to leave")
     one._exit_barrier()
     assert not one.close(), "the thread hangs, and the command must exit without it"
-
-
-def test_a_call_of_torchruns_own_that_does_not_return(silent: SilentStore) -> None:
-    runner = _Runner(SECOND, Command([], {}, Path()))
-    assert not runner.hangs
-    runner.agent = agent(silent, Stuck())
-    assert not runner.hangs, "it starts workers, which may load for long"
-    runner.agent.moved_at = time.monotonic() - 2 * SECOND.timeout_s - launch.STOP_S
-    assert runner.hangs
-
-
-def test_a_worker_that_cannot_be_killed(silent: SilentStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[Any] = []
-    monkeypatch.setattr(workers, "signal_session", lambda worker, which: sent.append(which.name))
-    one = agent(silent, Stuck())
-    one.kill()
-    assert sent == ["SIGKILL", "SIGKILL"]
 
 
 @pytest.mark.parametrize(("leaves", "reason"), [(1, "worker 1 failed"), (0, "worker 0 failed"), (1, ""), (0, "")])

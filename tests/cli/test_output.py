@@ -13,7 +13,6 @@ import pytest
 from rich.console import Console
 
 import paceline
-from paceline.cli.launch import spawn
 from paceline.cli.run import failure, output
 from paceline.cli.run.status import describe
 from paceline.observe.reports.live import LiveSnapshot
@@ -59,23 +58,6 @@ def test_lines_are_shown_whole_and_once(tails: output.Tails, shown: Shown, tmp_p
     assert shown[2:] == [(3, "three", False)]
 
 
-def test_a_long_output_is_finished_in_pieces(
-    tails: output.Tails, shown: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(output, "CHUNK_BYTES", 7)
-    (tmp_path / "err").write_bytes(b"".join(b"line %d\n" % i for i in range(50)))
-    tails.finish()
-    assert shown == [(3, f"line {i}", True) for i in range(50)]
-
-
-def test_muted_errors_are_not_shown(tails: output.Tails, shown: Shown, tmp_path: Path) -> None:
-    tails.mute_errors = True
-    (tmp_path / "out").write_text("saved\n")
-    (tmp_path / "err").write_text("KeyboardInterrupt\n")
-    tails.finish()
-    assert shown == [(3, "saved", False)]
-
-
 def test_lines_are_made_readable() -> None:
     assert output.decode(b" 10%\r 50%\r100%", 0) == "100%"
     assert output.decode(b"windows\r", 0) == "windows"
@@ -97,14 +79,6 @@ def test_the_exception_is_found_among_the_last_words(tmp_path: Path) -> None:
     assert headline == "ValueError: odd"
     assert tail[0] == "Traceback (most recent call last):"
     assert tail[-2:] == ["and so on", "a library's warning at exit"]
-
-
-def test_without_a_traceback_the_last_line_speaks(tmp_path: Path) -> None:
-    path = tmp_path / "err"
-    path.write_text("one\ntwo\n\n")
-    assert failure.error_lines(path, 0) == ("two", ["one"])
-    path.write_text("")
-    assert failure.error_lines(path, 0) == ("", [])
 
 
 def test_the_cause_is_blamed_and_not_its_echo(tmp_path: Path) -> None:
@@ -190,15 +164,6 @@ def test_output_whose_directory_was_removed_is_shown_to_its_end(
     assert shown == [(7, "one", False), (7, "two", False), (7, "three", False)]
 
 
-def test_a_process_starts_where_its_output_finds_no_place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "file").touch()
-    place = tmp_path / "file" / "output"
-    for _ in range(2):
-        with spawn.output_files(place / "out", place / "err") as (out, err):
-            assert out.write(b"x") == err.write(b"x") == 1
-    assert len(caplog.messages) == 1 and "the workers' output is lost" in caplog.messages[0]
-
-
 @pytest.mark.processes
 def test_a_keeper_whose_notes_find_no_place_tells_by_its_own_end(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
@@ -245,17 +210,6 @@ def test_frames_that_are_not_the_users_are_folded(tmp_path: Path) -> None:
     ]
     path.write_text("\n".join(trace(OURS, TORCH, end="ValueError: ours")))  # nothing of the user's to show
     assert sum("File" in line for line in failure.error_lines(path, 0)[1]) == 2
-
-
-def test_the_same_failure_of_all_ranks_is_one_box(tmp_path: Path) -> None:
-    files = {rank: tmp_path / str(rank) for rank in range(5)}
-    for rank, path in files.items():
-        what = "odd" if rank != 3 else "even"
-        path.write_text("\n".join(trace("/home/me/train.py", end=f"ValueError: {what} (rank {rank} on vm)")))
-    assert failure.same_error_ranks(0, {}, files) == [0, 1, 2, 4]
-    sheet = StringIO()
-    Console(file=sheet, width=100).print(failure.panel(0, 1, files[0], 1, ranks=failure.same_error_ranks(0, {}, files)))
-    assert "workers 0-2, 4 on" in sheet.getvalue() and "the other 1 here was stopped" in sheet.getvalue()
 
 
 def test_the_same_traceback_is_shown_once(tails: output.Tails, shown: Shown, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from typer.testing import CliRunner, Result
 
 import paceline
 from paceline.cli import app
-from paceline.errors import UnsupportedError
 from paceline_plugins.forecast.plan_command import inputs
 from paceline_plugins.forecast.planner.stopwatch import Timed
 from tests.update.engine.test_blocks import Scalars, rank
@@ -43,15 +42,6 @@ def test_a_table_and_a_recommendation() -> None:
     assert result.exit_code == 0
     for words in ("1,000,000 parameters (4 MB)", "N=4", "bmuf(period=8)", "for 4 workers:", "1 Gbit/s"):
         assert words in said(result)
-
-
-def test_json_by_hand() -> None:
-    """4 MB as 1.5 x 4 MB over 1 MB/s every 8 steps of 100 ms."""
-    found = values(*GIVEN, "--network", "link(mbit=8)", "--at", 4)
-    block = next(one for one in found["forecasts"] if one["rule"] == "bmuf(period=8)" and one["workers"] == 4)
-    assert block["step_s"] == pytest.approx((0.8 + 6) / 8, rel=1e-3)
-    assert block["epoch_s"] == pytest.approx(250 * block["step_s"])
-    assert found["setting"]["workers"] == 4 and found["advice"]["rule"] == "bmuf(period=64, overlap=64)"
 
 
 def test_a_number_of_workers_that_grows_is_told() -> None:
@@ -95,18 +85,6 @@ def test_what_cannot_be_is_refused(arguments: tuple[object, ...], says: str) -> 
     assert result.exit_code == 2 and says in said(result)
 
 
-def test_a_program_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("")
-
-    def fails(*arguments: object) -> Timed:
-        raise UnsupportedError("no optimizer made a step")
-
-    monkeypatch.setattr(inputs, "time_script", fails)
-    result = plan(script)
-    assert result.exit_code == 2 and "no optimizer made a step" in said(result)
-
-
 def test_the_answer_comes_first_and_80_columns_hold_it() -> None:
     arguments = ["plan", "--step-time", "0.1", "--parameters", "25M", "--network", "1gbe"]
     lines = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"}).stdout.splitlines()
@@ -146,11 +124,6 @@ def test_a_log_tells_the_loss_of_other_numbers(logged: Path) -> None:
     assert rows[16]["speed_up"] == pytest.approx(16, rel=0.01)
     assert quality["pays_up_to"] == 4  # 1 + 1 / common = 4.9
     assert found["setting"]["step_s"] > 0 and found["setting"]["parameters"] == 1
-
-
-def test_a_log_without_a_run_is_refused(tmp_path: Path) -> None:
-    result = plan(*GIVEN, "--log", tmp_path)
-    assert result.exit_code == 2 and str(tmp_path.name) in said(result).replace(" ", "")
 
 
 def test_one_sentence_about_speed_and_quality(logged: Path) -> None:

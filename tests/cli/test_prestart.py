@@ -13,7 +13,7 @@ import pytest
 
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.launch import rendezvous_of
-from paceline.cli.launch.prestart import environment, prestart
+from paceline.cli.launch.prestart import prestart
 from paceline.cli.launch.spawn import Command
 from paceline.core import parent_death
 
@@ -37,12 +37,6 @@ def test_workers_know_who_they_are_and_where_the_store_will_be(tmp_path: Path) -
     assert {one["TORCHELASTIC_RUN_ID"] for one in told} == {prestarted.run_id}
 
 
-def test_several_hosts_have_to_meet_first(tmp_path: Path) -> None:
-    with prestart(LaunchCluster(2, hosts=2, master=("node0", 29500)), command(TELL, tmp_path)) as prestarted:
-        assert prestarted is None
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.processes
 def test_no_worker_outlives_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="torch"), prestart(LaunchCluster(2), command(STAY, tmp_path)) as prestarted:
@@ -62,11 +56,6 @@ def test_the_store_is_where_the_workers_look_for_it(tmp_path: Path) -> None:
         assert (found.bootstrap_store_info.master_port, handler.get_run_id()) == (port, prestarted.run_id)
         found.store.set("key", "value")
         assert found.store.get("key") == b"value"
-
-
-def test_what_torchrun_would_say_is_said() -> None:
-    handler = rendezvous_of(LaunchCluster(1))
-    assert environment("run")["TORCHELASTIC_USE_AGENT_STORE"] == str(handler.use_agent_store)
 
 
 @pytest.mark.processes

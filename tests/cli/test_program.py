@@ -81,13 +81,6 @@ def test_a_python_program_stays_one(name: str, content: bytes) -> None:
     assert program.command(zero_lines=True)[2:5] == ["-m", "paceline_plugins.zero", name]
 
 
-def test_a_tool_without_a_slash_may_lie_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("bin").mkdir()
-    made("bin/nnet-train", b"#!/bin/sh\n")
-    monkeypatch.setenv("PATH", str(Path("bin").absolute()))
-    assert find(Path("nnet-train")).command() == [str(Path("bin/nnet-train").absolute())]
-
-
 @pytest.mark.parametrize(
     ("content", "mode", "why"),
     [
@@ -118,13 +111,6 @@ def test_a_module_is_found_without_being_imported() -> None:
     assert package.source is not None and package.source.name == "__main__.py" and package.root == Path.cwd().resolve()
 
 
-def test_a_module_that_cannot_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("mine").mkdir()
-    Path("mine/__init__.py").touch()
-    assert "no module mine.nothing: 'nothing' is missing" in refused(capsys, Path("mine.nothing"), module=True)
-    assert "package without __main__.py" in refused(capsys, Path("mine"), module=True)
-
-
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["run", *map(str, arguments)])
 
@@ -140,16 +126,6 @@ def test_what_only_python_has_is_refused_for_executables(capsys: pytest.CaptureF
     with pytest.raises(typer.Exit):
         python_program(tool, None, "sim runs Python")
     assert "sim runs Python, and tool is an executable" in " ".join(capsys.readouterr().err.replace("│", " ").split())
-
-
-def test_the_plan_of_a_tool_is_printed_with_its_own_options() -> None:
-    result = run("--print", "--hosts", 2, "--master", "here:29500", made("tool", b"#!/bin/sh\n"), "-m", "model")
-    assert result.exit_code == 0
-    assert "worker 0\n  ./tool -m model\n" in result.stdout
-    assert "--host-index 1 --job job.pem tool -m model" in result.stdout
-    Path("mine.py").touch()
-    module = run("--print", "--hosts", 2, "--master", "here:29500", "-m", "mine", "-m", "x")
-    assert "-u -m mine -m x" in module.stdout and "--job job.pem -m mine -m x" in module.stdout
 
 
 C_TOOL = """
@@ -188,22 +164,6 @@ def test_a_compiled_tool_fails_restarts_and_has_to_attach() -> None:
     assert Path("log/output/rank-001.2.out").is_file() and tool.is_file()
     assert result.exit_code == 1
     assert "nothing attached paceline" in result.stderr and "paceline blocks" in words(result)
-
-
-DIES_ONCE = b"""#!/bin/sh
-echo "at $LOCAL_RANK, control ${PACELINE_CONTROL:+known}"
-if [ "$LOCAL_RANK" = 1 ] && [ ! -e died ]; then touch died; kill -9 $$; fi
-if [ "$LOCAL_RANK" = 1 ]; then touch replaced; fi
-while [ ! -e replaced ]; do sleep 0.05; done
-"""
-
-
-@pytest.mark.processes
-def test_a_killed_tool_is_named_and_replaced_in_an_elastic_run() -> None:
-    result = run("--elastic", "1:2", "--workers", 2, "--log", "log", made("tool", DIES_ONCE))
-    assert "[1] this worker is lost: killed by SIGKILL (9); a new one replaces it" in result.stderr
-    assert "[1] at 1, control known" in result.stdout.splitlines()
-    assert result.exit_code == 1 and "nothing attached paceline" in result.stderr
 
 
 @pytest.mark.processes

@@ -52,18 +52,6 @@ def test_an_option_after_the_program_is_refused_with_the_right_order(line: str, 
     assert not Path("paceline-logs").exists(), "something was started"
 
 
-@pytest.mark.processes
-def test_after_two_dashes_a_program_has_options_of_the_same_names(capfd: pytest.CaptureFixture[str]) -> None:
-    for line in ("run --quiet --as-is ok.py -- --workers 4", "run --quiet --as-is -- ok.py --workers 4"):
-        assert call(line).exit_code == 0
-    assert call("run --quiet --as-is ok.py --epochs 2 --help -- --rule x").exit_code == 0
-    printed = capfd.readouterr().out
-    outputs = sorted(Path("paceline-logs").glob("*/output/rank-000.out"))
-    said = printed + "".join(path.read_text() for path in outputs)
-    assert said.count("arguments ['--workers', '4']") >= 2, said
-    assert "arguments ['--epochs', '2', '--help', '--', '--rule', 'x']" in said
-
-
 def test_split_takes_values_along_and_ends_at_two_dashes() -> None:
     takes = {"--workers": True, "--quiet": False}
     assert split(["a", "--workers", "4", "--quiet", "b"], takes) == (["--workers", "4", "--quiet"], ["a", "b"])
@@ -74,7 +62,7 @@ def test_split_takes_values_along_and_ends_at_two_dashes() -> None:
     assert split(["--workers"], takes) == (["--workers"], [])
 
 
-NAMES = "run|sim|plan|blocks|watch|report|trace|tune|verify|join|relay|revoke|doctor|explain|data (?:pack|verify|plan)"
+NAMES = "run|sim|plan|blocks|watch|report|tune|verify|join|relay|revoke|doctor|explain"
 
 
 def documented(names: str = "run|sim|plan") -> list[str]:

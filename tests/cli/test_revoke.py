@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli.main import app
-from paceline.cli.run import checks
 from paceline.communication.sockets.certificates import Authority
 from paceline.communication.sockets.tls import TLS
 from paceline.errors import RefusedError
-from paceline.flow.control import About, ControlClient
+from paceline.flow.control.client import ControlClient
+from paceline.flow.control.messages import About
 from paceline_plugins.sites import revocations, saved_plan
 from paceline_plugins.sites.saved_plan import SavedPlan
 from tests.cli.test_elastic import DEADLINE_S, MEMBER, events, until
@@ -77,11 +76,6 @@ def test_what_cannot_be_revoked(tmp_path: Path, changes: dict[str, Any], options
     assert said.exit_code == 2 and says in " ".join(said.output.replace("│", "").split()), said.output
 
 
-def test_a_run_of_a_fixed_size_is_to_be_ended(tmp_path: Path) -> None:
-    said = revoke(tmp_path, "--worker", 1)
-    assert said.exit_code == 2 and "no certificate can be revoked while they train" in said.output
-
-
 def test_a_launcher_that_does_not_run_carries_it_out_when_it_does(tmp_path: Path) -> None:
     """It is asked for the certificate of a file, which has never joined."""
     run, tls = plan(tmp_path), Authority.new().issue(tmp_path / "stolen", "stolen", "worker")
@@ -100,26 +94,9 @@ def test_a_launcher_that_does_not_run_carries_it_out_when_it_does(tmp_path: Path
     assert revocations.answer_to(run, answer.name.removesuffix(".answer.json")) == {"workers": [3]}
 
 
-def test_a_launcher_that_is_busy_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline_plugins.sites.revoke_command.WAIT_S", 0.01)
-    run = plan(tmp_path)
-    with closing(checks.Lock(run)):
-        said = revoke(run, "--worker", 1)
-    assert said.exit_code == 1 and "has not answered yet; the request stays" in said.output
-
-
 @pytest.mark.parametrize("text", ["{", "[]", '{"workers": ["1"], "certificates": [], "why": "", "unknown": false}'])
 def test_requests_that_are_none_are_answered(tmp_path: Path, text: str) -> None:
     (tmp_path / "revoke-1.request.json").write_text(text)
     revocations.serve(tmp_path, lambda *_: [])
     said = revocations.answer_to(tmp_path, "revoke-1")
     assert said is not None and said["refused"]
-
-
-def test_what_the_control_plane_refuses_is_told(tmp_path: Path) -> None:
-    def refuse(*_: Any) -> list[int]:
-        raise RefusedError("no certificate is known here of worker 7")
-
-    name = revocations.post(tmp_path, revocations.Request([7], [], False, ""))
-    revocations.serve(tmp_path, refuse)
-    assert revocations.answer_to(tmp_path, name) == {"refused": "no certificate is known here of worker 7"}

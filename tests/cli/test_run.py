@@ -134,21 +134,6 @@ def test_every_worker_knows_who_it_is(script: Script, tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_log_directory_is_made_and_named(script: Script, tmp_path: Path) -> None:
-    path = script(
-        """
-        import os
-        with open(os.environ["PACELINE_LOG"] + "/rank-000.jsonl", "w") as log:
-            log.write('{"kind": "close", "at_s": 1}\\n')
-        """
-    )
-    result = run(path)
-    assert result.exit_code == 0, result.output
-    (directory,) = (tmp_path / "paceline-logs").iterdir()
-    assert f"paceline report paceline-logs/{directory.name}" in result.stderr
-
-
-@pytest.mark.processes
 def test_a_worker_that_raises_is_named_with_its_last_words(script: Script) -> None:
     path = script(
         """
@@ -284,20 +269,6 @@ RESTARTED = """
 
 
 @pytest.mark.processes
-def test_all_workers_are_started_again_when_one_fails(script: Script, tmp_path: Path) -> None:
-    path = script(RESTARTED.format(last=1, bad=1))
-    result = run("--as-is", "--workers", 2, "--restarts", 1, "--log", "log", path)
-    assert result.exit_code == 0, result.output
-    for line in ("[0] start 1", "[1] start 0", "[1] start 1"):
-        assert line in result.stdout.splitlines()
-    assert f"worker 1 on {socket.gethostname()} failed" in result.stderr
-    assert "starting all workers again (1 of 1 restarts)" in result.stderr
-    assert "2 workers finished" in result.stderr
-    output = tmp_path / "log" / "output"
-    assert [(output / f"rank-001{turn}.out").read_text() for turn in ("", ".2")] == ["start 0\n", "start 1\n"]
-
-
-@pytest.mark.processes
 def test_two_hosts_start_again_together(script: Script) -> None:
     path = script(RESTARTED.format(last=1, bad=2))
     common = ["--as-is", "--restarts", 2, "--hosts", 2, "--master", f"127.0.0.1:{free_port()}", "--timeout", 60]
@@ -371,21 +342,10 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert not (tmp_path / "paceline-logs").exists()
 
 
-def test_the_help_tells_other_supervisors_what_they_need() -> None:
-    said = run("--help-all").stdout
-    assert "PACELINE_CONTROL=HOST:PORT" in said and "PACELINE_TLS=FOLDER" in said
-
-
 def test_the_help_shows_twelve_options_and_names_the_way_to_all() -> None:
     few, every = (re.findall(r"^  (--?[a-z-]+)", run(how).stdout, re.MULTILINE) for how in ("--help", "--help-all"))
     assert len(few) == 12 + 1 and set(few) < set(every) and few[:2] == ["--workers", "--hosts"]
     assert "--help-all" in run("--help").stdout
-
-
-def test_a_missing_program_is_refused(tmp_path: Path) -> None:
-    result = run("nothing.py")
-    assert result.exit_code == 2
-    assert "nothing.py does not exist" in result.stderr
 
 
 @pytest.mark.processes

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,8 @@ from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.launch import Outcome
 from paceline.cli.launch.spawn import Command, WorkerProcess
 from paceline.cli.main import app
-from paceline.errors import CheckpointError
 from paceline_plugins.search import command_search_rounds as search_rounds
-from paceline_plugins.search.search_round import Round, RoundOver
 
-pytest.importorskip("optuna")
 QUADRATIC = Path(__file__).with_name("quadratic.py")
 RATES = ("--search", "lr=log(1e-2,0.25)")
 
@@ -87,41 +83,6 @@ def test_the_better_rate_wins_and_is_gone_on_from(tmp_path: Path, monkeypatch: p
 def plain() -> tuple[nn.Linear, torch.optim.Optimizer]:
     model = nn.Linear(1, 1, bias=False)
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def train(resumes: bool = True) -> paceline.Run:
-    """Trains for 12 minibatches, if nobody ends it."""
-    model, optimizer = plain()
-    run = paceline.attach(model, optimizer, "bmuf(period=2)")
-    if resumes:
-        run.resume()
-    try:
-        for x in run.share([torch.ones(1, 1)] * 12):
-            optimizer.zero_grad()
-            model(x).square().sum().backward()
-            optimizer.step()
-    except RoundOver:
-        pass
-    except BaseException:
-        run.abandon()
-        raise
-    run.close()
-    return run
-
-
-def test_a_round_ends_after_its_exchanges_wherever_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PACELINE_ROUND", Round(str(tmp_path / "one"), 2, {"lr": 0.01}).text())
-    assert train().minibatches == 4
-    monkeypatch.setenv("PACELINE_RESUME", str(tmp_path / "one"))
-    monkeypatch.setenv("PACELINE_ROUND", Round(str(tmp_path / "two"), 3).text())
-    assert train().minibatches == 10
-    assert [path.name for path in (tmp_path / "two").glob("step-*")] == ["step-000000010"]
-
-
-def test_a_program_that_does_not_resume_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PACELINE_ROUND", Round(str(tmp_path), 2).text())
-    with pytest.raises(CheckpointError, match=r"call run\.resume\(\)"):
-        train(resumes=False)
 
 
 # -- without processes --------------------------------------------------------------------------------------
@@ -222,20 +183,6 @@ def test_what_stops_a_search(played: Callable[[Ending], None], tmp_path: Path) -
     assert result.exit_code == 1 and "logs no 'accuracy' (it logs loss): call run.log(accuracy=...)" in said(result)
 
 
-def test_longer_periods_make_fewer_exchanges(played: Callable[[Ending], None], tmp_path: Path) -> None:
-    made = set()
-
-    def ending(number: int, group: int, environment: dict[str, str]) -> float:
-        told = json.loads(environment["PACELINE_ROUND"])
-        made.add(told["exchanges"] * told["tune"]["period"])
-        return 1.0
-
-    played(ending)
-    about = ("--search", "period=choice(4,8,16)", "--workers", 2, "--rounds", 1, "--blocks", 5)
-    assert tune(*about, "--groups", 3, "--log", tmp_path / "s", QUADRATIC).exit_code == 0
-    assert made == {80}
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -256,10 +203,3 @@ def test_what_makes_no_sense_is_refused(
     result = tune(*arguments)
     assert result.exit_code == 2 and says in said(result)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_extra_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    result = tune(*RATES, "--log", tmp_path / "s", QUADRATIC)
-    assert result.exit_code == 2 and "pip install 'paceline[search]'" in said(result)
-    assert not (tmp_path / "s").exists()

@@ -94,21 +94,8 @@ def test_mistakes_in_a_file_are_refused_before_anything_starts(text: str, messag
     assert result.exit_code == 2 and message in result.output and "trains" not in result.output
 
 
-def test_a_damaged_project_file_that_names_paceline_is_refused() -> None:
-    Path("pyproject.toml").write_text("[tool.paceline]\nworkers =\n")
-    assert call("run", "--as-is", "train.py").exit_code == 2
-    Path("pyproject.toml").write_text("[tool]\npaceline = 3\n# tool.paceline")
-    assert "is a table of settings, got 3" in call("run", "--as-is", "train.py").output
-
-
 @pytest.mark.parametrize("value", ["x", "2.5"])
 def test_a_mistake_in_the_environment_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_RUN_WORKERS", value)
     result = call("run", "--as-is", "train.py")
     assert result.exit_code == 2 and "--workers" in result.output and "trains" not in result.output
-
-
-def test_a_command_that_takes_all_from_a_record_takes_nothing_from_a_file() -> None:
-    Path(FILE).write_text("workers = 2\n")
-    assert "leave out" not in call("run", "--again", "no-such-log").output
-    assert "leave out workers" in call("run", "--workers", "3", "--again", "no-such-log").output

@@ -3,12 +3,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -91,26 +86,6 @@ def test_the_bits_are_those_of_real_processes(rule: str) -> None:
         assert all(torch.equal(virtual[name], real[name]) for name in real)
 
 
-@pytest.mark.processes
-@pytest.mark.slow
-def test_ctrl_c_ends_all() -> None:
-    command = [sys.executable, "-m", "paceline", "sim", "--workers", "4", "--log", "log", "forever.py"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 100
-        while not Path("pid").exists() and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.communicate()
-    assert process.returncode == 128 + signal.SIGINT, said
-    assert "no worker is left" in said
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(Path("pid").read_text()), 0)
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -156,9 +131,3 @@ def test_a_crash_of_the_whole_process_says_so(monkeypatch: pytest.MonkeyPatch) -
     result = invoke("sim", "train.py")
     assert result.exit_code == 128 + 9
     assert "the simulation failed" in result.stderr and "SIGKILL" in result.stderr
-
-
-def test_the_command_and_its_process_agree_on_where_a_failure_is_told() -> None:
-    from paceline.cli import sim
-
-    assert sim.FAILED == program.FAILED

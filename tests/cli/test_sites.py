@@ -152,15 +152,6 @@ def test_a_secret_comes_from_a_file_or_from_standard_input(
     assert "the relay at 127.0.0.1, port 1 cannot be reached" in said.stderr, said.output
 
 
-def test_who_does_not_answer_is_named(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    script(SEEN)
-    monkeypatch.setattr(sites, "FIND_S", 0.0)
-    monkeypatch.setattr(sites, "LOOK_EVERY_S", 0.01)
-    result = call("join", invitation(), "train.py")
-    assert result.exit_code == 2
-    assert "the relay at 127.0.0.1, port 1 cannot be reached" in result.stderr
-
-
 @pytest.mark.processes
 def test_a_host_joins_with_an_invitation_and_one_open_port(script: Script, tmp_path: Path) -> None:
     path, port = script(SEEN), free_port()

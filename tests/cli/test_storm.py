@@ -83,13 +83,6 @@ def test_what_is_refused_of_a_tape(arguments: tuple[object, ...], why: str, tmp_
     assert result.exit_code == 2 and why in said(result), result.output
 
 
-def test_a_tape_whose_rule_is_foreign_answers_no_question_of_rules(tmp_path: Path) -> None:
-    tape = steady()
-    tape[1]["rule"] = "__import__('os')"
-    result = storm("--replay-tape", written(tmp_path, tape), "--rule", "bmuf")
-    assert result.exit_code == 2 and "--rule needs the rule of the run" in said(result), result.output
-
-
 def test_a_failure_gets_smaller_and_is_repeated_by_the_command_that_it_prints(tmp_path: Path) -> None:
     with MUTANTS["leases of lost workers are not freed"]():
         first = storm("--replay", 1)
@@ -105,8 +98,3 @@ def test_a_failure_gets_smaller_and_is_repeated_by_the_command_that_it_prints(tm
     assert "Seed 1: failed" in page.read_text() and " fault: " in page.read_text()
     mended = storm(*shlex.split(command)[3:])
     assert mended.exit_code == 0 and mended.stderr == "", mended.output
-
-
-def test_a_seed_that_passes_says_what_happened() -> None:
-    result = storm("--replay", 3)
-    assert result.exit_code == 0 and "worker 0 on " in result.stdout and "of the world's time" in result.stdout

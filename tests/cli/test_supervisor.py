@@ -58,13 +58,6 @@ def test_the_code_is_the_workers(start: Start, code: str, wanted: int) -> None:
     assert ended(start(code)) == wanted
 
 
-@pytest.mark.processes
-def test_what_cannot_be_started_is_said(tmp_path: Path) -> None:
-    files = OutputFiles.of(tmp_path, 0, 1)
-    assert ended(Process.start(["/no/such/program"], os.environ, files)) == exit_watcher.NOT_STARTED
-    assert "cannot start /no/such/program" in files.stderr.read_text()
-
-
 ASKS_FOR_TIME = """
 import os, signal, subprocess, sys
 child = subprocess.Popen(["sleep", "300"])
@@ -146,21 +139,6 @@ def test_without_its_keeper_a_worker_is_ended(tmp_path: Path) -> None:
     assert_gone([pid])
 
 
-@pytest.mark.processes
-def test_a_pid_that_was_used_again_is_not_touched(tmp_path: Path) -> None:
-    """The record names a pid and a beginning; another process has the pid now."""
-    with subprocess.Popen(["sleep", "300"], start_new_session=True) as stranger:
-        try:
-            stale = Identity(stranger.pid, exit_watcher.began(stranger.pid) - 1)
-            assert not stale.lives and Identity(stranger.pid, stale.began + 1).lives
-            taken = Process.find(OutputFiles.of(tmp_path, 0, 1), stale)
-            assert taken is not None and taken.poll() == UNKNOWN
-            taken.signal(signal.SIGKILL)
-            assert alive(stranger.pid)
-        finally:
-            stranger.kill()
-
-
 class FakeProcess:
     """Ends when it is told to."""
 
@@ -230,36 +208,6 @@ def test_however_long_a_program_takes_to_start_its_deaths_are_bounded(
     assert len(shop.started) == MAX_DEATHS and shop.workers.places[0].given_up and not shop.workers.waiting
 
 
-def test_who_took_part_in_an_exchange_that_counted_is_always_replaced(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    shop = Shop(monkeypatch, tmp_path, 1)
-    shop.workers.look()
-    for turn in range(1, 3 * MAX_DEATHS):
-        if turn % MAX_DEATHS == 0:
-            OutputFiles.of(tmp_path, 0, turn).exchanged.touch()
-        shop.end(0, -9)
-        shop.now += max(PAUSES_S)
-        shop.workers.look()
-    assert len(shop.started) == 3 * MAX_DEATHS
-    after = Supervisor(shop.workers.command, 1)  # the next launcher goes on counting
-    after.take_over(shop.workers.state())
-    assert after.places[0].fruitless == MAX_DEATHS - 1
-
-
-def test_when_one_ended_well_nobody_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    shop = Shop(monkeypatch, tmp_path, 3)
-    shop.workers.look()
-    shop.end(0, 1)
-    shop.end(2, 0)
-    shop.end(1, 3)
-    shop.now += 100.0
-    shop.workers.look()
-    assert len(shop.started) == 4 and [place for place, _, _ in shop.workers.running] == [0]
-    assert [(death.place, death.late) for death in shop.workers.deaths] == [(0, False), (1, True)]
-    assert shop.workers.over and shop.workers.finished == 1
-
-
 def test_the_next_launcher_knows_where_the_last_one_stood(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shop = Shop(monkeypatch, tmp_path, 4)
     shop.workers.look()
@@ -274,3 +222,18 @@ def test_the_next_launcher_knows_where_the_last_one_stood(monkeypatch: pytest.Mo
     assert [place.due_at for place in after.places] == [None, None, 0.0, 0.0]
     state[0] |= {"ended_well": True, "process": None}
     assert after.take_over(state) == 1 and after.over
+
+
+@pytest.mark.processes
+def test_a_pid_that_was_used_again_is_not_touched(tmp_path: Path) -> None:
+    """The record names a pid and a beginning; another process has the pid now."""
+    with subprocess.Popen(["sleep", "300"], start_new_session=True) as stranger:
+        try:
+            stale = Identity(stranger.pid, exit_watcher.began(stranger.pid) - 1)
+            assert not stale.lives and Identity(stranger.pid, stale.began + 1).lives
+            taken = Process.find(OutputFiles.of(tmp_path, 0, 1), stale)
+            assert taken is not None and taken.poll() == UNKNOWN
+            taken.signal(signal.SIGKILL)
+            assert alive(stranger.pid)
+        finally:
+            stranger.kill()

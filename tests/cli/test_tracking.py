@@ -5,10 +5,7 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -16,7 +13,7 @@ import torch
 
 import paceline
 from paceline.cli.run.options import TrackingOptions
-from paceline.run.tracking import METRICS, TENSORBOARD, WANDB, track
+from paceline.run.attach import METRICS, TENSORBOARD, WANDB
 from tests.cli.test_run import Script, _here, run, script  # noqa: F401
 
 BARE = """
@@ -102,18 +99,6 @@ def test_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert TrackingOptions(checkpoint="a").environment() == {"PACELINE_CHECKPOINT": str(tmp_path / "a")}
 
 
-def test_wandb_is_opened_before_the_training_and_closed_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[Any] = []
-    tracker = SimpleNamespace(log=lambda values, step: said.append(dict(values)), finish=lambda: said.append("over"))
-    wandb = SimpleNamespace(init=lambda project: said.append(project) or tracker)
-    monkeypatch.setitem(sys.modules, "wandb", wandb)  # type: ignore[arg-type]
-    monkeypatch.setenv(WANDB, "mine")
-    with attached() as run:
-        assert said == ["mine"]
-        run.log(loss=0.5)
-    assert {"loss": 0.5} in said and said[-1] == "over"
-
-
 def test_one_worker_writes_and_each_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     pytest.importorskip("prometheus_client")
@@ -131,23 +116,3 @@ def test_one_worker_writes_and_each_serves(monkeypatch: pytest.MonkeyPatch, tmp_
 
     paceline.simulate(work, 2)
     assert len(set(served)) == 2 and len(list(tmp_path.iterdir())) == 1 and "loss" in tags(tmp_path)
-
-
-def test_a_tracker_that_cannot_be_opened_ends_the_attachment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)  # type: ignore[arg-type]
-    monkeypatch.setenv(WANDB, "mine")
-    with pytest.raises(ImportError, match=r"--wandb needs wandb"):
-        attached()
-    monkeypatch.delenv(WANDB)
-    with attached() as run:
-        track(run, {})  # nothing asked for
-
-
-def test_a_run_that_is_too_short_for_a_checkpoint_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with paceline.attach(model, optimizer, "averaging(period=1)", checkpoint=tmp_path, every_blocks=3) as run:
-        for _ in run.share([torch.ones(1, 1)] * 2):
-            optimizer.step()
-    said = "no checkpoint was written: one is due every 3 exchanges, and the run made 2; give attach a smaller every"
-    assert said in caplog.text

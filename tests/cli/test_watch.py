@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import socket
 import subprocess
 import sys
@@ -16,8 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
-from paceline.cli.watch import newest_run
-from paceline.observe.processes import this_process
+from paceline.observe.event_log import this_process
 
 
 def call(*arguments: object, columns: int = 140) -> Result:
@@ -107,15 +105,6 @@ def test_the_control_plane_is_heard(tmp_path: Path) -> None:
     assert [row[2] for row in rows] == ["at", "lost"]  # `at work`
 
 
-def test_the_newest_run_of_a_directory_is_taken(tmp_path: Path) -> None:
-    for turn, name in enumerate(("c", "a", "b")):
-        file = write(tmp_path / name, 0, size=1)
-        os.utime(file, (1e9 + turn, 1e9 + turn))
-    (tmp_path / "empty").mkdir()
-    assert newest_run(tmp_path) == tmp_path / "b"
-    assert newest_run(tmp_path / "c") == tmp_path / "c"
-
-
 @pytest.mark.parametrize(("path", "says"), [("gone", "does not exist"), ("file", "is a file"), ("", "no run has logs")])
 def test_where_there_is_no_run(tmp_path: Path, path: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
@@ -163,44 +152,3 @@ def close(directory: Path) -> None:
     for rank in range(2):
         with (directory / f"rank-{rank:03d}.jsonl").open("a") as file:
             file.write(json.dumps({"kind": "close", "at_s": 11.0, "rank": rank, "minibatches": 40}) + "\n")
-
-
-@pytest.mark.processes
-def test_a_growing_run_is_followed_to_its_end(tmp_path: Path) -> None:
-    """In lines, because there is no terminal; then on one."""
-    for rank in range(2):
-        write(tmp_path, rank, closed=False)
-    command = [sys.executable, "-m", "paceline", "watch", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
-        assert process.stdout is not None
-        assert "80 minibatches" in process.stdout.readline()
-        with (tmp_path / "rank-001.jsonl").open("a") as file:
-            file.write(json.dumps({**OUT, "rank": 1}) + "\n")
-        assert "worker 1 left out of exchange 8" in process.stdout.readline()
-        close(tmp_path)
-        rest = process.stdout.read()
-        assert process.wait(60) == 0
-    assert "host-1" in rest
-
-
-@pytest.mark.processes
-def test_on_a_terminal_the_last_view_stays(tmp_path: Path) -> None:
-    for rank in range(2):
-        write(tmp_path, rank, closed=False)
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "100", "LINES": "30", "TERM": "xterm"}
-    command = [sys.executable, "-m", "paceline", "watch", str(tmp_path)]
-    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as process:
-        os.close(theirs)
-        seen = b""
-        while b"at work" not in seen:
-            seen += os.read(ours, 65536)
-        close(tmp_path)
-        try:
-            while piece := os.read(ours, 65536):
-                seen += piece
-        except OSError:  # the other side of the terminal is closed
-            pass
-        assert process.wait(60) == 0
-    os.close(ours)
-    assert seen.count(b"closed") >= 2

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -74,28 +73,6 @@ def test_it_serves_this_machine_alone_until_ctrl_c(tmp_path: Path) -> None:
         assert "The run is over." in news["status"] and "closed" in news["parts"]["workers-0"]
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
-
-
-@pytest.mark.processes
-def test_for_other_machines_the_address_has_a_token(tmp_path: Path) -> None:
-    write(tmp_path, 0, size=1)
-    with watching(tmp_path, "--web", "--port", 0, "--host", "0.0.0.0") as (address, _):
-        token = re.fullmatch(rf"http://{re.escape(socket.gethostname())}:(\d+)/\?token=([\w-]{{22}})", address)
-        assert token
-        local = f"http://127.0.0.1:{token[1]}/"
-        assert "part-head" in read(f"{local}?token={token[2]}", "node7.cluster")
-        for query in ("", "?token=x"):
-            with pytest.raises(urllib.error.HTTPError, match="403") as refused:
-                read(local + query)
-            refused.value.close()
-
-
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
-    write(tmp_path, 0, size=1)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        result = CliRunner().invoke(app, ["watch", str(tmp_path), "--web", "--port", str(port)])
-    assert result.exit_code == 2 and f"port {port}" in result.stderr and "choose another --port" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -71,13 +71,6 @@ def test_mpiexec_starts_the_workers(tmp_path: Path) -> None:
     assert_trained(finish([command], [environment()], tmp_path), 2)
 
 
-def test_two_tasks_of_slurm_are_two_workers(tmp_path: Path) -> None:
-    """With the variables of two tasks of `srun`, which here run on one host."""
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    tasks = [environment(**step("a1", 1, 0, 2, local), **meet) for local in range(2)]
-    assert_trained(finish([[sys.executable, PROGRAM, *WISHES]] * 2, tasks, tmp_path), 2)
-
-
 def test_two_launchers_of_slurm_are_two_hosts(tmp_path: Path) -> None:
     """With the variables of `srun --ntasks-per-node=1` on two nodes, which here have one address."""
     launch = [sys.executable, "-m", "paceline", "run", "--workers", "1", "--timeout", "100", "--job", "job.pem"]

@@ -148,26 +148,6 @@ def test_ctrl_c_ends_all(pair: Machines, project: Path, times: int) -> None:
     nothing_is_left(pair, project)
 
 
-def test_the_other_machines_end_when_the_launcher_is_killed(pair: Machines, project: Path) -> None:
-    process = start(pair, project, "train.py", "endless")
-    until(lambda: trains(project, 0) and trains(project, 1))
-    process.kill()
-    finish(process, 60.0)
-    nothing_is_left(pair, project)
-
-
-def test_a_server_that_is_killed_is_a_host_that_is_lost(pair: Machines, project: Path) -> None:
-    process = start(pair, project, "train.py", "endless")
-    until(lambda: trains(project, 0) and trains(project, 1))
-    listening = int((pair.folder / "host1.pid").read_text())
-    for pid in pair.processes(1, "sshd"):
-        if pid != listening:
-            os.kill(pid, signal.SIGKILL)
-    said = finish(process, 60.0)
-    assert process.returncode == 1 and "host1 was lost" in said, said
-    nothing_is_left(pair, project)
-
-
 def test_an_elastic_run_goes_on_without_a_host(pair: Machines, project: Path) -> None:
     process = start(pair, project, "--elastic", "1:2", "train.py", "long")
     until(lambda: trains(project, 0, "place") and trains(project, 1, "place"))
@@ -239,24 +219,3 @@ def test_the_machine_where_it_is_typed_need_not_take_part(
         assert process.returncode == 0, said
         assert "[host1 0] attached as 0 of 2 host1" in said and "[host2 1] attached as 1 of 2 host2" in said, said
         assert [worker.rank for worker in read_run(place / "logs").workers] == [0, 1]
-
-
-def test_what_ssh_refuses_is_said_for_each_host(pair: Machines, project: Path) -> None:
-    keys, hosts = pair.folder / "authorized_keys", pair.folder / "known_hosts"
-    for path, text, says in (
-        (keys, "", "host1: it refuses this user's keys: ssh-copy-id host1"),
-        (hosts, "", "host1: its host key is not known here: ssh host1"),
-    ):
-        before = path.read_text()
-        path.write_text(text)
-        try:
-            process = start(pair, project, "train.py", "once")
-            said = finish(process)
-        finally:
-            path.write_text(before)
-        assert process.returncode == 2 and says in said, said
-    process = start(pair, project, "train.py", "once", hosts="host0,host1:2222,nowhere")
-    said = finish(process)
-    assert process.returncode == 2, said
-    assert "host1: no ssh server listens there" in said and "nowhere: this machine does not know the name" in said, said
-    assert not (project / "logs").exists()

@@ -74,20 +74,6 @@ def test_only_their_owner_can_read_secrets(tmp_path: Path) -> None:
     assert [mode(path) for path in folders] == [0o700] * 2 and [mode(path) for path in secrets] == [0o600] * 3
 
 
-def test_a_folder_that_was_open_is_closed(tmp_path: Path) -> None:
-    (tmp_path / "door").mkdir()
-    (tmp_path / "door").chmod(0o777)
-    Authority.make(tmp_path / "door")
-    assert mode(tmp_path / "door") == 0o700
-
-
-def test_a_certificate_of_another_authority_is_refused(job: Authority, tmp_path: Path) -> None:
-    """Also where it has the job's ca.pem: two authorities have the same name, and not the same key."""
-    other = Authority.new().issue(tmp_path / "other", "worker")
-    own = job.issue(tmp_path / "own", "worker")
-    refused(own, TLS(other.certificate, other.key, own.authority))
-
-
 def test_a_worker_cannot_sign_certificates(job: Authority, tmp_path: Path) -> None:
     """What a worker has signed with its own key is refused, with its certificate shown beside it."""
     own = job.issue(tmp_path / "own", "worker")

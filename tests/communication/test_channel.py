@@ -18,9 +18,8 @@ import pytest
 import torch
 
 from paceline.communication.sockets.channel import Channel, Closed, FrameHeader, Late, Listener, connect
-from paceline.communication.torch.store import own_address
 from paceline.errors import UnsupportedError
-from tests.communication.connections import HERE, SOON, both
+from tests.communication.connections import HERE, SOON
 
 SHORT = 0.2
 """Seconds of a wait that is meant to be in vain."""
@@ -32,14 +31,6 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as sock:
     sys.stdin.read()
 """
 """Another process, which says what it is told to and then nothing more."""
-
-ECHO = """
-import sys, torch
-from paceline.communication.sockets.channel import connect
-with connect(sys.argv[1], int(sys.argv[2]), "the test", 60) as channel:
-    while (frame := channel.receive(deadline_s=60)).kind:
-        channel.send(frame.kind + 1, frame.numbers, frame.body * 2, frame.note)
-"""
 
 
 @contextlib.contextmanager
@@ -66,21 +57,6 @@ def silent() -> Iterator[socket.socket]:
     with socket.socket() as sock:
         sock.bind((HERE, 0))
         yield sock
-
-
-@pytest.mark.processes
-def test_two_processes(listener: Listener) -> None:
-    with peer(listener, ECHO) as (process, channel):
-        x = torch.arange(1_000_000.0)
-        y = torch.empty(1000, 1000)
-        channel.send(3, (4,), x, [5])
-        frame = channel.receive(y, SOON)
-        assert (frame.kind, frame.numbers[0], frame.note) == (4, 4, [5])
-        assert y.flatten().equal(2 * x)
-        channel.send(0)
-        assert process.wait(SOON) == 0
-        with pytest.raises(Closed, match="closed the connection"):
-            channel.receive(deadline_s=SOON)
 
 
 @pytest.mark.processes
@@ -123,11 +99,6 @@ def test_a_listener_for_every_address_is_refused(address: str) -> None:
         Listener(address)
 
 
-def test_a_listener_where_it_cannot_be(listener: Listener) -> None:
-    with pytest.raises(UnsupportedError, match=f"cannot listen at {HERE}, port {listener.port}: "):
-        Listener(HERE, port=listener.port)
-
-
 def test_closing_a_listener_ends_its_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = threading.Event()
     listener = Listener(HERE)
@@ -146,19 +117,6 @@ def test_closing_a_listener_ends_its_wait(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(Closed, match="is closed"):
         listener.accept(SOON)
     listener.close()
-
-
-@pytest.mark.processes
-def test_channels_outlive_their_listener() -> None:
-    with Listener(HERE) as listener:
-        near = connect(HERE, listener.port, "server", SOON)
-        far = listener.accept(SOON)
-    with near, far:
-        near.send(1)
-        assert far.receive(deadline_s=SOON).kind == 1
-        assert near.peer == "server"
-        host, port = near._sock.getsockname()
-        assert far.peer == f"{host}:{port}"
 
 
 def test_an_early_client_tries_again(silent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,28 +144,6 @@ def test_a_connection_to_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(socket, "create_connection", dial)
     with pytest.raises(Late, match="no process listens there"):
         connect(HERE, 1, "rank 0", SHORT)
-
-
-def test_version_six() -> None:
-    if not socket.has_dualstack_ipv6():
-        pytest.skip("no IPv6 on this host")
-    with Listener("::1") as listener:
-        near, far = both(
-            lambda: connect("::1", listener.port, "server", SOON),
-            lambda: listener.accept(SOON),
-        )
-        with near, far:
-            near.send(6)
-            assert far.receive(deadline_s=SOON).kind == 6
-
-
-def test_own_address_is_one_that_can_be_listened_at() -> None:
-    try:
-        address = own_address("192.0.2.1")  # of the range for documentation: beyond the way out, if there is one
-    except UnsupportedError:
-        pytest.skip("no way out of this host")
-    with Listener(address) as listener, connect(address, listener.port, "server", SOON):
-        listener.accept(SOON).close()
 
 
 def test_a_connection_that_is_reset_at_once_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,18 +72,6 @@ def test_a_witness_answers_when_it_is_asked() -> None:
 
 
 @clones
-def test_an_unused_responder_ends_with_its_connection() -> None:
-    ours = store()
-    witness = Responder(ours, "one", 0, lambda: Doing("busy"), lambda: None)
-    thread = witness._thread
-    assert thread is not None and thread.is_alive()
-    witness.end()
-    thread.join(20)
-    assert not thread.is_alive() and not ours.check([DiagnosisKeys(ours, "one").key("answer", 0)])
-    witness.end()
-
-
-@clones
 def test_a_witness_survives_the_end_of_its_store() -> None:
     ours = store()
     witness = Responder(ours.clone(), "one", 0, lambda: Doing("busy"), lambda: None)
@@ -92,9 +80,4 @@ def test_a_witness_survives_the_end_of_its_store() -> None:
     del ours
     thread.join(20)
     assert not thread.is_alive()
-    witness.end()
-
-
-def test_a_store_that_cannot_be_cloned_has_no_responder() -> None:
-    witness = Responder(object(), "one", 0, lambda: Doing("busy"), lambda: None)
     witness.end()

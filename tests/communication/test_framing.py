@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.communication.sockets.frames import DTYPES, HEADER_BYTES, NOTE_LIMIT, Closed, Frame, FrameHeader, Late
+from paceline.communication.sockets.frames import DTYPES, HEADER_BYTES, NOTE_LIMIT, Closed, FrameHeader, Late
 from paceline.communication.sockets.framing import Channel
 from paceline.errors import MismatchError, PeerLostError
 from tests.communication.connections import SOON, both, pair, stranger
@@ -64,21 +62,6 @@ def test_into_a_buffer_and_into_what_the_header_asks_for() -> None:
     assert [(h.kind, h.numel, h.dtype) for h in headers] == [(2, 3, torch.float32)]
 
 
-def test_frames_without_a_body() -> None:
-    def never(_: FrameHeader) -> Tensor:
-        raise AssertionError("no body, no buffer")
-
-    with pair() as (near, far):
-        near.send(1)
-        near.send(2, note="x" * (NOTE_LIMIT - 2))
-        near.send(3, body=torch.empty(0, dtype=torch.int64))
-        assert far.receive(torch.zeros(5), SOON) == Frame(1, (0,) * 8, None, None)
-        assert far.receive(never, SOON).note == "x" * (NOTE_LIMIT - 2)
-        empty = far.receive(deadline_s=SOON).body
-    assert empty is not None
-    assert (empty.dtype, empty.shape) == (torch.int64, (0,))
-
-
 def test_bytes_are_counted_at_both_ends() -> None:
     with pair() as (near, far):
         near.send(1, body=torch.zeros(10))
@@ -115,13 +98,6 @@ def test_frames_that_are_sent_together_arrive_one_by_one() -> None:
     for k, (frame, body) in enumerate(zip(found, bodies, strict=True)):
         assert (frame.kind, frame.numbers[0], frame.note) == (k, k, {"k": k} if k % 2 else None)
         assert frame.body is None if body is None else frame.body.equal(body.detach().flatten())
-
-
-def test_each_of_the_frames_that_are_sent_together_has_a_deadline() -> None:
-    body = torch.zeros(HUGE // 8)
-    with pair() as (near, _):
-        frames = [(1, (), torch.zeros(4), None), (2, (), torch.zeros(HUGE), None), (3, (), body, None)]
-        assert isinstance(lost(lambda: near.send_all(frames, SHORT)), Late) and near.closed
 
 
 def test_a_wake_up_is_never_lost() -> None:
@@ -190,30 +166,6 @@ def test_a_body_that_does_not_fit_ends_the_channel(body: Tensor, buffer: Tensor 
         assert isinstance(lost(lambda: near.receive(deadline_s=SOON)), Closed)
 
 
-def test_an_error_in_the_buffer_function_ends_the_channel() -> None:
-    with pair() as (near, far):
-        near.send(1, body=torch.zeros(3))
-        with pytest.raises(ZeroDivisionError):
-            far.receive(lambda _: torch.zeros(1 // 0), SOON)
-        assert far.closed
-
-
-def test_garbage_is_no_frame() -> None:
-    with stranger() as (sock, channel):
-        sock.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"x" * HEADER_BYTES)
-        with pytest.raises(MismatchError, match=r"from 127\.0\.0\.1:\d+: these are not paceline's frames.*b'GET / HT'"):
-            channel.receive(deadline_s=SOON)
-        assert channel.closed
-
-
-def test_a_note_that_is_no_json() -> None:
-    note = b"{'__reduce__': 1}"
-    with stranger() as (sock, channel):
-        sock.sendall(FrameHeader.of(1, (), note, None).pack() + note)
-        assert "is not JSON" in str(lost(lambda: channel.receive(deadline_s=SOON)))
-        assert channel.closed
-
-
 PARTS = {
     "header": FrameHeader.of(1, (), b"", torch.zeros(4)).pack()[:40],
     "note": FrameHeader.of(1, (), b"12345", None).pack() + b"123",
@@ -240,15 +192,6 @@ def test_half_a_frame_and_then_the_end(part: str) -> None:
         sock.close()
         assert isinstance(lost(lambda: channel.receive(deadline_s=SOON)), Closed)
         assert channel.closed
-
-
-def test_a_reset_is_an_end() -> None:
-    with stranger() as (sock, channel):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        sock.close()  # sends a reset, because of the line above
-        error = lost(lambda: channel.receive(deadline_s=SOON))
-        assert isinstance(error, Closed)
-        assert "is lost" in str(error)
 
 
 def test_a_wait_in_vain_leaves_the_channel_open() -> None:
@@ -321,14 +264,6 @@ def test_closing_ends_every_wait_and_lets_go_of_the_socket() -> None:
         assert channel._sock.fileno() == -1
         assert isinstance(lost(lambda: channel.send(1)), Closed)
         assert isinstance(lost(channel.receive), Closed)
-
-
-def test_frames_sent_before_the_end_arrive() -> None:
-    with pair() as (near, far):
-        near.send(1, note=[1])
-        near.close()
-        assert far.receive(deadline_s=SOON).note == [1]
-        assert "server" not in str(lost(lambda: far.receive(deadline_s=SOON)))
 
 
 def test_a_descriptor_in_use_is_not_given_away() -> None:

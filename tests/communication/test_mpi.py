@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 import paceline
 from paceline.cli import app
-from paceline.communication import connect, schedulers, virtual
+from paceline.communication import connect, schedulers
 from paceline.core.lazy import MissingExtraError
 from paceline.errors import UnsupportedError
 from paceline_plugins.mpi import library, meeting
@@ -87,17 +86,6 @@ def test_an_mpi_that_cannot_be_called(mpi: Mpi, state: dict[str, Any], says: str
         library.load(SOON)
 
 
-def test_alone_without_mpiexec(mpi: Mpi, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert connect(SOON, None, "mpi").world.size == 1
-    monkeypatch.setenv("PACELINE_TRANSPORT", "mpi")
-    assert connect(SOON).name == "none"
-    assert library.version(mpi) == "MPICH Version: 5.0"
-
-
-def test_virtual_workers_need_no_mpi() -> None:
-    assert virtual.run(2, lambda: connect(SOON, None, "mpi").name) == ["virtual", "virtual"]
-
-
 @pytest.mark.parametrize(
     "launcher",
     [
@@ -116,15 +104,6 @@ def test_a_launcher_that_is_not_of_this_mpi(
         UnsupportedError, match=r"as rank 1 of 4, and MPI \(MPICH Version: 5.0\) counts it as rank 0 of 1"
     ):
         meeting.meet(SOON)
-
-
-def test_settings_that_exclude_mpi(mpi: Mpi, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnsupportedError, match="leave group away"):
-        meeting.meet(SOON, object())
-    monkeypatch.setenv("PACELINE_CONTROL", "127.0.0.1:1")
-    model = torch.nn.Linear(1, 1)
-    with pytest.raises(UnsupportedError, match="not for elastic runs"):
-        paceline.attach(model, torch.optim.SGD(model.parameters()), transport="mpi")
 
 
 def test_hosts_with_different_mpis(mpi: Mpi, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,21 +37,6 @@ def test_parts_go_their_own_way() -> None:
     assert found[3] == [1110.0, 2, 1, 2, ["a", "b", "a"], 2 * 4 * 2 // 3]
 
 
-def test_bytes_of_subgroups_and_channels_count_for_the_connection() -> None:
-    def body() -> tuple[int, int, int]:
-        t = here()
-        t.open_channels(3)
-        part = t.part([[0, 1], [2, 3]])
-        inner = part.part([[0], [1]])
-        before = t.bytes_sent
-        part.channel(0).all_gather(torch.empty(2, 10), torch.zeros(10)).wait()
-        t.channel(2).all_reduce(torch.zeros(10)).wait()
-        inner.all_reduce(torch.zeros(10)).wait()
-        return t.bytes_sent - before, part.bytes_sent, inner.bytes_sent
-
-    assert virtual.run(4, body) == [(40 + 60, 40, 0)] * 4
-
-
 @pytest.mark.parametrize("groups", [[[0, 1]], [[0, 1], [1, 2]], [[0, 1, 2, 3]], [[0], [1, 2], [2]]])
 def test_groups_must_cover_each_rank_once(groups: list[list[int]]) -> None:
     with pytest.raises(ValueError, match=r"groups must name each rank of 0 to 2 once"):
@@ -106,21 +91,6 @@ def test_messages_arrive_in_order_in_any_order_of_waits() -> None:
         return [float(got), t.bytes_sent]
 
     assert virtual.run(3, body) == [[3.0, 8], [1.0, 2.0, 4], [3.0, 4]]
-
-
-def test_messages_of_a_part_are_its_own() -> None:
-    def body() -> float:
-        t = here()
-        part = t.part([[0, 1]])
-        x = torch.empty(1)
-        if t.world.rank == 0:
-            t.send(torch.tensor([1.0]), 1).wait()
-            part.send(torch.tensor([2.0]), 1).wait()
-        else:
-            part.receive(x, 0).wait()
-        return float(x)
-
-    assert virtual.run(2, body)[1] == 2.0
 
 
 def test_two_that_wait_for_each_other_are_named() -> None:

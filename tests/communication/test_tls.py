@@ -181,12 +181,6 @@ def test_no_key_is_renewed_in_a_layout_that_is_not_known(tls: TLS, monkeypatch: 
         assert not framing.renew_key(near._sock)  # type: ignore[arg-type]
 
 
-def test_in_the_clear_there_are_no_records() -> None:
-    with pair() as (near, far):
-        near.send(1)
-        assert far.receive(deadline_s=SOON).kind == 1 and near.records_sent == 0
-
-
 def test_deadlines_under_tls(tls: TLS) -> None:
     with pair(tls) as (near, far):
         with pytest.raises(Late, match="server did not answer"):
@@ -195,28 +189,6 @@ def test_deadlines_under_tls(tls: TLS) -> None:
         with pytest.raises(Late, match="did not take what was sent"):
             far.send(1, body=torch.zeros(1 << 24), deadline_s=SHORT)
         assert far.closed
-
-
-def test_a_certificate_of_another_authority_is_refused(tls: TLS, other: TLS) -> None:
-    """The client trusts the listener, but the listener does not trust the client, which hears of it in `connect`."""
-    impostor = TLS(other.certificate, other.key, tls.authority)
-
-    def visit(port: int) -> None:
-        with pytest.raises((MismatchError, PeerLostError), match="TLS"):
-            connect(HERE, port, "server", SOON, impostor)
-
-    knock(tls, visit)
-
-
-def test_a_listener_of_another_authority_is_refused(tls: TLS, other: TLS) -> None:
-    """The listener would take the client, but the client does not trust the listener."""
-    careful = TLS(tls.certificate, tls.key, other.authority)
-
-    def visit(port: int) -> None:
-        with pytest.raises(MismatchError, match=r"no TLS with server at 127\.0\.0\.1.*its certificate is not of"):
-            connect(HERE, port, "server", SOON, careful)
-
-    knock(tls, visit)
 
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2])
@@ -285,12 +257,6 @@ def test_further_handshakes_replace_the_oldest(
         assert socks[0].recv(1) == b""
         for sock in socks:
             sock.close()
-
-
-def test_a_listener_that_never_answers_the_handshake(tls: TLS) -> None:
-    with Listener(HERE) as listener:
-        with pytest.raises(Late, match=r"server at 127\.0\.0\.1.* did not answer the TLS handshake in time"):
-            connect(HERE, listener.port, "server", SHORT, tls)
 
 
 def test_files_that_are_missing(tls: TLS, tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from paceline.cli import app, console
 from paceline.cli.run import failure, output
-from paceline.core.printable import CONTROL, coloured, deeply, plain, visible
-from paceline.observe.reports.elastic_events import event_text
+from paceline.core.printable import CONTROL, coloured, plain, visible
 
 TITLE, CLIPBOARD = "\x1b]0;pwned\x07", "\x1b]52;c;cm0gLXJm\x1b\\"
 CLEAR, C1, LINK = "\x1b[2J\x1b[H", "\x9b2J", "\x1b]8;;http://evil\x07here\x1b]8;;\x07"
@@ -39,10 +38,6 @@ def test_colours_of_a_program_stay_and_nothing_else() -> None:
     assert plain(f"\x1b[32mx{LINK}\x1b[0m{BELL}") == "xhere␇"
     left = re.sub(r"\x1b\[[0-9;:]*m", "", coloured(EVIL))
     assert not CONTROL.search(left)
-
-
-def test_text_within_json_is_made_visible() -> None:
-    assert deeply({"a\x1b": ["\x07", 1, None, {"b": "\x9b"}]}) == {"a␛": ["␇", 1, None, {"b": "\\x9b"}]}
 
 
 @pytest.fixture
@@ -115,12 +110,6 @@ def test_the_page_runs_nothing(evil_log: Path, tmp_path: Path) -> None:
     assert tags.found == ["script"] * 3  # its own: uPlot, what draws, and the data
     assert "&lt;script&gt;alert(1)" in page and "<!--" not in page
     assert not CONTROL.search(page)
-
-
-def test_words_of_the_control_plane_are_text() -> None:
-    for kind in ("joined", "lost", "refused", "stuck", "odd\x1b"):
-        facts = {"worker": 1, "host": EVIL, "why": EVIL, "peer": EVIL, "workers": [{"worker": 1, "doing": EVIL}]}
-        assert not CONTROL.search(event_text(kind, facts))
 
 
 def test_the_console_is_the_last_wall(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,7 @@ import pytest
 from paceline.data.ledger.epoch_ledger import Mark, Question
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Range, Ranges
-from paceline.data.sampling.assignment import Assignment, EvenAssignment, LeasedAssignment, Portion, cut_up
-from paceline.data.sampling.split import Rounds, Stripes
+from paceline.data.sampling.split import Assignment, EvenAssignment, LeasedAssignment, Portion, Rounds, Stripes, cut_up
 
 
 def drain(assignment: Assignment) -> list[Portion]:

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from paceline.data.workers import batching as shipping
-from paceline.data.workers.batching import MOST_BATCHES, BatchRequest, OrderedBatches, RequestBlocks
-from paceline.data.workers.message import IpcBatch
-from paceline.data.workers.pack import BLOCK_BYTES, Packer
+from paceline.data.workers.batching import MOST_BATCHES, BatchRequest, RequestBlocks
+from paceline.data.workers.message import BLOCK_BYTES, IpcBatch
 
 
 def requests(count: int, size: int = 4, epoch: int = 0, begin: int = 0) -> Iterator[BatchRequest]:
@@ -20,11 +19,8 @@ def requests(count: int, size: int = 4, epoch: int = 0, begin: int = 0) -> Itera
 
 def made(block: list[BatchRequest], count: int | None = None, nbytes: int = 100, batch_s: float = 0.0) -> IpcBatch:
     """What comes back for a block of which `count` batches were made."""
-    packer = Packer()
-    for request in block[:count]:
-        packer.add(request.ids)
-    packer.nbytes = nbytes * len(packer)
-    return packer.ipc_batch(made_s=batch_s * len(packer))
+    items: list[Any] = [request.ids for request in block[:count]]
+    return IpcBatch(items, nbytes * len(items), batch_s * len(items))
 
 
 def test_blocks_double_up_to_a_limit() -> None:
@@ -58,21 +54,6 @@ def test_blocks_are_bounded_in_bytes_and_in_time(nbytes: int, made_s: float, use
     assert blocks.size == want
 
 
-def test_a_slow_source_makes_short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-
-    def source() -> Iterator[BatchRequest]:
-        nonlocal now
-        for request in requests(100):
-            now += 0.06
-            yield request
-
-    monkeypatch.setattr(shipping.time, "monotonic", lambda: now)
-    blocks = RequestBlocks(source())
-    blocks.size = 50
-    assert len(next(blocks)) == 2
-
-
 def test_what_was_not_made_is_asked_for_again_before_anything_new() -> None:
     blocks = RequestBlocks(requests(8))
     blocks.size = 5
@@ -87,20 +68,3 @@ def test_what_was_not_made_is_asked_for_again_before_anything_new() -> None:
     assert next(blocks) == []
     assert [blocks.came(made(block[3:4])), blocks.came(made(block[4:5]))] == [3, 4]
     assert next(blocks, None) is None
-
-
-def test_parts_of_blocks_are_delivered_in_order() -> None:
-    blocks = RequestBlocks(requests(40))
-    blocks.size = 7
-
-    def ipc_batches() -> Iterator[IpcBatch]:
-        """Three blocks are under way; a process makes no more than two batches of one."""
-        out = [next(blocks) for _ in range(3)]
-        while out:
-            block = out.pop(0)
-            following = next(blocks, None)  # asked for before the parcel is looked at, as a DataLoader does
-            if following is not None:
-                out.append(following)
-            yield made(block, 2)
-
-    assert list(OrderedBatches(blocks, ipc_batches())) == [request.ids for request in requests(40)]

@@ -60,22 +60,6 @@ def test_every_sample_once_within_both_bounds(
         assert all(most is None or padded(batch, lengths) <= most for batch in found)
 
 
-def test_a_case_by_hand() -> None:
-    lengths = [5, 1, 4, 2, 3, 9]
-    sampler = BucketBatches(lengths, most=10, buckets=6, shuffle=False)
-    # from short to long: 1 2 3 | 4 5 | 9, as 3 x 3 and 2 x 5 are at most 10, and 4 x 4 and 3 x 9 are not
-    assert drawn(sampler) == [[1, 3, 4], [2, 0], [5]]
-    assert drawn(BucketBatches(lengths, 4, shuffle=False)) == [[1, 3, 4, 2], [0, 5]]
-
-
-def test_drop_last_leaves_out_the_batch_that_is_smaller_than_it_might_be() -> None:
-    lengths = [5, 1, 4, 2, 3, 9]
-    assert len(BucketBatches(lengths, 4, drop_last=True)) == 1
-    assert len(BucketBatches(lengths, 3, drop_last=True)) == 2
-    assert len(BucketBatches(lengths, most=17, buckets=6, drop_last=True)) == 3  # one of 9, and two have no room
-    assert len(BucketBatches(lengths, most=18, buckets=6, drop_last=True)) == 2  # one of 9, where two have
-
-
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 7])
 def test_the_batches_do_not_depend_on_the_number_of_workers(workers: int) -> None:
     sampler = BucketBatches(lengths_of(397), 8)
@@ -138,43 +122,6 @@ def passes(make: Callable[[], Any], workers: int, rule: str = "averaging", epoch
         return found
 
     return simulate(program, workers)
-
-
-def waste(found: list[list[list[Batch]]], lengths: list[int]) -> float:
-    """Sum over full rounds of the longest padded batch less the mean one."""
-    total = 0.0
-    for step in zip(*(worker[0] for worker in found), strict=False):
-        sizes = [padded(batch, lengths) for batch in step]
-        total += max(sizes) - sum(sizes) / len(sizes)
-    return total
-
-
-class Plain(torch.utils.data.Sampler[Batch]):
-    """The same batches in any order."""
-
-    def __init__(self, sampler: BucketBatches) -> None:
-        self.sampler = sampler
-
-    def __iter__(self) -> Any:
-        return iter(self.sampler)
-
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-
-@pytest.mark.parametrize("workers", [2, 3, 4])
-def test_workers_wait_for_the_longest_batch_of_a_round_much_less(workers: int) -> None:
-    lengths = lengths_of()
-
-    def loader(plain: bool) -> DataLoader[int]:
-        sampler = BucketBatches(lengths, 8)
-        return DataLoader(Numbers(len(lengths)), batch_sampler=Plain(sampler) if plain else sampler)
-
-    own, other = passes(lambda: loader(False), workers), passes(lambda: loader(True), workers)
-    for epoch in range(2):
-        for found in (own, other):
-            assert sorted(i for worker in found for b in worker[epoch] for i in b) == list(range(len(lengths)))
-    assert waste(own, lengths) < 0.35 * waste(other, lengths)
 
 
 @pytest.mark.parametrize("rule", ["averaging", "bmuf(period=2)", "asgd()"])

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +13,10 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset, Subset
 
 import paceline
-from paceline_plugins.data.cache import Cache, CacheError, Files
+from paceline_plugins.data.cache import Cache, Files
 from paceline_plugins.data.cache_log import CacheLog, caches_of
-from paceline_plugins.data.packed import PackedDataset, ParquetDataset
 from tests.data.cache.server import Server
 from tests.data.cache.test_files import first_byte
-from tests.data.packed.made import packed
 
 
 @pytest.fixture
@@ -43,40 +40,6 @@ def test_caches_are_found_in_data_sets_made_of_others(tmp_path: Path) -> None:
     assert caches_of(DataLoader(Subset(files, [0]))) == [one]  # what is shared may be made of a loader
     one.close()
     two.close()
-
-
-def test_nothing_is_made_or_used_up_by_looking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    (tmp_path / "here").write_bytes(b"1")
-    stream = iter([1, 2])
-    assert caches_of(Files([tmp_path / "here"])) == []
-    assert caches_of(SimpleNamespace(datasets=stream, cache={"a": 1}, dataset=None)) == []
-    assert list(stream) == [1, 2]
-    assert not (tmp_path / "home").exists()
-    (cache,) = caches_of(Files(["http://a/1"]))  # now, before loader processes each make one of their own
-    assert cache.directory == tmp_path / "home" / "paceline"
-    cache.close()
-
-
-def test_a_circle_has_an_end_and_a_property_that_fails_is_passed_over(tmp_path: Path) -> None:
-    class Broken:
-        @property
-        def cache(self) -> Cache:
-            raise CacheError("the disk is gone")
-
-    with Cache(tmp_path) as cache:
-        circle = SimpleNamespace(cache=cache, datasets=[Broken()])
-        circle.dataset = circle
-        assert caches_of(circle) == [cache]
-
-
-def test_packed_sets_show_their_cache(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"x": [1]}), tmp_path / "rows.parquet")
-    with Cache(tmp_path / "cache") as cache:
-        assert caches_of(PackedDataset(packed(tmp_path), cache=cache)) == [cache]
-        assert caches_of(ParquetDataset(tmp_path / "rows.parquet", cache=cache)) == [cache]
 
 
 def test_totals_are_told_when_they_have_changed_and_at_most_so_often(server: Server, tmp_path: Path) -> None:

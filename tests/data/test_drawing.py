@@ -14,8 +14,8 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler
 
 import paceline
 from paceline.core import rng
-from paceline.data.sampling import drawing
-from paceline.data.sampling.drawing import Drawing, StreamedOrder, drawn
+from paceline.data.sampling import order as drawing
+from paceline.data.sampling.order import Drawing, StreamedOrder, drawn
 from tests.data.test_shared_loader import Numbers
 from tests.helpers import simulate
 
@@ -31,16 +31,6 @@ class Repeated(Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         while True:
             yield from iter(self.sampler)
-
-
-class Ending(Sampler[int]):
-    """Of a length that it does not tell."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(torch.randperm(self.n).tolist())
 
 
 def batches(make: Callable[[], DataLoader[Any]], workers: int, count: int, rule: str = "averaging") -> list[Any]:
@@ -91,26 +81,6 @@ def test_an_endless_sampler_of_batches_is_split_round_by_round(monkeypatch: pyte
         for epoch in (0, 1):  # twelve batches an epoch of the program
             part = slice(epoch * 12 // workers, (epoch + 1) * 12 // workers)
             assert sorted(k for part_of, _ in found for batch in part_of[part] for k in batch) == list(range(24))
-
-
-@pytest.mark.parametrize("n", [203, 204, 208, 1])
-def test_a_stream_that_ends_after_all_ends_for_all_at_once(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    monkeypatch.setattr(drawing, "HELD", 64)
-    monkeypatch.setattr(drawing, "CHUNK", 8)
-    found = batches(lambda: DataLoader(Numbers(n), batch_size=4, sampler=Ending(n)), 2, 1000)
-    assert sorted(k for part, _ in found for batch in part for k in batch) == list(range(n))
-    if n > 2:
-        assert len(found[0][0]) == len(found[1][0])
-
-
-def test_leased_places_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under an asynchronous rule: the ledger hears of the end where it comes."""
-    monkeypatch.setattr(drawing, "HELD", 64)
-    monkeypatch.setattr(drawing, "CHUNK", 8)
-    found = batches(lambda: DataLoader(Numbers(203), batch_size=4, sampler=Ending(203)), 2, 1000, "asgd")
-    assert sorted(k for part, _ in found for batch in part for k in batch) == list(range(203))
-    parts = [set(k for batch in part for k in batch) for part, _ in batches(huge, 2, 10, "asgd")]
-    assert all(parts)
 
 
 def test_places_that_lie_behind_are_drawn_again_and_generators_outside_are_left_alone(

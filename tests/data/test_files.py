@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,17 +14,6 @@ from torch.utils.data import DataLoader
 import paceline
 from paceline.data import Shards, ShardStream, json_lines, parquet_rows, text_lines
 from tests.data.test_streams import Program, uneven
-
-TEXTS = [["one", "", "two"], ["three"], [], ["vier", "fünf", "six", "seven", "eight"]]
-
-
-def text_files(folder: Path) -> list[Path]:
-    """Two plain ones, one empty, and one that is packed."""
-    paths = [folder / f"{k}.txt{'.gz' if k == 3 else ''}" for k in range(len(TEXTS))]
-    for path, lines in zip(paths, TEXTS, strict=True):
-        data = "".join(f"{line}\n" for line in lines).encode()
-        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return paths
 
 
 def number_files(folder: Path, sizes: list[int]) -> list[Path]:
@@ -42,19 +30,6 @@ def check(shards: Shards, want: list[list[Any]]) -> None:
     for shard, samples in enumerate(want):
         for skip in range(len(samples) + 2):
             assert list(shards.read(shard, skip)) == samples[skip:]
-
-
-def test_lines(tmp_path: Path) -> None:
-    check(text_lines(text_files(tmp_path)), TEXTS)
-
-
-def test_a_last_line_without_an_end_and_ends_of_windows(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"a\r\nb\r\nc")
-    assert list(text_lines([tmp_path / "a"]).read(0, 1)) == ["b", "c"]
-
-
-def test_json_lines(tmp_path: Path) -> None:
-    check(json_lines(number_files(tmp_path, [3, 0, 2])), [[0, 1, 2], [], [200, 201]])
 
 
 def test_what_is_no_json_is_told_with_its_place(tmp_path: Path) -> None:
@@ -112,14 +87,6 @@ def _numbers(rows: list[dict[str, Any]]) -> Any:
     import torch
 
     return torch.tensor([row["n"] for row in rows])
-
-
-def test_rows_of_many_batches_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr("paceline.data.streams.formats.ROWS_AT_ONCE", 4)
-    parquet.write_table(pyarrow.table({"n": list(range(30))}), tmp_path / "a.parquet", row_group_size=13)
-    check(parquet_rows([tmp_path / "a.parquet"]), [[{"n": i} for i in range(30)]])
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,15 +47,6 @@ def test_an_epoch_is_over_when_nothing_is_left_that_may_come_back() -> None:
     assert ask(ledger, 0, epoch=1, total=4) is not None
 
 
-def test_who_waits_at_a_checkpoint_is_not_waited_for() -> None:
-    ledger = Ledger()
-    ask(ledger, 0, total=1)
-    ledger.waits(0, True)
-    assert ledger.over(0, 0)
-    ledger.waits(0, False)
-    assert not ledger.over(0, 0)
-
-
 def test_what_a_lost_worker_held_is_for_others() -> None:
     ledger = Ledger()
     mark = ask(ledger, 0)
@@ -63,47 +54,6 @@ def test_what_a_lost_worker_held_is_for_others() -> None:
     ledger.done(0, [(*mark[:3], mark[2] + 1)])
     ledger.lost(0)
     assert sorted(drain(ledger, 1)) == [(0, place) for place in range(1, 10)]
-
-
-def test_a_lost_worker_does_not_wait_any_more() -> None:
-    """Its rank comes back and holds places, which others have to wait for."""
-    ledger = Ledger()
-    mark = ask(ledger, 1, total=4)
-    ask(ledger, 0, total=4)
-    assert mark is not None and ask(ledger, 0, total=4, dry=True) is None
-    ledger.lost(0)
-    ledger.holds(0, [(0, 0, 2, 4)])
-    ledger.done(1, [mark])
-    assert ledger.holders(0, 0) == [0] and not ledger.over(0, 0)
-
-
-def test_what_is_lost_late_is_done_in_the_next_epoch() -> None:
-    ledger = Ledger()
-    first = ask(ledger, 0, total=4)
-    drain(ledger, 1, total=4)
-    assert ask(ledger, 0, total=4, dry=True) is None and ledger.over(0, 0)
-    assert ask(ledger, 1, epoch=1, total=4) == (0, 1, 0, 2)
-    ledger.lost(0)
-    assert ask(ledger, 1, epoch=1, total=4) == first == (0, 0, 0, 2)
-
-
-def test_a_mark_that_comes_twice_is_counted_and_changes_nothing() -> None:
-    ledger = Ledger()
-    mark = ask(ledger, 0)
-    assert mark is not None
-    ledger.done(0, [mark])
-    before = ledger.state()["books"]
-    ledger.done(0, [mark])
-    assert ledger.state()["books"] == before and ledger.repeated == 2
-
-
-def test_a_mark_of_a_lease_that_went_back_takes_the_places_from_the_pile() -> None:
-    ledger = Ledger()
-    mark = ask(ledger, 0)
-    assert mark is not None
-    ledger.give_back(0, [mark])
-    ledger.done(0, [mark])
-    assert ledger.repeated == 0 and sorted(drain(ledger, 1)) == [(0, place) for place in range(2, 10)]
 
 
 def test_workers_with_data_of_different_lengths_are_told_so() -> None:
@@ -136,53 +86,6 @@ def test_the_length_of_a_stream_becomes_known() -> None:
     assert ledger.unfinished(0) == {0: Ranges([(2, 3)])}
     ledger.done(0, [(0, 0, 2, 3)])
     assert ledger.over(0, 0) and ledger.unfinished(0) == {}
-
-
-# -- a new keeper ---------------------------------------------------------------------------------
-
-
-def test_a_new_keeper_frees_what_the_living_do_not_hold() -> None:
-    ledger = Ledger()
-    mine, lost = ask(ledger, 0), ask(ledger, 1)
-    assert mine is not None and lost is not None
-    successor = Ledger()
-    successor.load(ledger.state())
-    successor.forget_leases()
-    successor.holds(0, [mine])
-    assert sorted(drain(successor, 2)) == [(0, place) for place in range(2, 10)]
-    successor.done(0, [mine])
-    assert successor.over(0, 0) and successor.repeated == 0
-
-
-def test_what_a_worker_says_that_it_holds_is_all_that_it_holds() -> None:
-    ledger = Ledger()
-    ask(ledger, 0)
-    ask(ledger, 0)
-    ledger.holds(0, [(0, 0, 1, 3)])
-    assert sorted(drain(ledger, 1)) == [(0, 0)] + [(0, place) for place in range(3, 10)]
-
-
-@pytest.mark.parametrize("total", [10, ENDLESS])
-def test_a_new_keeper_learns_of_an_epoch_that_its_copy_does_not_know(total: int) -> None:
-    ledger = Ledger()
-    copy = ledger.state()
-    mark = ask(ledger, 0, total=total)
-    assert mark is not None
-    successor = Ledger()
-    successor.load(copy)
-    successor.forget_leases()
-    successor.holds(0, [mark])
-    assert ask(successor, 1, total=total) == (0, 0, 2, 4)
-    successor.done(0, [mark])
-    assert successor.repeated == 0
-
-
-def test_an_epoch_of_unknown_length_may_turn_out_to_be_done() -> None:
-    ledger = Ledger()
-    ledger.holds(0, [(0, 0, 0, 4)])
-    ledger.done(0, [(0, 0, 0, 4)])
-    assert not ledger.over(0, 0)
-    assert ask(ledger, 0, total=4, dry=True) is None and ledger.over(0, 0)
 
 
 # -- checkpoints ----------------------------------------------------------------------------------
@@ -239,16 +142,6 @@ def test_only_what_is_expected_of_an_epoch_is_leased() -> None:
     assert len(drain(ledger, 0, epoch=4)) == 10
 
 
-def test_where_nothing_is_expected_any_more_the_epoch_is_over() -> None:
-    ledger = Ledger()
-    ledger.expect(0, 1, Ranges())
-    ledger.expect(0, 0, Ranges([(5, 6)]))
-    ledger.expect(0, 2, Ranges([(0, 1)]))
-    assert drain(ledger, 0, epoch=1) == [] and ledger.over(0, 1) and not ledger.over(0, 0)
-    assert drain(ledger, 0, epoch=0) == [(0, 5)]
-    assert drain(ledger, 0, epoch=2) == [(2, 0)]
-
-
 def test_settled_is_stricter_than_over() -> None:
     ledger = Ledger()
     mark = ask(ledger, 0, total=2)
@@ -257,3 +150,22 @@ def test_settled_is_stricter_than_over() -> None:
     assert ledger.over(0, 0) and not ledger.settled(0, 0)  # 0 has trained on it, and it is in no model
     ledger.done(0, [mark])
     assert ledger.settled(0, 0) and ledger.held(0) == []
+
+
+def test_a_mark_that_comes_twice_is_counted_and_changes_nothing() -> None:
+    ledger = Ledger()
+    mark = ask(ledger, 0)
+    assert mark is not None
+    ledger.done(0, [mark])
+    before = ledger.state()["books"]
+    ledger.done(0, [mark])
+    assert ledger.state()["books"] == before and ledger.repeated == 2
+
+
+def test_a_mark_of_a_lease_that_went_back_takes_the_places_from_the_pile() -> None:
+    ledger = Ledger()
+    mark = ask(ledger, 0)
+    assert mark is not None
+    ledger.give_back(0, [mark])
+    ledger.done(0, [mark])
+    assert ledger.repeated == 0 and sorted(drain(ledger, 1)) == [(0, place) for place in range(2, 10)]

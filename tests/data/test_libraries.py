@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data sets of other libraries, with the real libraries: every sample once under every kind of rule."""
+"""The data sets of Hugging Face, with the real library: every sample once under every kind of rule."""
 
 from __future__ import annotations
 
-import gc
-import io
 import json
-import sys
-import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import paceline
-from paceline.data import ShardStream, by_index, hugging_face, web_dataset
-from tests.data.test_files import number_files
+from paceline.data import ShardStream, hugging_face
 from tests.data.test_streams import Program, uneven
 
 SIZES = [9, 4, 13, 7]
@@ -120,109 +115,3 @@ def test_what_is_no_stream_is_refused() -> None:
     datasets = pytest.importorskip("datasets")
     with pytest.raises(paceline.UnsupportedError, match="put a Dataset into a DataLoader as it is"):
         hugging_face(datasets.Dataset.from_dict({"n": [1]}))
-
-
-# -- WebDataset ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def _closed_here() -> Iterator[None]:
-    """What lies in cycles is cleared before the next test, which may not be told of it."""
-    yield
-    gc.collect()
-
-
-def leaves_files_open(test: Callable[..., None]) -> Callable[..., None]:
-    """webdataset leaves it to Python to close its files, which Python remarks."""
-    ignored = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-    return pytest.mark.usefixtures("_closed_here")(ignored(test))
-
-
-def _tars(folder: Path) -> str:
-    for s, size in enumerate(SIZES):
-        with tarfile.open(folder / f"t-{s}.tar", "w") as tar:
-            for i in range(size):
-                text = str(100 * s + i).encode()
-                about = tarfile.TarInfo(f"{i:04d}.txt")
-                about.size = len(text)
-                tar.addfile(about, io.BytesIO(text))
-    return str(folder / f"t-{{0..{len(SIZES) - 1}}}.tar")
-
-
-def _number(sample: dict[str, bytes]) -> int:
-    return int(sample["txt"])
-
-
-def _numbers(tar: Any) -> Any:
-    return tar.map(_number)
-
-
-@leaves_files_open
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("processes", [0, 2])
-def test_tars_of_webdataset(rule: str, processes: int, tmp_path: Path) -> None:
-    pytest.importorskip("webdataset")
-    urls = _tars(tmp_path)
-    check(lambda n: DataLoader(ShardStream(web_dataset(urls, _numbers)), 4, num_workers=n), rule, 2, processes)
-
-
-@pytest.mark.processes
-@leaves_files_open
-def test_tars_of_webdataset_resume(tmp_path: Path) -> None:
-    pytest.importorskip("webdataset")
-    urls = _tars(tmp_path)
-    check_resume(lambda n: DataLoader(ShardStream(web_dataset(urls, _numbers)), 4, num_workers=n), tmp_path)
-
-
-@leaves_files_open
-def test_samples_of_tars_are_bytes_where_nothing_decodes_them(tmp_path: Path) -> None:
-    pytest.importorskip("webdataset")
-    _tars(tmp_path)
-    shards = web_dataset([str(tmp_path / "t-1.tar"), str(tmp_path / "t-{2..3}.tar")])
-    assert len(shards) == 3
-    samples = list(shards.read(0, 1))
-    assert [sample["txt"] for sample in samples] == [b"101", b"102", b"103"]
-    assert list(shards.read(0, 9)) == []
-
-
-# -- litdata ---------------------------------------------------------------------------------------
-
-
-def _lit(index: int) -> dict[str, int]:
-    return {"n": index}
-
-
-@pytest.fixture(scope="module")
-def chunks(tmp_path_factory: pytest.TempPathFactory) -> str:
-    litdata = pytest.importorskip("litdata")
-    folder = str(tmp_path_factory.mktemp("lit") / "chunks")
-    litdata.optimize(
-        fn=_lit, inputs=list(range(50)), output_dir=folder, chunk_size=8, num_workers=1, start_method="fork"
-    )
-    return folder
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("processes", [0, 2])
-def test_litdata_by_index(rule: str, processes: int, chunks: str, tmp_path: Path) -> None:
-    litdata = pytest.importorskip("litdata")
-
-    def make(count: int) -> Any:
-        data = by_index(litdata.StreamingDataset(chunks))
-        assert len(data) == 50 and sum(data.shard_sizes) == 50 and len(data.shard_sizes) > 1
-        return DataLoader(data, 4, shuffle=True, num_workers=count, collate_fn=_n)
-
-    check(make, rule, 2, processes, list(range(50)))
-    if not processes:
-        check_resume(make, tmp_path, list(range(50)))
-
-
-def test_by_index_refuses_what_it_does_not_know() -> None:
-    with pytest.raises(paceline.UnsupportedError, match="list is no StreamingDataset"):
-        by_index([1])
-
-
-def test_without_webdataset_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "webdataset", None)
-    with pytest.raises(paceline.UnsupportedError, match=r"paceline\[webdataset\]"):
-        web_dataset(str(number_files(tmp_path, [1])[0]))

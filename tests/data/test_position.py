@@ -176,13 +176,6 @@ def test_a_draw_with_replacement_is_kept_as_it_was() -> None:
     assert Counter(i for epoch, batch in seen if epoch == 0 for i in batch) == whole
 
 
-def test_a_stream_whose_last_round_is_not_full() -> None:
-    """Three batches of one sample on two workers: the second has nothing in the last round, and waits for the first."""
-    job = Job(lambda: [torch.tensor([k]) for k in range(3)], "sync", epochs=2)
-    states, entered = job.run(2, at=1)
-    check(entered + job.run(3, states)[1], epochs=2, n=3)
-
-
 # -- by hand --------------------------------------------------------------------------------------
 
 
@@ -207,13 +200,6 @@ def test_the_rest_of_an_epoch_by_hand() -> None:
     assert position.rest[0].state() == [[8, 10], [12, 20]]
 
 
-def test_a_rest_of_a_rest_by_hand() -> None:
-    """Of places 8 to 10 and 12 to 20, three workers with batches of 1 have done two rounds: 8, 9, 12, 13, 14, 15."""
-    about = {"rest": [[0, [[8, 10], [12, 20]]]]}
-    states = [state_of(0, [0, ["rounds", 10, 1, 3], 2, 2], **about) for _ in range(3)]
-    assert regrouped(*states).rest[0].state() == [[16, 20]]
-
-
 def test_a_whole_epoch_that_waits_for_its_block_is_done_again() -> None:
     """Two epochs of two batches in one block that is not merged yet, and the third has begun."""
     cut = ["rounds", 4, 1, 2]
@@ -223,18 +209,6 @@ def test_a_whole_epoch_that_waits_for_its_block_is_done_again() -> None:
         (1, [[0, 4]]),
         (2, [[0, 4]]),
     ]
-
-
-def test_an_epoch_whose_last_batch_has_entered_is_over() -> None:
-    cut = ["rounds", 4, 1, 2]
-    position = regrouped(*[state_of(0, [0, cut, 2, 2])] * 2)
-    assert position.epoch == 1 and not position.rest
-
-
-def test_who_is_an_epoch_ahead_has_done_all_of_its_part() -> None:
-    cut = ["rounds", 5, 1, 2]
-    position = regrouped(state_of(0, [0, cut, 2, 2]), state_of(1, [1, None, 0, 0]))
-    assert position.epoch == 0 and position.rest[0].state() == [[4, 5]]
 
 
 def test_a_checkpoint_of_a_pass_whose_number_of_workers_grew_is_refused_by_name() -> None:

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import paceline
-from paceline.data.sampling.order import InShards
-from paceline_plugins.data import Cache, PackedDataset
-from tests.data.cache.server import Server
-from tests.data.packed.made import packed
 from tests.helpers import simulate
-from tests.tables import rest_is_full
 
 
 class Told(Dataset[int]):
@@ -82,73 +75,3 @@ def test_shards_are_told_by_one_sample_each(rule: str) -> None:
                 assert len(told) == len(ids)
             else:
                 assert {data.shard(sample) for sample in ids} <= told
-
-
-def test_a_worker_reads_few_shards_at_a_time_and_not_those_of_others() -> None:
-    found = notes(lambda: Told([20] * 32), "sync", workers=4, epochs=1)
-    asked = [{data.shard(i) for kind, ids in data.notes if kind == "asked" for i in ids} for data in found]
-    assert sum(len(shards) for shards in asked) <= 32 + 3 * 2  # a window at a border is read by two
-    for data in found:
-        last: dict[int, int] = {}
-        first: dict[int, int] = {}
-        for number, ids in enumerate(ids for kind, ids in data.notes if kind == "asked"):
-            for shard in map(data.shard, ids):
-                first.setdefault(shard, number)
-                last[shard] = number
-        for number in range(max(last.values())):
-            assert sum(first[shard] <= number <= last[shard] for shard in last) <= 2 * 2
-
-
-def least_recently_used(epochs: list[list[int]], room: int) -> list[int]:
-    """Hits in each epoch of a cache of `room` files."""
-    kept: list[int] = []
-    hits = []
-    for order in epochs:
-        hits.append(sum(1 for shard in order if _use(kept, shard, room)))
-    return hits
-
-
-def _use(kept: list[int], shard: int, room: int) -> bool:
-    hit = shard in kept
-    if hit:
-        kept.remove(shard)
-    kept.append(shard)
-    del kept[:-room]
-    return hit
-
-
-def test_turning_keeps_as_many_hits_as_the_cache_has_files() -> None:
-    sizes = [5] * 120
-    turning = least_recently_used([InShards(sizes, 3, e, 4, turns=True).shards.tolist() for e in range(8)], 60)
-    fresh = least_recently_used([InShards(sizes, 3, e, 4).shards.tolist() for e in range(8)], 60)
-    assert turning[0] == fresh[0] == 0
-    assert min(turning[1:]) >= 60 - 8  # blocks of 8 shards are shuffled
-    assert sum(fresh[1:]) / 7 < 45
-    orders = [InShards(sizes, 3, e, 4, turns=True) for e in range(4)]
-    assert all(sorted(order.at([(0, 600)])) == list(range(600)) for order in orders)
-    assert len({tuple(order.shards.tolist()) for order in orders}) == 4
-
-
-@pytest.mark.parametrize(("workers", "rule"), rest_is_full([(2, "sync"), (1, "sync"), (2, "asgd")], 1))
-def test_packed_data_through_a_cache_of_half_an_epoch(workers: int, rule: str, tmp_path: Path) -> None:
-    place = packed(tmp_path, samples=200, shard_bytes=8_000)
-    files = {file.name: file.read_bytes() for file in place.iterdir()}
-    whole = sum(len(body) for name, body in files.items() if name.endswith(".tar"))
-
-    def program() -> tuple[list[int], list[set[Any]]]:
-        fetched, seen, model = [0], [], nn.Linear(1, 1)
-        with Cache(tmp_path / "cache", cap_bytes=whole // 2) as cache:
-            data = PackedDataset(server.url("").rstrip("/"), decode=lambda sample: int(sample["txt"]), cache=cache)
-            run = paceline.attach(model, torch.optim.SGD(model.parameters(), 0.1), rule)
-            shared = run.share(DataLoader(data, 5, shuffle=True))
-            for _ in range(4):
-                seen.append({int(number) for batch in shared for number in batch})
-                fetched.append(sum(one.fetched_bytes for one in cache.stats().values()))
-            run.close()
-        return fetched, seen
-
-    with Server(files) as server:
-        found = simulate(program, workers) if workers > 1 else [program()]
-    for epoch in range(4):
-        assert sorted(number for _, seen in found for number in seen[epoch]) == list(range(200))
-    assert sum(fetched[-1] - fetched[1] for fetched, _ in found) < 3 * 0.75 * whole

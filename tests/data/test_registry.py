@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from paceline.data.sharing.sample_numbers import NumberedData
+from paceline.data.sharing.loader_registry import NumberedData
 from tests.helpers import simulate
 
 EPOCHS = 12

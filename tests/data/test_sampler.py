@@ -3,42 +3,25 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     RandomSampler,
     Sampler,
-    SequentialSampler,
     WeightedRandomSampler,
 )
 from torch.utils.data.distributed import DistributedSampler
 
 from paceline.core import rng
-from paceline.data.ledger.epoch_ledger import MOST
-from paceline.data.sampling.assignment import Portion
 from paceline.data.sampling.order import Drawn, InShards, Sequential, Shuffled
 from paceline.data.sampling.position import Position
 from paceline.data.sampling.sampler import SamplingPlan, generators_of
-from paceline.errors import UnsupportedError
+from paceline.data.sampling.split import Portion
 from tests.data.test_shared_loader import Buckets, Numbers, Reversed
-
-HUGE = 10**9
-
-
-class Counting(Numbers):
-    """Counts how often it is asked for a sample."""
-
-    asked = 0
-
-    def __getitem__(self, index: int) -> int:
-        self.asked += 1
-        return super().__getitem__(index)
 
 
 class Sharded(Numbers):
@@ -73,21 +56,13 @@ def test_which_order_a_loader_has() -> None:
 
 def test_a_place_is_a_sample_or_a_batch_of_the_users_sampler() -> None:
     one = plan(DataLoader(Numbers(31), 4, shuffle=True))
-    assert (one.whole, one.unit, one.places(0), one.nominal(0)) == (False, 4, 31, 4)
+    assert (one.whole, one.unit, one.places(0)) == (False, 4, 31)
     one = plan(DataLoader(Numbers(31), batch_sampler=Buckets()))
     assert (one.whole, one.unit, one.places(0), one.nominal(0)) == (True, 1, 8, len(whole(one)[0]))
     assert one.ids(Portion(0, [(0, 3)])) == [i for batch in whole(one)[:3] for i in batch]
     cut = [one.ids(Portion(0, [(0, 8)], (rank, 3))) for rank in range(3)]
     assert [i for part in cut for i in part] == [i for batch in whole(one) for i in batch]
     assert [len(part) for part in cut] == [11, 10, 10]
-
-
-@pytest.mark.parametrize(("n", "want"), [(31, 28), (3, 0), (32, 32)])
-def test_drop_last_shortens_the_epoch(n: int, want: int) -> None:
-    assert plan(DataLoader(Numbers(n), 4, drop_last=True)).places(0) == want
-    assert plan(DataLoader(Numbers(n), batch_sampler=BatchSampler(SequentialSampler(Numbers(n)), 4, True))).places(
-        0
-    ) == (want // 4)
 
 
 SAMPLERS = ["random", "weighted", "own", "buckets"]
@@ -161,29 +136,3 @@ def test_an_epoch_that_one_worker_began_is_played_from_its_own_generators(name: 
     found = [one.ids(Portion(0, [(k, min(count, k + one.unit))])) for k in range(0, count, one.unit)]
     assert found == want
     assert torch.equal(before, torch.get_rng_state()) and torch.equal(own, generator.get_state())
-
-
-def test_leases_are_as_long_as_a_buffer_of_shards() -> None:
-    assert plan(DataLoader(Numbers(100), 1, shuffle=True)).most == MOST
-    assert plan(DataLoader(Sharded(100), 1, shuffle=True)).most == 100  # all four, fewer than are mixed
-    assert plan(DataLoader(Sharded(100), 10, shuffle=True)).most == MOST
-
-
-def test_samples_that_are_batches_already_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="batch_size=None"):
-        plan(DataLoader(Numbers(5), batch_size=None))
-
-
-# -- cost -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_plan_of_a_thousand_million_samples_is_no_list(shuffle: bool) -> None:
-    data = Counting(HUGE)
-    tracemalloc.start()
-    one = plan(DataLoader(data, 32, shuffle=shuffle))
-    count, ids = one.places(0), one.ids(Portion(0, [(HUGE // 2, HUGE // 2 + 32)]))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert count == HUGE and len(set(ids)) == 32 and data.asked == 0
-    assert peak < 100_000

@@ -16,9 +16,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
-    SequentialSampler,
     SubsetRandomSampler,
-    WeightedRandomSampler,
 )
 from torch.utils.data.distributed import DistributedSampler
 
@@ -115,13 +113,6 @@ def test_without_shuffling_the_rounds_are_in_order() -> None:
     assert [worker[0] for worker in found] == [[[0, 1], [6, 7]], [[2, 3], [8, 9]], [[4, 5], [10, 11]]]
 
 
-def test_drop_last_drops_what_the_users_loader_would() -> None:
-    found = passes(lambda: DataLoader(Numbers(50), 4, drop_last=True), 3)
-    assert sorted(flat(found, 0)) == list(range(48))
-    found = passes(lambda: DataLoader(Numbers(50), 4, drop_last=True), 5)
-    assert sorted(flat(found, 0)) == list(range(40))
-
-
 SAMPLERS: dict[str, Callable[[], DataLoader[int]]] = {
     "random": lambda: DataLoader(Numbers(31), 4, sampler=RandomSampler(Numbers(31))),
     "own": lambda: DataLoader(Numbers(31), 4, sampler=Reversed(31)),
@@ -151,17 +142,6 @@ class Buckets(Sampler[list[int]]):
         return 8
 
 
-def test_with_replacement_the_users_draw_is_kept() -> None:
-    found = passes(lambda: DataLoader(Numbers(9), 2, sampler=WeightedRandomSampler([1.0] * 9, 20)), 2)
-    assert len(flat(found, 0)) == 20 and set(flat(found, 0)) <= set(range(9))
-
-
-def test_the_order_is_a_matter_of_the_seed_alone() -> None:
-    make: Callable[[], Any] = lambda: DataLoader(Numbers(40), 4, shuffle=True)  # noqa: E731
-    assert passes(make, 2, seed=1) == passes(make, 2, seed=1)
-    assert flat(passes(make, 2, seed=1), 0) != flat(passes(make, 2, seed=2), 0)
-
-
 def test_the_union_does_not_depend_on_n_in_full_rounds() -> None:
     make: Callable[[], Any] = lambda: DataLoader(Numbers(48), 2, shuffle=True)  # noqa: E731
     two, four = passes(make, 2), passes(make, 4)
@@ -179,35 +159,6 @@ def test_one_worker_gets_the_users_own_loader() -> None:
     torch.manual_seed(3)
     assert [b.tolist() for b in run.share(DataLoader(Numbers(31), 4, shuffle=True))] == want[0]
     run.close()
-
-
-def test_a_pass_that_is_left_early_counts_as_an_epoch() -> None:
-    def program() -> list[Any]:
-        run = attached()
-        shared = run.share(DataLoader(Numbers(48), 4, shuffle=True))
-        first = next(iter(shared)).tolist()
-        second = next(iter(shared)).tolist()
-        epoch = shared.epoch
-        run.close()
-        return [first, second, epoch]
-
-    for first, second, epoch in simulate(program, 2):
-        assert first != second and epoch == 1
-
-
-def test_a_loader_built_anew_for_each_epoch_goes_on() -> None:
-    data = Numbers(48)
-
-    def program() -> list[list[int]]:
-        run = attached()
-        found = []
-        for _ in range(2):
-            found.append([i for batch in run.share(DataLoader(data, 4, shuffle=True)) for i in batch.tolist()])
-        run.close()
-        return found
-
-    for first, second in simulate(program, 2):
-        assert first != second
 
 
 def test_what_the_script_asks_of_its_loader_is_still_there() -> None:
@@ -244,19 +195,6 @@ def test_worker_processes_see_every_sample_once() -> None:
     found = passes(lambda: DataLoader(Numbers(21), 4, shuffle=True, num_workers=1), 2, epochs=2)
     for epoch in range(2):
         assert sorted(flat(found, epoch)) == list(range(21))
-
-
-def test_sequential_sampler_draws_nothing() -> None:
-    def program() -> bool:
-        run = attached()
-        shared = run.share(DataLoader(Numbers(20), 4, sampler=SequentialSampler(Numbers(20))))
-        before = torch.get_rng_state()
-        list(shared)
-        untouched = torch.equal(before, torch.get_rng_state())
-        run.close()
-        return untouched
-
-    assert simulate(program, 2) == [True, True]
 
 
 @pytest.mark.parametrize("name", ["random", "own", "buckets", "list", "stream"])

@@ -21,9 +21,9 @@ import paceline
 from paceline.data import BucketBatches
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling import drawing
+from paceline.data.sampling import order as drawing
 from paceline.data.sampling.position import Position, ShardProgress
-from paceline.errors import CheckpointError, MismatchError, UnsupportedError
+from paceline.errors import CheckpointError, UnsupportedError
 from paceline.forecast.sim import Clock
 from tests.data.test_shared_loader import SAMPLERS, Batches, Numbers, Reversed, Stream
 from tests.tables import each_value_fast
@@ -307,17 +307,6 @@ def test_a_fast_worker_gets_more_and_with_even_the_same() -> None:
 class TestLoops:
     """What people do with loops."""
 
-    def test_two_loaders_in_turn(self, rule: str) -> None:
-        def body(run: paceline.Run, step: Step) -> None:
-            one = run.share(DataLoader(Numbers(20), 2, shuffle=True))
-            other = run.share(DataLoader(Numbers(31), 4, shuffle=True))
-            for _ in range(2):
-                for shared in (one, other):
-                    for batch in shared:
-                        step(batch)
-
-        assert torch.equal(trained(body, 3, rule)[1], 2 * (count_of(range(20)) + count_of(range(31))))
-
     def test_a_loop_within_a_loop(self, rule: str) -> None:
         """An evaluation over other data in the middle of an epoch."""
 
@@ -377,16 +366,6 @@ class TestLoops:
                     step(batch)
 
         assert torch.equal(trained(body, 3, rule)[1], 3 * count_of(range(30)))
-
-    def test_a_loader_shared_twice_is_one(self, rule: str) -> None:
-        def body(run: paceline.Run, step: Step) -> bool:
-            loader = DataLoader(Numbers(30), 4, shuffle=True)
-            for batch in run.share(loader):
-                step(batch)
-            return run.share(loader) is run.share(loader) and run.epoch == 1
-
-        found, total = trained(body, 3, rule)
-        assert all(found) and torch.equal(total, count_of(range(30)))
 
     def test_set_epoch(self, rule: str) -> None:
         def body(run: paceline.Run, step: Step) -> int:
@@ -449,14 +428,6 @@ class TestLoops:
         _, total = trained(body, 2, rule)
         assert total[:36].min() == 1 and total.sum() == 36 + 8
 
-    def test_an_error_of_the_dataset_is_the_users(self, rule: str) -> None:
-        def body(run: paceline.Run, step: Step) -> None:
-            for batch in run.share(DataLoader(Broken(24), 2)):
-                step(batch)
-
-        with pytest.raises(OSError, match="sample 13 cannot be read"):
-            trained(body, 2, rule)
-
 
 # -- data that are not the same -------------------------------------------------------------------
 
@@ -493,15 +464,6 @@ def test_sample_numbers_in_the_batches_are_reported(
     assert "numbers of their samples" not in caplog.text
 
 
-def test_workers_with_data_of_different_lengths_are_told_both() -> None:
-    def body(run: paceline.Run, step: Step) -> None:
-        for batch in run.share(DataLoader(Numbers(24 + run.world.rank), 2)):
-            step(batch)
-
-    with pytest.raises(MismatchError, match=r"has 2[45] samples on one and 2[45] on another"):
-        trained(body, 2)
-
-
 @pytest.mark.parametrize("rule", ["sync", "asgd"])
 @pytest.mark.parametrize("name", ["shuffle", "sequential"])
 @pytest.mark.parametrize("n", [30, 42])
@@ -520,12 +482,6 @@ def test_data_that_are_longer_or_shorter_than_at_the_checkpoint(rule: str, name:
     trained(body(36, False), 2, rule)
     with pytest.raises(CheckpointError, match=f"an epoch of 36 samples or more, and the loader has {n}"):
         trained(body(n, True), 2, rule)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(("workers", "rule"), [(4, "sync"), (2, "averaging(period=3)"), (1, "asgd"), (3, "asgd")])
-def test_every_sample_once_where_a_process_loads(workers: int, rule: str) -> None:
-    test_every_sample_once_under_every_family_of_rules("one process", workers, rule)
 
 
 # -- resume ---------------------------------------------------------------------------------------
@@ -641,28 +597,6 @@ def test_loaders_that_are_built_anew_are_let_go() -> None:
         return sum(one() is not None for one in loaders)
 
     assert trained(body, 2, "sync")[0] == [8, 8]
-
-
-def test_a_resumed_ledger_expects_what_the_checkpoint_says_and_nothing_older() -> None:
-    """A run that was resumed on other workers in epoch 0 is resumed once more later: epoch 0 does not come back."""
-
-    def body(run: paceline.Run, step: Step) -> list[Any]:
-        run.share(DataLoader(Numbers(8), 2, shuffle=True))
-        state = run._context.loaders.state()
-        state["positions"][0] |= {"rest": [[0, [[4, 8]]]]}
-        run._context.loaders.load(state)
-        run._transport.barrier()
-        ledger = run._context.loaders.state()["ledger"]
-        return ledger["expected"] if ledger is not None else []
-
-    assert trained(body, 2)[0] == [[], []]
-
-
-class Broken(Numbers):
-    def __getitem__(self, index: int) -> int:
-        if index == 13:
-            raise OSError("sample 13 cannot be read")
-        return super().__getitem__(index)
 
 
 # -- streams that every worker reads as a whole ---------------------------------------------------

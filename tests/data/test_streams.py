@@ -14,9 +14,6 @@ from torch.utils.data import DataLoader
 
 import paceline
 from paceline.data import ShardStream
-from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.position import UNIT, ShardProgress, cut_at_shards, round_robin
-from paceline.data.streams.reader import ShardAssignment, ShardReading
 from paceline.forecast.sim import Clock
 from tests.tables import pairwise
 
@@ -163,14 +160,6 @@ def test_incomplete_batches_can_be_left_out() -> None:
             assert seen == [i for i in everything() if i % 100 < SIZES[i // 100] // 4 * 4]
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_empty_shards(rule: str) -> None:
-    sizes = [0, 5, 0, 0, 9, 4, 0]
-    results = paceline.simulate(Program(rule, lambda: loader_of(sizes=sizes)), 2, clock=Clock([1.0, 0.4]))
-    for epoch in range(2):
-        assert sorted(flat([found[epoch] for found, _ in results])) == everything(sizes)
-
-
 @pytest.mark.parametrize("choices", [{"sizes": [0, 5, 0, 0, 9, 4, 0]}, {"drop_last": True}])
 def test_places_where_nothing_is_are_done_too(choices: dict[str, Any]) -> None:
     def program() -> Any:
@@ -233,27 +222,6 @@ def test_loader_processes_read_a_shard_each(rule: str) -> None:
     assert first[0] // 100 != second[0] // 100  # two shards are open at a time
 
 
-@pytest.mark.processes
-def test_persistent_processes_serve_one_pass_after_another() -> None:
-    reading = ShardReading(loader_of(num_workers=2, persistent_workers=True), seed=1)
-    for epoch in range(2):
-        whole = Ranges([(0, len(SIZES) * UNIT)])
-        found = list(reading.batches(ShardAssignment(epoch, whole, 1, 0, ShardProgress())))
-        assert sorted(i for one in found if one.samples for i in one.batch.tolist()) == everything()
-        assert Ranges(place for one in found for place in one.portion.places) == whole
-        assert reading.begun() == []
-
-
-@pytest.mark.processes
-def test_loader_processes_go_on_in_the_shards_that_were_open(tmp_path: Path) -> None:
-    make: Callable[[], Any] = lambda: loader_of(sizes=[9, 5, 0, 17, 4, 8], num_workers=2)  # noqa: E731
-    ((first, _),) = paceline.simulate(Program("sync", make, stop=3, to=tmp_path / "c"), 1)
-    plain: Callable[[], Any] = lambda: loader_of(sizes=[9, 5, 0, 17, 4, 8])  # noqa: E731
-    ((second, _),) = paceline.simulate(Program("sync", plain, resume=tmp_path / "c"), 1)  # in no process at all
-    for epoch in range(2):
-        assert sorted(flat([first[epoch] + second[epoch]])) == everything([9, 5, 0, 17, 4, 8])
-
-
 def test_an_error_of_a_shard_comes_to_the_program(tmp_path: Path) -> None:
     class Broken(Counted):
         def read(self, shard: int, skip: int) -> Iterator[int]:
@@ -273,19 +241,6 @@ def test_an_error_of_a_shard_comes_to_the_program(tmp_path: Path) -> None:
         return found
 
     assert paceline.simulate(program, 1) == [[*range(7), 100, 101, 102, 103]]
-
-
-def test_a_pass_that_is_left_early_counts_as_an_epoch() -> None:
-    def program() -> tuple[list[int], list[int]]:
-        run = paceline.attach(model := nn.Linear(1, 1), torch.optim.SGD(model.parameters(), 0.1), "sync")
-        shared = run.share(loader_of())
-        first = next(iter(shared)).tolist()
-        second = [i for batch in shared for i in batch.tolist()]
-        run.close()
-        return first, second
-
-    results = paceline.simulate(program, 2)
-    assert sorted(i for _, second in results for i in second) == everything()
 
 
 def test_fewer_shards_than_workers_are_refused_where_shards_are_dealt() -> None:
@@ -314,22 +269,3 @@ def test_streams_that_make_no_sense() -> None:
         ShardStream(Counted([]))
     with pytest.raises(ValueError, match="buffer must be"):
         ShardStream(Counted(), buffer=-1)
-
-
-def test_places_are_cut_where_shards_end() -> None:
-    assert cut_at_shards([(5, UNIT + 3), (2 * UNIT, 3 * UNIT)]) == [(5, UNIT), (UNIT, UNIT + 3), (2 * UNIT, 3 * UNIT)]
-    assert [list(round_robin([(0, 3 * UNIT)], 2, rank)) for rank in range(2)] == [
-        [(0, UNIT), (2 * UNIT, 3 * UNIT)],
-        [(UNIT, 2 * UNIT)],
-    ]
-
-
-def test_what_was_consumed_enters_with_its_batch() -> None:
-    shard_progress = ShardProgress()
-    shard_progress.add(1, [(0, 4)])
-    shard_progress.add(2, [(4, 8)])
-    shard_progress.enter(1)
-    again = ShardProgress.of(shard_progress.state())
-    assert again.entered == Ranges([(0, 4)]) and again.all == Ranges([(0, 8)])
-    again.enter(2)
-    assert again.entered == Ranges([(0, 8)])

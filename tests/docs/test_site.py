@@ -66,11 +66,6 @@ def test_every_setting_is_explained(name: str) -> None:
     assert all(meaning.strip() for _, _, meaning in rows)
 
 
-def test_the_overview_links_every_recipe() -> None:
-    text = extension("recipe_pages").overview()
-    assert all(f"(../recipes/{name}.md)" in text for name in RECIPES)
-
-
 def test_the_pictures_are_those_that_the_script_draws() -> None:
     pictures = extension("draw").PICTURES
     assert {path.stem for path in (DOCS / "pictures").glob("*.svg")} == set(pictures)

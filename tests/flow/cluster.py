@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.communication.sockets.tls import TLS
-from paceline.flow.control import ControlServer, Terms
+from paceline.flow.control.messages import Terms
+from paceline.flow.control.server import ControlServer
 from tests.nursery import Child, nursery, surroundings
 
 DEADLINE_S = 90.0

@@ -43,36 +43,6 @@ def test_members_join_as_they_are_worth_it(tmp_path: Path) -> None:
         assert rates == {0: [2**0.5, 2.0], 1: [2**0.5, 2.0], 2: [2.0], 3: [2.0]}
 
 
-def test_a_lost_member_is_replaced_and_who_is_never_needed_leaves_well(tmp_path: Path) -> None:
-    """Two train at first, and worker 2 takes the place of worker 1; then three, and worker 4 is never needed."""
-    rule, kills = "bmuf(period=4, grow='2:120, 3:100000')", {"1": [30, "before"]}
-    with Cluster(tmp_path, terms(5), rule=rule, samples=800, hold=9, kills=kills) as cluster:
-        cluster.start(5)
-        cluster.until(lambda: cluster.control.status()["held"] == 3, "nobody waits")
-        (cluster.books / "go").touch()
-        living = check(cluster, epochs=2, gone=2)
-        assert [one["worker"] for one in sorted(living, key=lambda one: one["worker"])] == [0, 2, 3]
-        assert max(sizes(cluster.saw("generation"))) == 3
-        codes = [child.poll() for child in cluster.children]
-        assert sorted(code or 0 for code in codes) == [-9, 0, 0, 0, 0]
-        (said,) = [text for text in cluster.said() if "was not needed" in text]
-        assert "nothing left to do" in said and "Traceback" not in said
-
-
-def test_those_who_wait_outlast_a_restart_of_the_control_plane(tmp_path: Path) -> None:
-    rule = "bmuf(period=4, grow='2:120, 4:100000')"
-    with Cluster(tmp_path, terms(4), rule=rule, samples=800, hold=9) as cluster:
-        cluster.start(4)
-        cluster.until(lambda: cluster.control.status()["held"] == 2, "nobody waits")
-        port = cluster.control.port
-        cluster.control.close()
-        cluster.control = cluster.serve(port)
-        cluster.until(lambda: cluster.control.status()["held"] == 2, "those who waited do not wait on")
-        (cluster.books / "go").touch()
-        assert len(check(cluster, epochs=2)) == 4
-        assert max(sizes(cluster.saw("generation"))) == 4 and not cluster.saw("lost")
-
-
 def test_a_run_that_was_stopped_goes_on_with_as_many_workers(tmp_path: Path) -> None:
     """All die as three train, and fresh workers under a fresh control plane resume from a checkpoint of those three.
 
@@ -110,14 +80,3 @@ def test_under_the_launcher_a_worker_dies_as_the_number_grows(tmp_path: Path) ->
     assert (played.kills, played.lost, played.repeated, played.unfinished) == (1, 0, 0, 0), played.why
     run = read_run(tmp_path / "log")
     assert len(run.workers) >= 4
-
-
-def test_under_the_launcher_who_was_never_needed_ends_well(tmp_path: Path) -> None:
-    never = [Kill("stepped", 1 << 30)]  # while it is armed, nobody trains before all are there
-    job = Job(str(tmp_path), workers=3, rule=EXACT.format(2).replace("2:24, 2:", "2:"), kills=never)
-    ask = ["run", "--elastic", "2:3", "--workers", "3", "--timeout", "20", "--log", str(tmp_path / "log")]
-    played = play(job, ask, None)
-    assert (played.lost, played.repeated, played.unfinished) == (0, 0, 0), played.why
-    assert "3 workers finished" in (tmp_path / "launcher.txt").read_text()
-    texts = [path.read_text() for path in (tmp_path / "log" / "output").glob("*.err")]
-    assert sum("was not needed" in text for text in texts) == 1, texts

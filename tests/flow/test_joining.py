@@ -13,9 +13,9 @@ from paceline.communication.base import SoloTransport
 from paceline.core.world import World
 from paceline.errors import CheckpointError, PeerLostError
 from paceline.flow import joining
-from paceline.flow.control import Generation, WorkerAddress
+from paceline.flow.commit import ControlLedgerClient
+from paceline.flow.control.messages import Generation, WorkerAddress
 from paceline.flow.joining import Joining
-from paceline.flow.ledger_client import ControlLedgerClient
 
 
 def generation(number: int, restored: bool = False, donor: int | None = None) -> Generation:
@@ -113,13 +113,6 @@ def test_no_worker_reports_the_state_before_it_has_resumed(restored: bool, monke
     assert live.applied == live.generation.exchange
 
 
-def test_without_resume_it_reports_the_state_before_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, live, _ = begun(generation(1), monkeypatch)
-    one.ready()
-    one.ready()
-    assert live.control.said == [1]
-
-
 def test_if_all_holders_are_lost_training_needs_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     one, live, _ = begun(generation(2, restored=True), monkeypatch)
     with pytest.raises(CheckpointError, match=r"call run\.resume\(\) before the training loop"):
@@ -141,20 +134,6 @@ def test_a_resume_in_which_a_member_is_lost_is_done_again(monkeypatch: pytest.Mo
     one, live, taken = begun(generation(1, restored=True), monkeypatch)
     assert one.resume(fails_once(live, generation(2, restored=True), True))
     assert live.control.said == [2] and not taken
-
-
-def test_if_another_was_through_by_then_its_state_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, live, taken = begun(generation(1, restored=True), monkeypatch)
-    assert one.resume(fails_once(live, generation(2, donor=0), False))
-    assert live.control.said == [2] and taken == ["state of worker 0"]
-
-
-def test_it_resumes_again_if_the_members_change_before_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, live, _ = begun(generation(1, restored=True), monkeypatch)
-    live.control.coming = [generation(2, restored=True)]
-    calls: list[int] = []
-    assert one.resume(lambda: bool(calls.append(1)) or True)
-    assert len(calls) == 2 and live.control.said == [1, 2]
 
 
 def test_a_run_that_begins_anew_warns(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import LEFT
-from paceline.flow.control import Terms
+from paceline.flow.control.messages import Terms
 from tests.flow.cluster import Cluster
 from tests.flow.program import counted
 
@@ -61,14 +61,6 @@ def test_a_worker_that_leaves_has_trained_for_all(tmp_path: Path, rule: str) -> 
         assert cluster.control.status()["finished"]
 
 
-def test_a_signal_within_an_exchange_counts_after_it(tmp_path: Path) -> None:
-    """Its work of that exchange is committed, and it leaves before the next."""
-    with Cluster(tmp_path, terms(2), terms_at={"1": [5, "exchange"]}) as cluster:
-        cluster.start(2)
-        assert sorted(codes(cluster)) == [0, LEFT], cluster.said()
-        assert trained(cluster) == in_model(cluster) == {2: 400}
-
-
 def test_a_signal_while_a_worker_joins_ends_it_at_once(tmp_path: Path) -> None:
     with Cluster(tmp_path, terms(1), hold=10, terms_joining=True) as cluster:
         cluster.start(1)
@@ -110,13 +102,6 @@ def test_the_last_worker_writes_a_step_before_it_leaves(tmp_path: Path) -> None:
         assert codes(cluster)[2:] == [0, 0], cluster.said()
         assert trained(cluster) == in_model(cluster) == {2: 200}
         assert cluster.control.status()["exchange"] > exchanges
-
-
-def test_without_checkpoints_the_last_worker_says_that_the_model_is_lost(tmp_path: Path) -> None:
-    with Cluster(tmp_path, terms(1), terms_at={"0": [10, "after"]}) as cluster:
-        cluster.start(1)
-        assert codes(cluster) == [LEFT], cluster.said()
-        assert "what the run has learnt is lost" in cluster.said()[0]
 
 
 @pytest.mark.full

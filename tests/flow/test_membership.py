@@ -10,7 +10,8 @@ import torch
 
 from paceline.communication import SoloTransport
 from paceline.errors import GivenUpError, PacelineError
-from paceline.flow.control import About, ControlClient, Terms
+from paceline.flow.control.client import ControlClient
+from paceline.flow.control.messages import About, Terms
 from paceline.flow.membership import CommitReport, MembersTransport, join
 from paceline.update.engine.settings import Settings
 from tests.communication.ring.rings import everywhere, ring
@@ -54,7 +55,8 @@ def test_an_exchange_ends_when_the_control_plane_dismisses_its_workers() -> None
         first, second = (join({"rule": "block"}, settings) for _ in range(2))
         together(first.enter, second.enter)
         exchange = first.transport.all_reduce(torch.ones(4))
-        server.dismiss("it is over")
+        with server._turn() as now:
+            server._machine.give_up("it is over", now)
         with pytest.raises(PacelineError, match="it is over"):
             exchange.wait()
         with pytest.raises(GivenUpError, match="it is over"):  # the other may have said so first, over the ring

@@ -10,7 +10,7 @@ import pytest
 from devtools.counting.job import Job, Kill
 from devtools.counting.play import Played, judged
 
-from paceline.flow.control import Terms
+from paceline.flow.control.messages import Terms
 from tests.flow.cluster import Cluster
 from tests.nursery import nursery, surroundings
 

@@ -10,8 +10,8 @@ import pytest
 
 from paceline.flow.wanted import WantedWorkers
 from paceline.rules.recipes import rule_from_text
-from paceline.update.engine.blocks.numbers import Diversity
-from paceline.update.exchange.header import ExchangeHeader, ExchangeKind, ExchangeSummary
+from paceline.update.engine.blocks.outer_state import Diversity
+from paceline.update.exchange.exchanger import ExchangeHeader, ExchangeKind, ExchangeSummary
 
 
 def summary(workers: int, minibatches: int = 4, mean_norm: float = 0.0, leaving: bool = False) -> ExchangeSummary:
@@ -44,13 +44,6 @@ def test_twice_as_many_once_they_are_worth_it_for_blocks_enough() -> None:
     assert (one.number, one.minibatches) == (4, 16)  # asking changes nothing
 
 
-def test_the_newest_header_counts_already() -> None:
-    one = member(workers=2)
-    one.advance(summary(2), 0)
-    told = Diversity().then(summary(2))
-    assert one.after(summary(2, mean_norm=0.8), blocks(told), 0) == (4, pytest.approx(1.5625))
-
-
 def test_other_members_begin_to_count_anew() -> None:
     one, worth = member(), blocks(Diversity(smoothed=2.0))
     one.advance(summary(4), 0)
@@ -76,17 +69,6 @@ def test_stages_follow_the_minibatches_of_all() -> None:
     one.advance(summary(2), 0)
     assert one.after(summary(2, minibatches=3), blocks(Diversity()), 0)[0] == 2
     assert one.after(summary(2), blocks(Diversity()), 0)[0] == 3
-
-
-def test_nobody_is_asked_for_at_the_end() -> None:
-    one = member("2:8, 3:1000", workers=2)
-    assert one.after(summary(2, leaving=True), blocks(Diversity()), 0)[0] == 2
-
-
-def test_an_empty_exchange_is_no_block() -> None:
-    one = member()
-    one.advance(summary(4, minibatches=0), 0)
-    assert one.state() == {"wanted": 4, "minibatches": 0, "blocks": 0, "of": 0}
 
 
 def test_a_resumed_run_goes_on_where_it_stood() -> None:

@@ -23,7 +23,7 @@ ONE_RUN_OF_MANY = {
     "paceline.cli",
     "paceline.flow.control.client",
     "paceline_plugins.data.cache.cache",
-    "paceline_plugins.data.packed",
+    "paceline_plugins.data.parquet",
     "paceline.flow.engine",
     "paceline.observe.reports",
     "paceline_plugins.forecast.planner",
@@ -135,9 +135,3 @@ def test_modules_are_found_without_an_import_of_their_own() -> None:
         "import paceline", "import paceline_plugins.data; paceline_plugins.data.Files; paceline.forecast.sim.link"
     )
     assert {"paceline_plugins.data.cache.files", "paceline.forecast.sim.clock"} <= modules
-
-
-@pytest.mark.parametrize("module", [paceline, paceline.data])
-def test_a_name_that_does_not_exist(module: object) -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        getattr(module, "nothing")  # noqa: B009

@@ -16,7 +16,7 @@ from paceline.observe import read_run
 from paceline_plugins.report.chart_page import ASSETS
 from paceline_plugins.report.charts import POINTS_OF_A_CHART, Chart, charts
 
-from .conftest import BATCH, COMPUTE_S, PERIOD, Event, pushing, waiting
+from .conftest import COMPUTE_S, Event, waiting
 
 Write = Callable[..., Path]
 
@@ -31,23 +31,6 @@ def test_the_speed_up_is_the_sum_of_what_is_not_lost_to_exchanges(write_run: Wri
     assert line.curve.y == pytest.approx(np.full(40, 4 * COMPUTE_S))  # the wait for data is one worker's, too
     assert line.curve.x == pytest.approx((np.arange(40) + 0.5) * 40.5 / 40)
     assert "speed-up" not in drawn(write_run("alone", 1))
-
-
-def test_a_worker_that_computes_all_the_time_and_one_that_never_does_are_one(write_run: Write) -> None:
-    def split(rank: int, events: list[Event]) -> list[Event]:
-        times = {"compute_s": 1.0 - rank, "wait_s": float(rank), "exchange_s": 0.0}
-        return [event | times if event["kind"] == "exchange" else event for event in events]
-
-    (line,) = drawn(write_run(change=split))["speed-up"].lines
-    assert line.curve.y == pytest.approx(np.ones(40))
-
-
-def test_throughput_adds_up_to_all_samples(write_run: Write) -> None:
-    (line,) = drawn(write_run(size=3))["throughput"].lines
-    width = 40.5 / 40
-    assert line.curve.y[5] == pytest.approx(3 * PERIOD * BATCH)  # a block a second
-    assert float(line.curve.y.sum()) * width == pytest.approx(3 * 40 * PERIOD * BATCH)
-    assert drawn(write_run("uncounted", samples=False))["throughput"].y == "minibatches/s"
 
 
 def test_where_the_time_goes_is_what_the_lines_say(write_run: Write) -> None:
@@ -74,14 +57,6 @@ def test_what_an_exchange_costs(write_run: Write) -> None:
     both = drawn(one, write_run("two", change=twice))["exchange-time"].lines
     assert [float(line.curve.y[7]) for line in both] == pytest.approx([200, 100])
     assert "exchange-time" not in drawn(write_run("none", change=lambda rank, events: events[:3]))
-
-
-def test_delays_are_bars_under_their_mean(write_run: Write) -> None:
-    chart = drawn(write_run("run", 4, change=pushing))["delay-of-pushes"]
-    (line,) = chart.lines
-    assert chart.bars and line.name == "run: mean 1.78"
-    assert [round(height * 5.52) for height in line.curve.y] == [160, 120, 94, 120, 18, 0, 40]
-    assert line.curve.x == pytest.approx(range(7))
 
 
 def often(rank: int, events: list[Event]) -> list[Event]:

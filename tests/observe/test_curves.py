@@ -13,11 +13,8 @@ from paceline.observe import read_run
 from paceline_plugins.report.curves import (
     Curve,
     by_samples,
-    by_time,
-    bytes_by_time,
     data_by_time,
     delays_of_pushes,
-    losses,
     thin,
 )
 
@@ -50,31 +47,12 @@ def test_workers_that_do_not_go_in_step_keep_their_own_points(write_run: Write) 
     assert curve.x[0] == pytest.approx(sum(done), abs=3)
 
 
-def test_the_same_minibatch_of_all_workers_is_one_point(write_run: Write) -> None:
-    run = read_run(write_run(size=2))
-    curve = by_time(run, "loss")
-    assert len(curve.x) == 40
-    first = [worker.values[0].value for worker in run.workers]
-    assert curve.y[0] == pytest.approx(sum(first) / 2)
-
-
-def test_bytes_of_all_workers_add_up(write_run: Write) -> None:
-    curve = bytes_by_time(read_run(write_run(size=3)))
-    assert curve.y[0] == 0
-    assert curve.y[-1] == 3 * 40_000
-    assert np.all(np.diff(curve.y) >= 0)
-
-
 def test_delays_are_shares_of_all_pushes(write_run: Write) -> None:
     curve = delays_of_pushes(read_run(write_run(size=4, change=pushing)))
     assert curve.x.tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert curve.y == pytest.approx(np.array([160, 120, 94, 120, 18, 0, 40]) / 5.52)
     none = delays_of_pushes(read_run(write_run("still")))
     assert len(none.x) == len(none.y) == 0
-
-
-def test_losses_are_found_by_name(write_run: Write) -> None:
-    assert losses(read_run(write_run())) == ["loss", "validation loss"]
 
 
 def test_thinning_keeps_the_mean() -> None:

@@ -3,20 +3,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import paceline
-from paceline.cli.run.status import describe
 from paceline.observe import read_run
-from paceline.observe.reports.live import Live, LiveSnapshot
-from paceline.observe.reports.summary import summarize
 from paceline_plugins.report.charts import effective_over_time
-from paceline_plugins.report.curves import effective_by_time
 from paceline_plugins.report.tables import facts
+from paceline_plugins.report.totals import summarize
 from tests.update.engine.test_blocks import Scalars, rank
 from tests.update.engine.test_diversity import SPEEDS
 
@@ -52,21 +48,3 @@ def test_a_run_without_a_guard_or_without_blocks_does_not_tell(tmp_path: Path) -
         run = read_run(logged(tmp_path / name, rule, guard=guard))
         assert summarize(run).effective is None and "effective workers" not in facts(summarize(run))
         assert list(effective_over_time([run])) == []
-
-
-def test_the_status_line_and_the_curve_tell_it(tmp_path: Path) -> None:
-    directory = logged(tmp_path, "bmuf(period=2)")
-    shot = Live(directory).poll()
-    assert shot.effective == pytest.approx(WORTH, abs=0.01)
-    assert "4 workers count as 2.2" in describe(shot, 4).plain
-    plain = LiveSnapshot(64)
-    assert describe(replace(plain, effective=11.4), 64).plain.count("64 workers count as 11 ") == 1
-    run = read_run(directory)
-    worker = run.workers[0]
-    worker.exchanges = [
-        replace(worker.exchanges[-1], at_s=at, effective_workers=worth) for at, worth in ((1, 2), (3, 4))
-    ]
-    curve = effective_by_time(run)
-    assert (curve.x.tolist(), curve.y.tolist()) == ([1.0, 3.0], [2.0, 4.0])
-    (chart,) = effective_over_time([run, run])
-    assert [line.name for line in chart.lines] == [f"{run.label}, of 4"] * 2

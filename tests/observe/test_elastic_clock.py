@@ -12,10 +12,9 @@ import pytest
 
 from paceline.observe import read_run
 from paceline.observe.reports.log import RunLog
-from paceline.observe.reports.summary import summarize, warnings
-from paceline_plugins.report.curves import by_samples, by_time, bytes_by_time
-from paceline_plugins.report.tables import comparison, event_rows, worker_rows
-from paceline_plugins.report.trace import align_clocks
+from paceline_plugins.report.curves import by_time, bytes_by_time
+from paceline_plugins.report.tables import comparison, worker_rows
+from paceline_plugins.report.totals import summarize, warnings
 
 Event = dict[str, Any]
 PERIOD, BATCH, BYTES = 4, 10, 100
@@ -115,40 +114,12 @@ def test_curves_lie_on_one_clock(run: RunLog) -> None:
     assert np.interp([8.5, 13.5, 20], sent.x, sent.y) == pytest.approx([BYTES * n for n in (14.5, 19.5, 33)])
 
 
-def test_samples_are_those_of_all_workers_at_the_time(run: RunLog) -> None:
-    curve = by_samples(run, "loss")
-    assert curve.x[-1] == pytest.approx(33 * PERIOD * BATCH) and np.all(np.diff(curve.x) > 0)
-    before = [PERIOD * BATCH * 2 * (second - 1) for second in range(2, 9)]  # two workers, a block a second
-    assert curve.x[:7] == pytest.approx(before)
-
-
-def test_events_are_told_on_the_same_clock_without_the_noise(run: RunLog) -> None:
-    rows = event_rows(run)
-    assert [(row["event"], row["after"]) for row in rows] == [
-        ("joined", "0.5 s"),
-        ("joined", "1.5 s"),
-        ("generation", "1.5 s"),
-        ("lost", "8.5 s"),
-        ("generation", "8.5 s"),
-        ("joined", "13.5 s"),
-        ("generation", "13.5 s"),
-        ("left", "20.5 s"),
-        ("left", "20.5 s"),
-    ]
-
-
 def test_the_lost_worker_is_told_and_the_table_says_who_joined_when(run: RunLog) -> None:
     assert warnings(run) == ["Worker 1 was lost after 8.5 s: its connection closed."]
     rows = worker_rows(run)
     assert [row["joined after"] for row in rows] == ["0 s", "1 s", "12 s"]
     assert [row["end"] for row in rows] == ["closed", "lost", "closed"]
     assert comparison([run])[0]["workers"] == "2 at most, 3 in all"
-
-
-def test_the_trace_does_not_take_an_exchange_for_one_of_another_generation(run: RunLog) -> None:
-    clocks = align_clocks([run])
-    error = [clocks.common(run.workers[2], 20.0 - BEGAN[2]) - clocks.common(run.workers[0], 20.0)]
-    assert error == pytest.approx([0.0])
 
 
 @pytest.mark.parametrize("gone", ["met", "met and generation"])

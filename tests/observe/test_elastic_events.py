@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from paceline.cli.run.status import describe
-from paceline.observe.reports.elastic_events import QUIET, ControlEvent, ElasticStatus, event_text, read_events
+from paceline.observe.reports.elastic_events import ControlEvent, ElasticStatus, event_text
 from paceline.observe.reports.live import Live, LiveSnapshot
 from paceline.observe.reports.read import read_run
-from paceline.observe.reports.summary import warnings
-from paceline_plugins.report.report import write_report
-from paceline_plugins.report.tables import event_rows
-from paceline_plugins.sites.elastic_messages import of_control, of_process
+from paceline_plugins.report.totals import warnings
+from paceline_plugins.sites.elastic_messages import of_control
 
 MEMBERS = [[0, "a", "10.0.0.1", 1], [2, "b", "10.0.0.2", 1]]
 STORY: list[dict[str, Any]] = [
@@ -85,13 +83,6 @@ def test_workers_that_wait_to_be_needed_are_counted(tmp_path: Path) -> None:
     assert only.text.startswith("1 of 2 workers trains; 1 waits until it is worth it")
 
 
-def test_lines_without_sense_are_passed_over(tmp_path: Path) -> None:
-    assert read_events(tmp_path) == []
-    lines = ['{"kind": "joined", "worker": 1}', "[]", "x", '{"kind": "generation"}', '{"at_s": 1}', '{"kind": "lo']
-    (tmp_path / "control.jsonl").write_text("\n".join(lines))
-    assert read_events(tmp_path) == [ControlEvent(0.0, "joined", {"worker": 1})]
-
-
 @pytest.mark.parametrize(
     ("event", "says"),
     [
@@ -118,35 +109,6 @@ def test_lines_without_sense_are_passed_over(tmp_path: Path) -> None:
 def test_events_in_words(event: dict[str, Any], says: str) -> None:
     facts = {name: value for name, value in event.items() if name not in ("kind", "at_s")}
     assert event_text(event["kind"], facts) == says
-
-
-def test_the_report_lists_them(tmp_path: Path, write_run: Any) -> None:
-    directory = write_run("elastic")
-    tell(directory, STORY)
-    rows = event_rows(read_run(directory))
-    assert [row["event"] for row in rows] == [event["kind"] for event in STORY if event["kind"] not in QUIET]
-    assert len(event_rows(read_run(directory), 2)) == 2
-    page = write_report([directory], tmp_path / "report").read_text()
-    assert "worker 1 on a was lost: its connection closed" in page
-
-
-def test_what_a_launcher_says_at_once() -> None:
-    begun, ended = ElasticStatus(generation=1), ElasticStatus(generation=9, workers=Counter(left=1))
-    lost = {"worker": 1, "why": "its connection closed"}
-    assert of_control("lost", lost, begun) == "worker 1 was lost: its connection closed"
-    assert of_control("joined", {"worker": 1}, begun) == ""
-    paused = {"reason": "1 of at least 2 workers are there"}
-    assert [bool(of_control("paused", paused, now)) for now in (ElasticStatus(), begun, ended)] == [
-        False,
-        True,
-        False,
-    ]
-    assert of_process("process started", {"place": 0}, False) == of_process("process ended", {"code": 0}, False) == ""
-    gone = {"code": 75, "given_up": False}
-    assert of_process("process ended", gone, False).endswith(
-        "declared lost by the control plane; a new one replaces it"
-    )
-    assert of_process("process ended", {"code": 1, "given_up": True}, False).endswith("so no more are started")
 
 
 def test_a_run_that_never_had_enough_workers_says_so(tmp_path: Path) -> None:

@@ -7,12 +7,10 @@ import json
 import logging
 import os
 import resource
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -84,29 +82,6 @@ def test_memory_is_bounded_and_the_gap_is_told(tmp_path: Path, limit: Fill, monk
     assert read_worker(journal.path).gaps == kept[3] - 3 > 0
 
 
-def test_a_disk_that_is_full_from_the_beginning_to_the_end(
-    tmp_path: Path, limit: Fill, caplog: pytest.LogCaptureFixture
-) -> None:
-    limit(0)
-    journal = EventLog(tmp_path, 0)
-    write(journal, range(5))
-    journal.close()
-    journal.write("late")
-    limit(None)
-    assert "5 events are missing" in caplog.messages[-1]
-    assert journal.path is not None and journal.path.read_bytes() == b""
-
-
-def test_a_directory_that_was_removed_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    journal = EventLog(tmp_path / "log", 1)
-    write(journal, range(3))
-    shutil.rmtree(tmp_path / "log")
-    write(journal, range(3, 6))
-    journal.close()
-    assert journal.path is not None and numbers(journal.path) == [0, 3, 4, 5]  # its first line says who writes
-    assert sum("was removed" in text for text in caplog.messages) == 1
-
-
 def test_a_directory_that_cannot_be_is_refused_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnsupportedError, match=r"no event log can be written in .*file.*: .*give another directory"):
@@ -124,17 +99,6 @@ def test_a_line_that_a_killed_writer_left_half_is_closed_first(tmp_path: Path) -
     file.add('{"kind": "next"}')
     file.close()
     assert path.read_bytes() == b'{"kind": "whole"}\n{"kind": "ha\n{"kind": "next"}\n'
-
-
-def test_a_disk_that_fails_for_good_never_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = EventLog(tmp_path, 0)
-
-    def broken(*_: Any) -> int:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(os, "write", broken)
-    write(journal, range(5))
-    journal.close()
 
 
 @pytest.mark.processes

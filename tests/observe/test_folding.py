@@ -11,8 +11,8 @@ import pytest
 
 from paceline.observe import read_run
 from paceline.observe.reports import read
-from paceline.observe.reports.summary import rejected_counts, summarize
 from paceline_plugins.report.curves import by_samples, bytes_by_time
+from paceline_plugins.report.totals import rejected_counts, summarize
 
 from .conftest import Event, pushing
 

@@ -11,16 +11,7 @@ import pytest
 
 from paceline.observe.reports.live import Live
 
-from .conftest import pushing, waiting
-
 Write = Callable[..., Path]
-
-
-def test_nothing_is_there_at_first(tmp_path: Path) -> None:
-    live = Live(tmp_path / "not yet")
-    assert live.poll().size == 0
-    (tmp_path / "not yet").mkdir()
-    assert live.poll().total == 0
 
 
 def test_the_numbers_follow_the_files(write_run: Write, tmp_path: Path) -> None:
@@ -57,40 +48,6 @@ def test_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
     assert live.poll().total == 0
     log.write_text("no event at all\n" + line + "\n")
     assert live.poll().total == 8
-
-
-def test_the_mean_delay_is_that_of_the_last_seconds(tmp_path: Path) -> None:
-    log = tmp_path / "rank-000.jsonl"
-    live = Live(tmp_path)
-    line = {"kind": "exchange", "rank": 0, "total_minibatches": 8}
-    with log.open("a") as file:
-        file.write(json.dumps({**line, "at_s": 1.0, "delays": {"0": 1, "10": 1}}) + "\n")
-    assert live.poll().delay == pytest.approx(5.0)
-    with log.open("a") as file:
-        file.write(json.dumps({**line, "at_s": 9.0, "delays": {"2": 2}}) + "\n")
-    assert live.poll().delay == pytest.approx(3.5)
-    with log.open("a") as file:
-        file.write(json.dumps({**line, "at_s": 12.0, "delays": {"2": 1, "5": 1}}) + "\n")
-    assert live.poll().delay == pytest.approx(11 / 4)  # the first line is more than ten seconds old
-    with log.open("a") as file:
-        file.write(json.dumps({**line, "at_s": 30.0}) + "\n")
-    assert live.poll().delay is None
-
-
-def test_the_wait_for_data_is_a_share_of_the_time(write_run: Write) -> None:
-    assert Live(write_run("before")).poll().data_share == 0
-    shot = Live(write_run(size=2, change=waiting)).poll()
-    assert shot.data_share == pytest.approx((0.2 + 0.3) / 2)
-    assert shot.exchange_share == pytest.approx(0.2)
-
-
-def test_the_lost_are_named_and_work_no_more(write_run: Write) -> None:
-    shot = Live(write_run(size=4, change=pushing)).poll()
-    assert shot.lost == (2,)
-    assert shot.minibatches == {0: 160, 1: 160, 2: 72, 3: 160}
-    assert shot.minibatches_per_s == pytest.approx(3 * 4)  # four a second and worker that is left
-    assert shot.epoch_done == 1.0
-    assert shot.delay == pytest.approx((0 + 5 + 15) / 12)  # in each block of workers 0, 1 and 3
 
 
 @pytest.mark.parametrize(

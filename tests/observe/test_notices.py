@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.observe.reports.elastic_events import ControlEvent
-from paceline.observe.reports.notices import JsonLinesTail, Notice, Notices, control_notice, worker_notice
+from paceline.observe.reports.notices import JsonLinesTail, Notice, Notices, worker_notice
 
 UNDONE = {"kind": "tune", "by": 1, "revert": False, "changes": {"lr": [0.1, 0.05]}, "block": 9}
 GONE = {"rank": 2, "state": "silent", "text": "is gone"}
@@ -33,11 +32,6 @@ GONE = {"rank": 2, "state": "silent", "text": "is gone"}
 def test_events_of_workers(event: dict[str, Any], text: str | None) -> None:
     found = worker_notice(1, event, 5.0)
     assert (found.text if found else None) == text
-
-
-def test_what_the_control_plane_says() -> None:
-    found = control_notice(ControlEvent(3.0, "joined", {"worker": 7, "host": "a"}), 5.0)
-    assert (found.at_s, found.text) == (5.0, "worker 7 on a has joined")
 
 
 def test_one_happening_is_told_once_and_as_it_was_first_seen() -> None:

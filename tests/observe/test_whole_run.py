@@ -22,18 +22,6 @@ def value(at_s: float, minibatches: int) -> dict[str, Any]:
     return {"kind": "value", "at_s": at_s, "name": "loss", "value": 1.0, "total_minibatches": minibatches, "block": 0}
 
 
-def test_a_program_that_tells_no_end_has_none(tmp_path: Path) -> None:
-    epoch = {"kind": "epoch", "at_s": 1.0, "epoch": 0, "batches": 10}
-    assert shot(tmp_path, epoch, value(2.0, 5)) == (None, None)
-
-
-def test_turns_without_passes(tmp_path: Path) -> None:
-    """By hand: 3 of 10 turns in 6 s, so 14 s are left."""
-    turns = [{"kind": "turn", "at_s": 4.0 + 2.0 * turn, "turn": turn, "turns": 10} for turn in range(4)]
-    assert shot(tmp_path, turns[0]) == (0.0, None)
-    assert shot(tmp_path, *turns) == pytest.approx((0.3, 14.0))
-
-
 def test_a_turn_is_as_far_as_its_pass(tmp_path: Path) -> None:
     """By hand: 1.5 of 4 turns in 15 s, so 25 s are left."""
     events = [

@@ -276,26 +276,17 @@ def unreachable(directory: Path, say: Saying) -> None:
         rendezvous.connect = connect
 
 
-def table(directory: Path, workers: int, group: Any) -> None:
+def table(directory: Path, say: Saying) -> None:
     """Every rule, one attach after another in one program; rank 0 has less data, the last one more."""
     for number, (rule, kind) in enumerate(RULES):
         model = make_big()
         before = loss_of(model)
         model.train()
         optimizer = OPTIMIZERS[kind](model.parameters())
-        log = directory / f"log.{workers}.{number}"
-        with paceline.attach(model, optimizer, rule, timeout_s=60, log=log, group=group) as run:
+        with paceline.attach(model, optimizer, rule, timeout_s=60, log=directory / f"log.{number}") as run:
             for x, y in batches(40 + 10 * RANK):
                 step(model, optimizer, x, y)
-        keep(model, directory, f"{workers}.{number}", before=before, after=loss_of(model), bytes=run.bytes_sent)
-
-
-def tables(directory: Path, say: Saying) -> None:
-    """Among two and all of the processes."""
-    for workers in (2, 4):
-        group = dist.new_group(list(range(workers)))
-        if workers > RANK:
-            table(directory, workers, group if workers < WORKERS else None)
+        keep(model, directory, str(number), before=before, after=loss_of(model), bytes=run.bytes_sent)
 
 
 def lockstep(directory: Path, say: Saying) -> None:
@@ -314,7 +305,7 @@ def varied(directory: Path) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     say = Saying(directory)
     for part in (
-        tables,
+        table,
         lockstep,
         one_after_another, other_hosts, traffic, not_finite, checkpoints, certificates, strangers, unreachable,
     ):  # fmt: skip

@@ -69,8 +69,8 @@ SMALL = 16
 
 
 def numbers_for(workers: int) -> list[int]:
-    """All rows with four workers, those that are also resumed with two."""
-    return [*range(len(TABLE))] if workers == 4 else [*RESUMED]
+    """One row of each kind with four workers, those that are also resumed with two."""
+    return [0, 4, 5, 8, 11, 12, 13, 14, 15, 16, 18, 19] if workers == 4 else [*RESUMED]
 
 
 def table(directory: Path) -> None:

@@ -20,6 +20,10 @@ ABANDONS = {"two": {"thread_exit3"}, "zero": set()}
 """Ways in which a worker leaves at once, beside those."""
 
 
+SAME = {"exit_text", "quit", "quit3", "system_exit0", "thread_exit0"}
+"""Ways that differ from another one in the exit code, or in the name of the same exception, alone."""
+
+
 def in_turn(ways: Iterable[str]) -> list[tuple[str, str, str]]:
     """Each way under one door and rule, and the doors and rules in turn."""
     return [(way, DOORS[k % 2], TOGETHER[k // 2 % 2]) for k, way in enumerate(ways)]
@@ -30,7 +34,9 @@ def leave(directory: Path, door: str, rule: str, way: str, who: str) -> dict[int
         return launch.wait()
 
 
-@pytest.mark.parametrize(("way", "door", "rule"), [*in_turn(WAYS), ("system_exit3", "zero", "sync")])
+@pytest.mark.parametrize(
+    ("way", "door", "rule"), [*in_turn(way for way in WAYS if way not in SAME), ("system_exit3", "zero", "sync")]
+)
 def test_one_worker_leaves(tmp_path: Path, door: str, way: str, rule: str) -> None:
     ended = leave(tmp_path, door, rule, way, "1")
     told = ended[0].err + ended[1].err
@@ -46,7 +52,7 @@ def test_one_worker_leaves(tmp_path: Path, door: str, way: str, rule: str) -> No
 
 @pytest.mark.parametrize(
     ("way", "door", "rule"),
-    in_turn(["exit0", "quit", "system_exit0", "break", "swallowed", "interrupt", "thread_exit0"]),
+    in_turn(["exit0", "break", "interrupt", "thread_exit0"]),
 )
 def test_all_workers_leave(tmp_path: Path, door: str, way: str, rule: str) -> None:
     ended = leave(tmp_path, door, rule, way, "all")
@@ -54,9 +60,7 @@ def test_all_workers_leave(tmp_path: Path, door: str, way: str, rule: str) -> No
         assert one.code == 0 and "pass" not in one.err.replace("passed", ""), one.err
 
 
-@pytest.mark.parametrize(
-    ("way", "door"), [("exit0", "two"), ("exit3", "zero"), ("os_exit3", "two"), ("break", "two"), ("break", "zero")]
-)
+@pytest.mark.parametrize(("way", "door"), [("exit3", "zero"), ("os_exit3", "two"), ("break", "zero")])
 def test_one_worker_leaves_an_asynchronous_run(tmp_path: Path, door: str, way: str) -> None:
     """The others train on its samples."""
     ended = leave(tmp_path, door, "asgd", way, "1")

@@ -175,12 +175,8 @@ def test_an_error_of_the_users_on_one_worker_ends_all(tmp_path: Path) -> None:
     ("rule", "kept", "end"),
     [
         ("sync", "", "end"),
-        ("sync", "", "exit"),
-        ("bmuf(period=2)", "checkpoints", "close"),
         ("bmuf(period=2)", "checkpoints", "one error"),
         ("bmuf(period=4, overlap=3, codec='int8')", "", "error"),
-        ("bmuf(period=4, overlap=3, codec='int8')", "", "exit"),
-        ("asgd", "", "end"),
         ("asgd", "", "one error"),
     ],
 )

@@ -17,14 +17,11 @@ from paceline.rules.choice import (
     Choice,
     ProbeTimes,
     choose,
-    chosen_rule,
     has_probe,
     without_probe,
     worth_it,
 )
-from paceline.rules.codec import Dense, Int8
-from paceline.rules.payload import Gradient
-from paceline.rules.schedule import EveryStep, Pace, Paced, Probe
+from paceline.rules.schedule import Pace, Paced, Probe
 
 AUTO = Paced(4, probe=Probe())
 SGD = {"dense": 1.0, "bf16": 0.5, "int8": 0.25, "e3m0": 0.125}
@@ -81,17 +78,6 @@ def test_of_adam_only_dense_is_left() -> None:
     assert what(9.0, None, sizes={"dense": 3.0}) == ("dense", 48, 34)  # 1.25 * 27
 
 
-def test_what_the_user_has_set_stays() -> None:
-    given = Paced(8, overlap=2, pace=Pace(share=0.5, least=8), probe=Probe(codec=False, overlap=False))
-    assert what(12.0, None, given, sizes={"": 1.0}) == ("", 12, 2)  # 12 - 2 seconds are left: 10, and then 12
-    assert what(3.0, None, given, sizes={"": 1.0}) == ("", 8, 2)
-
-
-def test_fragments_take_turns() -> None:
-    """Each of four has a quarter of the time."""
-    assert what(2.5, None, Paced(4, fragments=4, probe=Probe())) == ("dense", 4, 1)
-
-
 # -- a faster network --------------------------------------------------------------------------------------------------
 
 
@@ -119,18 +105,6 @@ def test_a_faster_network_never_costs_quality(step_s: float, exchanges: list[flo
 
 
 # -- the rule ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_rule_that_was_chosen() -> None:
-    asked = rule_from_text("auto(share=0.05, reproducible=True)")
-    rule = chosen_rule(asked, Choice(False, "int8", 12, 6, "so"), 10)
-    assert rule.text() == "auto(share=0.05, reproducible=True, probe=0, overlap=6, first=6, codec='int8')"
-    assert rule.codec == Int8() and rule.topology == asked.topology and rule.outer == asked.outer
-    assert rule.schedule == Paced(12, 10, 1, 6, Pace(0.05, 6, 64))
-    assert rule_from_text(rule.text()).schedule == Paced(6, 0, 1, 6, Pace(0.05, 6, 64))
-    lockstep = chosen_rule(asked, Choice(True, "", 1, 0, "so"), 10)
-    assert lockstep.text() == "sync(reproducible=True)" and lockstep == rule_from_text(lockstep.text())
-    assert (lockstep.schedule, lockstep.payload, lockstep.codec) == (EveryStep(), Gradient(), Dense())
 
 
 def test_with_and_without_a_probe() -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -161,47 +160,6 @@ def test_one_bit_adam_is_its_equation(kind: str, codec: str, scheduler: bool, mo
             np.testing.assert_allclose(out[name].numpy(), x, rtol=0, atol=1e-12 if codec == "dense" else 2e-5)
 
 
-@pytest.mark.parametrize("at", [3, 5, 6, 9])
-@pytest.mark.parametrize("codec", ["sign", "one_bit"])
-def test_one_bit_adam_resumes(at: int, codec: str, tmp_path: Path) -> None:
-    make = KINDS["adamw"][0]
-    whole = simulate(lambda: one_bit_adam(12, 5, codec, make, True), N)
-    path = tmp_path / "c"
-    saved = simulate(lambda: one_bit_adam(12, 5, codec, make, True, save_at=at, save_to=path), N)
-    assert same_bits(saved[0], whole[0])
-    simulate(lambda: one_bit_adam(12, 5, codec, make, True, save_at=at, save_to=path, stop=True), N)
-    resumed = simulate(lambda: one_bit_adam(12, 5, codec, make, True, resume=path), N)
-    assert all(same_bits(one, other) for one, other in zip(resumed, whole, strict=True))
-
-
-def test_one_bit_adam_leaves_alone_what_has_no_gradient_anywhere() -> None:
-    """And gives everybody the step of a parameter that only one worker has a gradient for."""
-
-    def program() -> list[State]:
-        model = Numbers(torch.float32)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-        run = paceline.attach(model, optimizer, "one_bit_adam(warmup=2)", timeout_s=20)
-        seen = [state_of(model)]
-        for k in range(1, 7):
-            optimizer.zero_grad()
-            model.a.grad = torch.full_like(model.a, 1.0 + rank() + k)
-            if k <= 2 or (k in (5, 6) and rank() == 1):
-                model.b.grad = torch.full_like(model.b, 2.0)
-            optimizer.step()
-            assert (model.b.grad is not None) == (k <= 2 or (k in (5, 6) and rank() == 1))
-            seen.append(state_of(model))
-        run.close()
-        return seen
-
-    outs = simulate(program, N)
-    for out in outs:
-        assert all(same_bits(one, other) for one, other in zip(out, outs[0], strict=True))
-    b = [state["b"] for state in outs[0]]
-    assert not torch.equal(b[1], b[0]) and not torch.equal(b[2], b[1])
-    assert torch.equal(b[3], b[2]) and torch.equal(b[4], b[3])
-    assert not torch.equal(b[5], b[4]) and not torch.equal(b[6], b[5])
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -260,7 +218,7 @@ def weights_of(parameter: Tensor) -> Tensor:
 def kept_by(run: paceline.Run, model: nn.Module) -> float:
     """What this worker still has to send, and what it still owes as an owner of stripes; weighted."""
     assert run._engine is not None
-    update, parameters = run._engine.gradients[0], list(model.parameters())
+    update, parameters = run._engine.gradient_exchanges.updates[0], list(model.parameters())
     weights = torch.cat([weights_of(parameters[index]).view(-1) for index in update.buckets.order])
     total = 0.0
     for chunk in update.buckets.chunks:

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-import paceline
 from paceline.rules.outer import BlockMomentum, Nesterov
 from paceline.rules.outer.base import Coefficients
 from tests.helpers import (
@@ -49,23 +48,6 @@ def test_averaging_every_step_is_synchronous_sgd() -> None:
 def test_bmuf_without_momentum_is_averaging(nesterov: bool) -> None:
     a, b = run_both(f"bmuf(period=3, momentum=0, lr=1, nesterov={nesterov})", "averaging(period=3)")
     assert distance(a.model, b.model) < 1e-12
-
-
-def starts(rule: str) -> list[dict[str, torch.Tensor]]:
-    """The start of every block."""
-
-    def note(place: Place) -> None:
-        if place.run.minibatches % 3 == 0:
-            place.extra.setdefault("starts", []).append(state_of(place.model))
-
-    return train(rule, 4, dtype=F64, samples=96, after_step=note)[0].extra["starts"]  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize(("momentum", "lr"), [(0.9, 0.7), (0.6, 1.3)])
-def test_bmufs_starts_are_dilocos_models(momentum: float, lr: float) -> None:
-    ours, theirs = (starts(f"{r}(period=3, momentum={momentum}, lr={lr})") for r in ("bmuf", "diloco"))
-    assert len(ours) == 4
-    assert all(distance(a, b) < 1e-12 for a, b in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
@@ -197,7 +179,3 @@ def test_bmuf_adam_without_momentum_averages_the_moments_and_counts_tau() -> Non
     for mine, other in zip(ours.extra["m"], theirs.extra["m"], strict=True):
         assert all((a - b).abs().max() < 1e-12 for a, b in zip(mine, other, strict=True))
     assert distance(ours.model, theirs.model) < 1e-12
-
-
-def test_simulate_with_one_worker_sends_nothing_and_returns_the_result() -> None:
-    assert paceline.simulate(lambda: 42, 1) == [42]

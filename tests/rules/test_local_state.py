@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import paceline
 from paceline.rules import payload
 from paceline.rules.schedule.growth import RATE_EXPONENT
-from paceline.update.engine.blocks.numbers import LocalOptimizers
+from paceline.update.engine.blocks.fragment import LocalOptimizers
 from tests.helpers import simulate
 
 WORKERS, STEPS = 3, 10
@@ -177,22 +176,3 @@ def test_a_worker_that_joins_keeps_the_momentum_that_a_living_one_sent(rule: str
     own.count()
     own.begin_block(averaged=False)
     assert bool(optimizer.state[parameter]["momentum_buffer"].any()) == kept
-
-
-@pytest.mark.parametrize("workers", [WORKERS, 2, 1])
-@pytest.mark.parametrize("rule", ["bmuf(period=4)", "diloco(period=4, overlap=2)"])
-def test_a_resumed_run_goes_on_with_the_momentum(rule: str, workers: int, tmp_path: Path) -> None:
-    """In the middle of a block, on as many workers or on others."""
-    at, alone = 6, program("momentum")
-
-    def saves(run: paceline.Run) -> float:
-        if run.minibatches == at and not (tmp_path / "there").exists():
-            run.save(tmp_path / "there")
-        return 1.0
-
-    def resumes(run: paceline.Run) -> None:
-        assert run.resume(tmp_path / "there")
-
-    simulate(partial(distances, rule, OPTIMIZERS["momentum"], saves), WORKERS)
-    for worker in simulate(partial(distances, rule, OPTIMIZERS["momentum"], begin=resumes), workers):
-        assert_as_far(worker, alone[at:])

@@ -38,10 +38,3 @@ def test_several_optimizers_of_which_one_is_not_adam() -> None:
     both = [Adam(model[0].parameters()), torch.optim.SGD(model[1].parameters(), lr=0.1)]
     with paceline.attach(model, both, period=4) as run:
         assert run.rule.name == "bmuf"
-
-
-def test_paceline_run_may_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PACELINE_RULE", "averaging")
-    model = nn.Linear(1, 1)
-    with paceline.attach(model, Adam(model.parameters()), period=4) as run:
-        assert run.rule.text() == "averaging(period=4)"

@@ -102,17 +102,6 @@ def test_what_cannot_be_launched_is_refused(arguments: tuple[Any, ...], message:
         paceline.launch(*arguments)
 
 
-def test_a_function_that_a_call_does_not_run_is_refused() -> None:
-    async def later() -> None: ...
-
-    def lines() -> Any:
-        yield 1
-
-    for target in (later, lines):
-        with pytest.raises(UnsupportedError, match="is a generator or a coroutine"):
-            paceline.launch(target, 2)
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("way", ["script", "repl"])
 def test_a_function_of_the_program_itself_needs_no_guard(way: str, tmp_path: Path) -> None:

@@ -83,54 +83,6 @@ def test_it_ends_a_block_as_its_period_would(rule: str, as_if: str) -> None:
         torch.testing.assert_close(got[name], tensor)  # weights are parts of a block, so that rounding differs
 
 
-def test_the_next_block_has_its_whole_length() -> None:
-    blocks: list[int] = []
-
-    def program() -> None:
-        model = make_net()
-        optimizer = sgd(model.parameters())
-        with paceline.attach(model, optimizer, "averaging(period=4)") as run:
-            for step in range(1, 11):
-                model(torch.randn(4, 6)).square().mean().backward()
-                optimizer.step()
-                if step == 2:
-                    run.merge()
-                if run.world.rank == 0:
-                    blocks.append(run.blocks)
-
-    simulate(program, 2)
-    assert blocks == [0, 1, 1, 1, 1, 2, 2, 2, 2, 3]
-
-
-@pytest.mark.parametrize("rule", RULES[:-3])
-def test_workers_with_one_step_less_merge_too(rule: str) -> None:
-    merged: list[Any] = []
-    last = lambda rank: 8 - rank  # noqa: E731
-    ends = simulate(trained(rule, lambda rank, step: step == last(rank), last, merged), 2)
-    assert alike(ends)
-    assert rule == "sync" or alike([state for _, _, state in merged])
-
-
-def test_a_mean_by_the_work_that_was_done() -> None:
-    found: list[float] = []
-
-    def program() -> None:
-        model = torch.nn.Linear(1, 1, bias=False)
-        torch.nn.init.zeros_(model.weight)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, "averaging(period=100)")
-        for _ in range(1 + 2 * run.world.rank):  # rank 0 moves by -1, rank 1 by -3
-            optimizer.zero_grad()
-            model(torch.ones(1, 1)).sum().backward()
-            optimizer.step()
-        run.merge()
-        found.append(model.weight.item())
-        run.close()
-
-    simulate(program, 2)
-    assert found == [-2.5, -2.5]  # (1 * -1 + 3 * -3) / 4
-
-
 def test_what_was_asked_for_before_it_takes_effect_with_it() -> None:
     def program() -> list[float]:
         model = make_net()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import paceline
 from tests.helpers import sgd, simulate
@@ -39,24 +39,6 @@ def test_a_ring() -> None:
         assert got == 3 * ((rank - 1) % 3)
         assert said == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
         assert total == 6 and rows == [[0, 1], [1, 1], [2, 1]]
-
-
-def test_broadcast() -> None:
-    def program() -> Tensor:
-        run = attached()
-        x = torch.full((2,), float(run.world.rank))
-        run.messages.broadcast(x, source=2).wait()
-        run.close()
-        return x
-
-    assert all(torch.equal(x, torch.full((2,), 2.0)) for x in simulate(program, 3))
-
-
-def test_a_receiver_that_does_not_exist() -> None:
-    run = attached()
-    with pytest.raises(ValueError, match="alone"):
-        run.messages.send(torch.zeros(1), to=1)
-    run.close()
 
 
 def test_not_to_oneself_and_not_beyond_the_end() -> None:

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import paceline
-from paceline.cli.run import status
-from paceline.observe.reports.live import Live, LiveSnapshot
+from paceline.observe.reports.live import Live
 from paceline.run import progress
 
 
@@ -43,20 +42,3 @@ def test_one_worker_logs(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "program"):
         paceline.simulate(work, 3)
     assert [record.message for record in caplog.records if record.name == "program"] == ["epoch 3"]
-
-
-def test_without_a_terminal_the_status_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    said: list[int] = []
-
-    class Logs:
-        def poll(self) -> LiveSnapshot:
-            said.append(1)
-            return LiveSnapshot(2, "bmuf()", {0: 60, 1: 60}, 40.0, exchange_share=0.1, whole=(0.5, 130.0))
-
-    with status.lines(Logs(), 2, every_s=0.001):  # type: ignore[arg-type]
-        while len(said) < 3:
-            pass
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) >= 2 and lines[0].endswith(
-        "50 % of the run, 2 min 10 s left | 120 minibatches (40/s) | efficiency 90 %"
-    )

@@ -6,14 +6,12 @@ from __future__ import annotations
 import gc
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint as recompute
 
 import paceline
 from tests.helpers import Place, adam, make_data, make_net, momentum_sgd, same_bits, sgd, simulate, state_of, train
@@ -47,23 +45,6 @@ def test_an_unreferenced_run_works_and_is_closed_at_exit(rule: str) -> None:
         paceline.attach(model, optimizer, rule)
         gc.collect()
         steps(model, optimizer, 4)
-        return model
-
-    assert agree([state_of(m) for m in simulate(program, 3)])
-
-
-def test_a_run_local_to_a_function_is_closed_at_the_end() -> None:
-    def program() -> nn.Module:
-        def main() -> nn.Module:
-            model = make_net()
-            optimizer = sgd(model.parameters())
-            run = paceline.attach(model, optimizer, "averaging", period=3)
-            steps(model, optimizer, 4)
-            assert run.blocks == 1
-            return model
-
-        model = main()
-        gc.collect()
         return model
 
     assert agree([state_of(m) for m in simulate(program, 3)])
@@ -154,31 +135,6 @@ def test_tied_weights_stay_tied() -> None:
     assert agree(simulate(program, 2))
 
 
-def test_frozen_parameters_stay_where_they_are() -> None:
-    def program() -> Any:
-        model = make_net()
-        model[0].weight.requires_grad_(False)
-        before = model[0].weight.clone()
-        optimizer = momentum_sgd([p for p in model.parameters() if p.requires_grad])
-        run = paceline.attach(model, optimizer, "bmuf", period=2)
-        steps(model, optimizer, 5)
-        run.close()
-        assert torch.equal(before, model[0].weight)
-        return state_of(model)
-
-    assert agree(simulate(program, 2))
-
-
-def test_all_workers_start_from_rank_zero() -> None:
-    def program() -> Any:
-        model = make_net(seed=rank(), norm=True)
-        paceline.attach(model, sgd(model.parameters()), "bmuf").close()
-        return state_of(model)
-
-    states = simulate(program, 3)
-    assert agree(states) and same_bits(states[0], state_of(make_net(seed=0, norm=True)))
-
-
 def test_several_models_in_a_dictionary() -> None:
     def program() -> Any:
         parts = {"encoder": nn.Linear(6, 4), "decoder": nn.Linear(4, 3)}
@@ -220,26 +176,6 @@ def test_gradient_accumulation(rule: str) -> None:
     whole, parts = accumulate(rule, 1), accumulate(rule, 4)
     assert agree(parts)
     assert max(float((whole[0][k] - parts[0][k]).abs().max()) for k in whole[0]) < 1e-12
-
-
-def test_gradient_accumulation_over_shared_batches_weighs_all_of_them() -> None:
-    def program() -> float:
-        model = nn.Linear(1, 1, bias=False).double()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, "sync")
-        batches = list(run.share(torch.arange(16.0).double().split(2)))
-        assert len(batches) == 4
-        grads = []
-        for k, batch in enumerate(batches):
-            part = batch.mean().view(1, 1) / 2
-            model.weight.grad = part if k % 2 == 0 else model.weight.grad + part  # type: ignore[operator]
-            if k % 2 == 1:
-                optimizer.step()
-                grads.append(float(model.weight.grad))
-        run.close()
-        return sum(grads) / len(grads)
-
-    assert simulate(program, 2) == [7.5, 7.5]
 
 
 def test_parameter_groups_with_rates_and_betas_of_their_own() -> None:
@@ -295,26 +231,6 @@ def test_block_momentum_lowers_adams_own(workers: int, rule: str, given: float, 
         return [group["betas"] for group in optimizer.param_groups]
 
     assert simulate(program, workers) == [[(then, 0.99)] * 2] * workers
-
-
-def test_a_lowered_beta_is_one_that_the_program_gave() -> None:
-    def program(beta1: float) -> Any:
-        def run_it() -> dict[str, torch.Tensor]:
-            model = make_net()
-            optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(beta1, 0.999))
-            run = paceline.attach(model, optimizer, "bmuf_adam", period=3)
-            torch.manual_seed(rank())
-            for _ in range(8):
-                optimizer.zero_grad()
-                model(torch.randn(4, 6)).square().mean().backward()
-                optimizer.step()
-            run.close()
-            return state_of(model)
-
-        return run_it
-
-    lowered, given, other = (simulate(program(beta1), 2)[0] for beta1 in (0.9, 0.5, 0.4))
-    assert same_bits(lowered, given) and not same_bits(lowered, other)
 
 
 def test_a_beta_set_later_stays_when_the_rule_changes_and_when_others_leave() -> None:
@@ -422,23 +338,6 @@ def _plain_form(program: Any, kind: Any) -> dict[str, torch.Tensor]:
     return simulate(reference, 2)[0]
 
 
-def test_bias_correction_uses_the_counter() -> None:
-    """A fractional step changes the size of the next update exactly as 1 - b^k says, in every form."""
-    for form in FORMS.values():
-        p = nn.Parameter(torch.zeros(1))
-        optimizer = torch.optim.Adam([p], lr=0.1, betas=(0.5, 0.9), eps=0.0, **form)
-        optimizer.state[p] = {
-            "step": torch.tensor(3.5),
-            "exp_avg": torch.tensor([0.4]),
-            "exp_avg_sq": torch.tensor([0.09]),
-        }
-        p.grad = torch.tensor([1.0])
-        optimizer.step()
-        m, v, k = 0.5 * 0.4 + 0.5, 0.9 * 0.09 + 0.1, 4.5
-        want = -0.1 * (m / (1 - 0.5**k)) / (v / (1 - 0.9**k)) ** 0.5
-        assert float(p.detach()) == pytest.approx(want, rel=1e-5)
-
-
 @pytest.mark.parametrize("form", ["list", "two attaches"])
 @pytest.mark.parametrize("rule", ["sync", "bmuf(period=2)", "averaging(period=2, warmup=2)", "bmuf_adam(period=2)"])
 def test_two_optimizers_over_disjoint_parameters(form: str, rule: str) -> None:
@@ -462,50 +361,6 @@ def test_two_optimizers_over_disjoint_parameters(form: str, rule: str) -> None:
         return state_of(model)
 
     assert agree(simulate(program, 2))
-
-
-def test_two_optimizers_stepped_in_turn_by_one_run_end_equal() -> None:
-    def program() -> Any:
-        model = make_net()
-        halves = [sgd(model[0].parameters()), sgd(model[2].parameters())]
-        with paceline.attach(model, halves, "sync"):
-            torch.manual_seed(rank())
-            for _ in range(3 + 2 * rank()):  # one worker has more to do
-                model(torch.randn(4, 6)).square().mean().backward()
-                for half in halves:
-                    half.step()
-                    half.zero_grad()
-        return state_of(model)
-
-    assert agree(simulate(program, 2))
-
-
-@pytest.mark.parametrize("rule", ["sync", "bmuf(period=2)"])
-def test_a_parameter_that_only_some_workers_use(rule: str) -> None:
-    def program() -> Any:
-        model = nn.ModuleList([nn.Linear(6, 2), nn.Linear(6, 2)])
-        optimizer = adam(model.parameters())
-        with paceline.attach(model, optimizer, rule):
-            torch.manual_seed(rank())
-            for step in range(4):
-                optimizer.zero_grad()
-                model[(step + rank()) % 2](torch.randn(4, 6)).square().mean().backward()
-                optimizer.step()
-        return state_of(model)
-
-    assert agree(simulate(program, 3))
-
-
-def test_under_sync_a_gradient_absent_on_all_workers_stays_absent() -> None:
-    def program() -> bool:
-        model = nn.ModuleList([nn.Linear(6, 2), nn.Linear(6, 2)])
-        optimizer = adam(model.parameters())
-        with paceline.attach(model, optimizer, "sync"):
-            model[0](torch.randn(4, 6)).sum().backward()
-            optimizer.step()
-            return model[1].weight.grad is None and model[1].weight not in optimizer.state
-
-    assert simulate(program, 2) == [True, True]
 
 
 @pytest.mark.parametrize("rule", ["averaging", "bmuf_adam"])
@@ -551,27 +406,6 @@ def test_a_compiled_model() -> None:
     assert same_bits(compiled[0], simulate(plain, 2)[0])
 
 
-def test_activation_checkpointing() -> None:
-    def program(saving: bool) -> Callable[[], Any]:
-        def body() -> Any:
-            model = make_net(dropout=0.3)
-            optimizer = momentum_sgd(model.parameters())
-            with paceline.attach(model, optimizer, "bmuf", period=2):
-                torch.manual_seed(rank())
-                for _ in range(5):
-                    optimizer.zero_grad()
-                    x = torch.randn(4, 6, requires_grad=True)
-                    out = recompute(model, x, use_reentrant=False) if saving else model(x)
-                    out.square().mean().backward()
-                    optimizer.step()
-            return state_of(model)
-
-        return body
-
-    one = simulate(program(True), 2)
-    assert agree(one) and same_bits(one[0], simulate(program(False), 2)[0])
-
-
 def test_channels_last_and_a_moved_model() -> None:
     def program() -> Any:
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
@@ -609,15 +443,6 @@ def test_outer_state_on_the_host_changes_nothing() -> None:
         for where in ("device", "host")
     )
     assert same_bits(one.model, other.model)
-
-
-@pytest.mark.parametrize("reproducible", [False, True])
-def test_chunks_change_nothing_on_virtual_workers(reproducible: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.update.engine.blocks.outer_state.SMALL_ELEMENTS", 1)
-    monkeypatch.setattr("paceline.communication.virtual.transport.VirtualTransport.coarse", 1)
-    rules = [f"bmuf_adam(period=2, chunks={c}, reproducible={reproducible})" for c in (1, 2, 7)]
-    outs = [train(rule, 3, optimizer=adam, norm=True)[0] for rule in rules]
-    assert all(same_bits(out.model, outs[0].model) for out in outs)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -671,13 +496,6 @@ def test_the_event_log(tmp_path: Path) -> None:
         assert sum(e["samples"] or 0 for e in exchanges) == 48
         assert [e["epoch"] for e in events if e["kind"] == "epoch"] == [0, 1]
         assert [e["at_s"] for e in events] == sorted(e["at_s"] for e in events)
-
-
-def test_a_second_run_has_a_log_of_its_own(tmp_path: Path) -> None:
-    for _ in range(2):
-        model = make_net()
-        paceline.attach(model, sgd(model.parameters()), "bmuf", log=tmp_path).close()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["rank-000.2.jsonl", "rank-000.jsonl"]
 
 
 def test_settings_of_the_launcher_yield_to_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

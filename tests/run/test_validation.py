@@ -71,13 +71,6 @@ def test_attached_twice() -> None:
     paceline.attach(model, optimizer, "bmuf").close()
 
 
-def test_a_failed_attach_leaves_the_optimizer_free() -> None:
-    model = nn.Linear(3, 1)
-    optimizer = sgd(model.parameters())
-    refused("averages Adam's moments, and the optimizer is SGD", model, optimizer, "bmuf_adam")
-    paceline.attach(model, optimizer, "bmuf").close()
-
-
 @pytest.mark.parametrize(
     "rule", ["bmuf(grow='auto')", "bmuf_adam(grow='2:8')", "auto(grow='auto')", "diloco(grow='2:8')"]
 )
@@ -137,14 +130,6 @@ def test_optimizers_that_compute_their_own_gradients(rule: str) -> None:
     refused("SparseAdam wants sparse gradients", model, torch.optim.SparseAdam(model.parameters()), rule)
 
 
-def test_optimizers_that_a_rule_cannot_serve() -> None:
-    model = nn.Linear(3, 1)
-    refused("the optimizer is SGD", model, sgd(model.parameters()), "bmuf_adam")
-    refused("the optimizer is RMSprop", model, torch.optim.RMSprop(model.parameters()), "bmuf_adam")
-    refused("running maximum", model, torch.optim.Adam(model.parameters(), amsgrad=True), "bmuf_adam")
-    refused("not for RMSprop", model, torch.optim.RMSprop(model.parameters()), "bmuf", local_state="compensate")
-
-
 def test_settings() -> None:
     model = nn.Linear(3, 1)
     optimizer = sgd(model.parameters())
@@ -153,6 +138,13 @@ def test_settings() -> None:
     refused("seed must be a whole number, got '3'", model, optimizer, seed="3")
     with pytest.raises(paceline.RuleError, match="bmuf has no setting 'perod'"):
         paceline.attach(model, optimizer, "bmuf", perod=3)
+
+
+@pytest.mark.parametrize(("given", "meant"), [("seeed", "seed"), ("chekpoint", "checkpoint"), ("gard", "guard")])
+def test_a_misspelt_option_is_named(given: str, meant: str) -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(paceline.RuleError, match=f"no setting '{given}'.*did you mean '{meant}'"):
+        paceline.attach(model, sgd(model.parameters()), "bmuf", **{given: 1})
 
 
 def test_included_objects_need_a_state() -> None:
@@ -166,68 +158,51 @@ def test_included_objects_need_a_state() -> None:
 # -- across workers ----------------------------------------------------------------------------------------------------
 
 
-def test_different_shapes() -> None:
-    def body() -> None:
-        model = nn.Linear(3, 1 + rank())
-        paceline.attach(model, sgd(model.parameters()), "bmuf")
-
-    on_both(
-        body,
-        MismatchError,
-        rf"rank 0 on \S+ has weight of shape \(1, 3\).*rank 1 on \S+ has .*\(2, 3\).*{RANK}",
-    )
-
-
-def test_different_depths() -> None:
-    def body() -> None:
-        model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(1 + rank())))
-        paceline.attach(model, sgd(model.parameters()), "bmuf")
-
-    on_both(body, MismatchError, "has 2 tensors, rank 1 on .* 4")
-
-
-def test_different_dtypes() -> None:
-    def body() -> None:
-        model = nn.Linear(3, 1).to(torch.float64 if rank() else torch.float32)
-        paceline.attach(model, sgd(model.parameters()), "bmuf")
-
-    on_both(body, MismatchError, "float32.*float64")
-
-
-def test_different_rules() -> None:
-    def body() -> None:
-        model = nn.Linear(3, 1)
-        paceline.attach(model, sgd(model.parameters()), "bmuf", period=4 + rank())
-
-    on_both(body, MismatchError, r"rank 0 on \S+ runs the rule bmuf\(period=4\) and rank 1 on \S+ bmuf\(period=5\)")
-
-
-def test_different_seeds() -> None:
-    def body() -> None:
-        model = nn.Linear(3, 1)
-        paceline.attach(model, sgd(model.parameters()), "bmuf", seed=rank())
-
-    on_both(body, MismatchError, "seed=0 and rank 1 on .* 1")
-
-
-def test_different_buffers() -> None:
+def with_buffer(rows: int) -> nn.Module:
     """Buffers travel too, so their shapes have to agree as well."""
+    model = nn.Linear(3, 1)
+    model.register_buffer("table", torch.zeros(rows))
+    return model
+
+
+def half_frozen(trained: bool) -> nn.Module:
+    model = nn.Linear(3, 1)
+    model.bias.requires_grad_(trained)
+    return model
+
+
+DIFFERENT: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], dict[str, Any]], str]] = {
+    "shapes": (
+        lambda k: nn.Linear(3, 1 + k),
+        lambda k: {},
+        rf"rank 0 on \S+ has weight of shape \(1, 3\).*rank 1 on \S+ has .*\(2, 3\).*{RANK}",
+    ),
+    "depths": (
+        lambda k: nn.Sequential(*(nn.Linear(3, 3) for _ in range(1 + k))),
+        lambda k: {},
+        "has 2 tensors, rank 1 on .* 4",
+    ),
+    "dtypes": (lambda k: nn.Linear(3, 1).to((torch.float32, torch.float64)[k]), lambda k: {}, "float32.*float64"),
+    "buffers": (lambda k: with_buffer(2 + k), lambda k: {}, "table"),
+    "frozen parts": (lambda k: half_frozen(k == 0), lambda k: {}, "has"),
+    "rules": (
+        lambda k: nn.Linear(3, 1),
+        lambda k: {"period": 4 + k},
+        r"rank 0 on \S+ runs the rule bmuf\(period=4\) and rank 1 on \S+ bmuf\(period=5\)",
+    ),
+    "seeds": (lambda k: nn.Linear(3, 1), lambda k: {"seed": k}, "seed=0 and rank 1 on .* 1"),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_workers_that_differ(what: str) -> None:
+    make, settings, said = DIFFERENT[what]
 
     def body() -> None:
-        model = nn.Linear(3, 1)
-        model.register_buffer("table", torch.zeros(2 + rank()))
-        paceline.attach(model, sgd(model.parameters()), "bmuf")
+        model = make(rank())
+        paceline.attach(model, sgd(model.parameters()), "bmuf", **settings(rank()))
 
-    on_both(body, MismatchError, "table")
-
-
-def test_different_frozen_parts() -> None:
-    def body() -> None:
-        model = nn.Linear(3, 1)
-        model.bias.requires_grad_(rank() == 0)
-        paceline.attach(model, sgd(model.parameters()), "bmuf")
-
-    on_both(body, MismatchError, "has")
+    on_both(body, MismatchError, said)
 
 
 def test_different_kinds_of_optimizer() -> None:
@@ -277,33 +252,26 @@ def test_an_optimizer_that_swaps_weights_alone_and_in_synchronous_steps() -> Non
 
 
 @pytest.mark.parametrize("rule", ["sync", "bmuf(period=1)"])
-def test_parameters_added_after_attach(rule: str) -> None:
+@pytest.mark.parametrize(
+    ("frozen", "said"),
+    [
+        (False, r"SGD had 2 trainable parameters at attach and has 3 now \(1 new, 0 gone.*make a new optimizer"),
+        (True, "0 new, 1 gone or frozen"),
+    ],
+)
+def test_parameters_added_or_frozen_after_attach(rule: str, frozen: bool, said: str) -> None:
     def body() -> None:
         model = nn.Linear(3, 1)
         optimizer = sgd(model.parameters())
         paceline.attach(model, optimizer, rule)
-        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+        if frozen:
+            model.bias.requires_grad_(False)
+        else:
+            optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
         backward(model)
         optimizer.step()
 
-    on_both(
-        body,
-        UnsupportedError,
-        r"SGD had 2 trainable parameters at attach and has 3 now \(1 new, 0 gone or frozen\).*make a new optimizer",
-    )
-
-
-@pytest.mark.parametrize("rule", ["sync", "bmuf(period=1)"])
-def test_parameters_frozen_after_attach(rule: str) -> None:
-    def body() -> None:
-        model = nn.Linear(3, 1)
-        optimizer = sgd(model.parameters())
-        paceline.attach(model, optimizer, rule)
-        model.bias.requires_grad_(False)
-        backward(model)
-        optimizer.step()
-
-    on_both(body, UnsupportedError, "0 new, 1 gone or frozen")
+    on_both(body, UnsupportedError, said)
 
 
 def test_a_model_that_changes_its_shape() -> None:
@@ -316,17 +284,6 @@ def test_a_model_that_changes_its_shape() -> None:
 
     with pytest.raises(UnsupportedError, match="must keep its shape"):  # where the run ends, too
         on_both(body, UnsupportedError, "must keep its shape")
-
-
-def test_sparse_gradients() -> None:
-    def body() -> None:
-        model = nn.Embedding(5, 2, sparse=True)
-        optimizer = sgd(model.parameters())
-        paceline.attach(model, optimizer, "sync")
-        model(torch.tensor([1])).sum().backward()
-        optimizer.step()
-
-    on_both(body, UnsupportedError, "weight has a sparse gradient.*sparse=False")
 
 
 def test_sparse_gradients_are_fine_in_blocks() -> None:
@@ -381,6 +338,25 @@ def test_lbfgs_in_blocks() -> None:
     assert torch.equal(one, other) and bool(torch.isfinite(one).all())
 
 
+def test_copying_an_attached_model_is_allowed() -> None:
+    def body() -> float:
+        model = nn.Linear(3, 1)
+        run = paceline.attach(model, sgd(model.parameters()), "bmuf")
+        twin = copy.deepcopy(model)
+        run.close()
+        return float(twin.weight.detach().sum() - model.weight.detach().sum())
+
+    assert simulate(body, 2) == [0.0, 0.0]
+
+
+def test_optimizers_that_a_rule_cannot_serve() -> None:
+    model = nn.Linear(3, 1)
+    refused("the optimizer is SGD", model, sgd(model.parameters()), "bmuf_adam")
+    refused("the optimizer is RMSprop", model, torch.optim.RMSprop(model.parameters()), "bmuf_adam")
+    refused("running maximum", model, torch.optim.Adam(model.parameters(), amsgrad=True), "bmuf_adam")
+    refused("not for RMSprop", model, torch.optim.RMSprop(model.parameters()), "bmuf", local_state="compensate")
+
+
 def test_workers_at_different_places_of_the_program() -> None:
     """One trains its two parts in the other order."""
 
@@ -393,14 +369,3 @@ def test_workers_at_different_places_of_the_program() -> None:
             pair[number].step()
 
     on_both(body, MismatchError, "different places of the program")
-
-
-def test_copying_an_attached_model_is_allowed() -> None:
-    def body() -> float:
-        model = nn.Linear(3, 1)
-        run = paceline.attach(model, sgd(model.parameters()), "bmuf")
-        twin = copy.deepcopy(model)
-        run.close()
-        return float(twin.weight.detach().sum() - model.weight.detach().sum())
-
-    assert simulate(body, 2) == [0.0, 0.0]

@@ -29,7 +29,10 @@ from paceline.communication.sockets.frames import FrameHeader, memory, write_not
 from paceline.communication.sockets.rejected import turned_away
 from paceline.core.world import World
 from paceline.errors import PacelineError
-from paceline.flow.control import About, ControlClient, ControlServer, Terms, wire
+from paceline.flow.control import wire
+from paceline.flow.control.client import ControlClient
+from paceline.flow.control.messages import About, Terms
+from paceline.flow.control.server import ControlServer
 from paceline.update.server.frames import FrameKind
 from paceline.update.server.rendezvous import _Acceptor
 from paceline_plugins.sites.relay.enrolment import Registrar

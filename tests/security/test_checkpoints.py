@@ -17,7 +17,7 @@ import torch
 from paceline.checkpoint import sha256
 from paceline.checkpoint.files import own_sum
 from paceline.errors import CheckpointError
-from tests.helpers import Program, adam, same_bits, simulate, train
+from tests.helpers import Program, adam, simulate, train
 
 RULE = "bmuf(period=2)"
 
@@ -99,19 +99,6 @@ def test_a_pickle_under_the_name_of_a_file(
     assert not (tmp_path / "canary").exists()
 
 
-def test_a_pickle_beside_the_files_is_not_looked_at(whole: Path, prepared: Path, tmp_path: Path) -> None:
-    (prepared / "optimizer.pt").write_bytes(poison(tmp_path / "canary", True, tmp_path))
-    found, wanted = resume(prepared), resume(whole)
-    assert same_bits(found[0].model, wanted[0].model) and not (tmp_path / "canary").exists()
-
-
-def test_a_pickle_as_manifest(prepared: Path, tmp_path: Path) -> None:
-    (prepared / "manifest.json").write_bytes(poison(tmp_path / "canary", False, tmp_path))
-    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged"):
-        resume(prepared)
-    assert not (tmp_path / "canary").exists()
-
-
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "rank-000.json/../x", "a\0b"])
 def test_a_manifest_that_names_what_is_elsewhere(name: str, prepared: Path) -> None:
     files = json.loads((prepared / "manifest.json").read_text())["files"]
@@ -148,15 +135,6 @@ def test_absurd_sizes_of_tensors(data: bytes, prepared: Path) -> None:
 def test_json_that_no_state_is(text: str, prepared: Path) -> None:
     put(prepared, "rank-001.json", text.encode())
     with pytest.raises(CheckpointError, match=r"is no JSON|the checkpoint (names|holds)"):
-        resume(prepared)
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "rank-001.json", "rank-000.safetensors"])
-def test_links_lead_nowhere(name: str, prepared: Path, tmp_path: Path) -> None:
-    """Also where what is behind them is right: who reads a file through one may read anything."""
-    (prepared / name).rename(tmp_path / "elsewhere")
-    (prepared / name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match="is a link"):
         resume(prepared)
 
 

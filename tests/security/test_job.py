@@ -15,7 +15,6 @@ import paceline
 from paceline.cli import app
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import certificates
-from paceline.communication.sockets.certificates import Authority
 from paceline.communication.sockets.channel import TLS
 from tests.communication.connections import pair
 from tests.paths import python_path
@@ -69,17 +68,6 @@ def test_workers_have_a_certificate_and_not_the_jobs_secret(tmp_path: Path) -> N
     assert "job" not in result.stderr
 
 
-@pytest.mark.processes
-def test_open_is_in_the_clear_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the launcher's own environment names certificates."""
-    monkeypatch.setenv("PACELINE_TLS", "of somebody else")
-    (tmp_path / "train.py").write_text("import os\nprint([os.environ['PACELINE_TLS']])\n")
-    result = run("--workers", 2, "--open", "--as-is", "--log", "log", "train.py")
-    assert result.exit_code == 0, result.output
-    assert result.stdout.count("['']") == 2 and not (tmp_path / "log" / "door").exists()
-    assert "--open: the workers' own connections are neither encrypted" in result.stderr
-
-
 def test_no_folder_is_no_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_TLS", "")
     model = torch.nn.Linear(1, 1)
@@ -127,13 +115,6 @@ def test_another_host_without_the_file_is_told(tmp_path: Path, capsys: pytest.Ca
         certificates.for_workers(LaunchCluster(1, 2, 1, MASTER, 0.2), tmp_path, tmp_path / "job.pem", True)
     said = " ".join(capsys.readouterr().err.split())
     assert "waiting for job.pem, which host 0 makes" in said and "cannot be used as a job's file" in said
-
-
-def test_a_file_that_others_can_read_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    job = Authority.new().export(tmp_path / "job.pem")
-    job.chmod(0o644)
-    assert certificates.for_workers(LaunchCluster(1, 2, 1, MASTER), tmp_path, job, False) is not None
-    assert f"others than you can read {job}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

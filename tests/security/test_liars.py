@@ -26,8 +26,9 @@ from paceline.communication.sockets.frames import HEADER_BYTES, Frame, FrameHead
 from paceline.communication.sockets.identity import CONTROL, WORKER, Identity
 from paceline.data.ledger.epoch_ledger import Question
 from paceline.errors import GivenUpError, MismatchError, PacelineError
-from paceline.flow.control import About, ControlClient, Generation, Terms, wire
-from paceline.flow.control.messages import WorkerAddress
+from paceline.flow.control import wire
+from paceline.flow.control.client import ControlClient
+from paceline.flow.control.messages import About, Generation, Terms, WorkerAddress
 from paceline.flow.control.server import dispatch
 from paceline.flow.control.state_machine import StateMachine
 from tests.flow.control.cluster import HERE, SOON, control, member, together, work
@@ -153,7 +154,7 @@ def begun() -> StateMachine:
     return machine
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.lists(NUMBERS, min_size=8, max_size=8), SAID | TOLD), max_size=6))
 def test_no_frame_of_one_member_takes_from_another(frames: list[tuple[int, list[int], Any]]) -> None:
     """Whatever it says, it is refused as an error of ours, and the other one's leases and done places are its own."""
@@ -177,7 +178,7 @@ def test_no_frame_of_one_member_takes_from_another(frames: list[tuple[int, list[
     assert extent is not None and extent[0] == PLACES
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES), st.binary(max_size=64), NOTES)
 def test_parsers_end_in_a_value_or_a_mismatch(head: bytes, text: bytes, note: Any) -> None:
     readers: list[Callable[[], object]] = [

@@ -32,31 +32,6 @@ def test_the_store_listens_where_the_master_is(host: str) -> None:
         assert listener.getsockname()[0] == "127.0.0.1"
 
 
-def test_a_master_that_is_no_address_of_this_host() -> None:
-    """Then it is for torch to listen everywhere: something in between passes connections on."""
-    assert listen("192.0.2.77", 0) is None
-
-
-def test_a_host_that_knows_its_own_name_by_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Debian's installer sets it up; others come to another address."""
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    assert listen("node0", 0) is None
-
-
-def test_the_interface_of_one_host_is_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For gloo and NCCL, unless the user has chosen."""
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        monkeypatch.delenv(name, raising=False)
-    lo = certificates.interface_of("127.0.0.1")
-    assert lo is not None and certificates.environment(LaunchCluster(2), None, False) == {
-        "GLOO_SOCKET_IFNAME": lo,
-        "NCCL_SOCKET_IFNAME": lo,
-    }
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert certificates.environment(LaunchCluster(2), None, False) == {"NCCL_SOCKET_IFNAME": lo}
-
-
 def test_the_interface_of_several_hosts_leads_to_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL is left alone: it may have faster ones."""
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)

@@ -15,7 +15,6 @@ from paceline.checkpoint.files import Content, read_manifest, read_rank, without
 from paceline.checkpoint.saving import write
 from paceline.checkpoint.store import DirectoryStore
 from paceline.communication import SoloTransport
-from paceline.core import runtime
 from paceline.errors import CheckpointError
 
 PLACE = Path("/runs/steps")
@@ -115,19 +114,6 @@ def test_a_step_that_was_half_removed_is_removed_by_the_next_process(power: bool
         world.close()
 
 
-def test_killed_and_then_without_power_while_something_is_replaced() -> None:
-    """The first process has renamed and not synced; the second one must not trust the names that it sees."""
-    path = PLACE / "saved"
-    for _, world in at_each_operation(2, lambda: save(path, 1.0), lambda: save(path, 2.0), power=False):
-        machine = next(iter(world.machines.values()))
-        for operation in (1, 4, 7, 10, 13):
-            machine.disk.armed = (operation, machine.fail)
-            ends(machine, lambda: save(path, 3.0))
-            machine.disk.armed = None
-            assert seen(world, path) in (1.0, 2.0, 3.0)
-        world.close()
-
-
 def test_a_file_that_cannot_be_synced_fails_the_step() -> None:
     """The disk has lost it: it must not be taken for whole because it can be read until power fails."""
     path = PLACE / "saved"
@@ -155,20 +141,3 @@ def test_a_file_that_cannot_be_read_is_a_damaged_checkpoint(nth: int) -> None:
         seen(world, path)
     assert seen(world, path) == 1.0
     world.close()
-
-
-def test_all_workers_of_a_run_may_write_into_its_place_on_a_slow_disk() -> None:
-    def worker() -> None:
-        claim = DirectoryClaim(PLACE, "one run")
-        claim.take()
-        runtime.sleep(30.0)  # and keep it
-
-    for seed in range(30):
-        world = World(seed)
-        machine = world.machine("a")
-        ends(machine, lambda: runtime.disk().make_folder(PLACE))
-        machine.disk.slow_s = 0.1
-        workers = [machine.start(worker, f"worker {number}") for number in range(3)]
-        assert world.run(lambda workers=workers: all(one.dead for one in workers), 60.0)  # type: ignore[misc]
-        assert [one.error for one in workers] == [None] * 3, seed
-        world.close()

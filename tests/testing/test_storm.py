@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from devtools.storm.elastic import StormSettings
 from devtools.storm.faults import KINDS
 from devtools.storm.mutants import MUTANTS, RUN_MUTANTS
-from devtools.storm.seeds import shrunk, storm, storms
+from devtools.storm.seeds import shrunk, storm
 
 from paceline.flow.engine import ElasticEngine
 
@@ -84,30 +82,10 @@ def test_planted_bugs_are_found(name: str) -> None:
     assert len(smaller.without) > 0 and again.workers == found.workers - smaller.fewer
 
 
-@pytest.mark.processes
-def test_many_seeds_in_processes() -> None:
-    told: list[int] = []
-    total = storms(
-        range(100, 112), StormSettings(faults=("kill_worker", "reset")), 2, 60.0, lambda one: told.append(one.seeds)
-    )
-    assert total.seeds == sum(told) == 12 and total.failed == [] and set(total.faults) <= {"kill_worker", "reset"}
-
-
 @pytest.mark.full
 def test_every_fault_happens() -> None:
     total = sum((storm(seed).faults for seed in range(40, 75)), start=storm(39).faults)
     assert set(total) == {*KINDS, "liar"}
-
-
-def test_a_rule_that_cannot_serve_ends_the_storm() -> None:
-    outcome = storm(0, StormSettings("run", rule="bmuf(period=4, overlap=1)"))
-    assert "overlap" in outcome.problems[0] and outcome.seconds < 1
-
-
-def test_a_run_goes_on_from_its_steps_when_all_workers_are_killed() -> None:
-    outcomes = [storm(seed, StormSettings("run", ("kill_all",))) for seed in range(6)]
-    assert all(outcome.problems == [] and outcome.exchanges for outcome in outcomes)
-    assert sum((outcome.faults for outcome in outcomes), start=Counter())["kill_all"] > 6
 
 
 @pytest.mark.parametrize("name", ["the newest step is passed over", "a resumed run forgets which samples are done"])

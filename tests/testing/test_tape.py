@@ -12,7 +12,7 @@ from devtools.storm.control import ControlStorm
 from devtools.storm.elastic import StormSettings
 from devtools.storm.seeds import storm
 from devtools.storm.tape import Played, read
-from devtools.storm.what_if import Changes, changed, replay, rows
+from devtools.storm.what_if import Changes, changed, replay
 
 from paceline.errors import MismatchError, PacelineError
 
@@ -67,34 +67,6 @@ def test_a_recorded_run_has_the_same_members_again(seed: int, tmp_path: Path) ->
         found = replay(again, Played(tape))
         assert found.outcome.problems == [] and (found.lost, found.repeated) == (0, 0)
         assert found.same, (tape.generations, again)
-
-
-def test_the_control_plane_dies_again(tmp_path: Path) -> None:
-    recording = Recording(3, StormSettings(faults=("kill_control",)))
-    assert recording.run().problems == []
-    tape = read(written(tmp_path, recording.__dict__["lines"]))
-    found = replay(0, Played(tape))
-    killed = [what for _, what in found.outcome.tape if what == "killed: control"]
-    assert len(tape.restarts) == len(killed) > 0 and found.outcome.problems == [] and found.same
-
-
-def test_a_silent_worker_is_silent_again(tmp_path: Path) -> None:
-    said = steady()
-    gone = event("lost", 3.9, worker=1, host="host1", why="it was silent for 3.0 s", came=1, reported=1, after_s=3.0)
-    after = [event("generation", 3.9, number=2, members=[[0, "host0", "127.0.0.1", 1]], exchange=1)]
-    tape = read(written(tmp_path, [*said[:9], gone, *after]))
-    found = replay(0, Played(tape))
-    assert any(what.startswith("stopped: ") for _, what in found.outcome.tape)
-    assert any("was lost: it was silent" in what for _, what in found.outcome.tape)
-    assert found.same and found.outcome.problems == [] and found.deaths == 1
-
-
-def test_times_are_those_of_the_tape(tmp_path: Path) -> None:
-    """A second of nothing, then 4 blocks of 2 minibatches of 0.5 s."""
-    tape = read(written(tmp_path, steady()))
-    found = replay(0, Played(tape))
-    assert found.outcome.exchanges == 4 and found.seconds == pytest.approx(1 + 4 * BLOCK * BATCH_S, abs=0.1)
-    assert dict((row[0], row[1:]) for row in rows(tape, [found]))["exchanges"] == ("4", "4")
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from devtools.world import Broken, Process, SimMachine, World
@@ -30,63 +28,6 @@ def ends(world: World, *processes: Process, seconds: float = 100.0) -> None:
     for one in processes:
         if one.error is not None:
             raise one.error
-
-
-def test_threads_share_a_counter_under_a_lock_and_lose_without_it() -> None:
-    def counted(seed: int, locked: bool) -> int:
-        world, count = World(seed), [0]
-
-        def add() -> None:
-            for _ in range(20):
-                before = count[0]
-                runtime.sleep(0.001)
-                count[0] = before + 1
-
-        def add_locked(lock: threading.Lock) -> None:
-            for _ in range(20):
-                with lock:
-                    before = count[0]
-                    runtime.sleep(0.001)
-                    count[0] = before + 1
-
-        def program() -> None:
-            lock = runtime.Lock()
-            call: Callable[[], None] = (lambda: add_locked(lock)) if locked else add
-            threads = [runtime.thread(call, f"t{k}") for k in range(3)]
-            for one in threads:
-                one.start()
-            for one in threads:
-                one.join()
-
-        ends(world, world.machine("a").start(program, "adds"))
-        world.close()
-        return count[0]
-
-    assert counted(0, locked=True) == 60
-    assert counted(0, locked=False) < 60
-
-
-def test_a_condition_waits_for_its_notice_or_its_time(world: World) -> None:
-    seen: list[object] = []
-
-    def program() -> None:
-        changed, values = runtime.Condition(), list[int]()
-
-        def give() -> None:
-            runtime.sleep(5)
-            with changed:
-                values.append(1)
-                changed.notify_all()
-
-        runtime.thread(give, "gives").start()
-        with changed:
-            seen.append(changed.wait_for(lambda: bool(values), 2))
-            seen.append(runtime.monotonic())
-            seen.append(changed.wait_for(lambda: bool(values), 60))
-            seen.append(runtime.monotonic())
-
-    ends(world, world.machine("a").start(program, "waits"))
-    assert seen[0] is False and 2 <= seen[1] < 2.1 and seen[2] is True and 5 <= seen[3] < 5.1  # type: ignore[operator]
 
 
 def echo(frames: int) -> None:
@@ -162,70 +103,6 @@ def test_a_machine_without_power_answers_nothing(world: World) -> None:
     ends(world, client)
 
 
-def test_a_killed_process_does_nothing_more(world: World) -> None:
-    done: list[str] = []
-
-    def program() -> None:
-        try:
-            runtime.sleep(5)
-            done.append("slept")
-        finally:
-            done.append("unwound")
-            runtime.disk().write(Path("/late"), b"x")
-
-    machine = world.machine("a")
-    process = machine.start(program, "dies")
-    world.after(1, process.kill)
-    assert world.run(lambda: not process.threads, 100)
-    assert done == ["unwound"] and process.killed
-    with pytest.raises(FileNotFoundError):
-        machine.disk.read(Path("/late"))
-
-
-def test_a_stopped_process_goes_on_where_it_was(world: World) -> None:
-    times: list[float] = []
-
-    def program() -> None:
-        for _ in range(3):
-            runtime.sleep(1)
-            times.append(runtime.monotonic())
-
-    process = world.machine("a").start(program, "stops")
-    world.after(1.5, process.stop)
-    world.after(9.5, process.go_on)
-    ends(world, process)
-    assert times[0] < 1.1 and times[1] >= 9.5
-
-
-@pytest.mark.parametrize("synced", [True, False])
-def test_power_takes_what_was_not_synced(synced: bool) -> None:
-    """Over many seeds an unsynced replacement is the old file, the new one, or a part of it; a synced one is new."""
-    found = set()
-    for seed in range(40):
-        world = World(seed)
-        machine, path, beside = world.machine("a"), Path("/file"), Path("/file.tmp")
-
-        def program() -> None:
-            disk = runtime.disk()
-            for data in (b"old", b"newer"):
-                disk.write(beside, data)  # noqa: B023
-                if synced or data == b"old":
-                    disk.sync(beside)  # noqa: B023
-                disk.replace(beside, path)  # noqa: B023
-                if synced or data == b"old":
-                    disk.sync_folder(path.parent)  # noqa: B023
-
-        ends(world, machine.start(program, "writes"))
-        machine.fail()
-        process = machine.start(lambda: found.add(runtime.disk().read(path)), "reads")  # noqa: B023
-        ends(world, process)
-        world.close()
-    if synced:
-        assert found == {b"newer"}
-    else:
-        assert b"old" in found and found & {b"newer"[:size] for size in range(5)}
-
-
 def test_a_world_that_does_not_end_says_so(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
     monkeypatch.setattr("devtools.world.scheduler.MOST_TURNS", 1000)
 
@@ -236,8 +113,3 @@ def test_a_world_that_does_not_end_says_so(monkeypatch: pytest.MonkeyPatch, worl
     world.machine("a").start(program, "spins")
     with pytest.raises(Broken, match="1001 turns"):
         world.run(lambda: False, 1e9)
-
-
-def test_a_wait_that_nothing_can_end_is_seen(world: World) -> None:
-    process = world.machine("a").start(lambda: runtime.Event().wait(), "waits for ever")
-    assert not world.run(lambda: process.dead, 1e9)

@@ -46,15 +46,6 @@ def test_a_change_that_not_all_would_hear_of_is_refused(log: bool, tmp_path: Pat
     train("asgd()", 3, optimizer=sgd, after_step=hook, settings={"log": tmp_path} if log else {})
 
 
-def test_what_the_rule_does_not_have_is_refused(tmp_path: Path) -> None:
-    def hook(place: Place) -> None:
-        for settings in ({"period": 3}, {"gain": 2.0}):
-            with pytest.raises(UnsupportedError, match="no such setting"):
-                place.run.tune(**settings)
-
-    train("asgd()", 2, optimizer=sgd, after_step=hook, settings={"log": tmp_path}, epochs=1, samples=16)
-
-
 @pytest.mark.parametrize("rule", ["ssp(staleness=1)", "asgd()"])
 def test_owners_step_with_the_factor(rule: str, tmp_path: Path) -> None:
     """Half the rate, from the step at which each worker saw the request, is what a program writes at these steps."""

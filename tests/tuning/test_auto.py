@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,9 @@ from torch import nn
 
 import paceline
 from paceline.forecast.sim import Clock
-from paceline.rules import describe
 from paceline.rules.payload import Delta
 from paceline.tuning import period_controller
-from paceline_plugins.forecast import simulate_stacked
-from tests.helpers import Outcome, Place, Program, adam, momentum_sgd, same_bits, sgd, train
+from tests.helpers import Outcome, Place, Program, adam, momentum_sgd, same_bits, sgd
 
 Make = Callable[[Any], torch.optim.Optimizer]
 STEPS = 60
@@ -160,14 +157,6 @@ def test_workers_that_run_out_of_data_come_to_it_as_well() -> None:
     assert outs[0] is not None and outs[0][0] == 48  # three workers: four messages, 8 ms, tau* = 39.2
 
 
-def test_without_a_clock_the_period_stays_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "paceline"):
-        outs = train("auto(probe=0)", 2, **LONG, after_step=periods)
-    assert [out.extra["periods"] for out in outs] == [[4] * STEPS] * 2
-    said = [line.getMessage() for line in caplog.records if "period stays at 4" in line.getMessage()]
-    assert len(said) == 1
-
-
 # -- by hand -----------------------------------------------------------------------------------------------------------
 
 
@@ -183,50 +172,7 @@ def test_a_period_that_somebody_sets_stays() -> None:
     assert [out.extra["periods"] for out in outs] == [[4] * 11 + [6] * (STEPS - 11)] * 2
 
 
-def test_what_was_measured_is_no_step_that_is_taken_back() -> None:
-    """Undone are first the gain, which leaves the measured period alone, and then nothing is left to undo."""
-
-    def hook(place: Place) -> None:
-        asks: dict[int, dict[str, Any]] = {5: {"gain": 2.0}, 40: {"revert": True}}
-        if place.rank == 0 and place.step in asks:
-            place.run.tune(**asks[place.step])
-        place.extra.setdefault("gain", []).append(describe.numbers(place.run.rule, 2)["gain"])
-        if place.rank == 0 and place.step == 79:
-            with pytest.raises(paceline.RuleError, match="there is no change to undo"):
-                place.run.tune(revert=True)
-        periods(place)
-
-    outs = go("auto(probe=0)", samples=8 * 80, after_step=hook)
-    assert outs[0].extra["periods"] == outs[1].extra["periods"] == [4] * 35 + [24] * 45
-    assert outs[0].extra["gain"][20] == pytest.approx(2.0) and outs[0].extra["gain"][-1] == pytest.approx(2**0.7)
-
-
-def test_a_period_set_by_hand_and_taken_back_is_measured_again() -> None:
-    def hook(place: Place) -> None:
-        asks: dict[int, dict[str, Any]] = {5: {"period": 5}, 20: {"revert": True}}
-        if place.rank == 1 and place.step in asks:
-            place.run.tune(**asks[place.step])
-        periods(place)
-
-    outs = go("auto(probe=0)", after_step=hook)
-    found = outs[0].extra["periods"]
-    assert outs[1].extra["periods"] == found
-    assert list(dict.fromkeys(found)) == [4, 5, 24] and found[25] == 4
-
-
 # -- what is said and kept ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("at", [33, 34, 41])
-def test_stop_and_resume(at: int, tmp_path: Path) -> None:
-    """Where the look is asked for but not yet due to be heard, where it is not yet asked, and with the new period."""
-    full: dict[str, Any] = {"optimizer": adam, "dropout": 0.3, "schedule": True, "save_to": tmp_path / "c"}
-    whole = go("auto(probe=0)", **full, after_step=periods)
-    go("auto(probe=0)", **full, save_at=at, stop_at=at)
-    resumed = go("auto(probe=0)", **full, resume=tmp_path / "c", after_step=periods)
-    for out, want in zip(resumed, whole, strict=True):
-        assert same_bits(out.model, want.model)
-        assert out.losses == want.losses[at:] and out.extra["periods"] == want.extra["periods"][at:]
 
 
 def test_on_another_number_of_workers_it_goes_on_with_the_period_and_looks_again(tmp_path: Path) -> None:
@@ -235,16 +181,3 @@ def test_on_another_number_of_workers_it_goes_on_with_the_period_and_looks_again
     outs = go("auto(probe=0)", 3, samples=8 * 120, epochs=2, resume=tmp_path / "c", after_step=periods)
     assert outs[0].extra["periods"] == outs[1].extra["periods"] == outs[2].extra["periods"]
     assert list(dict.fromkeys(outs[0].extra["periods"])) == [24, 48]
-
-
-def test_stacked_it_is_the_rule_of_the_first_period() -> None:
-    """Where all workers are one tensor there are no times to measure."""
-    data = [torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(k)) for k in range(12)]
-
-    def end(rule: str) -> dict[str, torch.Tensor]:
-        torch.manual_seed(3)
-        model = nn.Linear(3, 1)
-        loss = lambda net, x: net(x).square().mean()  # noqa: E731
-        return simulate_stacked(model, loss, adam(model.parameters()), rule, data).parameters
-
-    assert same_bits(end("auto(probe=0)"), end(f"bmuf_adam(period=4, {RATE})"))

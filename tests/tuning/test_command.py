@@ -17,7 +17,6 @@ from typer.testing import CliRunner, Result
 
 from paceline.cli.main import app
 from paceline.tuning import request_files
-from tests.helpers import Place, train
 from tests.paths import python_path
 
 TRAINER = Path(__file__).with_name("trainer.py")
@@ -96,29 +95,12 @@ def test_what_makes_no_sense_is_refused_before_anybody_is_asked(
     assert not (tmp_path / "tune").exists()
 
 
-def test_a_folder_without_runs(tmp_path: Path) -> None:
-    assert tune(tmp_path, "--lr", "1").exit_code == 2
-    assert tune(tmp_path / "nowhere", "--lr", "1").exit_code == 2
-
-
 def test_a_run_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline_plugins.search.tune_command.WAIT_S", 0.0)
     (tmp_path / "rank-000.jsonl").write_text('{"kind": "attach", "at_s": 0.0, "rank": 0, "size": 1}\n')
     result = tune(tmp_path, "--lr", "1")
     assert result.exit_code == 1 and "withdrawn" in result.output
     assert list((tmp_path / "tune").iterdir()) == []
-
-
-def test_requests_of_an_earlier_run_are_left_alone(tmp_path: Path) -> None:
-    request_files.post(tmp_path, {"lr": 0.5}, False)
-
-    def hook(place: Place) -> None:
-        place.run._context.tuner.look(now=True)
-        place.extra.setdefault("lr", []).append(place.optimizer.param_groups[0]["lr"])
-
-    outs = train("sync", 2, after_step=hook, settings={"log": tmp_path})
-    assert set(outs[0].extra["lr"]) == {0.1}
-    assert [path.name.split(".", 1)[1] for path in (tmp_path / "tune").iterdir()] == ["request.json"]
 
 
 def test_nobody_asks_the_file_system_more_than_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,11 +124,3 @@ def test_a_file_that_is_no_request_is_refused(text: str, tmp_path: Path) -> None
     (tmp_path / "tune" / "1.request.json").write_text(text)
     [request_file] = box.look(now=True)
     assert request_file.problem and request_file.changes == {}
-
-
-def test_what_is_no_file_keeps_nobody_waiting(tmp_path: Path) -> None:
-    box = request_files.RequestFiles(tmp_path, each=False)
-    (tmp_path / "tune").mkdir()
-    os.mkfifo(tmp_path / "tune" / "1.request.json")
-    (tmp_path / "tune" / "2.request.json").symlink_to("/dev/zero")
-    assert all(request_file.problem for request_file in box.look(now=True))

@@ -36,13 +36,6 @@ def test_a_block_that_is_long_enough_already_ends_at_once() -> None:
     assert begins(turns, after, 2) == [15, 19]
 
 
-def test_fragments_keep_their_turns() -> None:
-    turns, before, after = FragmentSchedule([0, 0]), EveryBlock(4, fragments=2), EveryBlock(10, fragments=2)
-    assert begins(turns, before, 3) == [2, 4, 6]
-    turns.retime(before, after, 6)
-    assert begins(turns, after, 3) == [11, 16, 21]
-
-
 def test_a_fragment_is_not_sent_before_it_has_landed() -> None:
     before, after = EveryBlock(7, fragments=3, overlap=5), EveryBlock(5, fragments=3, overlap=5)
     turns = FragmentSchedule([0] * 3)
@@ -51,11 +44,3 @@ def test_a_fragment_is_not_sent_before_it_has_landed() -> None:
     starts += begins(turns, after, 9)
     assert all(later - sooner >= 5 for sooner, later in zip(starts, starts[3:], strict=False))
     assert all(later > sooner for sooner, later in itertools.pairwise(starts))
-
-
-def test_when_a_request_is_heard() -> None:
-    turns, schedule = FragmentSchedule([0, 0]), EveryBlock(6, fragments=2, overlap=4)
-    assert begins(turns, schedule, 2) == [3, 6]
-    turns.add_request(0, schedule.overlap)  # of the exchange that began after step 3
-    turns.add_request(1, schedule.overlap)
-    assert turns.requests == [7, 10]

@@ -25,7 +25,6 @@ from tests.helpers import (
     momentum_sgd,
     same_bits,
     sgd,
-    simulate,
     state_of,
     train,
 )
@@ -46,11 +45,6 @@ RECIPES: list[tuple[str, Make]] = [
 recipes = pytest.mark.parametrize(("rule", "optimizer"), RECIPES, ids=[rule for rule, _ in RECIPES])
 blocks = pytest.mark.parametrize(("rule", "optimizer"), RECIPES[2:], ids=[rule for rule, _ in RECIPES[2:]])
 few = pytest.mark.parametrize(("rule", "optimizer"), [RECIPES[0], RECIPES[3], RECIPES[4]], ids=["sync", "bmuf", "adam"])
-LEAVING = [
-    ("bmuf(period=3, warmup=6)", momentum_sgd),
-    ("bmuf_adam(period=4, overlap=3, fragments=2)", adam),
-    ("streaming_diloco(period=3, overlap=3, fragments=3, mixing=None, warmup=2, codec='dense')", adam),
-]
 
 
 class Asking:
@@ -128,43 +122,6 @@ def test_a_period_changes_on_all_workers(rule: str, optimizer: Make, tmp_path: P
     events = [json.loads(line) for line in (tmp_path / "rank-001.jsonl").read_text().splitlines()]
     [told] = [event for event in events if event["kind"] == "tune"]
     assert (told["by"], told["changes"], told["total_minibatches"]) == (2, request.values, request.minibatch)
-
-
-@pytest.mark.parametrize(("rule", "optimizer"), LEAVING, ids=[rule for rule, _ in LEAVING])
-@pytest.mark.parametrize("change", [{"period": 6, "lr": 0.004}, {"period": 4}], ids=str)
-def test_workers_that_have_left_follow(rule: str, optimizer: Make, change: dict[str, Any]) -> None:
-    """Workers run out of data one after another; what the last one asks for reaches all between the same exchanges."""
-
-    def program() -> tuple[dict[str, Tensor], list[TuneRequest], Any]:
-        model = make_net()
-        steps = optimizer(model.parameters())
-        run = paceline.attach(model, steps, rule)
-        asked = []
-        for step in range((9, 14, 20)[run.world.rank]):
-            x, y = make_data(4, seed=10 * step + run.world.rank).tensors
-            steps.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            steps.step()
-            if (run.world.rank, step) in ((2, 8), (0, 7), (2, 13)):
-                asked.append(run.tune(**change, outer_momentum=0.3, weight_decay=0.001 * step))
-        run.close()
-        return state_of(model), asked, run.rule
-
-    outs = simulate(program, N)
-    assert sum(len(asked) for _, asked, _ in outs) == 3
-    assert all(one.applied for _, asked, _ in outs for one in asked)
-    for state, _, changed in outs:
-        assert same_bits(state, outs[0][0]) and changed == outs[0][2]
-        assert changed.schedule.period == change["period"]
-
-
-@few
-def test_two_requests_at_once_are_applied_in_rank_order(rule: str, optimizer: Make) -> None:
-    outs = go(rule, optimizer, Asking((2, 3, {"lr": 0.5}), (0, 3, {"lr": 0.25}), (1, 3, {"weight_decay": 0.01})))
-    asked = requests(outs)
-    assert all(one.applied for one in asked) and len({one.minibatch for one in asked}) == 1
-    assert [out.extra["lr"][-1] for out in outs] == [0.5] * N
-    assert [one.values["lr"][1] for one in asked if "lr" in (one.values or {})] == [0.25, 0.5]
 
 
 @few
@@ -248,11 +205,6 @@ def test_another_number_of_workers_goes_on_with_what_was_tuned(tmp_path: Path) -
         assert out.extra["tuner"].tunables.show(["lr"]) == {"lr": 0.05}
     [alone] = train(rule, 1, optimizer=sgd, samples=96, resume=tmp_path / "c", after_step=Asking())
     assert alone.extra["tuner"].tunables.show(["lr"]) == {"lr": 0.05}
-
-
-def test_one_worker_changes_at_once() -> None:
-    [out] = train("bmuf(period=3)", 1, samples=96, after_step=Asking((0, 4, {"lr": 0.5, "period": 8})))
-    assert out.extra["lr"][3:5] == [0.1, 0.5] and out.extra["rule"][4].schedule.period == 8
 
 
 @pytest.mark.parametrize("hosts", [["a", "a"], ["a", "a", "b"]], ids=["one host", "two hosts"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.forecast.sim import Clock, link
+from paceline.forecast.sim import Clock
 from paceline.rules.schedule import Pace, Paced
 from paceline.tuning import period_controller as timed
 from paceline.tuning.period_controller import AGAIN, FIRST, PeriodController, SimulatedTimer, WallTimer
@@ -63,13 +63,6 @@ def test_who_looks_when() -> None:
     assert not controller.due and controller.agree([[True, 9.0, 0.1]], HALF, FIRST + AGAIN) is None
 
 
-def test_the_first_look_is_exact_and_later_ones_are_patient() -> None:
-    controller = PeriodController(Said())
-    assert controller.agree([[True, 5.0, 1.0]], HALF, 8) == ({"period": 6}, "an exchange takes 5 s, a step 1 s")
-    assert controller.agree([[True, 5.0, 1.0]], HALF, 80) is None, "4 is enough for 5, but for a fifth"
-    assert controller.agree([[True, 5.1, 1.0]], HALF, 160) == ({"period": 6}, "an exchange takes 5.1 s, a step 1 s")
-
-
 def test_after_a_resume_looks_come_where_they_would_have_come() -> None:
     first, second, other = (PeriodController(Said()) for _ in range(3))
     first.agree([[True, 5.0, 1.0]], HALF, 8)
@@ -119,15 +112,6 @@ def test_the_clock_on_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watch.measured() == (3.0, 2.0)
 
 
-def test_the_simulated_clock() -> None:
-    """Three workers send 1200 bytes each as 4 messages of 300: 4 (0.1 + 300 / 1000) = 1.6 s."""
-    clock = Clock(compute=[1.0, 2.0, 3.0], network=link(0.1, 1000.0))
-    watch = SimulatedTimer(clock, HALF, 1, 3, 1200)
-    assert watch.measured() is None
-    watch.stepped(8, 32)
-    assert watch.measured() == (pytest.approx(1.6), 2.0)
-
-
 @pytest.mark.parametrize(
     ("overlap", "fragments", "exposed_s"), [(0, 2, 8.0), (1, 1, 7.0), (1, 2, 6.0), (3, 2, 2.0), (4, 2, 0.0)]
 )
@@ -136,22 +120,3 @@ def test_what_steps_hide_does_not_count(overlap: int, fragments: int, exposed_s:
     watch = SimulatedTimer(Clock(network=4.0), Paced(4, 0, fragments, overlap), 0, 2, 1000)
     watch.stepped(1, 4)
     assert watch.measured() == (exposed_s, 1.0)
-
-
-def test_times_that_are_drawn_are_those_of_the_place() -> None:
-    """The same at the same place, however often and by whatever road one came to it."""
-
-    def jitter(source: int, to: int, nbytes: int, generator: Any) -> float:
-        return float(generator.random())
-
-    def at(clock: Clock, *places: tuple[int, int]) -> list[Any]:
-        watch = SimulatedTimer(clock, HALF, 0, 2, 8)
-        found = []
-        for place in places:
-            watch.stepped(*place)
-            found.append(watch.measured())
-        return found
-
-    whole = at(Clock(network=jitter), (8, 32), (9, 36))
-    assert whole[0] != whole[1]
-    assert at(Clock(network=jitter), (9, 36), (9, 36)) == [whole[1]] * 2

@@ -19,7 +19,7 @@ from paceline.forecast.sim import Clock
 from paceline.observe.reports.read import read_run
 from paceline.tuning.rule_chooser import WallProbeTimer
 from paceline_plugins.report.report import write_report
-from tests.helpers import Outcome, Place, Program, adam, momentum_sgd, same_bits, train
+from tests.helpers import Outcome, Place, Program, adam, momentum_sgd, same_bits
 
 STEPS, PROBE = 40, 10
 """Of each of two workers, and of the probe."""
@@ -137,21 +137,6 @@ def test_workers_that_run_out_of_data_choose_as_well() -> None:
         assert outs[0] is not None and (outs[0][0] == "sync()") == (seconds == FAST)
 
 
-def test_a_period_that_is_set_during_the_probe_stays() -> None:
-    def hook(place: Place) -> None:
-        if (place.rank, place.step) == (1, 3):
-            place.run.tune(period=6)
-        place.extra.setdefault("periods", []).append(place.run.rule.schedule.period)
-
-    outs = go("auto", SLOW, after_step=hook)
-    assert outs[0].extra["periods"] == outs[1].extra["periods"]
-    assert set(outs[0].extra["periods"][PROBE:]) == {6}
-
-
-def test_without_a_clock_it_begins_with_blocks() -> None:
-    assert_same(train("auto", 2, after_step=texts), train("auto(probe=0)", 2, after_step=texts))
-
-
 # -- what is said ------------------------------------------------------------------------------------------------------
 
 
@@ -204,40 +189,6 @@ def test_another_number_of_workers_takes_over_the_choice(
     for out in outs:
         assert set(out.extra["rules"]) == {choice} and out.extra["factor"] == pytest.approx(factor)
         assert same_bits(out.model, outs[0].model)
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_another_number_of_workers_begins_a_probe_that_was_under_way(workers: int, tmp_path: Path) -> None:
-    go("auto", SLOW, workers, optimizer=adam, save_at=3, stop_at=3, save_to=tmp_path / "c")
-    outs = go("auto", SLOW, optimizer=adam, resume=tmp_path / "c", samples=4 * workers * STEPS)
-    known = outs[0].extra["rules"]
-    assert known[: PROBE - 1] == ["auto()"] * (PROBE - 1) and "overlap" in known[-1]
-    assert all(out.extra["rules"] == known and same_bits(out.model, outs[0].model) for out in outs)
-
-
-def test_the_choice_stays_whatever_the_network_is_like_later() -> None:
-    """A message takes 4 ms up to the 40th step, and a microsecond later."""
-
-    class Changing(Clock):
-        def message_s(self, source: int, to: int, nbytes: int, number: int) -> float:
-            return SLOW if number < 2 * STEPS else FAST
-
-    torch.manual_seed(5)
-    program = Program("auto", samples=32 * STEPS, epochs=1, after_step=texts)
-    outs = [out for out in paceline.simulate(program, 2, clock=Changing(compute=0.01, network=SLOW)) if out is not None]
-    for out in outs:
-        assert list(dict.fromkeys(out.extra["rules"])) == ["auto()", "auto(probe=0, overlap=1, codec='dense')"]
-        assert same_bits(out.model, outs[0].model)
-
-
-def test_a_checkpoint_of_a_run_without_a_probe_goes_on_with_blocks(tmp_path: Path) -> None:
-    """Such as those that were made before there were probes."""
-    whole = train("auto", 2, samples=96)
-    train("auto", 2, samples=96, save_at=7, stop_at=7, save_to=tmp_path / "c")
-    torch.manual_seed(5)
-    program = Program("auto", samples=96, resume=tmp_path / "c")
-    outs = [out for out in paceline.simulate(program, 2, clock=clock(FAST)) if out is not None]
-    assert_same(outs, whole, 7)
 
 
 # -- where gradients cannot be exchanged -------------------------------------------------------------------------------

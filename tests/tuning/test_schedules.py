@@ -11,7 +11,7 @@ from torch import nn
 
 from paceline.errors import RuleError, UnsupportedError
 from paceline.tuning import Newbob, WarmUp
-from tests.helpers import Place, adam, make_data, momentum_sgd, same_bits, sgd, train
+from tests.helpers import Place, adam, make_data, momentum_sgd, same_bits, train
 
 LOSSES = [4.0, 2.0, 1.99, 1.9, 2.1, 1.0, 0.9995]
 """Relative improvements after the first: 0.5, 0.005, 0.045, 0, 0.474, 0.0005."""
@@ -143,12 +143,3 @@ def test_nothing_is_left_of_trials(rule: str, optimizer: Any, at: int) -> None:
     want = train(rule, 2, optimizer=optimizer, samples=96)
     for out, plain in zip(outs, want, strict=True):
         assert same_bits(out.model, plain.model) and same_bits(out.exported, plain.exported)
-
-
-def test_no_trials_in_a_warm_up() -> None:
-    def hook(place: Place) -> None:
-        if place.step == 1:
-            with pytest.raises(UnsupportedError, match="not in a warm-up"):
-                place.run.snapshot()
-
-    train("bmuf(period=3, warmup=6)", 2, optimizer=sgd, after_step=hook, epochs=1)

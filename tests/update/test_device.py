@@ -13,9 +13,7 @@ from torch import Tensor, nn
 import paceline
 from paceline.communication.virtual import VirtualTransport
 from paceline.core.flat import all_finite, fragments
-from paceline.core.world import World
 from paceline.rules.codec.select import largest
-from paceline.update.engine.blocks.outer_state import buffer_states
 from tests.device import NAME, WAITS, Device, DeviceTensor
 
 BLOCKS = [
@@ -136,29 +134,6 @@ def test_the_largest_are_the_same_on_the_device() -> None:
                 found = largest(x.to(NAME), k)
             assert [one for one in waits if "select.py" in one] == []
             assert torch.equal(host(found), largest(x.clone(), k))
-
-
-def test_numbers_that_are_not_finite_still_give_k_places() -> None:
-    x = torch.randn(1000)
-    x[::3] = math.nan
-    with Device():
-        found = host(largest(x.to(NAME), 50))
-    assert found.shape == (50,) and found.min() >= 0 and found.max() < 1000
-
-
-def test_buffers_are_reset_without_a_look_at_them() -> None:
-    with Device():
-        model = nn.BatchNorm1d(4).to(NAME)
-        states = buffer_states(model, None, World)
-        with torch.no_grad():
-            model.running_mean.copy_(torch.tensor([1.0, math.nan, 2.0, 3.0]))
-            model.num_batches_tracked.fill_(7)
-        with WAITS.counting() as waits:
-            for state in states:
-                state.reset_nonfinite()
-    assert waits == []
-    assert host(model.running_mean).tolist() == [0.0] * 4  # the last mean: what it was at attach
-    assert int(host(model.num_batches_tracked)) == 7
 
 
 def test_all_finite_reads_one_value_of_a_device() -> None:

@@ -17,7 +17,7 @@ from paceline.communication import Transport
 from paceline.core.world import World
 from paceline.observe.event_log import EventLog
 from paceline.update import monitor as module
-from paceline.update.exchange.header import Timing
+from paceline.update.exchange.exchanger import Timing
 from paceline.update.monitor import Monitor
 
 Events = Callable[[], list[dict[str, Any]]]
@@ -55,7 +55,7 @@ def events(tmp_path: Path) -> Events:
 def exchange(watch: Monitor) -> None:
     watch.stepped(1, 32, 32)
     watch.begin()
-    watch.end(Timing(0.25, 0.5), None, block=1, warmup=False)
+    watch.end(Timing(), None, block=1, warmup=False)
 
 
 def test_delays_are_counted_and_not_listed(watch: Monitor, events: Events) -> None:
@@ -84,13 +84,6 @@ def test_each_push_stands_on_one_line(watch: Monitor, events: Events, monkeypatc
     assert [line.get("delays") for line in events()[:3]] == [{"1": 1}, None, {"4": 2}]
 
 
-def test_what_is_pushed_last_is_written_at_the_close(watch: Monitor, events: Events) -> None:
-    watch.pushed(2)
-    watch.close(0)
-    line, _ = events()
-    assert (line["delays"], line["exchanges"]) == ({"2": 1}, 0)
-
-
 def test_threads_may_push_while_lines_are_written(
     watch: Monitor, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,17 +102,6 @@ def test_threads_may_push_while_lines_are_written(
         thread.join()
     watch.close(1)
     assert sum(line.get("delays", {}).get("1", 0) for line in events()) == 6000
-
-
-def test_refused_pushes_are_told_once_a_line(watch: Monitor, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "paceline"):
-        watch.refused(2)
-        watch.refused()
-        exchange(watch)
-        assert caplog.messages == []
-        watch.close(1)
-    (message,) = caplog.messages
-    assert message.startswith("3 push(es) of rank 1 on beta refused")
 
 
 def test_who_was_lost_and_who_takes_over(watch: Monitor, events: Events, caplog: pytest.LogCaptureFixture) -> None:
@@ -174,7 +156,7 @@ def test_the_time_is_cut_into_four_without_rest(tmp_path: Path, events: Events, 
         watch.stepped(1, 32, 32)
         watch.begin()
         clock.now += 2 + 1
-        watch.end(Timing(2, 1), None, block=1, warmup=False)
+        watch.end(Timing(2), None, block=1, warmup=False)
     clock.now += 4  # the last look whether there is more
     watch.waited(4)
     watch.close(2)
@@ -210,12 +192,3 @@ def test_a_thread_that_fetches_ahead_keeps_nobody_waiting(tmp_path: Path, events
     exchange(watch)
     watch.close(2)
     assert [times(line)[:2] for line in events()[:2]] == [(1, 0), (8, 2)]
-
-
-def test_a_wait_is_no_longer_than_the_time_in_which_it_was(tmp_path: Path, events: Events, clock: Clock) -> None:
-    watch = make(tmp_path, 4)
-    clock.now += 1
-    watch.waited(5)  # as where an exchange came in between
-    exchange(watch)
-    watch.close(1)
-    assert times(events()[0])[:2] == (0, 1)

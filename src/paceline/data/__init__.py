@@ -2,7 +2,7 @@
 """Service 4, data distribution: every sample of an epoch enters the global model exactly once.
 
 The ledger and the split are what `run.share` works with. Remote files through a cache that the workers of a host share,
-and packed shards, are in `paceline_plugins.data`.
+and Parquet, are in `paceline_plugins.data`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from paceline.data.sampling.buckets import BucketBatches
     from paceline.data.sharing.loader_registry import LoaderRegistry, SharedLoader
     from paceline.data.streams.dataset import Shards, ShardStream
-    from paceline.data.streams.formats import json_lines, parquet_rows, text_lines
-    from paceline.data.streams.libraries import by_index, hugging_face, web_dataset
+    from paceline.data.streams.formats import hugging_face, json_lines, parquet_rows, text_lines
 else:
     __getattr__, __dir__ = lazily(
         __name__,
@@ -26,12 +25,10 @@ else:
             "ShardStream": "streams.dataset",
             "Shards": "streams.dataset",
             "SharedLoader": "sharing.loader_registry",
-            "by_index": "streams.libraries",
-            "hugging_face": "streams.libraries",
+            "hugging_face": "streams.formats",
             "json_lines": "streams.formats",
             "parquet_rows": "streams.formats",
             "text_lines": "streams.formats",
-            "web_dataset": "streams.libraries",
         },
     )
 
@@ -41,10 +38,8 @@ __all__ = [
     "ShardStream",
     "Shards",
     "SharedLoader",
-    "by_index",
     "hugging_face",
     "json_lines",
     "parquet_rows",
     "text_lines",
-    "web_dataset",
 ]

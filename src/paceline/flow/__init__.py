@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 from paceline.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from paceline.flow.checks import check_rule, fingerprint
     from paceline.flow.engine import ElasticEngine
     from paceline.flow.joining import GivenState
     from paceline.flow.leaving import save_while_paused
-    from paceline.flow.membership import ElasticMembership, join
+    from paceline.flow.membership import ElasticMembership, check_rule, fingerprint, join
 else:
     __getattr__, __dir__ = lazily(
         __name__,
@@ -26,8 +25,8 @@ else:
             "ElasticEngine": "engine",
             "GivenState": "joining",
             "ElasticMembership": "membership",
-            "check_rule": "checks",
-            "fingerprint": "checks",
+            "check_rule": "membership",
+            "fingerprint": "membership",
             "join": "membership",
             "save_while_paused": "leaving",
         },

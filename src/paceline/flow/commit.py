@@ -2,25 +2,40 @@
 """An exchange that is repeated until all live members have the complete result.
 
 A worker keeps its contribution until the control plane commits the exchange. Nothing is applied before the commit: a
-sum that reached only some workers would leave them with different models.
+sum that reached only some workers would leave them with different models. The places of the data that went into it are
+done with its commit, too; the control plane keeps their ledger.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
-from paceline.errors import DesyncError, GivenUpError, MismatchError, PeerLostError
-from paceline.flow.control import Generation
+from paceline.data.ledger.epoch_ledger import Mark, Question
+from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.ranges import Ranges
+from paceline.errors import CheckpointError, DesyncError, GivenUpError, MismatchError, PeerLostError
+from paceline.flow.control.client import ControlClient
+from paceline.flow.control.messages import Generation
 from paceline.flow.membership import CommitReport, ElasticMembership
 from paceline.rules.codec import State
 from paceline.rules.rule import Rule
 from paceline.tuning.tuner import GatheredRequests, Tuner
-from paceline.update.exchange.exchanger import Chunk, Exchanger, PendingHeader, Reports, StartedExchange, refuse_nothing
-from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary, Timing
+from paceline.update.exchange.exchanger import (
+    Chunk,
+    ExchangeHeader,
+    Exchanger,
+    ExchangeSummary,
+    PendingHeader,
+    Reports,
+    StartedExchange,
+    refuse_nothing,
+)
 from paceline.update.exchange.pipeline import Running
 
 Total = tuple[Tensor, State]
@@ -68,20 +83,17 @@ class CommittingExchanger(Exchanger):
             self._rule = rule
             self.renew()
 
-    def begin_timing(self) -> None:
-        """An exchange is finished: count its time from now on."""
-        self.timing = Timing()
-
-    def spent(self, wait_s: float = 0.0, exchange_s: float = 0.0) -> None:
-        """Count the time of the exchange under way: seconds of waiting, and beyond that."""
-        self.timing = Timing(self.timing.wait_s + wait_s, self.timing.exchange_s + exchange_s)
-
     def pre_vote(self, header: ExchangeHeader) -> ExchangeHeader:
         """The outcome is known after commit; the exchange may be retried."""
         return header
 
     def start(
-        self, header: ExchangeHeader, chunks: Sequence[Chunk], number: int, in_flight: int, checksum: Callable[[], int]
+        self,
+        header: ExchangeHeader,
+        chunks: Sequence[Chunk],
+        number: int,
+        checksum: Callable[[], int],
+        overlapped: bool = False,
     ) -> StartedExchange:
         return CommittedExchange(self, header, chunks, number, checksum)
 
@@ -182,8 +194,6 @@ class CommittedExchange:
             DesyncError, MismatchError, NonFiniteError: on every worker, with nothing applied.
             GivenUpError: the run continues without this worker.
         """
-        began = time.perf_counter()
-        self._exchanger.begin_timing()
         follows: Generation | None = None
         while follows is None:
             try:
@@ -191,9 +201,9 @@ class CommittedExchange:
             except (DesyncError, MismatchError) as error:
                 self._membership.control.doing(f"ends with {type(error).__name__}", self._header.total)
                 raise
-            asked = time.perf_counter()
+            asked = self._exchanger.transport.now()
             follows = self._membership.commit(self._exchanger.report(summary))
-            self._exchanger.spent(wait_s=time.perf_counter() - asked)
+            self._exchanger.waited(asked)
             if follows is None:
                 self._again()
         self._membership.applying.acquire()  # the engine releases it when everything is applied
@@ -203,8 +213,95 @@ class CommittedExchange:
                 chunk.land(total, summary)
         if self._heard is not None:
             self._exchanger.tuner.decide(self._heard)
-        self._exchanger.spent(exchange_s=time.perf_counter() - began - self._exchanger.timing.wait_s)
         self._membership.applied = self._membership.exchange
         self._membership.follows = follows
         refuse_nothing(summary, self._exchanger.transport.world)
         return summary
+
+
+class UncommittedPlaces:
+    """Places of the data by the step that used them, until an exchange with that step is committed."""
+
+    def __init__(self) -> None:
+        self._by_step: deque[tuple[int, list[Mark]]] = deque()
+
+    def add(self, step: int, marks: list[Mark]) -> None:
+        """A step has used these places."""
+        self._by_step.append((step, marks))
+
+    def drop(self, committed: int) -> None:
+        """The first `committed` steps are in the global model, or their places were given back."""
+        while self._by_step and self._by_step[0][0] <= committed:
+            self._by_step.popleft()
+
+    def of_exchange(self, own: ExchangeHeader, committed: int) -> tuple[list[Mark], list[Mark], dict[str, Any]]:
+        """The marks of an exchange for the ledger.
+
+        Args:
+            own: this worker's header.
+            committed: steps of this worker that are in the exchange, or were in earlier ones.
+
+        Returns:
+            The places whose work enters the global model; those whose work was rejected, so that another worker uses
+            them; facts for the status.
+        """
+        marks = [mark for step, some in self._by_step if step <= committed for mark in some]
+        facts = {"minibatches": own.minibatches, "total": own.total}
+        return ([], marks, facts) if own.brings and own.factor == 0 else (marks, [], facts)
+
+
+LOOK_EVERY_S = 0.2
+"""How long a worker without data waits for news before it asks again, seconds."""
+
+
+class ControlLedgerClient(Leases):
+    """A worker's client of the data ledger.
+
+    A worker without data left waits until the epoch is over for all workers, because live workers take over the data of
+    a lost one. Meanwhile it joins exchanges with the work that it has. An exchange is committed as a whole, or not at
+    all, and members wait for each other at every one; what remains of a checkpoint's epoch they report by `expect`.
+
+    Args:
+        control: the client of the control plane.
+        join: called while there is no data: joins the exchange to which this worker is called, if any.
+        applied: the exchange whose state this worker's model has.
+    """
+
+    def __init__(self, control: ControlClient, join: Callable[[], None], applied: Callable[[], int]) -> None:
+        self._control, self._join, self._applied = control, join, applied
+
+    def ask(self, question: Question) -> Mark | None:
+        while True:
+            kind, mark = self._control.ask(question)
+            if kind == "work":
+                return mark
+            if kind == "over" or not question.dry:
+                return None
+            self._join()
+            self._control.wait_news(LOOK_EVERY_S)
+
+    def leave_early(self, loader: int, epoch: int, marks: list[Mark]) -> None:
+        self._control.tell("left", loader, epoch, [list(mark) for mark in marks])
+
+    def ends(self, loader: int, epoch: int, total: int) -> None:
+        self._control.tell("ends", loader, epoch, total)
+
+    def done(self, marks: list[Mark]) -> None:
+        if marks:
+            self._control.tell("done", [list(mark) for mark in marks])
+
+    def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
+        self._control.tell("expect", loader, epoch, rest.state())
+
+    def state(self) -> dict[str, Any] | None:
+        """The ledger's state for a checkpoint.
+
+        Raises:
+            CheckpointError: ledger and model are of different exchanges.
+        """
+        exchange, ledger = self._control.ledger()
+        if exchange != self._applied():
+            raise CheckpointError(
+                f"the ledger is that of exchange {exchange}, and the model that of exchange {self._applied()}"
+            )
+        return ledger

@@ -14,10 +14,9 @@ from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.core.flat import Fragment
 from paceline.core.world import World
 from paceline.errors import CheckpointError
-from paceline.flow.commit import CommittingExchanger
+from paceline.flow.commit import CommittingExchanger, ControlLedgerClient, UncommittedPlaces
 from paceline.flow.joining import Donor, Joining
 from paceline.flow.leaving import Leaving
-from paceline.flow.ledger_client import ControlLedgerClient, UncommittedPlaces
 from paceline.flow.membership import CommitReport, ElasticMembership
 from paceline.flow.wanted import WantedWorkers
 from paceline.rules.rule import Rule
@@ -26,7 +25,7 @@ from paceline.update.engine.agreement import exchanged_parts, untrained
 from paceline.update.engine.blocks import saved
 from paceline.update.engine.blocks.model import FragmentedModel
 from paceline.update.engine.context import RunContext
-from paceline.update.exchange.header import ExchangeSummary
+from paceline.update.exchange.exchanger import ExchangeSummary
 
 
 class ElasticEngine:
@@ -68,14 +67,13 @@ class ElasticEngine:
         run.tuner.follow = self.follow
         self.joining = Joining(membership, owned, exchanged_parts(model, owned), untrained(model, owned), frozen_keys)
         self.leaving = Leaving(membership, lambda: self.joining.settled)
-        run.loaders.may_leave = self.leave_if_asked
+        run.loaders.among_members(self.joining.ready, self.leave_if_asked)
         membership.enter()
         exit_handling.claim(membership.transport, owned)
         self.joining.start()
         self.blocks = FragmentedModel(self.rule, self._exchanger, run, membership.transport.world.size)
         self.blocks.capture_moments()
-        self.joining.blocks, run.loaders.ready = self.blocks, self.joining.ready
-        self.joining.wanted = lambda: self.wanted.number
+        self.joining.blocks, self.joining.wanted = self.blocks, lambda: self.wanted.number
         membership.on_connect.append(self._renumber)
         self._take_note()
 
@@ -94,7 +92,7 @@ class ElasticEngine:
         run, world, generation = self._run, self.membership.transport.world, self.membership.generation
         run.tuner.among(world)
         self.wanted.renumber(world.size, generation.wanted)
-        run.tuner.tunables.rates.common = factor = self.wanted.rate_factor
+        factor = self.wanted.rate_factor
         # the loaders lease data even while the first worker is alone
         run.loaders.world = World(
             world.rank, max(2, world.size), world.local_rank, world.local_size, world.host, world.hosts

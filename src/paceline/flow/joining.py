@@ -44,12 +44,11 @@ from paceline.update.engine.agreement import take_untrained
 from paceline.update.monitor import Monitor
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from paceline.core.flat import Fragment
     from paceline.core.optimizer_state import Owned
     from paceline.update.engine.blocks.model import FragmentedModel
 
+logger = logging.getLogger("paceline")
 TEXT_LIMIT = 1 << 28
 """Bytes of the text, at most."""
 
@@ -197,9 +196,6 @@ class Donor:
         self._monitor.note("gave", workers=sorted(generation.newcomers), bytes=packed.nbytes)
 
 
-logger = logging.getLogger("paceline")
-
-
 class Joining:
     """Gets the run's state for a worker.
 
@@ -303,7 +299,8 @@ class Joining:
             except GivenUpError:
                 raise
             except PeerLostError as error:
-                self._restart(error)
+                self._membership.renew(self._membership.failed(error))
+                self._start_again()  # the members have changed
                 continue
             if self.must_resume and not result:
                 logger.warning("%s", self._membership.transport.world.sign(ANEW))
@@ -311,11 +308,6 @@ class Joining:
             self._report_state()
         self._membership.follow_control()  # workers that the checkpoint wants may have joined
         return result or self.given is not None
-
-    def _restart(self, error: PeerLostError) -> None:
-        """The members have changed: get their state once more."""
-        self._membership.renew(self._membership.failed(error))
-        self._start_again()
 
     def _report_state(self) -> None:
         """Report that this worker holds the state; it is not settled if the members had changed before."""

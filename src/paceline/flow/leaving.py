@@ -70,7 +70,6 @@ def save_while_paused(membership: ElasticMembership, monitor: Monitor, save: Cal
     return finish
 
 
-logger = logging.getLogger("paceline")
 LOST = (
     "this worker leaves, no other worker holds the model, and attach() got no checkpoint=: what the run has learnt is "
     "lost, and it begins anew when workers join"

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.rules.rule import Rule
 from paceline.update.engine.blocks.model import FragmentedModel
-from paceline.update.exchange.header import ExchangeSummary
+from paceline.update.exchange.exchanger import ExchangeSummary
 
 
 class WantedWorkers:

@@ -3,11 +3,10 @@
 
 ::
 
-    event_log         what happened, one JSON object a line, one file a worker
+    event_log         what happened, one JSON object a line, one file a worker; whether that worker still runs
     event_file        appends whole lines, also when the disk is full
     http_server       pages over HTTP, whatever the clients do
     standard_streams  a worker's output goes on when its disk is full
-    processes         which process wrote a log, and whether it still runs
     sinks/            where metrics go while a run trains
     reports/          reads logs, and follows them live
 """

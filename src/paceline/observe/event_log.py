@@ -9,16 +9,22 @@ goes on (:mod:`.event_file`). Readers are in :mod:`paceline.observe.reports`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import UnsupportedError
 from paceline.observe.event_file import EventFile
 
+ATTACHED = ".attached"
+"""A file in the log directory: a worker has attached. Without attaching, each of N copies of a program does all of the
+job, and the launcher says so."""
 FLUSH_EVERY_S = 1.0
 FLUSH_BYTES = 1 << 16
 
@@ -85,6 +91,17 @@ class EventLog:
             self._file.close()
 
 
+def mark_attached(directory: str | Path) -> None:
+    """Tell the launcher that this process attaches."""
+    with contextlib.suppress(OSError):  # a full or removed directory must not end a run
+        Path(directory, ATTACHED).touch()
+
+
+def nothing_attached(directory: Path) -> bool:
+    """Whether the directory exists without that file and without an event log; one that was removed is made again."""
+    return directory.is_dir() and not (directory / ATTACHED).exists() and not any(directory.glob("rank-*.jsonl"))
+
+
 def _new_file(directory: Path, rank: int) -> tuple[int, Path]:
     """Create a file that no other run writes to."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -95,3 +112,37 @@ def _new_file(directory: Path, rank: int) -> tuple[int, Path]:
             return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), path
         except FileExistsError:
             number += 1
+
+
+# Which process wrote a log, and whether it still runs: its id and its start time, in one namespace of process ids.
+
+
+def this_process() -> dict[str, Any]:
+    """This process, for a log."""
+    return {"pid": os.getpid(), "began": _start_ticks(os.getpid()), "space": _pid_namespace()}
+
+
+def is_gone(host: str, about: Mapping[str, Any]) -> bool:
+    """Whether the process that a log on `host` names has certainly ended; False where this host cannot tell."""
+    pid, began, space = (about.get(name) for name in ("pid", "began", "space"))
+    if not (isinstance(pid, int) and isinstance(began, int) and began and space):
+        return False
+    return host == socket.gethostname() and space == _pid_namespace() and _start_ticks(pid) != began
+
+
+def _start_ticks(pid: int) -> int:
+    """Start of a process in clock ticks since boot; 0 where none runs."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return 0 if fields[0] in "ZX" else int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _pid_namespace() -> str:
+    """A container's or a booted host's; "" where the system does not say."""
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{os.readlink('/proc/self/ns/pid')} {boot_id}"
+    except OSError:
+        return ""

@@ -36,12 +36,7 @@ class Answer(NamedTuple):
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """Answers GET requests.
-
-    Args:
-        address: host and port.
-        answer: the answer to a path and the headers of a request; called in a thread of each request.
-    """
+    """Answers GET requests; `answer`, of a path and the headers, is called in a thread of each request."""
 
     daemon_threads = True
     block_on_close = False

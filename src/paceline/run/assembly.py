@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a run from its parts, resumes it, and closes it.
-
-The order matters: each part needs those built before it. `RunParts` lists them.
-"""
+"""Builds a run in order, each part from those before it, resumes it, and closes it."""
 
 from __future__ import annotations
 
@@ -13,12 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch.nn.parallel import DistributedDataParallel
+
 from paceline import checkpoint, flow
 from paceline.checkpoint import AutoCheckpointer, CheckpointFinder, FoundCheckpoint, new_run, reshard
 from paceline.checkpoint.auto_checkpointer import CheckpointSource
 from paceline.checkpoint.reshard import OldCheckpoint
-from paceline.communication import SoloTransport, Transport
-from paceline.core.flat import Modules, averaged_buffers, other_buffers
+from paceline.communication import SoloTransport, Transport, connect
+from paceline.core.flat import Modules, buffer_elements
 from paceline.core.optimizer_state import Owned
 from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.errors import CheckpointError, UnsupportedError
@@ -26,22 +25,21 @@ from paceline.extensions import OBSERVERS, Observer, extension
 from paceline.observe.event_log import EventLog
 from paceline.observe.sinks.dispatcher import Dispatcher
 from paceline.rules.rule import Rule
-from paceline.run import other_workers, validation
+from paceline.run import validation
 from paceline.run.hooks import StepHooks
 from paceline.run.mistakes import Mistakes
-from paceline.run.other_workers import connect_all, take_over_state
 from paceline.run.state import RunState
-from paceline.tuning.period_controller import period_controller_for
+from paceline.tuning.period_controller import PeriodController, period_controller_for
 from paceline.tuning.request_files import RequestFiles
 from paceline.tuning.rule_chooser import rule_chooser_for
 from paceline.tuning.tunables import Tunables
 from paceline.tuning.tuner import MeasuredChoices, Tuner
 from paceline.update import server
 from paceline.update.engine.collective.engine import Engine
-from paceline.update.engine.context import RunContext, TrainingProgress
+from paceline.update.engine.context import RunContext
 from paceline.update.engine.protocol import EngineProtocol
 from paceline.update.engine.settings import Settings
-from paceline.update.monitor import Monitor
+from paceline.update.monitor import Monitor, TrainingProgress
 
 ENGINES: dict[str, Callable[[RunContext], EngineProtocol]] = {
     "collective": Engine,
@@ -52,25 +50,13 @@ ENGINES: dict[str, Callable[[RunContext], EngineProtocol]] = {
 
 @dataclass(frozen=True)
 class RunParts:
-    """The parts of a run.
-
-    Attributes:
-        context: what the parts share: model, optimizers, connection, counters, data, tuner.
-        membership: of an elastic run, else None.
-        state: what a checkpoint holds.
-        engine: exchanges by the rule; None with one worker, unless the rule has blocks for it (`alone`).
-        elastic: the engine of an elastic run, else None.
-        mistakes: warns of common mistakes of the program.
-        sinks: receive the run's logged values.
-        checkpointer: keeps the run's steps, or None.
-        hooks: the hooks of `optimizer.step()`.
-    """
+    """The parts of a run. `membership` is that of an elastic run, else None; the engine, which exchanges by the rule,
+    is None with one worker, unless the rule has blocks for it (`alone`)."""
 
     context: RunContext
     membership: flow.ElasticMembership | None
     state: RunState
     engine: EngineProtocol | None
-    elastic: flow.ElasticEngine | None
     mistakes: Mistakes
     sinks: Dispatcher
     checkpointer: AutoCheckpointer | None
@@ -82,6 +68,11 @@ class RunParts:
         return self.engine.exchanged if self.engine is not None else 0
 
     @property
+    def elastic(self) -> flow.ElasticEngine | None:
+        """The engine of an elastic run, else None."""
+        return self.engine if isinstance(self.engine, flow.ElasticEngine) else None
+
+    @property
     def left(self) -> bool:
         """Whether this worker has left an elastic run before its end."""
         return self.elastic is not None and self.elastic.leaving.gone
@@ -90,50 +81,68 @@ class RunParts:
 def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> RunParts:
     """Check the user's arguments, and build a run; nothing is hooked yet."""
     given, model = model, validation.without_ddp(model, rule, settings.group)
-    owned = validation.check_arguments(model, optimizer, rule, settings)
-    transport, membership = connect_all(rule, model, owned, settings)
+    owned, sharded = validation.check_arguments(model, optimizer, rule, settings)
+    transport, membership = _connect(rule, model, owned, settings)
+    world = transport.world
     with contextlib.ExitStack() as on_error:
         on_error.callback((membership or transport).close)
-        exchanges = rule.exchanges_among(transport.world.size) or membership is not None
-        validation.check_together(rule, settings, given, transport.world)
+        exchanges = rule.exchanges_among(world.size) or membership is not None
+        together = world.size > 1 and (bool(sharded) or isinstance(given, DistributedDataParallel))
+        if together:
+            validation.check_together(rule, settings, sharded, world)
         if exchanges:
-            validation.check_swapping(rule, owned, transport.world)
-
+            validation.check_swapping(rule, owned, world)
         sinks = Dispatcher(
             lambda: transport.world, lambda block: monitor.totals(block), lambda: tuner.tunables.numbers()
         )
-        worker = membership.control.worker if membership is not None else transport.world.rank
+        worker = membership.control.worker if membership is not None else world.rank
         monitor = Monitor(EventLog(settings.log, worker), transport, sinks.progress)
-        loaders = LoaderRegistry(transport.world, settings.seed, monitor.epoch, monitor.waited, monitor.shared)
-        mistakes = Mistakes(transport.world, loaders, settings.data)
-        tuner = _tuner(rule, given, owned, settings, transport, monitor)
+        loaders = LoaderRegistry(world, settings.seed, monitor.epoch, monitor.waited, monitor.shared)
+        mistakes = Mistakes(world, loaders, settings.data)
+        tuner = _tuner(rule, given, owned, settings, transport, monitor, exchanges, together)
         on_error.callback(tuner.close)
-        progress = TrainingProgress(tuner.rule.schedule)
-        if exchanges and transport.world.size > 1:
-            validation.check_forward(tuner.rule, progress.lockstep, owned, model)
+        chosen = tuner.rule  # by a probe, where the rule has one
+        progress = TrainingProgress(chosen.schedule, owned)
+        if exchanges and world.size > 1:
+            validation.check_forward(chosen, progress.lockstep, owned, model)
         observers: list[Observer] = []
         for name in settings.observers:
-            observer = extension(OBSERVERS, name)(rule, settings, transport.world, loaders, membership is not None)
+            observer = extension(OBSERVERS, name)(rule, settings, world, loaders, membership is not None)
             on_error.callback(observer.close)
             observers.append(observer)
         context = RunContext(settings, model, owned, transport, progress, monitor, loaders, tuner, observers)
 
-        state, elastic = RunState(context, membership), None
+        engine: EngineProtocol | None = None
         if membership is not None:
-            elastic = flow.ElasticEngine(context, membership, state.given, state.frozen_keys)
-        engine: EngineProtocol | None = elastic
-        if engine is None and exchanges:
-            engine = ENGINES[tuner.rule.schedule.engine](context)
-        state.engine = engine
+            # the engine sends the state of which it is a part
+            engine = flow.ElasticEngine(
+                context, membership, lambda keys: state.given(keys), lambda: state.frozen_keys()
+            )
+        elif exchanges:
+            engine = ENGINES[chosen.schedule.engine](context)
+        state = RunState(context, membership, engine)
         tuner.begin(lambda: (engine.exchanged if engine is not None else 0, progress.steps))
-        checkpointer = _checkpointer(context, membership, elastic, state) if settings.checkpoint is not None else None
+        checkpointer = _checkpointer(context, membership, state) if settings.checkpoint is not None else None
         due = partial(_due_step, checkpointer, observers) if checkpointer is not None else None
         loaders.begin(engine.leases if engine is not None else None, due)
         if isinstance(engine, Engine):
-            _meet_after_passes(context, engine, state, partial(_joined, context, engine, checkpointer))
+            _meet_after_passes(context, engine, state, checkpointer)
         hooks = StepHooks(context, engine, mistakes, checkpointer)
         on_error.pop_all()
-    return RunParts(context, membership, state, engine, elastic, mistakes, sinks, checkpointer, hooks)
+    return RunParts(context, membership, state, engine, mistakes, sinks, checkpointer, hooks)
+
+
+def _connect(
+    rule: Rule, model: Modules, owned: Owned, settings: Settings
+) -> tuple[Transport, flow.ElasticMembership | None]:
+    """Connect to the other workers; with a membership if the run is elastic."""
+    if settings.control is None:
+        return connect(settings.timeout_s, settings.group, settings.transport, settings.tls), None
+    flow.check_rule(rule)
+    grow = rule.schedule.grow
+    first = grow.first if grow is not None else 0
+    membership = flow.join(flow.fingerprint(rule, model, owned, settings), settings, first)
+    return membership.transport, membership
 
 
 def _due_step(checkpointer: AutoCheckpointer, observers: Sequence[Observer]) -> Callable[[], None] | None:
@@ -150,24 +159,17 @@ def _due_step(checkpointer: AutoCheckpointer, observers: Sequence[Observer]) -> 
     return taken
 
 
-def _joined(context: RunContext, engine: EngineProtocol, checkpointer: AutoCheckpointer | None) -> None:
-    """This worker has joined an exchange while it stood."""
-    context.loaders.entered(engine.steps_committed)
-    if checkpointer is not None:
-        checkpointer.passed()
-
-
-def _meet_after_passes(context: RunContext, engine: Engine, state: RunState, joined: Callable[[], None]) -> None:
-    """Let the workers meet at the end of each pass.
-
-    Args:
-        joined: called when this worker has joined exchanges.
-    """
+def _meet_after_passes(
+    context: RunContext, engine: Engine, state: RunState, checkpointer: AutoCheckpointer | None
+) -> None:
+    """Let the workers meet at the end of each pass."""
     loaders, transport = context.loaders, context.transport
 
     def pass_over() -> None:
         engine.end_pass()
-        joined()
+        loaders.entered(engine.steps_committed)  # this worker has joined an exchange while it stood
+        if checkpointer is not None:
+            checkpointer.passed()
 
     loaders.meet(lambda: context.trains, pass_over)
     transport.before_calls(loaders.settle)
@@ -181,12 +183,12 @@ def start(parts: RunParts, run: Any) -> None:
     for observer in context.observers:
         observer.begin(context, parts.engine, parts.checkpointer, run.close)
     if parts.elastic is not None:
-        take_over_state(context, parts.elastic, parts.state, parts.checkpointer)
+        parts.state.take_over(parts.elastic, parts.checkpointer)
     if parts.checkpointer is not None:
         parts.state.watch_frozen()
     parts.hooks.begin()
     elements = sum(p.numel() for _, named in context.owned for _, p in named)
-    context.monitor.attached(context.rule.text(), elements, _buffer_elements(context.model))
+    context.monitor.attached(parts.state.rule_text, elements, buffer_elements(context.model))
     context.tuner.tell_rate()
 
 
@@ -225,7 +227,7 @@ def _load(parts: RunParts, found: FoundCheckpoint) -> None:
         parts.state.load(path, found.state)
     else:
         old = OldCheckpoint(manifest, found.read_frozen)
-        other_workers.load_resharded(path, old, parts.state, context)
+        parts.state.load_resharded(path, old)
     context.monitor.note("resume", path=path)
 
 
@@ -269,38 +271,46 @@ def take_apart(parts: RunParts) -> None:
 
 
 def _tuner(
-    rule: Rule, model: Modules, owned: Owned, settings: Settings, transport: Transport, monitor: Monitor
+    rule: Rule,
+    model: Modules,
+    owned: Owned,
+    settings: Settings,
+    transport: Transport,
+    monitor: Monitor,
+    exchanges: bool,
+    together: bool,
 ) -> Tuner:
     """The tuner, which changes settings during the run; its optimizer hooks must run first.
 
     Args:
         model: as the program gave it.
+        exchanges: whether the run exchanges.
+        together: whether several processes make this worker's steps together.
     """
-    world, optimizers, elastic = transport.world, [optimizer for optimizer, _ in owned], settings.control is not None
-    buffers, chooser, unprobed = _buffer_elements(validation.without_ddp(model, rule, settings.group)), None, ""
-    exchanges = elastic or rule.exchanges_among(world.size)
-    if exchanges and not elastic and world.size > 1:
+    world, first, chooser, unprobed = transport.world, rule, None, ""
+
+    def buffers() -> int:
+        return buffer_elements(validation.without_ddp(model, rule, settings.group))
+
+    def period_controller(rule: Rule) -> PeriodController | None:
+        if not rule.schedule.follows_times:
+            return None
+        return period_controller_for(rule, transport, owned, buffers(), monitor.of_blocks)
+
+    if rule.schedule.probe is not None and exchanges and settings.control is None and world.size > 1:
         unprobed = validation.why_unprobed(rule, model, owned, settings)
-        chooser = rule_chooser_for(rule, transport, owned, buffers, monitor.spent, not unprobed)
-    first = chooser.rule if chooser is not None else rule
-    fixed = world.size > 1 and validation.trains_together(model)
+        chooser = rule_chooser_for(rule, transport, owned, buffers(), monitor.spent, not unprobed)
+        first = chooser.rule if chooser is not None else rule
     workers = len(set(world.hosts)) if first.settings.within else world.size
-    tunables = Tunables(optimizers, first, workers, fixed)
-    measured = MeasuredChoices(
-        tunables,
-        chooser,
-        unprobed if chooser is not None else "",
-        lambda rule: period_controller_for(rule, transport, owned, buffers, monitor.of_blocks),
-    )
+    tunables = Tunables([optimizer for optimizer, _ in owned], first, workers, together)
+    measured = MeasuredChoices(tunables, chooser, unprobed, period_controller)
     if exchanges:
         measured.begin()
-    alone = world.size > 1 and not first.schedule.workers_meet
-    return Tuner(tunables, world, RequestFiles(settings.log, each=alone), monitor.note, each=alone, measured=measured)
+    each = world.size > 1 and not first.schedule.workers_meet
+    return Tuner(tunables, world, RequestFiles(settings.log, each), monitor.note, each, measured)
 
 
-def _checkpointer(
-    context: RunContext, membership: flow.ElasticMembership | None, elastic: flow.ElasticEngine | None, state: RunState
-) -> AutoCheckpointer:
+def _checkpointer(context: RunContext, membership: flow.ElasticMembership | None, state: RunState) -> AutoCheckpointer:
     """The auto-checkpointer, which writes into the store that the settings name."""
     settings, world = context.settings, context.transport.world
     assert settings.checkpoint is not None
@@ -318,11 +328,8 @@ def _checkpointer(
     checkpointer = AutoCheckpointer(
         store, settings.every_blocks, settings.keep, among, source, context.monitor.note, run
     )
-    if elastic is not None:
-        elastic.leaving.finish = flow.save_while_paused(elastic.membership, context.monitor, checkpointer.now)
-        elastic.leaving.save = partial(checkpointer.now, wait=True)
+    if isinstance(state.engine, flow.ElasticEngine):
+        leaving = state.engine.leaving
+        leaving.finish = flow.save_while_paused(state.engine.membership, context.monitor, checkpointer.now)
+        leaving.save = partial(checkpointer.now, wait=True)
     return checkpointer
-
-
-def _buffer_elements(model: Modules) -> int:
-    return sum(buffer.numel() for _, buffer in averaged_buffers(model) + other_buffers(model))

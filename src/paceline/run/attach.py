@@ -7,8 +7,11 @@ worker's rank and the number of workers.
 
 from __future__ import annotations
 
+import importlib
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +19,41 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from paceline.communication.sockets.tls import TLS
 from paceline.core.flat import Modules
+from paceline.core.lazy import needed
+from paceline.core.parse import like
 from paceline.errors import OverError, RuleError, UnsupportedError
 from paceline.extensions import OBSERVERS, extension
+from paceline.observe.event_log import mark_attached
+from paceline.observe.sinks.base import Values, as_sink
 from paceline.observe.standard_streams import tolerate_full_disk
 from paceline.rules.recipes import make_rule
 from paceline.rules.rule import Rule
-from paceline.run import attach_marker
 from paceline.run.run import Run
-from paceline.run.tracking import track
 from paceline.update.engine import exit_handling
 from paceline.update.engine.settings import Settings
 from paceline.update.exchange.outliers import Guard, make_guard
 
-UNCHANGED = (
-    "seed",
-    "outer_state",
-    "scaler",
-    "group",
-    "transport",
-    "checkpoint",
-    "every_blocks",
-    "keep",
-    "data",
-    "receipts",
+OPTIONS = (
+    *("log", "timeout_s", "seed", "outer_state", "scaler", "group", "tls", "transport", "checkpoint"),
+    *("every_blocks", "keep", "data", "receipts"),
 )
-"""Fields of `Settings` that take the arguments of `attach` unchanged."""
+"""Arguments of `attach` that become fields of `Settings`; all others belong to the rule."""
+OF_LAUNCHER = {
+    "log": "PACELINE_LOG",
+    "timeout_s": "PACELINE_TIMEOUT_S",
+    "tls": "PACELINE_TLS",
+    "checkpoint": "PACELINE_CHECKPOINT",
+    "control": "PACELINE_CONTROL",
+    "relay": "PACELINE_RELAY",
+    "exchanged": "PACELINE_EXCHANGED",
+    "start": "PACELINE_RESUME",
+}
+"""Fields of `Settings` that `paceline run` gives by variables, where the program does not."""
 ASKED = {"receipts": "PACELINE_RECEIPTS", "search": "PACELINE_ROUND"}
 """Observers, and the variables that ask for them."""
+TENSORBOARD, WANDB, METRICS = "PACELINE_TENSORBOARD", "PACELINE_WANDB", "PACELINE_METRICS"
+"""Variables of `--tensorboard`, `--wandb` and `--metrics`: a directory; a project; HOST:PORT of the first worker of
+each host."""
 DEFAULT = "auto"
 """The rule of a program that names none, without `--rule`."""
 
@@ -53,20 +64,10 @@ def attach(
     rule: Rule | str | None = None,
     *,
     log: str | Path | None = None,
-    timeout_s: float | None = None,
-    seed: int = 0,
-    outer_state: str = "device",
-    scaler: Any = None,
-    group: Any = None,
-    tls: TLS | str | Path | None = None,
-    transport: str = "auto",
-    guard: Guard | str | None = "auto",
     checkpoint: str | Path | None = None,
-    every_blocks: int = 100,
-    keep: int = 3,
+    timeout_s: float | None = None,
     data: str = "shared",
-    receipts: str | Path | None = None,
-    **rule_settings: Any,
+    **settings: Any,
 ) -> Run:
     """Attach paceline to a model and its optimizer; everything then happens inside `optimizer.step()`.
 
@@ -91,31 +92,31 @@ def attach(
         rule: a name ("bmuf"), text ("bmuf(period=16)") or a `Rule`; None takes the rule of `paceline run`, else "auto"
             (with `period=` "bmuf", or "bmuf_adam" for Adam and AdamW).
         log: directory for the event log; None takes the one of `paceline run`, if any.
-        timeout_s: deadline of every wait for another worker, seconds; None takes that of `paceline run`, else 600.
-        seed: of the order of samples in `run.share`; the same on every worker.
-        outer_state: where to keep the rule's state: "device", or "host" to save device memory.
-        scaler: the program's GradScaler, if gradients are exchanged.
-        group: the torch.distributed group whose members are the workers; None for all processes.
-        tls: certificates for the connections of asynchronous rules and of `transport="channel"`: a `paceline.TLS`, or
-            the folder of `cert.pem`, `key.pem` and `ca.pem`; None takes the folder of `paceline run`, if any, else
-            connections are not encrypted.
-        transport: how processes exchange: "auto" is what `paceline run --transport` names, else torch.distributed;
-            "channel" is rings over paceline's own sockets, with `tls` for untrusted networks; "mpi" is MPI, for
-            processes that `mpiexec` started. Over the last two tensors travel through host memory, unless MPI says
-            that it takes CUDA memory.
-        guard: leave contributions far larger than usual out of the mean, like those with inf or nan: "auto" judges
-            blocks, "outliers" gradients as well, a `paceline.Guard` sets the limits, and None accepts all.
         checkpoint: directory, or URL of an object store, in which the newest steps of the run are kept, so that
             `run.resume()` continues from there with the same bits; see `Run.checkpoint`. None takes the place of
             `paceline run`, if any, and else keeps none.
-        every_blocks: exchanges from one step to the next: blocks (of a fragment, if the model has several), or
-            minibatches under rules without blocks.
-        keep: how many steps are kept; the store needs room for one more.
+        timeout_s: deadline of every wait for another worker, seconds; None takes that of `paceline run`, else 600.
         data: "shared" warns of a DataLoader that the program trains on without `run.share`; "own" means that each
             worker has its own data (samples drawn at random, files by rank).
-        receipts: directory in which each worker writes what it brought to and took from every merge, for
-            `paceline verify`; None takes that of `paceline run --receipts`, if any.
-        rule_settings: settings of a rule given by name, such as `period=16`.
+        settings: of the rule where it is given by name, such as `period=16`, and these options of the run:
+
+            - `seed=0`: of the order of samples in `run.share`; the same on every worker.
+            - `every_blocks=100`: exchanges from one checkpoint step to the next: blocks (of a fragment, if the model
+              has several), or minibatches under rules without blocks. `keep=3`: how many steps are kept; the store
+              needs room for one more.
+            - `guard="auto"`: leave contributions far larger than usual out of the mean, like those with inf or nan:
+              "auto" judges blocks, "outliers" gradients as well, a `paceline.Guard` sets the limits, None accepts all.
+            - `scaler=None`: the program's GradScaler, if gradients are exchanged.
+            - `group=None`: the torch.distributed group whose members are the workers; None for all processes.
+            - `outer_state="device"`: where to keep the rule's state; "host" saves device memory.
+            - `transport="auto"`: what `paceline run --transport` names, else torch.distributed; "channel" is rings over
+              paceline's own sockets, with `tls` for untrusted networks; "mpi" is MPI, for processes that `mpiexec`
+              started. Over these two tensors travel through host memory, unless MPI says that it takes CUDA memory.
+            - `tls=None`: certificates for the connections of asynchronous rules and of `transport="channel"`: a
+              `paceline.TLS`, or the folder of `cert.pem`, `key.pem` and `ca.pem`; None takes the folder of
+              `paceline run`, if any, else connections are not encrypted.
+            - `receipts=None`: directory in which each worker writes what it brought to and took from every merge, for
+              `paceline verify`; None takes that of `paceline run --receipts`, if any.
 
     Returns:
         The run; use it as a context manager, or call `close()` at the end.
@@ -126,29 +127,13 @@ def attach(
         CheckpointError: `checkpoint` cannot be read.
         MismatchError: the workers disagree on the rule or the model; raised on every worker.
     """
-    chosen = prepare(
-        rule,
-        with_period=_with_period(optimizer),
-        log=log,
-        timeout_s=timeout_s,
-        seed=seed,
-        outer_state=outer_state,
-        scaler=scaler,
-        group=group,
-        tls=tls,
-        transport=transport,
-        guard=guard,
-        checkpoint=checkpoint,
-        every_blocks=every_blocks,
-        keep=keep,
-        data=data,
-        receipts=receipts,
-        **rule_settings,
-    )
+    given = {"log": log, "checkpoint": checkpoint, "timeout_s": timeout_s, "data": data, **settings}
+    chosen = prepare(rule, with_period=_with_period(optimizer), **given)
     try:
         run = Run(model, optimizer, *chosen)
     except OverError as error:
         exit_handling.exit_after_end(error)
+    # a tracker that cannot be opened ends the program before it trains
     try:
         track(run)
     except BaseException:
@@ -158,24 +143,17 @@ def attach(
 
 
 def prepare(
-    rule: Rule | str | None = None,
-    *,
-    with_period: str = "bmuf",
-    log: str | Path | None = None,
-    timeout_s: float | None = None,
-    tls: TLS | str | Path | None = None,
-    guard: Guard | str | None = "auto",
-    **given: Any,
+    rule: Rule | str | None = None, *, with_period: str = "bmuf", guard: Guard | str | None = "auto", **given: Any
 ) -> tuple[Rule, Settings]:
-    """The rule and the settings from the arguments of `attach` after model and optimizer; `given` holds further fields
-    of `Settings` and settings of the rule, `with_period` is the rule of a program that gives a period and no rule."""
-    unchanged = {name: given.pop(name) for name in UNCHANGED if name in given}
-    if unchanged.get("checkpoint") is None:
-        unchanged["checkpoint"] = os.environ.get("PACELINE_CHECKPOINT") or None
-    if os.environ.get("PACELINE_LOG"):
-        tolerate_full_disk()
+    """The rule and the settings from the arguments of `attach` after model and optimizer, and from the environment;
+    `with_period` is the rule of a program that gives a period and no rule."""
+    options = {name: given.pop(name) for name in OPTIONS if name in given}
     default = with_period if "period" in given else DEFAULT
-    chosen = make_rule(rule if rule is not None else os.environ.get("PACELINE_RULE", default), given)
+    try:
+        chosen = make_rule(rule if rule is not None else os.environ.get("PACELINE_RULE", default), given)
+    except RuleError as error:
+        meant = "".join(like(name, [*OPTIONS, "guard"]) for name in given if f"setting {name!r}" in str(error))
+        raise RuleError(f"{error}{meant}") from error.__cause__
     if rule is not None:
         _check_asked_rule(chosen)
     if guard not in (None, "auto") and not chosen.schedule.compares_contributions:
@@ -183,19 +161,20 @@ def prepare(
             f"{chosen.text()} applies each worker's push when it arrives, without others to compare it with; leave "
             "guard away (values that are not finite are refused anyway)"
         )
-    settings = Settings(
-        log=log if log is not None else os.environ.get("PACELINE_LOG"),
-        timeout_s=timeout_s if timeout_s is not None else float(os.environ.get("PACELINE_TIMEOUT_S", "600")),
-        tls=_tls(tls if tls is not None else os.environ.get("PACELINE_TLS") or None),
-        control=os.environ.get("PACELINE_CONTROL") or None,
-        relay=os.environ.get("PACELINE_RELAY") or None,
-        exchanged=os.environ.get("PACELINE_EXCHANGED") or None,
-        guard=make_guard(guard),
-        start=os.environ.get("PACELINE_RESUME") or None,
-        **unchanged,
-    )
-    attach_marker.mark_attached()
-    return chosen, _observed(settings)
+    options = {name: value for name, value in options.items() if value is not None or name not in OF_LAUNCHER}
+    for name, variable in OF_LAUNCHER.items():
+        if name not in options and os.environ.get(variable):
+            options[name] = float(os.environ[variable]) if name == "timeout_s" else os.environ[variable]
+    if isinstance(options.get("tls"), (str, Path)):
+        options["tls"] = TLS.folder(options["tls"])
+    settings = Settings(guard=make_guard(guard), **options)
+    if os.environ.get("PACELINE_LOG"):
+        tolerate_full_disk()
+        mark_attached(os.environ["PACELINE_LOG"])
+    for name, variable in ASKED.items():
+        if os.environ.get(variable) or (name == "receipts" and settings.receipts is not None):
+            settings = extension(OBSERVERS, name).check(replace(settings, observers=(*settings.observers, name)))
+    return chosen, settings
 
 
 def _with_period(optimizer: Any) -> str:
@@ -215,13 +194,57 @@ def _check_asked_rule(chosen: Rule) -> None:
     )
 
 
-def _observed(settings: Settings) -> Settings:
-    """The settings with what the observers need that `receipts=` or the environment asks for."""
-    for name, variable in ASKED.items():
-        if os.environ.get(variable) or (name == "receipts" and settings.receipts is not None):
-            settings = extension(OBSERVERS, name).check(replace(settings, observers=(*settings.observers, name)))
-    return settings
+class OpenedSink:
+    """A tracker that is opened by the worker that writes, at its first values, and closed with the run.
+
+    In an elastic run that is rank 0 at the time, which may leave.
+
+    Args:
+        begin: opens the tracker.
+        end: the name of its method that closes it.
+    """
+
+    def __init__(self, begin: Callable[[], Any], end: str) -> None:
+        self._begin, self._end = begin, end
+        self._tracker: Any = None
+
+    def open(self) -> None:
+        """Open it now, so that an error of it comes before the training."""
+        if self._tracker is None:
+            self._tracker = self._begin()
+            self._sink = as_sink(self._tracker)
+
+    def log(self, values: Values, step: int) -> None:
+        """Write values."""
+        self.open()
+        self._sink.log(values, step)
+
+    def close(self) -> None:
+        """Close what was opened."""
+        if self._tracker is not None:
+            self._sink.close()
+            getattr(self._tracker, self._end)()
 
 
-def _tls(tls: TLS | str | Path | None) -> TLS | None:
-    return TLS.folder(tls) if isinstance(tls, (str, Path)) else tls
+def track(run: Run, environment: Mapping[str, str] = os.environ) -> None:
+    """Add the trackers that the environment names, for programs that name none; an error where one cannot be used."""
+    for variable, begin, end in (TENSORBOARD, _tensorboard, "close"), (WANDB, _wandb, "finish"):
+        if environment.get(variable):
+            sink = OpenedSink(partial(begin, environment[variable]), end)
+            if run.is_main:
+                sink.open()
+            run.log_to(sink)
+    if address := environment.get(METRICS):
+        run.serve_metrics(address)
+
+
+def _tensorboard(directory: str) -> Any:
+    with needed("--tensorboard", "tensorboard"):
+        from torch.utils.tensorboard import SummaryWriter
+    return SummaryWriter(directory)
+
+
+def _wandb(project: str) -> Any:
+    with needed("--wandb", "wandb"):
+        wandb = importlib.import_module("wandb")
+    return wandb.init(project=project)

@@ -28,20 +28,14 @@ from paceline.core.flat import Fragment, flat_view, fragments
 from paceline.errors import UnsupportedError
 from paceline.run.mistakes import Mistakes
 from paceline.run.validation import MARK
-from paceline.update.engine.context import RunContext, skipped
+from paceline.update.engine.context import RunContext
 from paceline.update.engine.protocol import EngineProtocol
-from paceline.update.exchange.checksum import is_sampled
+from paceline.update.exchange.exchanger import is_sampled
+from paceline.update.monitor import skipped
 
 
 class StepHooks:
-    """The hooks of a run on its optimizers.
-
-    Args:
-        context: what the parts of the run share.
-        engine: exchanges by the rule; None with one worker.
-        mistakes: warns of common mistakes of the program.
-        checkpointer: keeps the run's steps, or None.
-    """
+    """The hooks of a run on its optimizers; `engine` is None with one worker."""
 
     def __init__(
         self,
@@ -120,7 +114,7 @@ class StepHooks:
         engine, progress = self._engine, self._progress
         if engine is not None:
             if not engine.gradients_due:  # else it has looked before the step
-                self._context.check_unchanged(optimizer)
+                progress.check_unchanged(optimizer)
             engine.after_step(optimizer)
         if optimizer is not self._last or skipped(optimizer):
             return
@@ -159,12 +153,7 @@ ROUNDING = 1e-6
 
 
 class ProgramChanges:
-    """One worker's watch over its parameters.
-
-    Args:
-        context: what the parts of the run share.
-        engine: exchanges by the rule.
-    """
+    """One worker's watch over its parameters."""
 
     def __init__(self, context: RunContext, engine: EngineProtocol) -> None:
         self._context, self._engine = context, engine

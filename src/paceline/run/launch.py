@@ -36,9 +36,7 @@ def launch(
     rule: str | None = None,
     log: str | Path | None = None,
     timeout_s: float = 600.0,
-    restarts: int = 0,
-    as_is: bool = False,
-    quiet: bool = False,
+    **options: Any,
 ) -> list[Result]:
     """Call `target` in `workers` processes of this host, as `paceline run` starts a program, and return the results.
 
@@ -50,15 +48,6 @@ def launch(
 
     ::
 
-        def train(rate):
-            model = torch.nn.Linear(20, 2)
-            optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-            with paceline.attach(model, optimizer) as run:
-                for inputs, targets in run.share(loader()):
-                    ...
-                    optimizer.step()
-            return model.state_dict()
-
         states = paceline.launch(train, workers=4, arguments=(0.1,))
 
     Args:
@@ -68,9 +57,9 @@ def launch(
         rule: as text, for functions that name none.
         log: directory for the logs; by default a new one in `./paceline-logs`.
         timeout_s: seconds after which a worker that does not answer is lost.
-        restarts: how often to start all workers again when one fails, to resume from a checkpoint.
-        as_is: the function attaches nothing, and shares no work: without this, that is an error.
-        quiet: print only what the workers print.
+        options: other options of `paceline run`: `restarts=2` starts all workers again when one fails, to resume from
+            a checkpoint; `as_is=True` is for functions that attach nothing and share no work, which is an error
+            without it; `quiet=True` prints only what the workers print.
 
     Returns:
         What `target` returned, by rank.
@@ -80,14 +69,18 @@ def launch(
         WorkerFailedError: a worker failed; the message ends with its traceback.
     """
     _check(target, workers)
-    options = ["--workers", str(workers), "--timeout", str(timeout_s), "--restarts", str(restarts)]
-    options += [*(("--rule", rule) if rule is not None else ()), *(("--log", str(log)) if log is not None else ())]
-    options += [name for name, given in (("--as-is", as_is), ("--quiet", quiet)) if given]
+    given = {"workers": workers, "timeout": timeout_s, "rule": rule, "log": log, **options}
+    asked = [
+        word
+        for name, value in given.items()
+        if value is not None and value is not False
+        for word in (f"--{name.replace('_', '-')}", *(() if value is True else (str(value),)))
+    ]
     with tempfile.TemporaryDirectory(prefix="paceline-launch-") as place:
         folder = Path(place)
         (folder / launched.CALL).write_bytes(_pickled(target, tuple(arguments)))
         program = ["-m", launched.__name__, str(folder), _name(target)]
-        code = _run([sys.executable, "-m", "paceline", "run", *options, *program])
+        code = _run([sys.executable, "-m", "paceline", "run", *asked, *program])
         if code:
             raise _failure(folder, workers, code)
         return [_result(folder, rank, workers) for rank in range(workers)]

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker of `paceline.launch`: calls the function that the launching program has left in a folder.
-
-The folder is the launching program's own, which nobody else may enter: what is loaded here, it has written, and what it
-loads, its workers have.
-"""
+"""A worker of `paceline.launch`: calls the function that the launching program has left in a folder, which nobody else
+may enter: what is loaded here, it has written, and what it loads, its workers have."""
 
 from __future__ import annotations
 
@@ -35,7 +32,10 @@ def main(folder: Path, rank: int) -> None:
     error_file(folder, rank).unlink(missing_ok=True)  # of an earlier start
     target, arguments = cloudpickle.loads((folder / CALL).read_bytes())
     try:
-        _keep(target(*arguments), folder, rank)
+        data = _pickled(target(*arguments))
+        file = result_file(folder, rank)
+        file.with_suffix(".new").write_bytes(data)
+        file.with_suffix(".new").replace(file)
     except Exception as error:
         headline = "".join(traceback.format_exception_only(error)).strip()
         frames = error.__traceback__.tb_next if error.__traceback__ is not None else None  # without this file's
@@ -45,17 +45,14 @@ def main(folder: Path, rank: int) -> None:
         raise
 
 
-def _keep(result: object, folder: Path, rank: int) -> None:
+def _pickled(result: object) -> bytes:
     try:
-        data = cloudpickle.dumps(result)
+        return bytes(cloudpickle.dumps(result))
     except Exception as error:
         raise UnsupportedError(
             f"the function's result, {type(result).__name__}, cannot be given back to the launching program "
             f"({type(error).__name__}: {error}): return numbers, tensors or a state_dict"
         ) from error
-    file = result_file(folder, rank)
-    file.with_suffix(".new").write_bytes(data)
-    file.with_suffix(".new").replace(file)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,7 @@ from paceline.communication.base import Pending
 
 
 class Messages:
-    """Point-to-point and collective messages over the run's connection.
-
-    Args:
-        transport: the connection.
-    """
+    """Point-to-point and collective messages over the run's connection."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport

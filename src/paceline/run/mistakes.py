@@ -7,16 +7,20 @@ Only rank 0 warns of mistakes that concern all workers.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
 import weakref
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from paceline.communication.diagnosis import in_library
+from paceline.core.foreign import replace_method
 from paceline.core.world import World
 from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.errors import UnsupportedError
@@ -31,13 +35,7 @@ _active: weakref.WeakSet[Mistakes] = weakref.WeakSet()
 
 
 class Mistakes:
-    """Warns of one worker's mistakes.
-
-    Args:
-        world: this worker.
-        loaders: the loaders that the run shares.
-        data: as in `Settings`: "own" if no loader has to be shared, "split" if zero lines share them.
-    """
+    """Warns of one worker's mistakes; `data` is that of `Settings`."""
 
     def __init__(self, world: World, loaders: LoaderRegistry, data: str) -> None:
         self._world, self._loaders, self._own = world, loaders, data == "own"
@@ -132,36 +130,34 @@ class Mistakes:
         horizon = horizon_of(scheduler)
         if made != 2 or horizon is None or share.measured:
             return
-        try:
+        with contextlib.suppress(TypeError):  # a loader of a stream has no length
             whole, own = len(share.loader), share.batches_of_worker()  # type: ignore[arg-type]
-        except TypeError:
-            return
-        if whole > own > 0 and horizon[1] % whole == 0:
-            epochs = horizon[1] // whole
-            self._warn(
-                "schedule",
-                f"{type(scheduler).__name__} has {horizon[0]}={horizon[1]}, which is {epochs} x {whole}, the "
-                f"minibatches of the whole loader; a worker makes {own} of them in an epoch. If {epochs} epochs are "
-                f"meant, the rate comes only {own / whole:.0%} of the way: count with "
-                "len(run.share(loader)), not with len(loader)",
-            )
+            if whole > own > 0 and horizon[1] % whole == 0:
+                epochs = horizon[1] // whole
+                says = (
+                    f"which is {epochs} x {whole}, the minibatches of the whole loader; a worker makes {own} of them "
+                    f"in an epoch. If {epochs} epochs are meant,"
+                )
+                self._warn_of_schedule(scheduler, horizon, says, own / whole)
+
+    def _warn_of_schedule(self, scheduler: Any, horizon: tuple[str, int], says: str, way: float) -> None:
+        self._warn(
+            "schedule",
+            f"{type(scheduler).__name__} has {horizon[0]}={horizon[1]}, {says} the rate comes only {way:.0%} of the "
+            "way: count with len(run.share(loader)), not with len(loader)",
+        )
 
     def close(self) -> None:
         """The run ends."""
         _active.discard(self)
         workers = self._world.size
         for scheduler, made in self._schedulers.items():
-            horizon = horizon_of(scheduler)
+            horizon, went = horizon_of(scheduler), scheduler.last_epoch
             if made < 2 or horizon is None:
                 continue
-            went = scheduler.last_epoch
             if abs(went * workers - horizon[1]) <= max(workers, TOLERANCE * horizon[1]):
-                self._warn(
-                    "schedule",
-                    f"{type(scheduler).__name__} has {horizon[0]}={horizon[1]}, and each of {workers} workers made "
-                    f"{went} steps: the rate came only {went / horizon[1]:.0%} of the way. Count with "
-                    "len(run.share(loader)), not with len(loader)",
-                )
+                says = f"and each of {workers} workers made {went} steps:"
+                self._warn_of_schedule(scheduler, horizon, says, went / horizon[1])
 
 
 def horizon_of(scheduler: Any) -> tuple[str, int] | None:
@@ -209,35 +205,37 @@ def _calling_line() -> str:
     return found
 
 
-_patched = False
-
-
+@cache
 def _patch_loaders_and_schedulers() -> None:
     """Patch loaders and schedulers, once for this process; with one worker nothing is patched."""
-    global _patched
-    if _patched:
-        return
-    _patched = True
-    iterate, length, step = DataLoader.__iter__, DataLoader.__len__, LRScheduler.step
 
-    def patched_iter(loader: Any) -> Any:
-        iterator = iterate(loader)
-        for one in list(_active):
-            one.on_loader_pass(loader, iterator)
-        return iterator
+    def iterating(iterate: Callable[..., Any]) -> Callable[..., Any]:
+        def patched_iter(loader: Any) -> Any:
+            iterator = iterate(loader)
+            for one in list(_active):
+                one.on_loader_pass(loader, iterator)
+            return iterator
 
-    def patched_length(loader: Any) -> int:
-        for one in list(_active):
-            one.on_length(loader)
-        return length(loader)
+        return patched_iter
 
-    def patched_step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        result = step(scheduler, *args, **kwargs)
-        mistakes = getattr(getattr(scheduler.optimizer, MARK, None), "mistakes", None)
-        if mistakes is not None:
-            mistakes.on_scheduler_step(scheduler)
-        return result
+    def counting(length: Callable[..., Any]) -> Callable[..., Any]:
+        def patched_length(loader: Any) -> Any:
+            for one in list(_active):
+                one.on_length(loader)
+            return length(loader)
 
-    DataLoader.__iter__ = patched_iter  # type: ignore[method-assign]
-    DataLoader.__len__ = patched_length  # type: ignore[method-assign]
-    LRScheduler.step = patched_step  # type: ignore[method-assign, assignment]
+        return patched_length
+
+    def scheduling(step: Callable[..., Any]) -> Callable[..., Any]:
+        def patched_step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            result = step(scheduler, *args, **kwargs)
+            mistakes = getattr(getattr(scheduler.optimizer, MARK, None), "mistakes", None)
+            if mistakes is not None:
+                mistakes.on_scheduler_step(scheduler)
+            return result
+
+        return patched_step
+
+    replace_method(DataLoader, "__iter__", iterating)
+    replace_method(DataLoader, "__len__", counting)
+    replace_method(LRScheduler, "step", scheduling)

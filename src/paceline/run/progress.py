@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import sys
@@ -16,11 +17,7 @@ EVERY_S = 1.0
 
 
 class TurnReports:
-    """Reports the turns of the outermost loop to the event log, from which `paceline run` and `watch` tell the end.
-
-    Args:
-        note: writes an event.
-    """
+    """Reports the turns of the outermost loop to the event log, from which `paceline run` and `watch` know the end."""
 
     def __init__(self, note: Callable[..., None]) -> None:
         self._note, self._at = note, float("-inf")
@@ -46,13 +43,10 @@ def progress(
 
 
 def _bar(loop: Iterable[T], total: int | None, settings: dict[str, Any]) -> Iterable[T]:
-    if not sys.stderr.isatty():
-        return loop
-    try:
-        bar: Iterable[T] = importlib.import_module("tqdm.auto").tqdm(loop, total=total, **settings)
-    except ImportError:
-        return loop
-    return bar
+    with contextlib.suppress(ImportError):
+        if sys.stderr.isatty():
+            loop = importlib.import_module("tqdm.auto").tqdm(loop, total=total, **settings)
+    return loop
 
 
 class MainLogger(logging.LoggerAdapter[logging.Logger]):

@@ -46,17 +46,9 @@ def by_all(call: str) -> Callable[[Method], Method]:
 
 
 class Run:
-    """A model in training under a rule; `attach` returns it.
-
-    >>> import torch, paceline
-    >>> model = torch.nn.Linear(4, 1)
-    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> with paceline.attach(model, optimizer, "bmuf") as run:  # `close` is called at the end
-    ...     run.world.size
-    1
+    """A model in training under a rule; `attach` returns it. As a context manager it calls `close` at the end.
 
     Attributes:
-        messages: messages of the user's own between workers.
         mistakes: warns of common mistakes of the program.
     """
 
@@ -65,7 +57,7 @@ class Run:
         self._parts = assembly.assemble(model, optimizer, rule, settings)
         self._context, self._state, self._engine = self._parts.context, self._parts.state, self._parts.engine
         self._model, self._transport = self._context.model, self._context.transport
-        self.messages, self.mistakes = Messages(self._transport), self._parts.mistakes
+        self.mistakes = self._parts.mistakes
         assembly.start(self._parts, self)
         self._unregister = exit_handling.close_at_exit(self)
 
@@ -73,6 +65,11 @@ class Run:
     def world(self) -> World:
         """This worker's present coordinates."""
         return self._transport.world
+
+    @property
+    def messages(self) -> Messages:
+        """Messages of the user's own between workers."""
+        return Messages(self._transport)
 
     @property
     def is_main(self) -> bool:
@@ -100,12 +97,6 @@ class Run:
         return self._context.loaders.samples
 
     @property
-    def spent(self) -> tuple[float, float, float]:
-        """Seconds computed, waited, exchanged, as of the last exchange."""
-        computing_s, waiting_s, exchanging_s = self._context.monitor.spent
-        return computing_s, waiting_s, exchanging_s
-
-    @property
     def blocks(self) -> int:
         """Blocks exchanged so far, or pushes under asynchronous rules."""
         return self._parts.blocks
@@ -128,22 +119,17 @@ class Run:
     def progress(self, loop: Iterable[T], total: int | None = None, **settings: Any) -> Iterator[T]:
         """`run.progress(range(epochs))`: iterates over the outermost loop, and tells `paceline run` when the run ends.
 
-        At a terminal the worker that speaks for all shows a bar of `tqdm`, if that is installed. Under `paceline run`
-        workers have no terminal, and its status line shows the share that is done and the time that is left.
-
-        Args:
-            loop: the outermost loop of the training.
-            total: its length, if `len(loop)` is not known.
-            settings: of `tqdm`.
+        At a terminal rank 0 shows a bar of `tqdm`, if that is installed, with these settings. Under `paceline run` its
+        status line shows the share that is done and the time that is left. `total`: the length, if `len(loop)` is not
+        known.
         """
         return progress(self._context.monitor.note, self.is_main, loop, total, **settings)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Context in which backward passes exchange no gradients (under block rules they never do).
 
-        Gradients accumulate on the worker; the next pass outside the context, or the step, exchanges them. Use it for
-        passes that are not training (saliency, adversarial samples on one worker), and to save traffic during gradient
-        accumulation. Accumulation itself is detected without it.
+        Gradients accumulate on the worker; the next pass outside the context, or the step, exchanges them. It is for
+        passes that are not training, and saves traffic during gradient accumulation, which is detected without it.
         """
         return self._parts.hooks.no_sync()
 
@@ -153,15 +139,7 @@ class Run:
         """This worker's part of a loader: every sample of an epoch on exactly one worker.
 
         Works with a `DataLoader` and with any iterable of batches that every worker sees in the same order. May be
-        called once, or anew for each epoch.
-
-        >>> import torch, paceline
-        >>> model = torch.nn.Linear(4, 1)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> run = paceline.attach(model, optimizer, "bmuf")
-        >>> [len(batch) for batch in run.share(torch.randn(20, 4).split(8))]
-        [8, 8, 4]
-        >>> run.close()
+        called once, or for each epoch.
 
         Args:
             loader: the program's own.
@@ -187,48 +165,20 @@ class Run:
         A thread writes them, so a slow sink does not delay training: values that do not fit into its queue are dropped
         and counted. A sink that fails causes a warning. The step is the number of this worker's minibatches.
 
-        >>> import torch, paceline
-        >>> model = torch.nn.Linear(4, 1)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> run = paceline.attach(model, optimizer, "bmuf")
-        >>> class Print:
-        ...     def log(self, values: dict[str, float], step: int) -> None:
-        ...         print(step, values)
-        ...
-        ...     def close(self) -> None:
-        ...         print("over")
-        >>> run.log_to(Print())
-        >>> run.log(loss=0.5)
-        >>> run.close()
-        0 {'loss': 0.5}
-        over
-
         Args:
             sink: a SummaryWriter, the result of `wandb.init()` or `trackio.init()`, the module `mlflow` with an active
                 run, or anything with `log(values, step)`. Where only rank 0 should open the sink, other workers pass
                 None.
             every_s: least time between two reports of the run's own numbers, seconds.
             each: write on every worker; by default only rank 0 writes.
-
-        Raises:
-            UnsupportedError: `sink` does not take values.
         """
         self._check_open()
         if sink is not None:
             self._parts.sinks.add_sink(sink, self.world.sign, every_s, each)
 
     def serve_metrics(self, address: str) -> str:
-        """Serve this worker's numbers for Prometheus, at `http://ADDRESS/metrics`, until the run is closed.
-
-        Args:
-            address: HOST:PORT; worker k of its host takes PORT + k; port 0 takes any free port.
-
-        Returns:
-            Where it listens, as HOST:PORT.
-
-        Raises:
-            UnsupportedError: the address is malformed, or cannot be bound.
-        """
+        """Serve this worker's numbers for Prometheus, at `http://HOST:PORT/metrics`, until the run is closed; returns
+        the address. Worker k of its host takes PORT + k; port 0 takes any free port."""
         self._check_open()
         return self._parts.sinks.serve_metrics(address)
 
@@ -248,8 +198,6 @@ class Run:
         True
         >>> optimizer.param_groups[0]["lr"]
         0.05
-        >>> run.tune(revert=True).applied, optimizer.param_groups[0]["lr"]
-        (True, 0.1)
         >>> run.close()
 
         Args:
@@ -259,10 +207,7 @@ class Run:
                 where it has them. See :mod:`paceline.tuning.tunables` for rates under a scheduler.
 
         Returns:
-            The outcome: `applied`, `refused`, `block`, `minibatch`.
-
-        Raises:
-            RuleError, UnsupportedError: the change is invalid; no worker applies it.
+            The outcome: `applied`, `refused`, `block`, `minibatch`. No worker applies an invalid change.
         """
         self._check_open()
         return self._context.tuner.ask(settings, revert)
@@ -296,32 +241,13 @@ class Run:
 
         Under block momentum this is theta, not the look-ahead start from which the workers train on; with a rule's
         `ema=` the average of theta. Needs no communication; between exchanges it is that of the last one.
-
-        >>> import torch, paceline
-        >>> model = torch.nn.Linear(4, 1)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> run = paceline.attach(model, optimizer, "bmuf")
-        >>> exported = run.model_for_export()
-        >>> torch.equal(exported.weight, model.weight), exported is model
-        (True, False)
-        >>> run.close()
         """
         self._context.loaders.settle()
         return global_model.twin(self._model, self._state.global_tensors())
 
     @contextlib.contextmanager
     def global_model(self) -> Iterator[Any]:
-        """Context in which the user's model holds the global parameters (for evaluation); restores its own.
-
-        >>> import torch, paceline
-        >>> model = torch.nn.Linear(4, 1)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> run = paceline.attach(model, optimizer, "bmuf")
-        >>> with run.global_model() as whole:
-        ...     whole is model
-        True
-        >>> run.close()
-        """
+        """Context in which the user's model holds the global parameters (for evaluation); restores its own."""
         self._context.loaders.settle()
         ahead = self._state.global_model
         with global_model.swapped(self._model, ahead.global_parts if ahead is not None else []):
@@ -357,20 +283,14 @@ class Run:
         >>> run = paceline.attach(model, optimizer, "bmuf")
         >>> place = tempfile.mkdtemp() + "/saved"
         >>> run.save(place)
-        >>> before = model.weight.detach().clone()
-        >>> _ = torch.nn.init.zeros_(model.weight)
         >>> run.resume(place)
-        True
-        >>> torch.equal(model.weight, before)
         True
         >>> run.close()
 
         Args:
-            path: a directory, made or replaced in one piece.
+            path: a directory, made or replaced in one piece; if it cannot be written, an older one is untouched, and
+                every worker raises `CheckpointError`.
             objects: as for `include`.
-
-        Raises:
-            CheckpointError: it could not be written (raised on every worker); an older one at `path` is untouched.
         """
         self._check_open()
         self.include(**objects)
@@ -390,25 +310,18 @@ class Run:
         On as many workers as saved it, the run continues with the same bits as if it had never stopped. On another
         number M it continues from the same global model, and M = 1 is the model and the optimizer without any rule:
 
-        - The checkpoint gives the global model, outer state (block momentum, outer moments), the count of steps, the
-          included objects (rank 0's where workers differ), and the workers' positions in the data. A gain that follows
-          the number of workers follows the new one.
-        - The shards of an asynchronous server are cut anew, with the optimizer's state over them.
-        - An optimizer that steps on the workers gets the mean of their states where a block rule lets them differ:
-          floating-point tensors, and rank 0's for the rest. Under local_state="compensate" and "reset" it gets the
-          state with which a block begins.
+        - The checkpoint gives the global model, outer state, the count of steps, the included objects (rank 0's where
+          workers differ), and the positions in the data: the epoch continues with the samples that were not in the
+          global model, each once.
+        - An optimizer that steps on the workers gets the mean of their states where a block rule lets them differ
+          (rank 0's of what is no floating-point tensor), or the state with which a block begins, under
+          local_state="compensate" and "reset".
         - Under a rule with `ema=` workers train on from the model itself, but a single worker from its average.
-        - The epoch continues with the samples that were not in the global model, each once.
-        - These start afresh: an unfinished block (all workers begin one from the global model, with the rule's
-          look-ahead), codec state (residuals, momentum, factors), simulated clocks, paces, replicas, and the history
-          for delay compensation. A result in flight under overlap is in the model already.
-        - A rank's random generators continue; a new rank's follow from the seed and the rank.
+        - These start afresh: an unfinished block, codec state (residuals, momentum, factors), paces, replicas, and the
+          history for delay compensation. A new rank's random generators follow from the seed and the rank.
 
-        Each worker reads the files of the old ranks that it needs, from a shared file system or from copies.
-
-        Raises:
-            CheckpointError: there is none at `path`, it or all steps are damaged, or it belongs to another program;
-                raised on every worker.
+        Each worker reads the files of the old ranks that it needs, from a shared file system or from copies. Where
+        there is none, all are damaged, or it is another program's, every worker raises `CheckpointError`.
         """
         self._check_open()
         self.include(**objects)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's state in a checkpoint: captures and restores it."""
+"""A worker's state: captured for a checkpoint, and restored from its own, from one of another number of workers, or, in
+an elastic run, from what a live worker sent to this one, which joins."""
 
 from __future__ import annotations
 
@@ -9,16 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 
 from paceline import flow
-from paceline.checkpoint import ExchangePosition, all_well, reshard
+from paceline.checkpoint import AutoCheckpointer, ExchangePosition, all_well, reshard
 from paceline.checkpoint.auto_checkpointer import Kept
 from paceline.checkpoint.frozen import Read, complete, without
+from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.core import rng
 from paceline.core.bits import key
 from paceline.core.flat import module_list
 from paceline.errors import CheckpointError, UnsupportedError
+from paceline.update import server
 from paceline.update.engine import global_model
 from paceline.update.engine.agreement import frozen
 from paceline.update.engine.blocks.model import FragmentedModel
@@ -32,9 +36,9 @@ class RunState:
     Args:
         context: what the parts of the run share.
         membership: of an elastic run, else None.
+        engine: exchanges by the rule; None with one worker.
 
     Attributes:
-        engine: exchanges by the rule; None with one worker, and until it is built.
         included: objects that `run.include` named.
         pending: states that live workers sent for objects which `run.include` has not named yet.
         before_capture: called before the state is read.
@@ -43,9 +47,10 @@ class RunState:
             same, the steps name the tensor; None where no steps are taken.
     """
 
-    def __init__(self, context: RunContext, membership: flow.ElasticMembership | None) -> None:
-        self._context, self._membership = context, membership
-        self.engine: EngineProtocol | None = None
+    def __init__(
+        self, context: RunContext, membership: flow.ElasticMembership | None, engine: EngineProtocol | None
+    ) -> None:
+        self._context, self._membership, self.engine = context, membership, engine
         self.included: dict[str, Any] = {}
         self.pending: dict[str, Any] = {}
         self.before_capture: Callable[[], None] = lambda: None
@@ -246,6 +251,82 @@ class RunState:
         context.progress.restore(*state["flow"])
         if self.first_keys is not None:
             self.watch_frozen()
+
+    # -- other workers' states ----------------------------------------------------------------------
+
+    def load_resharded(self, path: str | Path, old: OldCheckpoint) -> None:
+        """Resume from a checkpoint of another number of workers.
+
+        Reads and checks everything first; changes this run only after all workers have done so.
+        """
+        context, problem, loaded, put = self._context, "", {}, None
+        try:
+            self.check_included(path, old.keys(0, "included"))
+            loaded = self._read(old)
+            put = self.engine.reshard(old) if self.engine is not None else None
+        except (OSError, ValueError, SafetensorError) as error:  # reported to all workers below
+            problem = str(error)
+        all_well(context.transport, problem, f"{path} cannot be resumed")
+        context.loaders.regroup(loaded["data"])  # first, because it may raise
+        self.put(path, loaded)
+        context.tuner.load(loaded["tuning"], asked=False)
+        if put is not None and self.engine is not None:
+            self.engine.follow(context.rule)
+            put()
+        for observer in context.observers:
+            observer.load(context, self.engine)
+        context.transport.barrier()
+        rng.restore(loaded["random"])
+
+    def _read(self, old: OldCheckpoint) -> dict[str, Any]:
+        """This worker's initial state without the engine's; checked against its model and optimizers."""
+        context, model = self._context, old.model()
+        own = global_model.plain_state(context.model)
+        complete(model, {name: old.part(0, name) for name in ("frozen", "tied")}, own, old.read_frozen)
+        found = {
+            "model": model,
+            "optimizers": self._optimizers(old),
+            "included": old.part(0, "included"),
+            "flow": old.part(0, "flow"),
+            "tuning": old.part(0, "tuning"),
+            "data": [old.part(rank, "data") for rank in range(old.size)],
+            "random": reshard.random_state(old, context.transport.world.rank, context.settings.seed),
+        }
+        self.check(found)
+        refuse_waiting(old.part(0, "exchange", "growth"), old.size)
+        return found
+
+    def _optimizers(self, old: OldCheckpoint) -> list[dict[str, Any]]:
+        """State dictionaries for the optimizers: the mean of the workers', or rank 0's if all were equal."""
+        context = self._context
+        at_owners = context.rule.steps_at_owners
+        if at_owners and self.engine is None:
+            return server.whole_optimizers(old, context.model, context.owned, context.rule.sharded)
+        apart = not at_owners and not context.rule.schedule.is_lockstep(bool(old.part(0, "flow", 1)))
+        if self.blocks is not None and not self.blocks.keeps_state:
+            apart = False  # each block starts with fresh optimizer state
+        found: list[dict[str, Any]] = reshard.mean_optimizers(old) if apart else old.part(0, "optimizers")
+        return found
+
+    def take_over(self, elastic: flow.ElasticEngine, checkpointer: AutoCheckpointer | None) -> None:
+        """Load the state that a live worker sent, and any state sent later, when the members change."""
+        context = self._context
+
+        def load(given: flow.GivenState) -> None:
+            loaded = self._read(given)
+            put = elastic.reshard(given)
+            context.loaders.follow(loaded["data"][0])
+            self.pending = {name: part for name, part in loaded["included"].items() if name not in self.included}
+            self.put("the state that a living worker sent", loaded)
+            context.tuner.load(loaded["tuning"], asked=False)
+            elastic.follow(context.rule)
+            put()
+            rng.restore(loaded["random"])
+            if checkpointer is not None:
+                checkpointer.follow()
+
+        elastic.joining.put = load
+        elastic.joining.take_given()
 
 
 def refuse_waiting(growth: dict[str, int] | None, workers: int) -> None:

@@ -10,12 +10,10 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
-from paceline.core import shards
-from paceline.core.flat import Modules, is_sharded, module_list, trainable
+from paceline.core.flat import Modules, is_sharded, module_list, reshard, trainable
 from paceline.core.optimizer_state import Named, Owned
 from paceline.core.world import World
 from paceline.errors import UnsupportedError
-from paceline.rules.choice import has_probe
 from paceline.rules.rule import Rule
 from paceline.update.engine.grad_scaler import check_scaler
 from paceline.update.engine.settings import Settings
@@ -24,17 +22,22 @@ MARK = "_paceline_run"
 """Attribute of an optimizer that is attached: its run."""
 
 
-def check_arguments(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> list[tuple[Optimizer, Named]]:
-    """Refuse arguments of `attach` that cannot work together; each optimizer with its named parameters."""
+def check_arguments(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> tuple[Owned, str]:
+    """Refuse arguments of `attach` that cannot work together; each optimizer with its named parameters, and the name of
+    a parameter of which this process holds a part, or ""."""
     optimizers = optimizer_list(optimizer)
     check_model(model)
-    shards.reshard(model)
-    owned = own_parameters(model, optimizers)
+    reshard(model)
+    named = trainable(model)
+    owned = own_parameters(named, optimizers)
+    sharded = next((name for name, parameter in named if is_sharded(parameter)), "")
     check_rule(rule, owned)
     check_growth(rule, settings.control is not None)
-    check_shards(settings, model)
-    check_scaler(rule, settings.scaler)
-    return owned
+    if sharded:
+        check_shards(settings, sharded)
+    if settings.scaler is not None:
+        check_scaler(rule, settings.scaler)
+    return owned, sharded
 
 
 def optimizer_list(optimizer: Any) -> list[Optimizer]:
@@ -90,11 +93,11 @@ def check_model(model: Modules) -> None:
                 )
 
 
-def own_parameters(model: Modules, optimizers: list[Optimizer]) -> list[tuple[Optimizer, Named]]:
+def own_parameters(named: Named, optimizers: list[Optimizer]) -> Owned:
     """Each optimizer with its named trainable parameters; every parameter belongs to exactly one."""
-    names = {id(parameter): name for name, parameter in trainable(model)}
+    names = {id(parameter): name for name, parameter in named}
     taken: dict[int, int] = {}
-    owned: list[tuple[Optimizer, Named]] = []
+    owned: Owned = []
     for number, optimizer in enumerate(optimizers):
         mine: Named = []
         for group in optimizer.param_groups:
@@ -119,20 +122,17 @@ def own_parameters(model: Modules, optimizers: list[Optimizer]) -> list[tuple[Op
     return owned
 
 
-def check_rule(rule: Rule, owned: list[tuple[Optimizer, Named]]) -> None:
+def check_rule(rule: Rule, owned: Owned) -> None:
     """Refuse optimizers that the rule cannot serve."""
+    gradients = rule.steps_with_gradients
     for optimizer, _ in owned:
         name = type(optimizer).__name__
-        gradients = rule.steps_with_gradients
-        if gradients and isinstance(optimizer, LBFGS):
+        if gradients and isinstance(optimizer, (LBFGS, SparseAdam)):
+            hidden = isinstance(optimizer, LBFGS)
+            why = "computes gradients inside its step" if hidden else "wants sparse gradients"
             raise UnsupportedError(
-                f"{name} computes gradients inside its step, where {rule.text()} cannot exchange them; use a rule that "
-                "exchanges blocks (averaging, bmuf, diloco) without warm-up, or another optimizer"
-            )
-        if gradients and isinstance(optimizer, SparseAdam):
-            raise UnsupportedError(
-                f"{name} wants sparse gradients, which have no flat form; use a rule that exchanges blocks without "
-                "warm-up, or a dense optimizer"
+                f"{name} {why}, which {rule.text()} cannot exchange; use a rule that exchanges blocks (averaging, "
+                "bmuf, diloco) without warm-up, or another optimizer"
             )
         rule.payload.check(optimizer)
         if getattr(rule.codec, "momentum", 0) and any(
@@ -144,7 +144,7 @@ def check_rule(rule: Rule, owned: list[tuple[Optimizer, Named]]) -> None:
             )
 
 
-def check_swapping(rule: Rule, owned: list[tuple[Optimizer, Named]], world: World) -> None:
+def check_swapping(rule: Rule, owned: Owned, world: World) -> None:
     """Refuse optimizers that swap the model's weights for evaluation (schedule-free ones), where workers' differ.
 
     What they swap in follows from their own state, in which every worker would have another one.
@@ -160,15 +160,9 @@ def check_swapping(rule: Rule, owned: list[tuple[Optimizer, Named]], world: Worl
             )
 
 
-def check_forward(rule: Rule, lockstep: bool, owned: list[tuple[Optimizer, Named]], model: Modules) -> None:
-    """Refuse layers that change trained weights in the forward pass, where all workers must hold the same ones.
-
-    Args:
-        rule: the rule.
-        lockstep: whether the run begins with exchanges of gradients.
-        owned: (optimizer, its named parameters) pairs.
-        model: the user's modules.
-    """
+def check_forward(rule: Rule, lockstep: bool, owned: Owned, model: Modules) -> None:
+    """Refuse layers that change trained weights in the forward pass, where all workers must hold the same ones, as in
+    `lockstep`: the run begins with exchanges of gradients."""
     if not (lockstep or rule.settings.within):
         return
     ours = {id(parameter) for _, named in owned for _, parameter in named}
@@ -196,23 +190,24 @@ def check_growth(rule: Rule, elastic: bool) -> None:
         )
 
 
-def check_shards(settings: Settings, model: Modules) -> None:
-    """Refuse what would hold one process's part of a parameter under the name of all of it."""
-    name = _sharded(model)
+def check_shards(settings: Settings, name: str) -> None:
+    """Refuse what would hold one process's part of the parameter `name` under the name of all of it."""
     refused = {
         "leave checkpoint= out, and save run.global_state() with torch.distributed.checkpoint": settings.checkpoint,
         "workers that come and go would exchange shards of different places; leave --elastic out": settings.control,
     }
     for why, wrong in refused.items():
-        if name and wrong is not None:
+        if wrong is not None:
             raise UnsupportedError(f"{name} is sharded over several processes (fully_shard): {why}")
 
 
-def check_together(rule: Rule, settings: Settings, model: Modules, world: World) -> None:
-    """Refuse what the processes that train one worker's model together would each decide, or write, by themselves."""
-    if world.size == 1 or not trains_together(model):
-        return
-    sharded, schedule = _sharded(model), rule.schedule
+def check_together(rule: Rule, settings: Settings, sharded: str, world: World) -> None:
+    """Refuse what the processes that train one worker's model together would each decide, or write, by themselves.
+
+    Args:
+        sharded: the name of a parameter of which this process holds a part, or "".
+    """
+    schedule = rule.schedule
     refused = {
         f"workers exchange shards of the same place, and {sharded} is one; pass the processes that hold it: attach(.., "
         "group=mesh['worker'].get_group())": bool(sharded) and settings.group is None,
@@ -225,16 +220,6 @@ def check_together(rule: Rule, settings: Settings, model: Modules, world: World)
     for why, wrong in refused.items():
         if wrong:
             raise UnsupportedError(world.sign(f"{rule.text()}: {why}"))
-
-
-def trains_together(model: Modules) -> bool:
-    """Whether other processes hold parts of the model, or make its gradients together with this one."""
-    return isinstance(model, DistributedDataParallel) or bool(_sharded(model))
-
-
-def _sharded(model: Modules) -> str:
-    """The name of a parameter of which this process holds a part, or ""."""
-    return next((name for name, parameter in trainable(model) if is_sharded(parameter)), "")
 
 
 def check_loader(loader: Any, world: World) -> None:
@@ -252,15 +237,8 @@ def why_unprobed(rule: Rule, model: Modules, owned: Owned, settings: Settings) -
     """Why gradients cannot be exchanged, the same on all workers; empty if they can.
 
     `step(closure)` and a GradScaler that was not passed to attach show at the first step only; there the probe ends.
-
-    Args:
-        rule: that was asked for.
-        model: as the program gave it.
-        owned: (optimizer, its named parameters) pairs.
-        settings: of the run.
+    `model` is as the program gave it.
     """
-    if not has_probe(rule):
-        return "the rule has no probe"
     if rule.settings.ema:
         return "a moving average is taken over blocks"
     optimizer, _ = owned[0]

@@ -339,6 +339,7 @@ class Tuner:
         """The membership changed; the rule counts each worker of `world`."""
         self._world = world
         self.tunables.workers = world.size
+        self.measured.follow_workers()
         if self.measured.period_controller is not None:
             self.measured.period_controller.renew()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's event log: where its time goes, what it sends, which contributions were rejected."""
+"""A run's steps, and its event log: where its time goes, what it sends, which contributions were rejected."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch.optim import Optimizer
+
 from paceline import extensions
 from paceline.communication import Transport
-from paceline.observe import processes
-from paceline.observe.event_log import EventLog
-from paceline.update.exchange.header import ExchangeSummary, Timing
-from paceline.update.exchange.outliers import Rejections
+from paceline.core.optimizer_state import Named
+from paceline.errors import UnsupportedError
+from paceline.observe.event_log import EventLog, this_process
+from paceline.rules.schedule import Schedule
+from paceline.update.exchange.exchanger import ExchangeSummary, Timing
 from paceline.version import __version__
 
 logger = logging.getLogger("paceline")
@@ -26,6 +29,9 @@ FOLD_S = 0.25
 
 LEAST_S = 0.001
 """A shorter wait for data has no line of its own at the end of a run."""
+
+BROKEN = 3
+"""After so many rejections in a row a worker is reported as probably broken."""
 
 
 class LogLine:
@@ -46,13 +52,6 @@ class LogLine:
         worked = self.exchanges or self.minibatches or self.delays or self.refused
         return not worked and self.data_s < LEAST_S
 
-    def asynchronous(self) -> dict[str, Any]:
-        """Further fields of a line where there are pushes; none in a synchronous run."""
-        if not self.delays and not self.refused:
-            return {}
-        delays = {str(delay): count for delay, count in sorted(self.delays.items())}
-        return {"delays": delays, "refused": self.refused}
-
     def meets(self, number: int, when: float) -> None:
         """Note that all workers had entered exchange `number` at `when`.
 
@@ -61,6 +60,66 @@ class LogLine:
         """
         if self.met is None or number & -number >= self.met[0] & -self.met[0]:
             self.met = number, when
+
+
+def skipped(optimizer: Optimizer) -> bool:
+    """Whether the last step did nothing: fused optimizers skip inside, and report it in `found_inf`."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found.item() if hasattr(found, "item") else found)
+
+
+class TrainingProgress:
+    """Counts one worker's steps.
+
+    Attributes:
+        lockstep: whether gradients are exchanged before the next step: always, or during the warm-up.
+    """
+
+    def __init__(self, schedule: Schedule, owned: Sequence[tuple[Optimizer, Named]] = ()) -> None:
+        self.schedule = schedule
+        self._known = {id(optimizer): {id(parameter) for _, parameter in named} for optimizer, named in owned}
+        self.restore(0, False)
+
+    def end_warmup(self) -> None:
+        """The warm-up is over; a worker that left during it learns this from its peers."""
+        self.restore(self.steps, True)
+
+    def follow_schedule(self, schedule: Schedule, blocks: bool) -> None:
+        """Continue under another schedule; `blocks`: whether it has blocks now."""
+        self.schedule = schedule
+        self.restore(self.steps, self.warm and blocks)
+
+    def restore(self, steps: int, warm: bool) -> None:
+        """Continue from a checkpoint."""
+        self.steps, self.warm, self.lockstep = steps, warm, self.schedule.is_lockstep(warm)
+
+    @property
+    def exchanges(self) -> int:
+        """Exchanges that a single worker would have made by now."""
+        return self.schedule.exchanges_after(self.steps)
+
+    def follow(self, steps: int) -> None:
+        """Continue after `steps` steps, as the other workers do."""
+        self.steps = steps
+
+    def stepped(self) -> bool:
+        """Count a step; returns whether it ends the warm-up (`warm` is set once all workers have the same start)."""
+        self.steps += 1
+        return self.lockstep and self.schedule.ends_warmup(self.steps)
+
+    def check_unchanged(self, optimizer: Optimizer) -> None:
+        """Refuse parameters that were added to the optimizer that steps, or removed from it, after attach.
+
+        Those of others may be frozen meanwhile: a generator steps while its critic is.
+        """
+        known = self._known[id(optimizer)]
+        now = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+        if now != known:
+            raise UnsupportedError(
+                f"{type(optimizer).__name__} had {len(known)} trainable parameters at attach and has {len(now)} now "
+                f"({len(now - known)} new, {len(known - now)} gone or frozen); after such a change close the run "
+                "and attach again; a program that does not attach itself has to make a new optimizer then"
+            )
 
 
 class Monitor:
@@ -73,8 +132,6 @@ class Monitor:
     `stepped` only from the training thread.
 
     Args:
-        event_log: where events go.
-        transport: whose bytes are counted.
         told: called with (block, minibatches) when a line is written.
     """
 
@@ -99,7 +156,8 @@ class Monitor:
         """Seconds of waiting for data since the run began."""
         self.of_blocks = [0.0, 0.0]
         """Seconds of waiting for other workers in exchanges of blocks, and of these exchanges, since the run began."""
-        self._rejections = Rejections(transport, self.note)
+        self._left_out = 0  # contributions rejected so far
+        self._in_a_row: Counter[int] = Counter()  # of each rank
         transport.on_failure(lambda rows: self.note("waiting", workers=rows))
 
     def attached(self, rule: str, parameters: int, buffers: int) -> None:
@@ -116,7 +174,7 @@ class Monitor:
             version=__version__,
             unix_s=time.time(),
             cores=os.cpu_count(),
-            **processes.this_process(),
+            **this_process(),
         )
 
     def shared(self, data: Any) -> None:
@@ -165,31 +223,57 @@ class Monitor:
         effective: float | None = None,
     ) -> None:
         """Note the end of an exchange."""
-        line = self._line
+        line, now = self._line, self._transport.now()
+        exchange_s = max(0.0, now - self._since - timing.wait_s)
         line.exchanges += 1
         line.effective = effective or line.effective
         line.wait_s += timing.wait_s
-        line.exchange_s += timing.exchange_s
+        line.exchange_s += exchange_s
         self.spent[1] += timing.wait_s
-        self.spent[2] += timing.exchange_s
+        self.spent[2] += exchange_s
         if block:
             self.of_blocks[0] += timing.wait_s
-            self.of_blocks[1] += timing.exchange_s
-        self._exchanges, self._block = self._exchanges + 1, block
-        self._since = self._transport.now()
+            self.of_blocks[1] += exchange_s
+        self._exchanges, self._block, self._since = self._exchanges + 1, block, now
         if summary is not None:
             line.left_out |= set(summary.left_out)
-            self._rejections.report(summary)
-            self._note_arrival(summary, timing)
-        if self._since - self._written_s >= FOLD_S or line.left_out:
+            self._note_rejected(summary)
+            everybody = len(summary.headers) == self._transport.world.size  # and not the workers of one host
+            waited = not self._goes_on or timing.wait_s >= LEAST_S  # else it ended while the worker was computing
+            if everybody and waited and timing.met_at is not None:  # this aligns the clocks of different hosts
+                line.meets(summary.headers[0].sequence, timing.met_at)
+        if now - self._written_s >= FOLD_S or line.left_out:
             self._write(block, warmup)
 
-    def _note_arrival(self, summary: ExchangeSummary, timing: Timing) -> None:
-        """Note when this worker knew that all had entered: that aligns the clocks of different hosts."""
-        if len(summary.headers) != self._transport.world.size:
-            return  # of the workers of one host
-        if not self._goes_on or timing.wait_s >= LEAST_S:  # else it ended while the worker was computing
-            self._line.meets(summary.headers[0].sequence, self._since - timing.exchange_s)
+    def _note_rejected(self, summary: ExchangeSummary) -> None:
+        """Warn of contributions that an exchange rejected, and log them."""
+        for rank, header in enumerate(summary.headers):
+            if rank not in summary.left_out:
+                self._in_a_row[rank] = 0 if header.brings else self._in_a_row[rank]
+                continue
+            self._left_out, self._in_a_row[rank] = self._left_out + 1, self._in_a_row[rank] + 1
+            name, times, between = self._transport.world.name(rank), self._in_a_row[rank], summary.between
+            why = f"norm {header.norm:.3g}" if header.finite else "inf or nan in what it brought"
+            if header.finite and between is not None:
+                why += f" where {between[0]:.3g} to {between[1]:.3g} is usual"
+            said = "%s left out of exchange %d: %s; it goes on from the global model"
+            logger.warning(said, name, header.sequence, why)
+            if times == BROKEN:
+                logger.warning(
+                    "%s was left out %d times in a row and is probably broken: look at its memory (ECC errors, dmesg) "
+                    "and at its part of the data, or start it on another host",
+                    name,
+                    times,
+                )
+            self.note(
+                "left_out",
+                rank_left_out=rank,
+                exchange=header.sequence,
+                why=why,
+                finite=header.finite,
+                norm=header.norm if header.finite else None,
+                in_a_row=times,
+            )
 
     def stepped(self, steps: int, samples: int, new_samples: int) -> None:
         """Count a step of the optimizer."""
@@ -197,15 +281,8 @@ class Monitor:
         self._line.samples += new_samples
         self._steps, self._samples = steps, samples
         self._trainer = threading.get_ident()
-        if self._transport.world.size == 1:
-            self._alone()
-
-    def _alone(self) -> None:
-        """Write the progress of a single worker, which exchanges nothing, or by itself at the end of its blocks."""
-        now = self._transport.now()
-        if now - self._written_s >= FOLD_S:
-            self._line.compute_s += self._worked(now)
-            self._since = now
+        if self._transport.world.size == 1 and self._transport.now() - self._written_s >= FOLD_S:
+            self.begin()  # a single worker exchanges nothing, or by itself at the end of its blocks
             self._write(self._block, False)
 
     def pushed(self, delay: int) -> None:
@@ -256,6 +333,15 @@ class Monitor:
                 line.refused,
                 self._transport.world.name(self._transport.world.rank),
             )
+        more: dict[str, Any] = {}
+        if line.effective:
+            more["effective_workers"] = round(line.effective, 3)
+        if line.delays or line.refused:  # pushes
+            delays = {str(delay): count for delay, count in sorted(line.delays.items())}
+            more |= {"delays": delays, "refused": line.refused}
+        if line.met is not None:  # an exchange, and when all had entered it by the log's clock
+            number, when = line.met
+            more |= {"met": number, "met_s": round(self._event_log.at_s - (self._transport.now() - when), 6)}
         self._event_log.write(
             "exchange",
             block=block,
@@ -271,20 +357,10 @@ class Monitor:
             bytes=sent - self._bytes,
             left_out=sorted(line.left_out),
             warmup=warmup,
-            **({"effective_workers": round(line.effective, 3)} if line.effective else {}),
-            **line.asynchronous(),
-            **self._common_arrival(),
+            **more,
         )
         self._line, self._bytes, self._written_s = LogLine(), sent, self._transport.now()
-
         self._told(block, self._steps)
-
-    def _common_arrival(self) -> dict[str, Any]:
-        """The exchange that `met` names, and when all had entered it by the log's clock."""
-        if self._line.met is None:
-            return {}
-        number, when = self._line.met
-        return {"met": number, "met_s": round(self._event_log.at_s - (self._transport.now() - when), 6)}
 
     def totals(self, block: int) -> dict[str, float]:
         """This worker's totals since the run began."""
@@ -300,7 +376,7 @@ class Monitor:
             "waiting_s": waiting_s,
             "exchanging_s": exchanging_s,
             "waiting_for_data_s": self.data_s,
-            "left_out": float(self._rejections.total),
+            "left_out": float(self._left_out),
             "workers": float(self._transport.world.size),
         }
 

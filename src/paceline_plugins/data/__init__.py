@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed data sets, a cache of remote files that the workers of a host share, and their commands."""
+"""A cache of remote files that the workers of a host share, and data sets of files and of Parquet."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from paceline.core.lazy import lazily
 
 if TYPE_CHECKING:
     from paceline_plugins.data.cache import Cache, Files
-    from paceline_plugins.data.packed import PackedDataset, ParquetDataset
+    from paceline_plugins.data.parquet import ParquetDataset
 else:
     __getattr__, __dir__ = lazily(
         __name__,
         {
             "Cache": "cache",
             "Files": "cache",
-            "PackedDataset": "packed",
-            "ParquetDataset": "packed",
+            "ParquetDataset": "parquet",
         },
     )
 
@@ -36,6 +35,5 @@ extensions.data_logs.append(_cache_log)
 __all__ = [
     "Cache",
     "Files",
-    "PackedDataset",
     "ParquetDataset",
 ]

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -45,9 +44,6 @@ def command(
     parameters: Annotated[
         str | None, typer.Option(help="Size of the model, such as 25.6M, to estimate the time of an exchange.")
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Directory for a page (doctor.html), its picture and the JSON.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a cluster before it trains: connections, speed, clocks, versions, memory.
@@ -72,7 +68,7 @@ def command(
         address, port = cluster.master or ("127.0.0.1", _free_port())
         place = ProbeCoordinates(cluster.host_index * cluster.workers, cluster.workers * cluster.hosts, address, port)
     with _other_workers(cluster, place):
-        code = _examine(place, cluster.timeout_s, count, report, as_json)
+        code = _examine(place, cluster.timeout_s, count, as_json)
     raise typer.Exit(code)
 
 
@@ -88,7 +84,6 @@ def _examine(
     place: ProbeCoordinates,
     timeout_s: float,
     parameters: int | None,
-    report: Path | None,
     as_json: bool,
 ) -> int:
     """Run one worker; the exit code."""
@@ -102,28 +97,22 @@ def _examine(
     except PacelineError as error:
         err().print(error_panel("the examination failed", Text(str(error), style="default")))
         return UNFIT
-    fit = _report(found, parameters, report, as_json)
+    fit = _report(found, parameters, as_json)
     with contextlib.suppress(RuntimeError):  # the store of a launcher that has ended
         probe.conclude(fit)
     return 0 if fit else UNFIT
 
 
-def _report(found: Measurements, parameters: int | None, report: Path | None, as_json: bool) -> bool:
-    """Print the findings, write the page, and return whether the cluster is ready."""
-    from paceline_plugins.forecast.doctor import fit, judge, show
+def _report(found: Measurements, parameters: int | None, as_json: bool) -> bool:
+    """Print the findings, and return whether the cluster is ready."""
+    from paceline_plugins.forecast.doctor import show
+    from paceline_plugins.forecast.doctor.judge import fit, judge
 
     findings = judge(found, parameters)
     if as_json:
         print(json.dumps(show.as_json(found, findings, parameters)), flush=True)
     else:
         show.print_all(out(), found, findings, parameters)
-    if report is not None:
-        try:
-            page = show.write_report(report, found, findings, parameters)
-        except (PacelineError, OSError) as error:
-            err().print(error_panel("no report", Text(f"cannot write to {report}: {error}", style="default")))
-        else:
-            err().print(f"report: {page}", soft_wrap=True, markup=False)
     return fit(findings)
 
 

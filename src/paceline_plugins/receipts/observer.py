@@ -25,8 +25,8 @@ from paceline.checkpoint.snapshot import Snapshot
 from paceline.core.flat import Modules, averaged_buffers, local
 from paceline.core.optimizer_state import Owned
 from paceline.core.world import World
+from paceline.data.sharing.iteration import PlaceLog
 from paceline.data.sharing.loader_registry import LoaderRegistry
-from paceline.data.sharing.run_data import PlaceLog
 from paceline.errors import UnsupportedError
 from paceline.extensions import Observer
 from paceline.observe.event_file import EventFile
@@ -35,7 +35,7 @@ from paceline.update.engine.blocks.model import FragmentedModel
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.protocol import EngineProtocol
 from paceline.update.engine.settings import Settings
-from paceline.update.exchange.header import ExchangeSummary
+from paceline.update.exchange.exchanger import ExchangeSummary
 from paceline.version import __version__
 from paceline_plugins.receipts import chain
 from paceline_plugins.receipts.chain import canonical, chain_name, hash_of

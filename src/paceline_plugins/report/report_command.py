@@ -15,8 +15,8 @@ from paceline.cli.console import command_app, err, out, refuse
 from paceline.errors import PacelineError
 from paceline.extensions import REMARKS, extension
 from paceline.observe.reports.log import RunLog
-from paceline.observe.reports.summary import data_wait_sentence, waits_long_for_data, warnings
 from paceline_plugins.report.tables import comparison, event_rows
+from paceline_plugins.report.totals import data_wait_sentence, waits_long_for_data, warnings
 
 LATEST = 20
 """Events of an elastic run that are shown in the terminal."""

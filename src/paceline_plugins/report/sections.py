@@ -10,14 +10,7 @@ from html import escape
 from typing import Any
 
 from paceline.observe.reports.log import RunLog
-from paceline.observe.reports.summary import (
-    data_wait_sentence,
-    seconds_text,
-    summarize,
-    value_text,
-    waits_long_for_data,
-    warnings,
-)
+from paceline.observe.reports.summary import seconds_text, value_text
 from paceline_plugins.report import page
 from paceline_plugins.report.chart_page import chart_section, time_bars
 from paceline_plugins.report.charts import Chart
@@ -30,6 +23,7 @@ from paceline_plugins.report.tables import (
     tuned_rows,
     worker_rows,
 )
+from paceline_plugins.report.totals import data_wait_sentence, sources, summarize, waits_long_for_data, warnings
 
 WAITING = "Waiting is for the slowest worker to arrive at the exchange; exchanging follows."
 WAITING_OF_ASYNCHRONOUS = (
@@ -133,7 +127,7 @@ def _sources(runs: Sequence[RunLog]) -> str:
     rows = [
         ({"run": run.label} if len(runs) > 1 else {}) | {"source": name} | source_facts(counts)
         for run in runs
-        for name, counts in run.sources.items()
+        for name, counts in sources(run).items()
     ]
     return _titled("Sources of data", rows, SOURCES)
 
@@ -153,7 +147,7 @@ def _lead(runs: Sequence[RunLog]) -> str:
 
 
 def _footer(runs: Sequence[RunLog]) -> str:
-    started = [run.started_unix_s for run in runs if run.started_unix_s is not None]
+    started = [one.attach["unix_s"] for run in runs for one in run.workers if "unix_s" in one.attach]
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(min(started))) if started else "unknown"
     versions = ", ".join(dict.fromkeys(run.version for run in runs))
     return (

@@ -3,29 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from paceline.observe.reports.elastic_events import news_events
+from paceline.observe.reports.elastic_events import ControlEvent, ElasticStatus, is_news
 from paceline.observe.reports.events import SourceReads, Tuned
 from paceline.observe.reports.log import RunLog
 from paceline.observe.reports.notices import NAMED, Notices, control_notice
 from paceline.observe.reports.summary import (
     UNKNOWN,
-    Summary,
     bytes_text,
     count_text,
     delay_text,
-    delays,
     ranks_text,
     rate_text,
-    rejected_counts,
     seconds_text,
     share_text,
-    shares,
-    summarize,
     value_text,
 )
+from paceline_plugins.report.totals import Summary, delays, rejected_counts, shares, summarize
 
 TOLD_BY_CONTROL = frozenset({"lost", "generation", "gave", "paused"})
 """Kinds of events of workers that the control plane of an elastic run reports, too."""
@@ -179,3 +175,13 @@ def worker_rows(run: RunLog, states: Mapping[int, str] | None = None) -> list[di
             row["rejected"] = count_text(rejected[worker.rank])
         rows.append(row | ({"end": end} if states is None else {"state": states.get(worker.rank, end)}))
     return rows
+
+
+def news_events(events: Iterable[ControlEvent]) -> list[ControlEvent]:
+    """The events to show to people."""
+    status, shown = ElasticStatus(), []
+    for event in events:
+        if is_news(event.kind, event.facts, status):
+            shown.append(event)
+        status.add(event)
+    return shown

@@ -74,8 +74,7 @@ def command(
     before its training loop, and run.log(loss=...) within it.
     """
     # here, because torch loads for seconds and --help must not wait
-    from paceline_plugins.search.command_search_plan import SearchPlan, check
-    from paceline_plugins.search.command_search_rounds import Search
+    from paceline_plugins.search.command_search_rounds import Search, SearchPlan, check
 
     if again is not None:
         checks.refuse_other_options(ctx, "again")

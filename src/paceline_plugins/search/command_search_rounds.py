@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import typer
@@ -40,13 +41,62 @@ from paceline.cli.run import certificates, failure, fixed
 from paceline.cli.run.options import Security
 from paceline.cli.run.program import find
 from paceline.cli.run.start import environment
+from paceline.errors import PacelineError
 from paceline.observe.reports.read import has_run, read_run
 from paceline.tuning import request_files
-from paceline_plugins.search.command_search_plan import SearchPlan, check, exchanges
-from paceline_plugins.search.population import PopulationMember, copies, first_round, next_round, ranking, scores
-from paceline_plugins.search.proposals import Proposals
-from paceline_plugins.search.search_round import Round
+from paceline.tuning.names import OF_RULES
+from paceline_plugins.search.population import (
+    PopulationMember,
+    Values,
+    copies,
+    drawn_near,
+    first_round,
+    next_round,
+    ranking,
+)
+from paceline_plugins.search.search_rounds import Round
+from paceline_plugins.search.space import Space, space
 from paceline_plugins.search.tune_command import show
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """The options; see `paceline tune --search --help`."""
+
+    program: list[str]
+    search: list[str]
+    groups: int
+    workers: int
+    rounds: int
+    blocks: int
+    measure: str
+    maximize: bool
+    together: int
+    rule: str | None
+    timeout_s: float
+    seed: int
+
+    @property
+    def space(self) -> Space:
+        return space(self.search)
+
+
+def check(plan: SearchPlan) -> None:
+    """Refuse invalid options before anything starts."""
+    try:
+        names = list(plan.space)
+    except PacelineError as error:
+        refuse(str(error))
+    for name in names:
+        if name in OF_RULES and plan.workers == 1:
+            refuse(f"{name} has no effect on one worker, which exchanges nothing; give more --workers")
+
+
+def exchanges(plan: SearchPlan, values: Values) -> int:
+    """Exchanges of a group in a round: the same number of minibatches in groups of different periods."""
+    if "period" not in values:
+        return plan.blocks
+    return max(1, round(plan.blocks * int(plan.space["period"].at(1.0)) / int(values["period"])))
 
 
 def table(members: Sequence[PopulationMember], title: str, measure: str, busy: Collection[int]) -> Table:
@@ -153,14 +203,9 @@ class Search:
         return self._conclude()
 
     def _next(self) -> list[PopulationMember]:
-        members, maximize = self.rounds[-1], self.plan.maximize
-        trials = [
-            (member.values, score)
-            for row in self.rounds
-            for member, score in zip(row, scores(row, maximize), strict=True)
-        ]
-        proposals = Proposals(self.plan.space, trials, self.plan.seed + len(self.rounds))
-        return next_round(members, maximize, proposals.near)
+        plan = self.plan
+        generator = Random(f"paceline search {plan.seed} {len(self.rounds)}")
+        return next_round(self.rounds[-1], plan.maximize, lambda winner: drawn_near(plan.space, winner, generator))
 
     def _round(self) -> None:
         """Train the groups without a result."""

@@ -6,8 +6,8 @@
     a group that took another's checkpoint gets values near that group's; the others keep theirs
 
 Source: Jaderberg et al. 2017, arXiv 1711.09846: truncation selection, there with the best and the worst fifth. Where
-we differ: the l-th worst takes the l-th best, in place of one drawn at random; and new values come from a sampler that
-knows all rounds (:mod:`.proposals`), within a range about the winner's, in place of a factor of 0.8 or 1.2.
+we differ: the l-th worst takes the l-th best, in place of one drawn at random; and new values are drawn from a range
+about the winner's, in place of a factor of 0.8 or 1.2.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from paceline_plugins.search.space import Space
 
 Values = dict[str, Any]
 FACTOR = "lr_factor"
+DRAWS = 20
+"""Attempts to draw values that differ from the winner's."""
 TOGETHER = ("gain", "outer_momentum", "outer_lr")
 """Any two of these give the third, so a search changes all that it searches together."""
 
@@ -105,6 +107,16 @@ def next_round(
     return found
 
 
+def drawn_near(space: Space, winner: Values, generator: random.Random) -> Values:
+    """Other values, each drawn from the range around the winner's."""
+    values = winner
+    for _ in range(DRAWS):
+        values = {name: own.near(winner[name]).at(generator.random()) for name, own in space.items()}
+        if values != winner:
+            break
+    return values
+
+
 def changes(before: Values, after: Values) -> Changes:
     """The arguments of `run.tune` that change the values `before` to `after`.
 
@@ -122,9 +134,3 @@ def changes(before: Values, after: Values) -> Changes:
         else:
             asked[name] = value
     return asked
-
-
-def scores(members: Sequence[PopulationMember], maximize: bool) -> list[float]:
-    """Each group's rank from 0 for the best to 1 for the worst; measures of different rounds do not compare."""
-    order = ranking(members, maximize)
-    return [1.0 if m.measure is None else order.index(group) / (len(order) - 1) for group, m in enumerate(members)]

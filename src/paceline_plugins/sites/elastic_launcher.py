@@ -23,14 +23,13 @@ from paceline.cli.run import failure
 from paceline.cli.run.output import Tails
 from paceline.observe.event_file import EventFile
 from paceline_plugins.sites import revocations, saved_plan
-from paceline_plugins.sites.departure import Departure
 from paceline_plugins.sites.elastic_checks import reachable
 from paceline_plugins.sites.process import OutputFiles
 from paceline_plugins.sites.saved_plan import SavedPlan
-from paceline_plugins.sites.supervisor import Death, Supervisor, WorkerCommand
+from paceline_plugins.sites.supervisor import Death, Departure, Supervisor, WorkerCommand
 
 if TYPE_CHECKING:
-    from paceline.flow.control import ControlServer
+    from paceline.flow.control.server import ControlServer
 
 LOOK_EVERY_S = 0.05
 ASK_EVERY_S = 0.5  # the control plane's status
@@ -135,10 +134,8 @@ def control(plan: SavedPlan, directory: Path, events: Events) -> Iterator[tuple[
 def host(plan: SavedPlan, record: Path, on_event: Callable[[str, dict[str, Any]], None]) -> ControlServer:
     """The control plane of a run, from its record if one exists."""
     from paceline.communication.sockets.tls import TLS
-    from paceline.flow.control import (  # here, because torch loads for seconds and --help must not wait
-        ControlServer,
-        Terms,
-    )
+    from paceline.flow.control.messages import Terms  # here, because torch loads for seconds and --help must not wait
+    from paceline.flow.control.server import ControlServer
 
     terms = Terms(
         min_workers=plan.bounds[0],
@@ -149,7 +146,7 @@ def host(plan: SavedPlan, record: Path, on_event: Callable[[str, dict[str, Any]]
         expected=plan.workers,
     )
     tls = None if plan.tls is None else TLS.folder(plan.tls)
-    return ControlServer(plan.control[0], plan.control[1], tls, terms, record, on_event, True)
+    return ControlServer(plan.control[0], plan.control[1], tls, terms, record, on_event)
 
 
 def environment(plan: SavedPlan) -> dict[str, str]:

@@ -25,7 +25,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from paceline.errors import PacelineError
 from paceline.run.attach import attach
-from paceline.run.attach_marker import asks_for_help
 from paceline.run.run import Run
 from paceline.run.validation import MARK
 from paceline_plugins.zero import module_discovery, refusals, schedules
@@ -35,6 +34,7 @@ from paceline_plugins.zero.callers import here
 from paceline_plugins.zero.hidden_cluster import HiddenCluster
 from paceline_plugins.zero.loaders import Loaders
 from paceline_plugins.zero.models import GlobalView, StateDicts
+from paceline_plugins.zero.module_file import asks_for_help
 from paceline_plugins.zero.own_samples import OwnSamples
 from paceline_plugins.zero.patches import Patches
 from paceline_plugins.zero.rank_discovery import ZeroWorker

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
@@ -42,3 +43,8 @@ def _installed(part: str) -> ModuleSpec | None:
         return importlib.util.find_spec(part) if part else None
     except (ImportError, ValueError):
         return None
+
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Whether a program with these arguments prints its help or version and ends."""
+    return not {"-h", "--help", "--version"}.isdisjoint(arguments)

@@ -13,7 +13,7 @@ from paceline.cli.console import err, error_panel, refuse
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run.options import ProgramOptions
 from paceline.cli.run.program import Program
-from paceline.run import attach_marker
+from paceline.observe.event_log import nothing_attached
 from paceline_plugins.zero import cluster_detection, forks, framework_doors, hashing, module_file
 
 EXECUTABLE = (
@@ -84,8 +84,8 @@ def _why(other: str) -> str:
 
 def work_not_shared(directory: Path, options: ProgramOptions, program: Program, workers: int, rule: str | None) -> bool:
     """Whether each of several workers did the whole job by mistake; prints that."""
-    intended = (options.as_is and rule is None) or attach_marker.asks_for_help(program.arguments)
-    if workers == 1 or intended or not attach_marker.is_missing(directory):
+    intended = (options.as_is and rule is None) or module_file.asks_for_help(program.arguments)
+    if workers == 1 or intended or not nothing_attached(directory):
         return False
     under = f" The rule {rule} was never used." if rule is not None else ""
     what = f"nothing attached paceline: each of the {workers} workers did the whole job by itself.{under}"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from paceline.cli import app
 from paceline.cli.run import checks
-from paceline_plugins.ssh import check, client
+from paceline_plugins.ssh import client
 from tests.cli.ssh import fake_ssh
 from tests.paths import python_path
 
@@ -118,17 +118,6 @@ def test_no_paceline_and_other_versions(cluster: Cluster, tmp_path: Path) -> Non
     )
 
 
-def test_a_folder_that_is_too_large_is_not_brought(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    (cluster.folder / "a" / "proj").mkdir()
-    cluster.settings("[hosts.a]\ndirectory = '~/proj'")
-    monkeypatch.setattr("paceline_plugins.ssh.program_files.MOST_BYTES", 10)
-    refused(cluster.call("--hosts", "a,b", PROGRAM), "a: it has no train.py in ~/proj, and", "a folder of its own")
-
-
-def test_a_rule_that_is_none(cluster: Cluster) -> None:
-    refused(cluster.call("--hosts", "a,b", "--rule", "nonsense", PROGRAM), "--rule: there is no rule 'nonsense'")
-
-
 def test_two_names_of_one_machine(cluster: Cluster) -> None:
     cluster.host("b", environment=f"PYTHONPATH={python_path()}\nHOME={cluster.folder / 'a'}")
     refused(cluster.call("--hosts", "a,b", PROGRAM), "b: it is the same machine as a: name it once")
@@ -148,9 +137,3 @@ def test_ctrl_c_while_hosts_are_checked(cluster: Cluster, monkeypatch: pytest.Mo
     monkeypatch.setattr(checks, "check_rule", lambda *rule: signal.raise_signal(signal.SIGINT))
     found = cluster.call("--hosts", "a,b", PROGRAM)
     assert found.exit_code == 130 and "stopped by SIGINT" in found.stderr, found.output
-
-
-def test_a_host_that_does_not_answer(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "HELLO_S", 2.0)
-    monkeypatch.setattr(client, "_shell", lambda host, source: "exec sleep 600")
-    refused(cluster.call("--hosts", "a,b", PROGRAM), "a: it has not answered within 2 s", "b: it has not answered")

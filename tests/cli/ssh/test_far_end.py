@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from paceline.cli.run import program
-from paceline_plugins.ssh import client, far_end, launch, program_files
+from paceline_plugins.ssh import client, far_end, program_files
 from paceline_plugins.ssh.far_end import FarEnd, Mirror, Near
 from paceline_plugins.ssh.follow import Mirror as Written
 from paceline_plugins.ssh.hosts import Host
@@ -71,11 +71,6 @@ def test_a_near_end_that_takes_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) 
     finally:
         os.close(reads)
         os.close(writes)
-
-
-def test_a_near_end_that_asks_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(far_end, "SILENCE_S", 0.1)
-    FarEnd(near()).serve()
 
 
 def test_the_mirror_sends_each_byte_once_and_replaced_files_again(tmp_path: Path) -> None:
@@ -207,12 +202,3 @@ def test_modules_and_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 )
 def test_what_ssh_says_means(said: str, means: str) -> None:
     assert means in client.meaning(Host("b", "me", 22), said, 255)
-
-
-def test_how_a_launcher_ended_is_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "host-001.json"
-    assert launch.read_ending(path) == launch.LauncherEnding()
-    path.write_text('{"codes": {"1": -9}, "lost": {"3": 1}}')
-    assert launch.read_ending(path) == launch.LauncherEnding({1: -9}, {3: 1})
-    path.write_text('{"codes": []}')
-    assert launch.read_ending(path) == launch.LauncherEnding()

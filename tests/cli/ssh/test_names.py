@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
-from paceline.errors import UnsupportedError
 from paceline_plugins.ssh import client, hosts, program_files
 from paceline_plugins.ssh.hosts import Host, read
 
@@ -183,17 +181,6 @@ def test_print_starts_nothing_and_shows_every_command_without_the_secret(hosts: 
     assert {path.name for path in Path().iterdir()} == {PROGRAM, "paceline.toml"}
 
 
-def test_what_print_shows_for_another_host_can_be_typed() -> None:
-    """ssh joins its words with spaces, and a shell of the host splits them again."""
-    said = call("--print", "--hosts", "a", PROGRAM, "--", "--name", "it's (one) word").stdout
-    *_, host, typed = shlex.split(next(line for line in said.splitlines() if " ssh " in line))
-    folder, _, far = typed.partition(" && ")
-    assert host == "a" and folder == f"cd {shlex.quote(str(Path.cwd()))}"
-    assert shlex.split(far)[-3:] == [PROGRAM, "--name", "it's (one) word"]
-    said = call("--print", "--hosts", "a,b", PROGRAM).stdout
-    assert "--master ADDRESS:PORT --log LOGS --job JOB_FILE" in said
-
-
 def test_an_elastic_run_has_one_launcher_that_is_joined() -> None:
     elastic = ["--elastic", "1:8", "--grace", "2", "--master", "10.0.0.1:4000"]
     said = call("--print", "--hosts", "a,b", "--workers", 2, *elastic, PROGRAM).stdout
@@ -201,20 +188,3 @@ def test_an_elastic_run_has_one_launcher_that_is_joined() -> None:
     assert "--elastic 1:8 --grace 2 --listen 10.0.0.1:4000" in first and "--quiet" not in first
     assert "--join 10.0.0.1:4000" in second and "--quiet" in second
     assert "--hosts" not in first + second and "--elastic" not in second and "--grace" not in second
-
-
-def test_what_is_typed_goes_before_tables_and_tables_before_settings() -> None:
-    Path("paceline.toml").write_text("[run]\nworkers = 3\n[hosts.b]\nworkers = 2\n")
-    for typed, counts in (([], [3, 2]), (["--workers", 5], [5, 5])):
-        said = call("--print", "--hosts", "a,b", *typed, PROGRAM).stdout
-        assert [f"--workers {count} " in line for count, line in zip(counts, said.split("\n\n")[1:], strict=False)] == [
-            True,
-            True,
-        ]
-
-
-def test_the_environment_may_name_the_hosts() -> None:
-    found = call("--print", PROGRAM, PACELINE_RUN_HOSTS="a,b")
-    assert "2 hosts, 2 workers" in found.stdout
-    with pytest.raises(UnsupportedError, match="no host"):
-        names("a b")

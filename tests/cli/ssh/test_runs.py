@@ -108,14 +108,6 @@ def test_the_receipts_of_all_hosts_come_together_with_their_seals(project: Path)
     assert "right: 5 merges" in found.output and "wrong" not in found.output, found.output
 
 
-def test_the_failure_of_a_worker_is_that_of_the_command(project: Path) -> None:
-    process = start(project, "fails", "--quiet")
-    said = finish(process, project)
-    assert process.returncode == 1, said
-    assert "worker 2 on b failed" in said and "ValueError: spoilt" in said, said
-    assert "checking" not in said and "logs:" not in said
-
-
 def test_a_signal_ends_all_hosts(project: Path) -> None:
     process = start(project, "endless")
     outputs = [project / "logs" / "output" / f"rank-{rank:03d}.out" for rank in range(3)]

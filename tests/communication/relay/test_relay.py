@@ -160,16 +160,6 @@ def test_who_is_not_there_yet_is_called_again(relay: RelayServer, job: Job) -> N
         got[0].close()
 
 
-def test_a_member_comes_back_under_its_name_after_its_connection_was_cut(relay: RelayServer, job: Job) -> None:
-    with listening(relay, job.tls()) as (listener, name), entered(relay, job.tls(), "b") as caller:
-        before = relay._members[name]
-        relay._loop.call_soon_threadsafe(before.writer.transport.abort)
-        until(lambda: relay._members.get(name) not in (before, None))
-        near, far = ends(caller, listener, name)
-        near.close()
-        far.close()
-
-
 def test_a_relay_that_is_started_again_at_its_port_serves_as_before(job: Job) -> None:
     first = RelayServer(HERE, 0, job.tls("control"))
     first.start()
@@ -283,17 +273,6 @@ def test_who_says_nothing_is_closed_after_a_while(
     assert caplog.text.count("silent for too long") >= 2
 
 
-def test_silent_ones_do_not_keep_members_out(relay: RelayServer, job: Job) -> None:
-    with contextlib.ExitStack() as stack:
-        for _ in range(server.STRANGERS + 20):
-            stack.enter_context(socket.create_connection((HERE, relay.port), timeout=SOON))
-        with listening(relay, job.tls()) as (listener, name), entered(relay, job.tls(), "b") as caller:
-            near, far = ends(caller, listener, name)
-            near.close()
-            far.close()
-        assert len(relay._greeting) <= server.STRANGERS
-
-
 def test_a_certificate_of_another_job_gets_nothing(relay: RelayServer, tmp_path: Path) -> None:
     foreign = Job(tmp_path).tls()
     with pytest.raises((MismatchError, Late), match=r"authority|cannot be reached"), entered(relay, foreign, "a"):
@@ -351,25 +330,6 @@ def test_a_ticket_is_good_once_and_a_guessed_one_never(
             near.send(1, note="undisturbed")
             assert far.receive(deadline_s=SOON).note == "undisturbed"
     assert len(used) == 6 and caplog.text.count("its ticket was not given out here") == 4
-
-
-def test_a_stream_whose_other_end_does_not_come_is_closed(
-    relay: RelayServer, job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "TICKET_S", SHORT)
-    lost: list[socket.socket] = []
-
-    async def ignore(self: RelayMember, ticket: str, caller: str) -> None:
-        lost.append(socket.socket())
-
-    monkeypatch.setattr(RelayMember, "_answer", ignore)
-    with listening(relay, job.tls()) as (_, name), entered(relay, job.tls(), "b") as caller:
-        with pytest.raises(PeerLostError):
-            caller.connect(name, "rank 1", SOON)
-        until(lambda: not relay._tickets)
-    assert lost
-    for sock in lost:
-        sock.close()
 
 
 def test_lines_that_make_no_sense_end_their_member_alone(relay: RelayServer, job: Job) -> None:

@@ -16,7 +16,6 @@ from torch import Tensor
 from paceline.communication import virtual
 from paceline.communication.base import Transport
 from paceline.communication.ring import RingTransport, wire
-from paceline.errors import ClosedError
 from tests.communication.connections import SOON
 from tests.communication.ring.rings import everywhere, ring
 from tests.communication.test_tls import Authority
@@ -156,21 +155,6 @@ def test_tensors_that_do_not_lie_in_one_piece() -> None:
             assert torch.equal(tall, torch.arange(3.0)[:, None].expand(3, 6))
 
 
-def test_messages_arrive_in_order_in_any_order_of_waits() -> None:
-    def body(t: RingTransport) -> list[float]:
-        if t.world.rank == 0:
-            for pending in [t.send(torch.full((k,), float(k)), 1) for k in (100_000, 1, 30)]:
-                pending.wait()
-            return []
-        places = [torch.empty(k) for k in (100_000, 1, 30)]
-        for pending in reversed([t.receive(place, 0) for place in places]):
-            pending.wait()
-        return [float(place.mean()) for place in places]
-
-    with ring(2) as members:
-        assert everywhere(members, body)[1] == [100_000.0, 1.0, 30.0]
-
-
 def test_channels_and_subgroups_do_not_wait_for_others() -> None:
     """Rank 0 does channel 1 before channel 0, the others the other way round; and a part does more than the other."""
 
@@ -254,18 +238,6 @@ def test_over_tls(tmp_path: Path) -> None:
         found = everywhere(members, body)
     assert all(torch.equal(x, found[0]) for x in found)
     torch.testing.assert_close(found[0], sum(noise(k, 200_000) for k in range(3)), atol=1e-3, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [lambda t: t.all_reduce(torch.ones(3)), lambda t: t.send(torch.ones(3), 1), lambda t: t.channel(1).barrier()],
-)
-def test_after_the_end(call: Callable[[RingTransport], Any]) -> None:
-    with ring(2) as members:
-        members[0].open_channels(2)
-        members[0].close()
-        with pytest.raises(ClosedError, match="this connection was closed before"):
-            call(members[0])
 
 
 def test_partners_and_channels_that_there_are_not() -> None:

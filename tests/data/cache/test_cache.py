@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import ClosedError
 from paceline_plugins.data.cache import Cache, CacheError, NotServedError, download, http_backend
 from paceline_plugins.data.cache.names import extension, file_name
 from tests.data.cache.server import Server
@@ -101,25 +100,6 @@ def test_the_least_recently_used_file_is_evicted_first(server: Server, tmp_path:
         assert cache.cached(urls) == {urls[0], urls[3], urls[4]}
 
 
-def test_a_smaller_cap_is_reached_by_the_next_download(server: Server, tmp_path: Path) -> None:
-    urls = urls_of(server, 6)
-    with Cache(tmp_path, 5 * KB) as cache:
-        for url in urls[:5]:
-            cache.read(url)
-    with Cache(tmp_path, 2 * KB) as cache:
-        cache.read(urls[5])
-        assert cache.cached(urls) == {urls[4], urls[5]}
-
-
-def test_the_cap_holds_at_every_write(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    urls = urls_of(server, 24)
-    peak = Peak(tmp_path, monkeypatch)
-    with Cache(tmp_path, 6 * KB) as cache, ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(cache.read, urls * 3)) == [server.bodies[u.rpartition("/")[2]] for u in urls * 3]
-    assert 4 * KB < peak.bytes <= 6 * KB
-    assert bytes_in(tmp_path) <= 6 * KB
-
-
 def test_files_of_unknown_size_go_above_the_cap_one_at_a_time(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,28 +132,6 @@ def test_an_open_file_is_never_evicted(server: Server, tmp_path: Path) -> None:
     assert server.requests["0.bin"] == 1
 
 
-def test_a_cache_full_of_open_files_raises_after_the_timeout(server: Server, tmp_path: Path) -> None:
-    urls = urls_of(server, 3)
-    with Cache(tmp_path, 2 * KB, timeout_s=0.3, retries=99) as cache:
-        with cache.open(urls[0]), cache.open(urls[1]):
-            with pytest.raises(CacheError, match=r"no room.*2000 bytes are files in use.*raise cap_bytes"):
-                cache.read(urls[2])
-        assert cache.read(urls[2])  # and nothing is left of the attempt
-
-
-def test_many_readers_of_one_file_share_it(server: Server, tmp_path: Path) -> None:
-    url = server.put("a", b"x" * KB)
-    server.fail("a", "hold")
-    with Cache(tmp_path) as cache, ThreadPoolExecutor(6) as pool:
-        reading = [pool.submit(cache.read, url) for _ in range(6)]
-        server.wait_half()
-        server.resume.set()
-        assert {r.result(30) for r in reading} == {b"x" * KB}
-        stats = cache.stats()[server.address]
-    assert server.requests["a"] == 1
-    assert stats.hits + stats.misses == 6 and stats.misses >= 1
-
-
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
@@ -197,14 +155,6 @@ def test_only_a_harmless_extension_gets_into_a_file_name(url: str, expected: str
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Cache(tmp_path, **wrong)
-
-
-def test_a_closed_cache_raises(server: Server, tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    cache.close()
-    cache.close()
-    with pytest.raises(ClosedError, match="closed"):
-        cache.read(server.put("a", b"x"))
 
 
 def test_a_failed_download_leaves_no_files(server: Server, tmp_path: Path) -> None:

@@ -41,13 +41,6 @@ def test_a_download_that_is_always_corrupt_is_never_served(server: Server, tmp_p
     assert not list(tmp_path.glob("f-*")) and not list(tmp_path.glob("*.part"))
 
 
-def test_a_short_file_is_noticed_by_the_store_s_checksum(server: Server, tmp_path: Path) -> None:
-    url = server.put("a", BODY)
-    server.fail("a", "short")
-    with Cache(tmp_path) as cache:
-        assert cache.read(url) == BODY
-
-
 def test_a_file_without_checksum_has_one_of_its_own(tmp_path: Path) -> None:
     with Server(checksums=False) as server:
         url = server.put("a", BODY)
@@ -95,22 +88,6 @@ def test_another_version_than_the_cached_one_is_fetched_if_the_caller_names_it(s
             assert path.read_bytes() == b"new"
 
 
-def test_wrong_checksums_of_a_store_can_be_ignored(server: Server, tmp_path: Path) -> None:
-    url = server.put("a", BODY)
-    server.fail("a", "flip")
-    with Cache(tmp_path, options={"checksums": False}) as cache:
-        assert cache.read(url) != BODY
-    assert server.requests["a"] == 1
-
-
-def test_a_busy_server_is_retried(server: Server, tmp_path: Path) -> None:
-    url = server.put("a", BODY)
-    server.fail("a", 503, 503, 429)
-    with Cache(tmp_path) as cache:
-        assert cache.read(url) == BODY
-        assert cache.stats()[server.address].retries == 3
-
-
 @pytest.mark.parametrize(("code", "cure"), [(404, "check the url"), (403, "credentials"), (410, "check the url")])
 def test_a_refusal_is_final(server: Server, tmp_path: Path, code: int, cure: str) -> None:
     url = server.put("a", BODY)
@@ -132,11 +109,6 @@ def test_a_server_that_stalls_is_retried(server: Server, tmp_path: Path) -> None
             cache.read(server.put("b", BODY))
 
 
-def test_an_invalid_url_is_refused_at_once(server: Server, tmp_path: Path) -> None:
-    with Cache(tmp_path) as cache, pytest.raises(NotServedError, match=r"no url.*%20"):
-        cache.read(server.url("a b"))
-
-
 def test_pauses_grow_and_differ(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline_plugins.data.cache import download
 
@@ -155,14 +127,6 @@ def test_pauses_grow_and_differ(server: Server, tmp_path: Path, monkeypatch: pyt
     for pause, longest in zip(pauses, [8, 16, 20, 20], strict=True):  # doubled, up to the longest
         assert longest / 2 <= pause <= longest
     assert pauses[2] != pauses[3]
-
-
-def test_the_last_error_of_a_silent_source_names_it(server: Server, tmp_path: Path) -> None:
-    url = server.put("a", BODY)
-    server.fail("a", *[503] * 9)
-    with Cache(tmp_path, retries=1) as cache:
-        with pytest.raises(CacheError, match=rf"{url} is not in the cache.*did not answer 2 times.*503"):
-            cache.read(url)
 
 
 def test_cached_files_are_served_while_their_source_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

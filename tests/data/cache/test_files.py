@@ -11,7 +11,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from paceline_plugins.data.cache import Cache, Files
-from tests.data.cache.server import Server, until
+from tests.data.cache.server import Server
 
 
 def first_byte(path: Path) -> int:
@@ -26,13 +26,6 @@ def test_urls_and_paths_in_one_list(server: Server, tmp_path: Path) -> None:
         assert Files(files.urls, cache)[0] == b"\x05"
 
 
-def test_local_files_need_no_cache(tmp_path: Path) -> None:
-    (tmp_path / "here").write_bytes(b"\x07")
-    files = Files([tmp_path / "here"], read=first_byte)
-    files.prefetch([0])
-    assert files[0] == 7 and files._cache is None
-
-
 def test_the_default_cache_is_in_the_user_s_directory(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,26 +33,6 @@ def test_the_default_cache_is_in_the_user_s_directory(
     files = Files([server.put("a", b"\x05")])
     assert files[0] == b"\x05" and files.cache.directory == tmp_path / "paceline"
     files.cache.close()
-
-
-def test_a_file_is_not_evicted_while_it_is_read(server: Server, tmp_path: Path) -> None:
-    urls = [server.put(str(i), bytes([i]) * 10) for i in range(2)]
-    with Cache(tmp_path, 20, timeout_s=0.2, retries=99) as cache:
-
-        def read(path: Path) -> int:
-            for url in (server.put("x", bytes(10)), server.put("y", bytes(10))):
-                cache.read(url)
-            return first_byte(path)
-
-        assert Files(urls, cache, read)[1] == 1
-
-
-def test_files_are_prefetched_by_index(server: Server, tmp_path: Path) -> None:
-    urls = [server.put(str(i), bytes([i])) for i in range(4)]
-    with Cache(tmp_path) as cache:
-        files = Files(urls, cache, first_byte)
-        files.prefetch([3, 1])
-        until(lambda: cache.cached(urls) == {urls[3], urls[1]}, "they did not come")
 
 
 def test_a_pickled_cache_opens_the_same_directory(server: Server, tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ from torch.utils.data import DataLoader
 
 from paceline_plugins.data.cache import Cache, Files, NotServedError, obstore_backend
 from paceline_plugins.data.cache.obstore_backend import ObstoreBackend
-from paceline_plugins.data.packed import PackedDataset
-from tests.data.packed.made import packed
 
 CURES = ("multiprocessing_context='spawn'", "num_workers=0", "options={'backend': 'fsspec'}")
 URLS = ["s3://bucket/dir/a b.bin", "s3://bucket/100%?#.bin", "s3://bucket/signed"]
@@ -54,19 +52,11 @@ def test_a_forked_process_is_refused_what_it_misses_and_reads_what_is_there(s3: 
 
 @pytest.mark.processes
 def test_spawned_processes_read_what_their_parent_read(s3: dict[str, str], tmp_path: Path) -> None:
-    import boto3
-
-    folder = packed(tmp_path)
-    client = boto3.client(
-        "s3", endpoint_url=s3["endpoint"], region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
-    )
-    for path in folder.iterdir():
-        client.put_object(Bucket="bucket", Key=f"set/{path.name}", Body=path.read_bytes())
-    client.close()
     with Cache(tmp_path / "cache", 40_000, options=s3) as cache:
-        data = PackedDataset("s3://bucket/set", cache=cache)
-        loader = DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context="spawn", collate_fn=same)
-        assert [sample for batch in loader for sample in batch] == list(PackedDataset(folder))
+        assert cache.read(URLS[0]) == b"hello"
+        files = Files(URLS[:2], cache, Path.read_bytes)
+        loader = DataLoader(files, num_workers=2, multiprocessing_context="spawn", collate_fn=same)
+        assert list(loader) == [[b"hello"], [b"percent"]]
 
 
 def test_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

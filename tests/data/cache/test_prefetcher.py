@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline_plugins.data.cache import Cache, NotServedError, get
+from paceline_plugins.data.cache import Cache, get
 from paceline_plugins.data.cache.names import key_of
 from paceline_plugins.data.cache.prefetch_hints import PrefetchHints
 from paceline_plugins.data.cache.prefetcher import Prefetcher
@@ -62,16 +62,6 @@ def test_later_files_are_evicted_for_earlier_ones_and_fetched_again(server: Serv
         until(lambda: cache.cached(urls) == set(urls[1:4]), "the fourth did not come back")
 
 
-def test_an_opened_file_evicts_the_last_prefetched_one(server: Server, tmp_path: Path) -> None:
-    urls = urls_of(server, 4)
-    with Cache(tmp_path, 3 * KB, timeout_s=20) as cache:
-        cache.prefetch(urls[:3])
-        until(lambda: cache.cached(urls) == set(urls[:3]), "not all arrived")
-        with cache.open(urls[3]):
-            assert cache.cached(urls) == {urls[0], urls[1], urls[3]}
-        until(lambda: urls[2] in cache.cached(urls), "it was not fetched again")
-
-
 def test_a_file_waiting_for_room_can_be_opened(server: Server, tmp_path: Path) -> None:
     urls = urls_of(server, 4)
     with Cache(tmp_path, 2 * KB, timeout_s=20) as cache:
@@ -94,32 +84,6 @@ def test_a_file_of_a_likely_size_does_not_wait_for_the_answer_to_an_earlier_one(
         assert cache.read(late) == bytes([1]) * KB
 
 
-def test_a_file_larger_than_likely_evicts_later_ones(server: Server, tmp_path: Path) -> None:
-    first, late, *rest = urls_of(server, 4)
-    server.put("1", b"x" * 3 * KB)
-    server.fail("1", "late")
-    with Cache(tmp_path, 4 * KB, threads=2) as cache:
-        cache.prefetch([first])
-        until(lambda: cache.cached([first]) == {first}, "the first did not arrive")
-        cache.prefetch([first, late, *rest])
-        until(lambda: cache.cached(rest) == set(rest), "the last two wait for one whose answer is late")
-        server.resume.set()
-        until(lambda: cache.cached([first, late]) == {first, late}, "the second got no room")
-        assert cache.cached(rest) == set()
-        for url in (first, late, *rest):
-            cache.read(url)
-        assert server.requests["1"] == 1
-
-
-def test_a_new_list_replaces_the_old_one(server: Server, tmp_path: Path) -> None:
-    urls = urls_of(server, 6)
-    with Cache(tmp_path, 3 * KB) as cache:
-        cache.prefetch(urls[:3])
-        until(lambda: cache.cached(urls) == set(urls[:3]), "not all arrived")
-        cache.prefetch(urls[3:])
-        until(lambda: cache.cached(urls) == set(urls[3:]), "files of the old list are still in the way")
-
-
 def test_opening_a_file_waits_for_its_running_download(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,15 +102,6 @@ def test_opening_a_file_waits_for_its_running_download(
         assert cache.read(url) == bytes(KB)
         stats = cache.stats()[server.address]
     assert (stats.misses, server.requests["0"]) == (1, 1) and stats.waited_s > 0
-
-
-def test_open_raises_the_errors_of_prefetching(server: Server, tmp_path: Path) -> None:
-    urls = [server.url("none"), *urls_of(server, 3)]
-    with Cache(tmp_path) as cache:
-        cache.prefetch(urls)
-        until(lambda: cache.cached(urls) == set(urls[1:]), "one bad url stopped prefetching")
-        with pytest.raises(NotServedError, match="404"):
-            cache.read(urls[0])
 
 
 def test_closing_does_not_wait_for_a_stuck_server(server: Server, tmp_path: Path) -> None:
@@ -179,23 +134,6 @@ def test_a_file_being_fetched_for_an_older_list_gets_a_hint(tmp_path: Path) -> N
     until(lambda: other.of_other_processes() == {key_of(url) for url in "abc"}, "the hint was lost")
     prefetcher.close()
     assert sorted(calls) == [0, 0, 1, 2]
-
-
-def test_a_file_evicted_during_its_fetch_is_fetched_again(tmp_path: Path) -> None:
-    calls: list[int] = []
-
-    def fetch(url: str, position: int, turn: Callable[[], bool]) -> bool:
-        calls.append(position)
-        if len(calls) == 1:
-            prefetcher.evicted(key_of(url))  # by a thread that opens another file
-        return True
-
-    own, other = PrefetchHints(tmp_path), PrefetchHints(tmp_path)
-    prefetcher = Prefetcher(1, own, fetch, lambda url: 0.0)
-    prefetcher.prefetch(["a"])
-    until(lambda: other.of_other_processes() == {key_of("a")}, "there is no hint")
-    prefetcher.close()
-    assert calls == [0, 0]
 
 
 def hints_in(directory: Path) -> set[str]:

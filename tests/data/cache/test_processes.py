@@ -45,22 +45,6 @@ def test_one_download_a_host(server: Server, tmp_path: Path) -> None:
     assert sorted(f["fetched"] for f in found) == [0, 0, 100_000]
 
 
-def test_the_download_of_a_killed_process_is_repeated(server: Server, tmp_path: Path) -> None:
-    url, other = server.put("a", b"x" * 5 * KB), server.put("b", b"y" * 4 * KB)
-    server.fail("a", "hold")
-    with ExitStack() as stack:
-        (worker,) = start(stack, 1, "read_all", tmp_path, 6 * KB, [url])
-        worker.go()
-        until(lambda: any(tmp_path.glob("*.part")), "no download runs")
-        worker.kill()
-    assert any(tmp_path.glob("*.part"))
-    with Cache(tmp_path, 6 * KB, timeout_s=20) as cache:
-        assert cache.read(other) == b"y" * 4 * KB  # the reservation of a dead process is void
-        assert not list(tmp_path.glob("*.part"))
-        assert cache.read(url) == b"x" * 5 * KB
-    assert server.requests["a"] == 2
-
-
 def test_a_waiting_process_takes_over_the_download_of_a_killed_one(server: Server, tmp_path: Path) -> None:
     url = server.put("a", b"x" * 5 * KB)
     server.fail("a", "hold")
@@ -90,18 +74,6 @@ def test_a_file_open_in_another_process_stays_until_that_is_killed(server: Serve
             worker.kill()
             cache.read(urls[1])
             assert cache.cached(urls) == {urls[1], urls[2]}
-
-
-def test_a_child_of_a_killed_process_holds_no_lock(server: Server, tmp_path: Path) -> None:
-    urls = [server.put(str(i), b"x" * KB) for i in range(2)]
-    with ExitStack() as stack:
-        (worker,) = start(stack, 1, "hold_and_fork", tmp_path, KB, urls[0])
-        worker.go()
-        assert worker.process.stdout is not None and worker.process.stdout.readline() == "held\n"
-        worker.process.kill()
-        worker.process.wait()
-        with Cache(tmp_path, KB, timeout_s=20) as cache:
-            assert cache.read(urls[1]) == b"x" * KB
 
 
 def test_the_cap_holds_for_all_processes_together(server: Server, tmp_path: Path) -> None:

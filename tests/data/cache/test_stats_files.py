@@ -46,23 +46,6 @@ def test_copies_are_added_up_and_copies_of_copies(tmp_path: Path) -> None:
     assert stats_files(tmp_path) == ["0", "0.0", "1"]
 
 
-def test_a_new_copy_takes_over_the_file_of_one_that_has_ended(tmp_path: Path) -> None:
-    first = StatsFile.of_original(tmp_path)
-    for _ in range(5):
-        one, two = StatsFile.of_copy(tmp_path, first.name), StatsFile.of_copy(tmp_path, first.name)
-        below = StatsFile.of_copy(tmp_path, one.name)
-        assert one.of_copies() == {}  # and nothing of earlier copies
-        two.write(B, Stats(misses=1))
-        one.write(B, Stats(hits=1))
-        one.write(A, Stats(hits=1))
-        below.write(A, Stats(hits=100))
-        assert one.of_copies() == {A: Stats(hits=100)}
-        for file in (one, two, below):
-            file.close()
-    assert stats_files(tmp_path) == ["0", "0.0", "1"]
-    assert first.of_copies() == {A: Stats(hits=505), B: Stats(hits=5, misses=5)}
-
-
 def test_the_original_removes_all_files_on_close_and_keeps_the_sum(tmp_path: Path) -> None:
     first, other = StatsFile.of_original(tmp_path), StatsFile.of_original(tmp_path)
     one = StatsFile.of_copy(tmp_path, first.name)
@@ -74,32 +57,6 @@ def test_the_original_removes_all_files_on_close_and_keeps_the_sum(tmp_path: Pat
     assert [path.stem for path in (tmp_path / "counts").iterdir()] == [other.name[0]] * 2
     other.close()
     assert not list(tmp_path.iterdir())
-
-
-def test_without_a_writable_folder_each_counts_for_itself(tmp_path: Path) -> None:
-    (tmp_path / "counts").write_text("in the way")
-    first = StatsFile.of_original(tmp_path)
-    one = StatsFile.of_copy(tmp_path, first.name)
-    one.write(A, Stats(hits=1))
-    assert first.of_copies() == one.of_copies() == {}
-    one.close()
-    first.close()
-
-
-def test_folders_of_killed_processes_are_swept_and_those_of_living_ones_stay(tmp_path: Path) -> None:
-    living = StatsFile.of_original(tmp_path)
-    one = StatsFile.of_copy(tmp_path, living.name)
-    counts = tmp_path / "counts"
-    (counts / "dead").mkdir()
-    for name in ("dead.lock", "dead/0", "dead/0.3", "young.lock"):
-        (counts / name).write_bytes(bytes(512))
-    for path in counts.glob("*.lock"):
-        if path.name != "young.lock":  # whose owner may be about to lock it
-            os.utime(path, (0, 0))
-    StatsFile.of_original(tmp_path).close()
-    assert {path.name for path in counts.iterdir()} == {living.name[0], f"{living.name[0]}.lock", "young.lock"}
-    one.write(A, Stats(hits=2))
-    assert living.of_copies() == {A: Stats(hits=2)}
 
 
 @pytest.mark.processes

@@ -244,13 +244,6 @@ def test_what_cannot_be_an_array_is_refused_and_nothing_changes(wrong: Any, says
     assert (good == 1).all()
 
 
-def test_an_array_may_have_any_name() -> None:
-    held = {"type": np.zeros(1), "train": np.zeros(1), "layer.0": np.zeros(1), "training": np.zeros(1)}
-    for name in list(held):
-        with paceline.attach_arrays({name: held[name]}, buffers={"float": np.ones(1)}) as run:
-            assert set(run.global_state()) == {name.replace(".", "/"), "float"}
-
-
 def test_arrays_that_overlap_are_refused() -> None:
     whole = np.ones(6)
     with pytest.raises(paceline.UnsupportedError, match="lie in the same memory"):
@@ -329,18 +322,3 @@ def test_arrays_that_never_change_are_taken_for_forgotten() -> None:
 
     with pytest.raises(paceline.UnsupportedError, match="have not changed"):
         simulate(program, 2)
-
-
-def test_gradients_that_never_came_are_asked_for() -> None:
-    def program() -> None:
-        run = paceline.attach_arrays([np.ones(3)], "sync")
-        run.step()
-
-    with pytest.raises(paceline.UnsupportedError, match=r"run\.mean\(gradients\)"):
-        simulate(program, 2)
-
-
-def test_virtual_workers_must_not_share_an_array() -> None:
-    shared = np.ones(3)
-    with pytest.raises(paceline.UnsupportedError, match="attached the same parameter"):
-        simulate(lambda: paceline.attach_arrays([shared], "averaging"), 2)

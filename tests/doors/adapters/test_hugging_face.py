@@ -116,13 +116,6 @@ def test_two_workers_do_what_the_two_lines_do(rule: str, settings: dict[str, Any
     assert [trainer.state.is_world_process_zero for _, trainer, _ in found] == [True, False]
 
 
-def test_accumulation_uses_all_samples(tmp_path: Path) -> None:
-    found = simulate(lambda: train(tmp_path, PacelineCallback("bmuf", period=2), gradient_accumulation_steps=3), 2)
-    assert all_once([net.seen for net, _, _ in found])
-    assert same_bits(*(state_of(net) for net, _, _ in found))
-    assert found[0][1].state.global_step == 6
-
-
 @pytest.mark.parametrize("step", [5, 7])
 def test_checkpoints_hold_the_global_model_and_resume_to_the_same_bits(step: int, tmp_path: Path) -> None:
     every: dict[str, Any] = {"save_strategy": "steps", "save_steps": step, "evaluate": True}
@@ -137,8 +130,3 @@ def test_checkpoints_hold_the_global_model_and_resume_to_the_same_bits(step: int
         assert same_bits(state_of(one), state_of(other))
     with pytest.raises(UnsupportedError, match="written by 2 workers"):
         simulate(lambda: train(tmp_path / "b", PacelineCallback("bmuf", period=4), resume=str(folder), **every), 3)
-
-
-def test_a_callback_that_came_late_says_so(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"callback\.join"):
-        train(tmp_path, PacelineCallback("bmuf"), late=True)

@@ -161,35 +161,6 @@ def test_wrong_trees_are_refused_and_the_run_goes_on(spoilt: Any, says: str) -> 
         assert run.minibatches == 1
 
 
-def test_inside_jit_and_after_donation_there_is_nothing_to_exchange() -> None:
-    with pytest.raises(paceline.UnsupportedError, match="no JAX array"):
-        adapter.attach({"w": np.ones(3)}, "averaging")
-    with adapter.attach(params(), "averaging") as run:
-        with pytest.raises(paceline.UnsupportedError, match="being traced"):
-            jax.jit(run.sync)(run.params)
-        gone = params()
-        STEP(gone, SGD.init(gone), targets(0))
-        with pytest.raises(paceline.UnsupportedError, match="was donated"):
-            run.sync(gone)
-
-
 def test_arrays_of_jax_are_not_taken_for_writable_ones() -> None:
     with pytest.raises(paceline.UnsupportedError, match=r"paceline_plugins\.frameworks\.jax"):
         paceline.attach_arrays([jnp.ones(3)])
-
-
-def test_a_merge_brings_new_parameters_which_must_be_taken() -> None:
-    def program() -> dict[str, torch.Tensor]:
-        now, state = params(), SGD.init(params())
-        with adapter.attach(now, "averaging", period=100) as run:
-            now = run.params
-            now, state = STEP(now, state, targets(run.world.rank))
-            now = run.sync(now)
-            run.merge()
-            merged = to_torch(run.model_for_export())
-            with pytest.raises(paceline.UnsupportedError, match=r"continue from params = run\.params"):
-                run.sync(now)
-            assert same_bits(to_torch(run.params), merged)
-        return merged
-
-    assert same_bits(*simulate(program, 2))

@@ -111,13 +111,6 @@ def test_two_workers_do_what_the_two_lines_do(rule: str, settings: dict[str, Any
     assert [trainer.is_global_zero for _, trainer in found] == [True, False]
 
 
-def test_steps_are_those_of_a_worker_and_logged_values_go_over_all() -> None:
-    found = workers("bmuf", rule_settings={"period": 4})
-    assert [model.steps for model, _ in found] == [trainer.global_step for _, trainer in found] == [14, 14]
-    losses = [trainer.callback_metrics["train_loss"] for _, trainer in found]
-    assert torch.equal(losses[0], losses[1])
-
-
 def test_validation_and_checkpoints_take_the_global_model(tmp_path: Path) -> None:
     def body() -> tuple[Reader, Written]:
         writer = Written()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from sklearn.cluster import MiniBatchKMeans
@@ -74,19 +73,6 @@ def test_one_worker_is_the_plain_program_and_several_agree(name: str) -> None:
     assert same_bits(ends[0], ends[1]) and not same_bits(ends[0], values(plain))
 
 
-def test_averaging_is_the_mean_of_what_the_workers_learned() -> None:
-    """One block over the whole of each worker's data: the mean of models that were trained apart."""
-    apart = []
-    for rank in range(2):
-        model = begun("regression")
-        for x, y in BATCHES[rank::2]:
-            fit(model, x, y)
-        apart.append(values(model))
-    ends = [values(model) for model in simulate(program("regression", "averaging(period=6)"), 2)]
-    mean = {name: (apart[0][name] + apart[1][name]) / 2 for name in apart[0]}
-    assert all(torch.allclose(ends[0][name], mean[name], rtol=1e-12, atol=1e-14) for name in mean)
-
-
 @pytest.mark.parametrize(("rule", "ends"), [("bmuf(period=2)", False), ("bmuf(period=2, local_state='reset')", True)])
 def test_momentum_of_a_network_stays_or_restarts_with_each_block(rule: str, ends: bool) -> None:
     def made() -> list[bool]:
@@ -136,10 +122,3 @@ REFUSED = [
 def test_what_cannot_be_served_is_refused_by_name(make: Any, rule: str, says: str) -> None:
     with pytest.raises(paceline.UnsupportedError, match=says):
         adapter.attach(make(), rule)
-
-
-def test_other_models_say_what_holds_their_parameters() -> None:
-    model = begun("sgd")
-    run = adapter.attach(model, "averaging", attributes=("coef_",))
-    assert run._parameters["coef_"].data_ptr() == np.asarray(model.coef_).ctypes.data
-    run.close()

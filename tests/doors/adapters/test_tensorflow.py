@@ -15,7 +15,7 @@ import torch
 
 import paceline
 from paceline.doors.adapters.array_run import UNCHANGED_STEPS
-from tests.doors.adapters.test_arrays import RATE, STEPS, in_torch, rank, start, targets
+from tests.doors.adapters.test_arrays import RATE, STEPS, in_torch, start, targets
 from tests.helpers import same_bits, simulate
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -137,44 +137,6 @@ def test_averaging_is_the_mean_computed_by_hand_and_counts_what_came_before_the_
     assert first[3] == second[3] == [3.0, 0.0]
 
 
-def test_sparse_and_missing_gradients() -> None:
-    """The first worker's loss looks up rows, the second's does not use the table, and none uses the last variable."""
-
-    def made() -> Any:
-        table, other = tf.Variable(tf.ones((3, 2))), tf.Variable([1.0])
-        with paceline.attach_arrays([table, other], "sync") as run:
-            with tf.GradientTape() as tape:
-                rows = tf.gather(table, [0, 0, 2])
-                loss = tf.reduce_sum(rows) if run.world.rank == 0 else tf.constant(0.0)
-            gradients = tape.gradient(loss, [table, other])
-            assert (gradients[0] is None) == (run.world.rank == 1) and gradients[1] is None
-            assert isinstance(gradients[0], tf.IndexedSlices) == (run.world.rank == 0)
-            means = run.mean(gradients)
-            run.step()
-        return means[0].numpy().tolist(), means[1]
-
-    for mean, nothing in simulate(made, 2):
-        assert mean == [[1.0, 1.0], [0.0, 0.0], [0.5, 0.5]] and nothing is None
-
-
-def test_dtypes_shapes_and_buffers_are_exchanged_together() -> None:
-    kinds = ["float16", "bfloat16", "float32", "float64", "complex64"]
-
-    def made() -> Any:
-        held = {kind: tf.Variable(tf.cast([1.0, 2.0], kind)) for kind in kinds}
-        held |= {"number": tf.Variable(1.0), "nothing": tf.Variable(tf.zeros((0, 3)))}
-        running = [tf.Variable([0.0])]
-        with paceline.attach_arrays(held, "averaging(period=1)", buffers=running) as run:
-            for name, one in [*held.items(), ("running", running[0])]:
-                one.assign_add(tf.cast(tf.fill(one.shape, 2.0 * run.world.rank), one.dtype))
-                assert name and one.dtype is not None
-            run.step()
-        return [tf.cast(one, "complex64").numpy().tolist() for one in [*held.values(), *running]]
-
-    expected = [[2, 3]] * len(kinds) + [2, [], [1]]
-    assert simulate(made, 2) == [expected, expected]
-
-
 def test_resume_brings_variables_and_the_optimizer_back(tmp_path: Path) -> None:
     def made(stop: int, resume: bool) -> Callable[[], State]:
         def run_it() -> State:
@@ -216,19 +178,6 @@ def test_the_global_model_a_merge_and_a_snapshot_are_in_the_variables() -> None:
             return inside, outside, merged, look()
 
     assert simulate(made, 2) == [(0.0, 1.0, 2.0, 2.0), (0.0, 3.0, 2.0, 2.0)]
-
-
-def test_a_worker_with_nan_is_left_out() -> None:
-    def made() -> list[float]:
-        held = tf.Variable([0.0])
-        with paceline.attach_arrays([held], "averaging(period=1)") as run:
-            for number in range(3):
-                held.assign_add([np.nan if (run.world.rank, number) == (1, 1) else 1.0])
-                run.step()
-        return held.numpy().tolist()
-
-    first, second = simulate(made, 2)
-    assert first == second == [3.0]
 
 
 class Wrong:
@@ -356,43 +305,3 @@ def test_variables_that_are_replaced_are_noticed_or_handed_over() -> None:
     with pytest.raises(paceline.UnsupportedError, match="have not changed in 10 steps; train those"):
         simulate(forgotten, 2)
     assert simulate(handed_over, 2) == [[5.0], [5.0]]
-
-
-def test_a_variable_that_changes_its_shape_is_refused() -> None:
-    def made() -> None:
-        held = tf.Variable([1.0], shape=tf.TensorShape(None))
-        run = paceline.attach_arrays([held], "averaging(period=1)")
-        held.assign([1.0, 2.0])
-        run.step()
-
-    with pytest.raises(paceline.UnsupportedError, match=r"has shape \(2,\).*was attached with shape \(1,\)"):
-        simulate(made, 2)
-
-
-def test_workers_with_different_shapes_all_hear_of_it() -> None:
-    with pytest.raises(paceline.MismatchError, match=r"\(3,\).*\(4,\)"):
-        simulate(lambda: paceline.attach_arrays([tf.Variable(tf.ones(3 + rank()))], "averaging"), 2)
-
-
-def test_virtual_workers_must_not_share_a_variable() -> None:
-    shared = tf.Variable([1.0])
-    with pytest.raises(paceline.UnsupportedError, match="attached the same parameter"):
-        simulate(lambda: paceline.attach_arrays([shared], "averaging"), 2)
-
-
-def test_functions_that_run_eagerly_end_with_the_same_bits() -> None:
-    compiled_bits = simulate(program("bmuf(period=4)"), 2)[0]
-    tf.config.run_functions_eagerly(True)
-    try:
-
-        def made() -> State:
-            held = variables()
-            with paceline.attach_arrays(list(held.values()), "bmuf(period=4)") as run:
-                for number in range(STEPS):
-                    compiled(held)(targets(number))
-                    run.step()
-            return state_of(held)
-
-        assert same_bits(simulate(made, 2)[0], compiled_bits)
-    finally:
-        tf.config.run_functions_eagerly(False)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,46 +58,6 @@ def test_what_the_program_does_not_read_is_refused_and_what_it_reads_is_named() 
             run.tuned("lr", -1.0)
     with pytest.raises(paceline.ClosedError):
         run.tuned("lr", 0.1)
-
-
-def test_a_request_that_one_worker_cannot_apply_is_applied_by_none() -> None:
-    def program() -> tuple[str, float]:
-        held = np.ones(3)
-        with paceline.attach_arrays([held], RULE) as run:
-            rate, refused = 0.5, ""
-            for step in range(STEPS):
-                if rank() == 1:
-                    rate = run.tuned("lr", 0.5)  # worker 0 reads no rate
-                if rank() == 1 and step == 1:
-                    request = run.tune(lr=0.25)
-                held -= rate * (held - 3 - rank())
-                run.step()
-            if rank() == 1:
-                refused = request.refused
-        return refused, rate
-
-    (_, one), (refused, other) = simulate(program, 2)
-    assert one == other == 0.5 and "has not asked for lr" in refused and "rank 0" in refused
-
-
-def test_what_was_tuned_is_kept_by_a_checkpoint(tmp_path: Path) -> None:
-    def program(stop: int, resume: bool) -> Any:
-        def run_it() -> list[float]:
-            held, seen = np.ones(3), []
-            run = paceline.attach_arrays([held], RULE)
-            if resume:
-                assert run.resume(tmp_path / "saved")
-            run.tuned("weight_decay", 0.5)
-            trained(run, held, {} if resume else {1: {"lr": 0.25, "weight_decay": 0.125}}, seen, stop)
-            decay = run.tuned("weight_decay", 0.5)
-            run.save(tmp_path / "saved")
-            run.close()
-            return [*seen, decay]
-
-        return run_it
-
-    assert simulate(program(8, False), 2) == [[0.5] * 4 + [0.25] * 4 + [0.125]] * 2
-    assert simulate(program(STEPS, True), 2) == [[0.25] * 4 + [0.125]] * 2
 
 
 def test_newbob_halves_the_rate_of_arrays() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from paceline.errors import DataError, RuleError, UnsupportedError
 from paceline_plugins.files import parts, placeholders
-from paceline_plugins.files.invocation import environment_of
 from paceline_plugins.files.plan import Plan, check_continues, checked_rule
 from tests.doors.files.plans import plan
 
@@ -50,17 +49,6 @@ def test_the_parts_of_an_epoch_are_all_parts(shuffle: bool) -> None:
     assert len({made.seed(epoch, part) for epoch in range(3) for part in range(12)}) == 36
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_the_lines_of_an_epoch_are_all_lines(shuffle: bool) -> None:
-    lines = [b"%d\n" % k for k in range(23)]
-    made = parts.Parts(4, 0, shuffle, lines)
-    found = [made.lines(1, part).splitlines(keepends=True) for part in range(4)]
-    all_lines = [line for part in found for line in part]
-    assert sorted(all_lines) == sorted(lines) and {len(part) for part in found} == {5, 6}
-    assert (all_lines == lines) == (not shuffle)
-    assert [made.number(1, place) for place in range(4)] == [0, 1, 2, 3]
-
-
 def test_a_list_without_enough_lines_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "list"
     place.write_bytes(b"one\n\n  \ntwo")
@@ -89,11 +77,6 @@ def test_a_list_without_enough_lines_is_refused(tmp_path: Path) -> None:
 def test_a_rule_that_cannot_merge_files_is_refused(text: str, why: str) -> None:
     with pytest.raises((UnsupportedError, RuleError), match=why):
         checked_rule(text)
-
-
-def test_a_tool_does_not_see_the_cluster() -> None:
-    own = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "PACELINE_LOG": "y", "HOME": "/", "OMP_NUM_THREADS": "1"}
-    assert environment_of(own) == {"HOME": "/", "OMP_NUM_THREADS": "1"}
 
 
 def test_a_plan_is_read_back_and_its_differences_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

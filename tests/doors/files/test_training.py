@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import subprocess
 import sys
@@ -13,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.errors import DataError, MismatchError, UnsupportedError
+from paceline.errors import DataError, MismatchError
 from paceline_plugins.files.plan import Plan
-from paceline_plugins.files.worker import main, train
-from tests.doors.files.plans import AVERAGING, MOMENTUM, numbers, plan, rows
+from paceline_plugins.files.worker import train
+from tests.doors.files.plans import MOMENTUM, numbers, plan, rows
 
 pytestmark = pytest.mark.processes  # the tools
 
@@ -66,23 +65,12 @@ def test_each_line_is_trained_on_once_an_epoch() -> None:
     assert [(row["epoch"], row["block"]) for row in rows()] == [(0, 1), (0, 2), (1, 3), (1, 4)]
 
 
-def test_the_rate_falls_to_the_last() -> None:
-    run(plan(epochs=4, lr=0.16, lr_final=0.01))
-    assert [row["lr"] for row in rows()] == pytest.approx([0.16, 0.08, 0.04, 0.02])
-
-
 def test_newbob_halves_the_rate_and_ends() -> None:
     """The loss is the model's first number: 8, then hardly less, because rates are small and negative steps are not."""
     run(plan(epochs=9, lr=1e-9, numbers=(8.0,), loss="loss=(.+)", newbob=True))
     assert [row["loss"] for row in rows()] == [8, 8, 8]
     assert [row["lr"] for row in rows()] == [1e-9, 1e-9, 5e-10], "halving began after the second, and ended the third"
     assert Path("out.bin").exists()
-
-
-def test_constants_that_are_not_finite_stay() -> None:
-    constant = "skip:4, w:f32:2, c:f32:1"
-    run(plan(layout=constant, numbers=(0.0, 1.0, -math.inf)))
-    assert numbers("out.bin") == [0.375, 1.375, -math.inf]
 
 
 def test_a_worker_that_diverged_is_left_out(capfd: pytest.CaptureFixture[str]) -> None:
@@ -150,29 +138,11 @@ def test_a_run_goes_on_with_the_same_bytes() -> None:
     assert len(list(Path("work/steps").iterdir())) == 2
 
 
-def test_another_number_of_workers_goes_on_if_it_divides_the_parts_that_are_left() -> None:
-    run(plan(parts=4, shuffle=False), workers=4)
-    run(plan(parts=4, epochs=3, shuffle=False), workers=2)
-    assert [row["epoch"] for row in rows()] == [0, 1, 1, 2, 2]
-    with pytest.raises(UnsupportedError, match="it has 4 parts"):
-        run(plan(parts=4, epochs=4, shuffle=False), workers=3)
-
-
 def test_machines_with_other_options_are_refused() -> None:
     asked = plan()
     others = iter([asked, dataclasses.replace(asked, parts=4)])
     with pytest.raises(MismatchError, match=r"other options than this one \(parts differ\)"):
         paceline.simulate(lambda: train(next(others)), 2)
-
-
-def test_the_worker_prints_a_sentence_and_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
-    place = Path("plan.json")
-    assert main([str(place)]) == 1
-    place.write_text(plan("fail", rule=AVERAGING, parts=1).text)
-    assert main([str(place)]) == 1
-    said = capfd.readouterr().err.splitlines()
-    assert "plan.json is no plan of paceline blocks" in said[0]
-    assert said[-1].startswith("block 1, part 0 of 1") and not any("Traceback" in line for line in said)
 
 
 def test_a_run_survives_a_kill_at_every_point() -> None:

@@ -14,12 +14,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from paceline.communication.schedulers import own_device
 from paceline.errors import UnsupportedError
 from paceline.run.attach import attach
 from paceline_plugins.zero.attachment import Zero
 from paceline_plugins.zero.patches import Patches
-from paceline_plugins.zero.rank_discovery import ZeroWorker, from_environment
+from paceline_plugins.zero.rank_discovery import ZeroWorker
 from paceline_plugins.zero.refusals import Refusal
 from paceline_plugins.zero.reporter import Reporter
 from tests.doors.zero.programs import each, virtual
@@ -111,32 +110,6 @@ def test_steps_without_a_loader(random_data: bool) -> None:
         assert zero.run is not None
 
 
-def adversaries() -> dict[str, torch.Tensor]:
-    """Two models and two optimizers, of which one steps twice as often as the other."""
-    torch.manual_seed(0)
-    critic, artist = nn.Linear(6, 1), nn.Linear(2, 6)
-    of_artist, of_critic = torch.optim.Adam(artist.parameters()), sgd(critic.parameters())
-    for number, (x, _) in enumerate(loader()):
-        made = artist(torch.randn(len(x), 2))
-        of_critic.zero_grad()
-        (critic(made.detach()).mean() - critic(x).mean()).backward()
-        of_critic.step()
-        if number % 2:
-            of_artist.zero_grad()
-            critic(made).mean().neg().backward()
-            of_artist.step()
-    return {**state_of(critic), **{f"artist.{name}": value for name, value in state_of(artist).items()}}
-
-
-def test_two_optimizers_over_two_models(capsys: pytest.CaptureFixture[str]) -> None:
-    plain = adversaries()
-    with zero_lines() as zero:
-        assert same_bits(adversaries(), plain)
-        assert zero.run is not None and zero.run.minibatches == 6
-    said = capsys.readouterr().err.splitlines()
-    assert "Linear, Linear (25 trained numbers) and Adam, SGD; the last closes a minibatch" in said[0]
-
-
 def test_optimizers_that_cannot_be_served() -> None:
     with zero_lines():
         model = make_net()
@@ -158,31 +131,6 @@ def test_optimizers_that_cannot_be_served() -> None:
         nobody = torch.optim.SGD([loose], lr=0.1)
         with pytest.raises(Refusal, match=r"a tensor of shape \(3,\) that no torch module has"):
             nobody.step()
-
-
-def phases() -> list[dict[str, torch.Tensor]]:
-    """A model under two optimizers one after another, and another model behind it."""
-    torch.manual_seed(3)
-    data, first, second = loader(), make_net(norm=True), make_net(norm=True)
-    for model, rate in ((first, 0.1), (first, 0.05), (second, 0.1)):
-        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5)
-        model.train()
-        for x, y in data:
-            step(model, optimizer, x, y)
-        model.eval()
-        with torch.no_grad():
-            for x, _ in loader(16, shuffle=False):
-                model(x)
-    return [state_of(first), state_of(second)]
-
-
-def test_a_new_optimizer_begins_a_new_run(capsys: pytest.CaptureFixture[str]) -> None:
-    plain = phases()
-    with zero_lines() as zero:
-        found = phases()
-        assert zero.run is not None and zero.run.minibatches == 6
-    assert all(same_bits(one, other) for one, other in zip(found, plain, strict=True))
-    assert "one worker under" in capsys.readouterr().err.splitlines()[0]
 
 
 def test_before_the_next_phase_the_model_of_the_last_one_is_evaluated() -> None:
@@ -302,17 +250,6 @@ def test_a_program_that_evaluates_first_is_attached_outside_of_inference(monkeyp
         assert modes == [False] and zero.run is not None and zero.run.minibatches == 6
 
 
-def test_the_length_of_a_loader_is_that_of_a_workers_part(capsys: pytest.CaptureFixture[str]) -> None:
-    with zero_lines(place(4)):
-        shuffled, whole = loader(), loader(shuffle=False)
-        assert len(shuffled) == 2 and len(whole) == 6
-        model = make_net()
-        optimizer = sgd(model.parameters())
-        for x, y in whole:
-            step(model, optimizer, x, y)
-    assert "was told the batches of all; a pass has those of a worker's part" in capsys.readouterr().err
-
-
 class Ahead:
     """Stands for the global model of a run of several workers: all zeros."""
 
@@ -362,22 +299,6 @@ def test_evaluation_sees_the_global_model_and_training_its_own(monkeypatch: pyte
             assert not model[0](x).any()
         step(model, optimizer, x, y)
         assert not any(torch.equal(a, b) for a, b in zip(own, model.parameters(), strict=True))
-
-
-def test_what_is_saved_is_the_global_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with attached(monkeypatch) as (_, model, _):
-        own = [p.detach().clone() for p in model.parameters()]
-        state = model.state_dict()
-        assert (
-            zeros(state) and zeros(model[0].state_dict()) and state["0.weight"].data_ptr() == model[0].weight.data_ptr()
-        )
-        torch.save({"model": state, "more": list(model.parameters())}, tmp_path / "model.pt")
-        found = torch.load(tmp_path / "model.pt", weights_only=True)
-        assert zeros(found["model"]) and not any(value.any() for value in found["more"])
-        other = make_net()
-        assert not zeros(other.state_dict())
-        assert model(torch.ones(1, 6)).any() and not zeros(state)
-        assert all(torch.equal(a, b) for a, b in zip(own, model.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("reads", ["state", "save", "evaluation"])
@@ -436,17 +357,3 @@ def test_a_refusal_is_an_error_of_paceline_and_ends_with_what_to_add() -> None:
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("test_attachment.py:") and lines[0].endswith("add these two lines to the program:")
     assert "paceline.attach(model, optimizer)" in lines[1] and "run.share(batches)" in lines[2] and len(lines) == 3
-
-
-def test_who_a_worker_is(tmp_path: Path) -> None:
-    assert from_environment({}) == ZeroWorker(0, 1, 0, None, False)
-    variables = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    more = {"PACELINE_LOG": str(tmp_path), "PACELINE_RANDOM_DATA": "1"}
-    assert from_environment(variables | more) == ZeroWorker(3, 4, 1, tmp_path, True)
-
-
-def test_each_worker_of_a_host_sees_a_device_of_its_own() -> None:
-    assert [own_device(rank, 4, None, 4) for rank in range(4)] == ["0", "1", "2", "3"]
-    assert [own_device(rank, 4, "5, 7", 2) for rank in range(4)] == ["5", "7", "5", "7"]
-    assert own_device(1, 4, None, 1) is None and own_device(1, 4, None, 0) is None
-    assert own_device(0, 1, None, 8) is None

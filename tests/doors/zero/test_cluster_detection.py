@@ -41,17 +41,6 @@ def test_by_what_it_imports(source: str, bare: bool, tmp_path: Path) -> None:
     assert unaware(script) is bare
 
 
-def test_modules_beside_the_program_count(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("import engine\nfrom tools import loop")
-    (tmp_path / "engine.py").write_text("import torch\nimport engine, train")  # in a circle
-    assert unaware(script)
-    (tmp_path / "tools").mkdir()
-    (tmp_path / "tools" / "__init__.py").write_text("")
-    (tmp_path / "tools" / "loop.py").write_text("import paceline")
-    assert not unaware(script)
-
-
 def test_relative_imports_and_the_root_of_a_module_count(tmp_path: Path) -> None:
     package = tmp_path / "mine" / "inner"
     package.mkdir(parents=True)
@@ -122,15 +111,3 @@ def test_what_an_installed_package_needs_counts(number: int, tmp_path: Path, mon
     script.write_text(f"from {name} import main")
     assert imported(script) - {name, f"{name}.main", "numpy"} == set(known.split())
     assert unaware(script) is (known == "torch")
-
-
-def test_an_own_package_that_lies_elsewhere_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `pip install -e` leaves it, and PYTHONPATH."""
-    package = tmp_path / "src" / "pl_elsewhere"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("from .loop import main")
-    (package / "loop.py").write_text("import torch\nfrom accelerate import Accelerator")
-    monkeypatch.syspath_prepend(tmp_path / "src")
-    script = tmp_path / "train.py"
-    script.write_text("import pl_elsewhere")
-    assert other_cluster(imported(script)) == "accelerate"

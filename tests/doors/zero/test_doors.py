@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from paceline.cli import app
 from paceline_plugins.zero.refusals import Refusal
-from tests.doors.zero.programs import each, virtual
+from tests.doors.zero.programs import virtual
 from tests.doors.zero.test_run import paceline_run
 
 
@@ -69,14 +68,6 @@ def test_a_program_with_another_door_is_refused_and_the_door_is_named(
 def test_a_simulation_refuses_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "uses accelerate" in refused(tmp_path, "import accelerate", command="sim")
-
-
-def test_options_that_exclude_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "exclude each other" in refused(tmp_path, "import torch", "--as-is", "--force-zero-lines")
-    assert "attaches paceline itself" in refused(tmp_path, "import paceline", "--force-zero-lines")
-    said = refused(tmp_path, "import torch.distributed", "--force-zero-lines", "--elastic", "1:2")
-    assert "--force-zero-lines is not for --elastic" in said
 
 
 @pytest.mark.parametrize(
@@ -167,45 +158,6 @@ def test_a_program_that_trains_nothing_here_is_refused_at_its_end(
     with pytest.raises(Refusal, match=r"train.py: no optimizer of torch trained anything in this process"):
         virtual(tmp_path, "import torch\nprint(torch.zeros(2).sum())")
     virtual(tmp_path, "import sys, torch\nsys.argv.append('--help')\nraise SystemExit(0)")
-
-
-KNOWS_A_CLUSTER = """
-    import os
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.utils.data import DataLoader
-    from torch.utils.data.datapipes.iter import IterableWrapper
-
-    ddp = int(os.environ.get("RANK", -1)) != -1
-    if ddp:
-        dist.init_process_group("nccl")
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
-    seen = [name for name in names if name in os.environ]
-    torch.manual_seed(0)
-    x = torch.arange(24.0).reshape(24, 1) / 24
-    model = nn.Sequential(nn.SyncBatchNorm(1), nn.Linear(1, 1))  # where torch sees a cluster, it asks for a GPU
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    rows, pipe = [], IterableWrapper(range(24)).sharding_filter()  # by the cluster that torch sees
-    for loader in DataLoader(range(24), batch_size=4, shuffle=True), DataLoader(pipe, batch_size=4, num_workers=1):
-        for numbers in loader:
-            rows += numbers.tolist()
-            optimizer.zero_grad()
-            model(x[numbers]).square().mean().backward()
-            optimizer.step()
-            seen += [name for name in names if name in os.environ] + [dist.is_initialized()] * dist.is_initialized()
-    torch.save({"rows": rows, "seen": seen, "ddp": ddp}, "saved.pt")
-"""
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("rule", ["sync", pytest.param("asgd", marks=pytest.mark.slow)])
-def test_the_cluster_is_hidden_from_a_program_that_knows_one(tmp_path: Path, rule: str) -> None:
-    done = paceline_run(tmp_path, KNOWS_A_CLUSTER, "--workers", "2", "--rule", rule, "--force-zero-lines")
-    assert done.returncode == 0, done.stderr
-    found = [torch.load(path) for path in each(tmp_path, "saved.pt")]
-    assert [(one["seen"], one["ddp"]) for one in found] == [([], False)] * 2
-    assert sorted(found[0]["rows"] + found[1]["rows"]) == sorted([*range(24), *range(24)])
 
 
 def test_a_group_of_the_programs_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

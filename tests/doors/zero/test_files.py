@@ -27,7 +27,7 @@ import safetensors.torch
 import torch
 
 from paceline_plugins.zero.file_redirection import redirect_files
-from paceline_plugins.zero.journal import Journal, born, process_began
+from paceline_plugins.zero.journal import Journal
 from paceline_plugins.zero.patches import Patches
 
 SCAN, LINK, MAKE_FOLDER = os.scandir, os.link, os.mkdir  # the system's own
@@ -112,15 +112,6 @@ def test_moves_and_removals_stay_apart(work: Path, tmp_path: Path) -> None:
     assert really(work) == {"best.pt": 4} and not Path("best.pt").exists()  # rank 0's is what rank 0 makes of it
 
 
-def test_errors_are_the_programs_own(work: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        Path("nowhere/log.txt").write_text("")
-    with pytest.raises(FileNotFoundError):
-        Path("missing.txt").read_text()
-    with pytest.raises(ValueError, match="mode"):
-        open("log.txt", "wr")  # noqa: SIM115
-
-
 def test_what_is_no_file_of_the_program_goes_where_it_is_said(work: Path, tmp_path: Path) -> None:
     with open(os.devnull, "w") as file:
         file.write("nothing")
@@ -132,13 +123,6 @@ def test_what_is_no_file_of_the_program_goes_where_it_is_said(work: Path, tmp_pa
     (tmp_path / "logs").mkdir(exist_ok=True)
     (tmp_path / "logs" / "rank-001.jsonl").write_text("event")
     assert really(tmp_path / "logs") == {"rank-001.jsonl": 5}
-
-
-def test_all_is_put_back(tmp_path: Path) -> None:
-    before = open, torch.save, torch.load, os.replace, os.remove
-    with worker(2, tmp_path):
-        assert open is not before[0]
-    assert (open, torch.save, torch.load, os.replace, os.remove) == before
 
 
 # -- everything by which a program makes files -------------------------------------------------------
@@ -295,45 +279,6 @@ def _tick(folder: Path) -> None:
     os.remove(folder / "tick")
 
 
-def test_a_directory_that_is_cleared_and_made_again(work: Path) -> None:
-    MAKE_FOLDER(work / "out")
-    MAKE_FOLDER(work / "out" / "deep")
-    assert os.listdir("out") == ["deep"] and os.path.isdir("out/deep")
-    shutil.rmtree("out")
-    assert not os.path.exists("out") and not os.path.exists("out/deep")
-    os.makedirs("out")
-    Path("out/new.txt").write_text("x")
-    assert os.listdir("out") == ["new.txt"] and "out" in really(work)
-    shutil.rmtree("out")
-    shutil.rmtree("out", ignore_errors=True)
-    with pytest.raises(FileNotFoundError):
-        shutil.rmtree("out")
-    assert "deep" in really(work / "out")
-
-
-def test_what_was_there_is_moved_and_copied_apart(work: Path, tmp_path: Path) -> None:
-    LINK(_made(tmp_path, "old"), work / "last.pt")
-    os.rename("last.pt", "kept.pt")
-    assert Path("kept.pt").read_text() == "old" and not os.path.exists("last.pt")
-    MAKE_FOLDER(work / "folder")
-    os.replace("folder", "other")
-    assert os.listdir() == ["kept.pt", "other"] and set(really(work)) == {"last.pt", "folder"}
-    with pytest.raises(FileNotFoundError):
-        os.rename("nowhere", "else")
-
-
-def test_a_program_that_goes_elsewhere(work: Path) -> None:
-    os.makedirs("outputs/run")
-    os.chdir("outputs/run")
-    assert os.getcwd() == str(work / "outputs" / "run") == os.path.abspath(".")
-    Path("log.txt").write_text("mine")
-    assert Path(os.getcwd(), "log.txt").read_text() == "mine" and os.path.exists(work / "outputs" / "run" / "log.txt")
-    os.chdir("../..")
-    assert os.listdir("outputs/run") == ["log.txt"] and really(work) == {}
-    with pytest.raises(FileNotFoundError):
-        os.chdir("nowhere")
-
-
 @pytest.mark.processes
 def test_temporary_files_are_given_to_other_programs_by_name(work: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -341,18 +286,6 @@ def test_temporary_files_are_given_to_other_programs_by_name(work: Path) -> None
         said = subprocess.run(["cat", f"{folder}/a.txt"], capture_output=True, text=True, check=True).stdout
         assert said == "for a child" and "a.txt" in really(Path(folder))
     assert not os.path.exists(folder)
-
-
-def test_temporary_files_are_everybodys_below_what_the_worker_wrote(
-    work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sockets of loader processes lie there, and native code binds them."""
-    monkeypatch.setattr(tempfile, "tempdir", str(work.parent))
-    Path("mine.txt").write_text("mine")  # now the temporary directory has a twin among the worker's own
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "a.txt").write_text("for native code")
-        assert "a.txt" in really(Path(folder))
-    assert really(work) == {}
 
 
 def test_an_own_link_leads_to_what_all_workers_share(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,13 +301,6 @@ def test_an_own_link_leads_to_what_all_workers_share(work: Path, monkeypatch: py
 
 
 @pytest.mark.processes
-def test_a_child_begins_in_a_folder_of_the_worker(work: Path) -> None:
-    os.mkdir("out")
-    Path("out/log.txt").write_text("mine")
-    assert subprocess.run(["cat", "log.txt"], cwd="out", capture_output=True, check=True).stdout == b"mine"
-
-
-@pytest.mark.processes
 def test_what_a_child_makes_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with worker(1, tmp_path, began=time.time() - LATER_S):
@@ -382,26 +308,6 @@ def test_what_a_child_makes_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
         Path("out/log.txt").write_text("mine")
         assert os.listdir("out") == ["log.txt"]
     assert os.listdir("out") == []
-
-
-def test_a_restart_goes_on_from_what_rank_0_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("last.pt").write_text("epoch 3")
-    for read in ("epoch 3", "epoch 3"):
-        with worker(1, tmp_path):
-            assert Path("last.pt").read_text() == read
-            Path("last.pt").write_text("epoch 2")
-
-
-def test_when_a_process_began_and_a_file_was_born(tmp_path: Path) -> None:
-    assert 0 < time.time() - process_began() < 6 * 3600
-    assert abs(process_began() - process_began()) < 1
-    path = tmp_path / "file"
-    path.touch()
-    os.utime(path, (7, 7))
-    birth = born(str(path))
-    assert birth is None or abs(birth - time.time()) < 600
-    assert born(str(tmp_path / "none")) is None
 
 
 def test_directories_are_listed_in_order_on_rank_0(tmp_path: Path) -> None:

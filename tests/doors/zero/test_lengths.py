@@ -3,17 +3,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-import paceline
-import paceline_plugins
-from paceline_plugins.zero import callers
 from paceline_plugins.zero.refusals import Refusal
 from tests.doors.zero.worlds import passes, run_program, samples
 from tests.tables import each_value_fast, rest_is_full
@@ -62,16 +55,6 @@ def test_a_length_of_all_data_that_was_asked_for_before_training(
     text = said(tmp_path, monkeypatch, capsys, before=before)
     what = "batches there are (24)" if "batch" in before else "samples there are (48)"
     assert text.count(f"asks how many training {what}") == 1 and "train.py:33 asks" in text
-
-
-def test_a_data_set_that_asks_for_its_own_length_is_none_of_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = (
-        "class Cyclic(Numbers):\n    def __getitem__(self, k):\n        return super().__getitem__(k % len(self))\n"
-        "loader = DataLoader(Cyclic(48), batch_size=2, shuffle=True)"
-    )
-    assert "asks how many" not in said(tmp_path, monkeypatch, capsys, before=before)
 
 
 # -- the number of batches ------------------------------------------------------------------------
@@ -242,15 +225,6 @@ def test_a_rate_by_a_worker_s_own_loss(
     assert "own loss" not in after
 
 
-def test_block_momentum_over_adam(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    adam = "optimizer = torch.optim.Adam(model.parameters())"
-    assert "on top of Adam's own moments" in said(tmp_path, monkeypatch, capsys, "bmuf", before=adam)
-    assert "on top of" not in said(tmp_path, monkeypatch, capsys, "bmuf_adam", before=adam)
-    assert "on top of" not in said(tmp_path, monkeypatch, capsys, "bmuf")
-
-
 ENGINE = """
 def go(step, data):
     count = len(data)
@@ -356,22 +330,3 @@ def test_without_gradients_a_length_is_that_of_all_also_within_a_training_pass(
     """
     for one in run_program(tmp_path, monkeypatch, source):
         assert set(one["told"]) == {(12, "without"), (6, "with")}
-
-
-def test_a_library_beside_paceline_is_no_part_of_it() -> None:
-    beside = Path(paceline.__file__).parents[1]
-    ours = [beside / "paceline" / "run.py", beside / "paceline_plugins" / "zero" / "callers.py"]
-    assert [callers._is_plumbing(str(one)) for one in [*ours, beside / "timm" / "loader.py"]] == [True, True, False]
-
-
-@pytest.mark.processes
-def test_frames_are_known_where_torch_and_paceline_are_imported_through_a_link(tmp_path: Path) -> None:
-    """An environment may be a link: files of frames are called as they were imported."""
-    for package in (paceline, paceline_plugins, torch):
-        (tmp_path / package.__name__).symlink_to(Path(package.__file__).resolve().parent)
-    told = "import torch, paceline_plugins.zero.callers as w; from paceline.cli.run import tracebacks\n"
-    told += "print([f.__code__.co_filename.startswith(p) for f, p in "
-    told += "((torch.nn.Linear.forward, w.TORCH), (w.here, w.PACKAGE), (tracebacks.folded, tracebacks.PACKAGE))])"
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    ended = subprocess.run([sys.executable, "-c", told], env=environment, capture_output=True, text=True, timeout=120)
-    assert ended.stdout.strip() == "[True, True, True]", ended.stderr

@@ -84,24 +84,6 @@ def test_what_was_loaded_last_is_what_is_saved_behind_the_next_optimizer(
         assert all(torch.equal(value, found["best"][name]) for name, value in found["own"].items())
 
 
-def test_a_phase_begins_from_the_weights_that_were_loaded_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = """
-    train(sgd())
-    best = copy.deepcopy(model.state_dict())
-    train(sgd())
-    model.load_state_dict(best)
-    still = sgd(rate=0.0)
-    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4)
-    train(still)
-    torch.save({"best": best, "model": model.state_dict()}, "saved.pt")
-    """
-    for found in map(torch.load, run(tmp_path, monkeypatch, source)):
-        for name in ("0.weight", "2.bias"):
-            assert torch.equal(found["model"][name], found["best"][name])
-
-
 @pytest.mark.parametrize(
     "write",
     [
@@ -207,22 +189,6 @@ def test_weights_that_are_put_back_are_no_other_weights(
         assert same_bits(weights, without)
 
 
-def test_state_dictionaries_are_the_models_own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = """
-    optimizer = sgd()
-    train(optimizer)
-    live, copied = model.state_dict(), copy.deepcopy(model.state_dict())
-    model.load_state_dict(live)  # nothing: it is what it is
-    train(optimizer)
-    now = model.state_dict()
-    torch.save({"same": all(torch.equal(now[n], live[n]) for n in now), "live": live, "copied": copied}, "saved.pt")
-    """
-    first, second = map(torch.load, run(tmp_path, monkeypatch, source))
-    assert first["same"] and second["same"]
-    assert same_bits(first["live"], second["live"]) and same_bits(first["copied"], second["copied"])
-    assert not torch.equal(first["live"]["0.weight"], first["copied"]["0.weight"])
-
-
 def test_what_is_read_behind_a_pass_is_the_global_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = """
     optimizer = sgd()
@@ -237,45 +203,6 @@ def test_what_is_read_behind_a_pass_is_the_global_model(tmp_path: Path, monkeypa
         for name in ("copy", "read"):
             assert all(torch.equal(a, b) for a, b in zip(one[name], first["copy"], strict=True))
     assert torch.equal(first["copy"][0], first["state"][0])
-
-
-ONE = """
-    optimizer = sgd()
-    found = []
-    ema = {name: value.clone() for name, value in model.state_dict().items()}
-
-    def follow():
-        for name, value in model.state_dict().items():
-            if value.is_floating_point():
-                ema[name].mul_(0.9).add_(value, alpha=0.1)
-
-    train(optimizer, follow)
-    best = model.state_dict()
-    best["0.weight"].mul_(0.5)
-    train(optimizer, follow)
-    model.load_state_dict(best)
-    train(optimizer)
-    for value in model.state_dict().values():
-        value.copy_(value * 2)
-    found += [*ema.values(), *model.state_dict().values(), *best.values(), torch.tensor(evaluate())]
-    torch.save(found, "saved.pt")
-"""
-
-
-def test_one_worker_reads_and_writes_what_the_plain_program_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import textwrap
-
-    from tests.doors.zero.programs import forgotten
-
-    monkeypatch.chdir(tmp_path)
-    with forgotten():
-        exec(textwrap.dedent(TRAINING) + textwrap.dedent(ONE), {"__name__": "__main__"})
-    plain = torch.load("saved.pt")
-    (path,) = run(tmp_path, monkeypatch, ONE, workers=1)
-    found = torch.load(path)
-    assert len(found) == len(plain) > 10 and all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
 
 
 # -- moving averages of the program's own ---------------------------------------------------------

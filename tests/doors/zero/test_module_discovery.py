@@ -25,19 +25,6 @@ def test_several_modules_stand_in_the_order_of_the_optimizer() -> None:
     assert module_discovery.modules([torch.optim.Adam(parameters)]) == [encoder, decoder]
 
 
-def test_a_frozen_part_comes_with_its_model() -> None:
-    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
-    model[0].requires_grad_(False)
-    assert module_discovery.modules([torch.optim.SGD(model.parameters(), lr=0.1)]) == [model]
-
-
-def test_two_containers_of_one_module_are_one_owner() -> None:
-    body, head = nn.Linear(2, 3), nn.Linear(3, 2)
-    whole, part = nn.Sequential(body, head), nn.Sequential(body)
-    assert module_discovery.modules([torch.optim.SGD(whole.parameters(), lr=0.1)]) == [whole]
-    assert part[0] is whole[0]
-
-
 def test_a_tensor_of_nobody_is_refused() -> None:
     loose = torch.zeros(2, 3, requires_grad=True)
     with pytest.raises(Refusal, match=r"SGD trains a tensor of shape \(2, 3\) that no torch module has"):

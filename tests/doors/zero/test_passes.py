@@ -353,18 +353,6 @@ def test_a_training_by_iterations(start: Start, back: str, peek: str) -> None:
         trained(found, epoch, 24)
 
 
-def test_an_iterator_that_was_made_before_the_optimizer(start: Start) -> None:
-    source = """
-    loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)
-    batches = iter(loader)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    seen.append([])
-    for k, x in batches:
-        train(k, x)
-    """
-    trained(start(source), 0, 24)
-
-
 def test_subsets_of_one_dataset_and_one_function_for_both(start: Start) -> None:
     source = """
     data = Numbers(24)
@@ -442,39 +430,6 @@ def test_a_program_that_counts_on_its_batch_size(start: Start, n: int, batch: in
     for epoch in range(2):
         got = [k for one in passes(found) for k in samples(one[epoch])]
         assert len(got) == len(set(got)) == n // (batch * workers) * batch * workers
-
-
-def test_fewer_samples_than_workers_and_fewer_batches(start: Start) -> None:
-    source = """
-    loader = DataLoader(Numbers({n}), batch_size=2, shuffle=True)
-    for epoch in range(2):
-        seen.append([])
-        for k, x in loader:
-            train(k, x)
-        model.eval()
-    """
-    for n in (2, 3, 5):
-        found = start(source.format(n=n), workers=3)
-        for epoch in range(2):
-            trained(found, epoch, n)
-
-
-def test_all_samples_in_one_batch_that_is_trained_on_again_and_again(start: Start) -> None:
-    source = """
-    held_out = DataLoader(Numbers(9), batch_size=9)
-    loader = DataLoader(Numbers(24), batch_size=24, shuffle=True)
-    seen += [[], []]
-    k, x = next(iter(loader))
-    seen[0].append(k.tolist())
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-    look(*next(iter(held_out)))
-    """
-    found = start(source)
-    trained(found, 0, 24)
-    evaluated(found, 1, 9)
 
 
 def test_a_process_in_which_nothing_was_attached_before_splits_every_pass(

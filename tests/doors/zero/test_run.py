@@ -115,20 +115,6 @@ def test_virtual_workers_are_real_ones(tmp_path: Path) -> None:
     assert found["sim"][0][0] == "arguments ['--rate', '3'] __main__" and len(found["sim"][0]) == 3
 
 
-@pytest.mark.processes
-def test_a_simulation_refuses_what_a_run_refuses(tmp_path: Path) -> None:
-    source = PROGRAM.replace("for numbers, a, b in training", "for numbers, a, b in list(training)[:2] * 3")
-    source = source.replace(
-        "DataLoader(TensorDataset(torch.arange(24)", "list(DataLoader(TensorDataset(torch.arange(24)"
-    )
-    source = source.replace("shuffle=True)", "shuffle=True))")
-    done = paceline_run(tmp_path, source, "--workers", "2", by="sim")
-    assert done.returncode == 1
-    text = " ".join(done.stderr.replace("│", " ").split())
-    assert "SGD steps, and no DataLoader was gone through in training that could be split" in text
-    assert "attachment.py" not in text
-
-
 TWO_MODELS = """
     import torch
     from torch import nn
@@ -205,10 +191,3 @@ def test_wishes_that_cannot_be(
     result = CliRunner().invoke(app, ["run", *options, "train.py"])
     assert result.exit_code == 2 and says in " ".join(result.stderr.replace("│", " ").split())
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
-
-
-def test_a_program_that_is_not_there() -> None:
-    with pytest.raises(SystemExit, match=r"give a program that is there, got 'nowhere.py'"):
-        from paceline_plugins.zero.program import main
-
-        main(["nowhere.py"])

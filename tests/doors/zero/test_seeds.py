@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
-from paceline_plugins.zero import hashing, seeds
+from paceline_plugins.zero import seeds
 from paceline_plugins.zero.agreement import fingerprint
 from paceline_plugins.zero.patches import Patches
 from paceline_plugins.zero.rank_discovery import ZeroWorker
@@ -229,31 +229,6 @@ def test_seeds_of_the_program_are_what_it_says() -> None:
         assert seeded() == plain
 
 
-def test_names_of_temporary_files_are_a_processes_own() -> None:
-    import tempfile
-
-    names = []
-    for _ in range(2):
-        with forgotten(), Patches() as patches:
-            Streams(5, ZeroWorker(1, 2, 0, None, False)).install(patches)
-            names.append(next(tempfile._RandomNameSequence()))
-    assert names[0] != names[1]
-
-
-def test_where_the_common_seed_comes_from() -> None:
-    assert seeds.common({"PACELINE_SEED": "17", "TORCHELASTIC_RUN_ID": "a"}) == 17
-    assert seeds.common({"TORCHELASTIC_RUN_ID": "a"}) == seeds.common({"TORCHELASTIC_RUN_ID": "a", "RANK": "3"})
-    assert seeds.common({"TORCHELASTIC_RUN_ID": "a"}) != seeds.common({"TORCHELASTIC_RUN_ID": "b"})
-    assert seeds.common({}) == seeds.common({"MASTER_PORT": "1"})
-
-
-def test_when_a_worker_starts_again_for_its_hashes() -> None:
-    several = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    assert hashing.needed(several) and hashing.needed(several | {"PYTHONHASHSEED": "random"})
-    assert not hashing.needed(several | {"PYTHONHASHSEED": "0"})
-    assert not hashing.needed({}) and not hashing.needed(several | {"WORLD_SIZE": "1"})
-
-
 def loader(data: Any, **settings: Any) -> DataLoader[Any]:
     return DataLoader(data, batch_size=4, **settings)
 
@@ -350,14 +325,6 @@ def test_a_stream_that_shuffles_by_itself_gives_each_sample_once(
     assert not set(noise) & set(other) and after == after_too
 
 
-@pytest.mark.processes
-def test_a_stream_that_shuffles_in_a_loader_process_gives_each_sample_once(tmp_path: Path) -> None:
-    done = paceline_run(tmp_path, STREAM.replace("PROCESSES", "1"), "--workers", "2", "--rule", "sync")
-    assert done.returncode == 0, done.stderr
-    (first, *_), (second, *_) = both(tmp_path, "passes.json")
-    assert all(sorted(one + two) == list(range(24)) for one, two in zip(first, second, strict=True))
-
-
 RANDOM_DATA = """
     import json
     import random
@@ -448,14 +415,6 @@ def test_equal_samples_on_all_workers_are_refused(
         virtual(tmp_path, _random_data(*ALIKE[draws]), random_data=True)
     with pytest.raises(Refusal, match="in each of 3 steps"):  # the program is over
         virtual(tmp_path, _random_data(*ALIKE[draws]).replace("range(10)", "range(3)"), random_data=True)
-
-
-def test_samples_that_are_not_seen_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    virtual(tmp_path, _random_data("at = None", "(model.layer.weight @ x.T)"), random_data=True)
-    assert "no tensor goes into the model as an argument" in capsys.readouterr().err
 
 
 def test_generators_that_a_program_holds_become_a_workers_own() -> None:

@@ -12,7 +12,9 @@ from typing import Any
 
 from paceline.communication.sockets.channel import TLS
 from paceline.data.ledger.epoch_ledger import Mark, Question
-from paceline.flow.control import About, ControlClient, ControlServer, Generation, Terms
+from paceline.flow.control.client import ControlClient
+from paceline.flow.control.messages import About, Generation, Terms
+from paceline.flow.control.server import ControlServer
 
 HERE = "127.0.0.1"
 SOON = 30.0

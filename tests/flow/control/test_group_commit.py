@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 
 from paceline.flow.control.recovery import GroupCommit
@@ -75,22 +74,6 @@ def test_what_changes_nothing_is_told_after_a_write_that_goes_on() -> None:
     for thread in threads:
         thread.join(SOON)
     assert bench.told == [("first", 0), ("a", 1), ("b", 1)] and bench.written == [b"first,a"]
-
-
-def test_an_error_of_one_call_leaves_the_rest_for_the_next_flush() -> None:
-    bench = Bench()
-
-    def fails() -> None:
-        raise ValueError("cannot be told")
-
-    with bench.lock:
-        bench.commits.add(fails)
-        bench.commits.add(lambda: bench.told.append(("b", 0)))
-        with contextlib.suppress(ValueError):
-            bench.commits.flush()
-        assert bench.told == []
-        bench.commits.flush()
-    assert bench.told == [("b", 0)]
 
 
 def test_after_close_the_record_stays_as_it_is() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from paceline.errors import MismatchError
-from paceline.flow.control import About, Terms, recovery
+from paceline.flow.control import recovery
 from paceline.flow.control.members import Commit
+from paceline.flow.control.messages import About, Terms
 from paceline.flow.control.recovery import MemberState
 from paceline.flow.control.state_machine import HELD, NOT_WANTED, StateMachine
 from tests.flow.control.test_state_machine import again, said
@@ -78,14 +79,6 @@ def test_the_number_never_falls_and_stays_within_the_bounds_of_the_user() -> Non
     assert machine.wanted == 5 and len(machine.members) == 4
 
 
-def test_the_quorum_raises_the_first_number() -> None:
-    machine = begun(2, min_workers=3, expected=2)
-    assert machine.generation.number == 0 and machine.paused
-    machine.join(GROWS, 0.0)
-    machine.join(GROWS, 0.0)
-    assert machine.generation.workers == [0, 1, 2] and machine.wanted == 3
-
-
 def test_a_waiting_worker_takes_the_place_of_a_lost_one() -> None:
     machine = begun(4)
     exchange(machine, 2)
@@ -95,13 +88,6 @@ def test_a_waiting_worker_takes_the_place_of_a_lost_one() -> None:
     assert machine.generation.workers == [0, 2] and machine.wanted == 2
     machine.lost([0, 2], "killed", 0.0)
     assert machine.generation.workers == [3] and machine.generation.restored
-
-
-def test_a_lost_worker_that_waited_is_no_change_of_the_members() -> None:
-    machine = begun(4)
-    machine.outbox.take()
-    machine.lost([3], "killed", 0.0)
-    assert machine.generation.number == 1 and said(machine, "held") == [(None, (), {"workers": 1, "wanted": 2})]
 
 
 @pytest.mark.parametrize(("reports", "out"), [([2, 4], [1]), ([4, 2, 2], [0]), ([2, 2, 4, 9], [2, 3])])
@@ -174,12 +160,3 @@ def test_hours_of_waiting_end_no_worker() -> None:
     assert held(machine) == [2]
     machine.tick(60.0 * 600)  # but one that is silent is lost
     assert not machine.workers
-
-
-def test_without_growth_all_are_members() -> None:
-    machine = StateMachine(Terms(timeout_s=10.0, start_s=1.0, expected=3))
-    for _ in range(3):
-        machine.join(About("host", "127.0.0.1", 1, {"rule": "block"}), 0.0)
-    assert machine.generation.workers == [0, 1, 2] and "wanted" not in machine.generation.note()
-    machine.want(8, "")
-    assert machine.wanted == 0

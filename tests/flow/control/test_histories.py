@@ -182,7 +182,7 @@ class GrowingHistories(Histories):
 TestHistories = Histories.TestCase
 TestGrowingHistories = GrowingHistories.TestCase
 TestHistories.settings = TestGrowingHistories.settings = settings(
-    max_examples=60,
+    max_examples=30,
     stateful_step_count=50,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # shrinking takes minutes: add Phase.shrink to look into one

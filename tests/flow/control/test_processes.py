@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import EXPELLED
-from paceline.flow.control import Terms
+from paceline.flow.control.messages import Terms
 from tests.flow.control.cluster import SOON, control
 from tests.paths import python_path
 

@@ -8,7 +8,6 @@ from collections import Counter
 
 from paceline.data.ledger.epoch_ledger import Question
 from paceline.flow.control import recovery
-from paceline.flow.control.members import Commit
 from paceline.flow.control.messages import Generation, Terms
 from paceline.flow.control.recovery import MemberState
 from paceline.flow.control.state_machine import ADMIT_S, FEW, StateMachine
@@ -31,37 +30,6 @@ def test_a_verdict_has_no_member_list_unless_the_members_have_changed() -> None:
     verdicts = [one for one in machine.outbox.take() if one.kind == "verdict"]
     assert [Generation.read(one.note).workers for one in verdicts] == [[0, 1, 2]] * 2
     assert verdicts[0].note is verdicts[1].note, "it is encoded once for all"
-
-
-def test_the_places_of_a_commit_are_the_workers_again_if_the_exchange_is_cancelled() -> None:
-    machine = begun(2)
-    machine.ask(0, 1, QUESTION, 0.0)
-    through(machine, 0, [MARK])
-    assert machine.ledger._ledger.held(0) == [] and machine.ledger.saved["books"] == []
-    machine.lost([1], "killed", 0.0)
-    assert machine.ledger._ledger.held(0) == [MARK]
-    through(machine, 0, [MARK], generation=2)
-    assert machine.exchange == 1 and machine.ledger.saved["books"][0]["free"] == [[2, 40]]
-
-
-def test_the_places_of_a_commit_are_free_if_its_worker_dies_and_the_exchange_is_cancelled() -> None:
-    machine = begun(2)
-    machine.ask(0, 1, QUESTION, 0.0)
-    through(machine, 0, [MARK])
-    machine.lost([0], "killed", 0.0)
-    machine.failed(1, 2, 1, "reset by peer", [0], 0.0)
-    assert machine.generation.workers == [1]
-    machine.ask(1, 3, QUESTION, 0.0)
-    assert machine.ledger._ledger.held(1) == [MARK]
-
-
-def test_a_worker_that_commits_twice_is_counted_with_its_last_commit() -> None:
-    machine = begun(2)
-    machine.ask(0, 1, QUESTION, 0.0)
-    through(machine, 0, [MARK])
-    through(machine, 0, [(0, 0, 0, 1)])
-    through(machine, 1)
-    assert machine.ledger.saved["books"][0]["free"] == [[1, 40]] and machine.ledger.strange == 0
 
 
 def test_speeds_are_those_of_the_workers_that_trained() -> None:
@@ -114,15 +82,6 @@ def test_members_are_asked_once_whether_they_live_however_many_complain() -> Non
     assert machine.generation.number == 1, "it may have been sent before the complaint"
     machine.sign_of_life(3, 1.5)
     assert machine.generation.number == 2
-
-
-def test_a_commit_that_returns_places_frees_them_at_the_verdict() -> None:
-    machine = begun(2)
-    machine.ask(0, 1, QUESTION, 0.0)
-    machine.commit(0, 1, 1, Commit(9, [(0, 0, 0, 1)], {}, [(0, 0, 1, 2)]), 0.0)
-    assert machine.ledger._ledger.held(0) == [(0, 0, 1, 2)]
-    through(machine, 1)
-    assert machine.ledger.saved["books"][0]["free"] == [[1, 40]]
 
 
 def test_many_workers_that_join_before_the_first_commit_do_not_make_a_generation_each() -> None:

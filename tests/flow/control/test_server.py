@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,7 +15,6 @@ import pytest
 from paceline.data.ledger.epoch_ledger import Question
 from paceline.errors import (
     CheckpointError,
-    ClosedError,
     GivenUpError,
     MismatchError,
     OverError,
@@ -25,9 +22,9 @@ from paceline.errors import (
     PeerLostError,
     RefusedError,
 )
-from paceline.flow.control import About, ControlServer, Generation, Terms, wire
 from paceline.flow.control.client import ControlClient
-from paceline.flow.control.server import ServerConnection
+from paceline.flow.control.messages import About, Generation, Terms
+from paceline.flow.control.server import ControlServer, ServerConnection
 from tests.communication.test_tls import Authority
 from tests.flow.control.cluster import HERE, SOON, Log, begin, control, member, together, wait_for, work
 
@@ -53,15 +50,6 @@ def test_an_epoch_is_done_once_by_all(secure: bool, tmp_path: Path) -> None:
         assert server.status()["finished"] and not log.of("lost") and len(log.of("left")) == 3
         with pytest.raises(OverError, match="the run is over"):
             member(server.port, tls)
-
-
-def test_the_end_of_a_worker_is_no_connection_that_was_turned_away(caplog: pytest.LogCaptureFixture) -> None:
-    with control(Terms(1, timeout_s=SOON)) as (server, _), caplog.at_level(logging.INFO, "paceline.doors"):
-        work(one := member(server.port), 8)
-        one.leave()
-        wait_for(lambda: "closed the connection" in caplog.text)
-    warned = [line.getMessage() for line in caplog.records if line.levelno >= logging.WARNING]
-    assert not warned
 
 
 def test_below_the_quorum_no_worker_enters_and_all_get_the_reason() -> None:
@@ -128,74 +116,6 @@ def test_a_worker_joins_at_a_commit_and_gets_the_state_from_a_member() -> None:
         second.close()
 
 
-def test_a_worker_that_reconnects_names_its_checkpoint_again() -> None:
-    with control(TERMS) as (server, log):
-        first = member(server.port)
-        first.holds_state(first.enter().number, exchanges=7, wanted=3)
-        log.wait("holds", worker=0)
-        assert (wire.HOLDS, (1, 7, 3), None) in first.to_resend()
-        first.close()
-
-
-def test_a_commit_needs_all_live_members_and_fails_if_one_dies() -> None:
-    with control(replace(TWO, expected=3, start_s=SOON / 2)) as (server, log):  # so that all begin in one generation
-        one, two, three = (member(server.port) for _ in range(3))
-        changed = threading.Event()
-        generation = max((begin(each) for each in (one, two, three)), key=lambda each: each.number)
-        for each in (one, two, three):
-            if each.generation.number < generation.number or each.worker in generation.newcomers:
-                each.holds_state(generation.number)
-        for each in (one, two, three):  # who holds no state when a member is lost has to take it once more
-            log.wait("holds", worker=each.worker)
-        one.on_change(lambda _: changed.set())
-        verdicts = together(
-            lambda: one.commit(generation.number, 1, [], {}),
-            lambda: two.commit(generation.number, 1, [], {}),
-            three.close,
-        )[:2]
-        assert [verdict.committed for verdict in verdicts] == [False, False]
-        assert verdicts[0].generation == verdicts[1].generation
-        assert verdicts[0].generation.workers == [0, 1] and "connection closed" in verdicts[0].generation.reason
-        assert changed.is_set()
-        assert together(lambda: commit(one, 1), lambda: commit(two, 1)) == [True, True]
-        one.close()
-        two.close()
-
-
-def test_without_a_holder_of_the_state_all_resume_from_a_checkpoint() -> None:
-    with control(TERMS) as (server, log):
-        first = member(server.port)
-        begin(first)
-        first.ask(Question(0, 0, 10))
-        assert commit(first, 1)
-        first.close()
-        log.wait("lost", worker=0)
-        second = member(server.port)
-        entered = second.enter()
-        assert entered.restored and entered.donor is None and entered.newcomers == {1} and entered.exchange == 1
-        second.holds_state(entered.number)
-        assert second.ledger()[1]["books"] == []
-        second.tell("expect", 0, 0, [[4, 6]])
-        assert second.ask(Question(0, 0, 10, 8)) == ("work", (0, 0, 4, 6))
-        second.close()
-
-
-def test_a_failed_exchange_is_repeated_and_a_member_accused_thrice_is_lost() -> None:
-    with control(Terms(2, timeout_s=SOON, start_s=SOON, expected=3)) as (server, log):
-        workers = [member(server.port) for _ in range(3)]
-        for one in workers:
-            begin(one)
-        for number in (2, 3):
-            made = together(*(partial(one.failed, number - 1, "reset", [1]) for one in workers))
-            assert [one.number for one in made] == [number] * 3
-        with pytest.raises(GivenUpError, match="could not exchange with it"):
-            together(*(partial(one.failed, 3, "reset", [1]) for one in workers))
-        log.wait("lost", worker=1)
-        assert log.wait("generation", number=4)["members"] == [[0, "host", HERE, 1], [2, "host", HERE, 1]]
-        for one in workers:
-            one.close()
-
-
 def test_idle_and_slow_members_are_called_to_an_exchange() -> None:
     with control(Terms(min_workers=1, timeout_s=SOON, grace_s=0.0, start_s=SOON, expected=3)) as (server, _):
         one, two, three = (member(server.port) for _ in range(3))
@@ -243,19 +163,6 @@ def test_another_program_and_one_too_many_are_refused() -> None:
         one.close()
 
 
-def test_workers_with_different_data_get_an_error_and_the_run_continues() -> None:
-    with control(TERMS) as (server, _):
-        one = member(server.port)
-        begin(one)
-        one.ask(Question(0, 0, 10))
-        with pytest.raises(MismatchError, match="10 samples"):
-            one.ask(Question(0, 0, 11))
-        assert commit(one, 1)
-        one.close()
-        with pytest.raises(ClosedError):
-            one.ask(Question(0, 0, 10))
-
-
 def test_a_server_that_starts_again_goes_on_from_its_record(tmp_path: Path) -> None:
     record, log = tmp_path / "control.json", Log()
     workers: list[ControlClient] = []
@@ -301,23 +208,6 @@ def test_members_that_do_not_reconnect_to_a_new_server_are_lost(tmp_path: Path) 
         log.wait("generation", number=2)
         assert one.ask(Question(0, 0, 1)) == ("work", (0, 0, 0, 1))
         one.close()
-
-
-def test_a_joining_worker_waits_for_the_place_of_a_member_that_may_not_reconnect(tmp_path: Path) -> None:
-    record = tmp_path / "control.json"
-    terms = Terms(1, 2, timeout_s=6.0, start_s=SOON, expected=2)
-    with control(terms, record) as (server, _):
-        one, two = member(server.port), member(server.port)
-        begin(one), begin(two)
-    two.close()
-    with control(terms, record, port=server.port) as (_, log):
-        three = member(server.port)
-        log.wait("lost", worker=1)
-        assert three.worker == 2
-        with pytest.raises(RefusedError, match="takes no more"):
-            member(server.port)
-        one.close()
-        three.close()
 
 
 def test_waits_end_with_an_error_without_a_server(tmp_path: Path) -> None:
@@ -404,5 +294,21 @@ def test_a_held_worker_that_is_admitted_has_deadlines_again() -> None:
         assert workers[0].most == 1024 and wait_for(lambda: workers[1].held)
         assert workers[0].commit(1, 1, [], {}, wanted=2).generation.wanted == 2
         assert workers[1].enter().workers == [0, 1] and not workers[1].held
+        for one in workers:
+            one.close()
+
+
+def test_a_failed_exchange_is_repeated_and_a_member_accused_thrice_is_lost() -> None:
+    with control(Terms(2, timeout_s=SOON, start_s=SOON, expected=3)) as (server, log):
+        workers = [member(server.port) for _ in range(3)]
+        for one in workers:
+            begin(one)
+        for number in (2, 3):
+            made = together(*(partial(one.failed, number - 1, "reset", [1]) for one in workers))
+            assert [one.number for one in made] == [number] * 3
+        with pytest.raises(GivenUpError, match="could not exchange with it"):
+            together(*(partial(one.failed, 3, "reset", [1]) for one in workers))
+        log.wait("lost", worker=1)
+        assert log.wait("generation", number=4)["members"] == [[0, "host", HERE, 1], [2, "host", HERE, 1]]
         for one in workers:
             one.close()

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from paceline.data.ledger.epoch_ledger import ENDLESS, Question
+from paceline.data.ledger.epoch_ledger import Question
 from paceline.errors import GivenUpError, MismatchError, RefusedError
-from paceline.flow.control import About, Terms, recovery
+from paceline.flow.control import recovery
 from paceline.flow.control.ledger import NOTHING, WORK
 from paceline.flow.control.members import Commit
+from paceline.flow.control.messages import About, Terms
 from paceline.flow.control.recovery import MemberState
 from paceline.flow.control.state_machine import RESTORES, StateMachine
 
@@ -145,15 +146,6 @@ def test_only_what_a_worker_holds_can_be_marked() -> None:
     assert machine.ledger._ledger.held(0) == [MARK]
 
 
-def test_a_place_is_named_once_in_a_commit() -> None:
-    """Not twice, and not both as committed and as returned."""
-    machine = begun(2)
-    machine.ask(0, 1, Question(0, 0, 4, 2), 0.0)
-    for marks, returned in (([MARK, (0, 0, 1, 2)], []), ([MARK], [MARK])):
-        with pytest.raises(MismatchError, match=r"worker 0 names places \d to 2 .* twice in one commit"):
-            machine.commit(0, 1, 1, Commit(1, marks, {}, returned), 0.0)
-
-
 def test_places_cannot_be_given_back_while_their_commit_waits() -> None:
     """The work would be in the sums, and another worker would do it again."""
     machine = begun(2)
@@ -165,16 +157,6 @@ def test_places_cannot_be_given_back_while_their_commit_waits() -> None:
     assert machine.exchange == 1 and machine.ledger.strange == 0 and machine.ledger._ledger.held(0) == []
 
 
-def test_a_known_length_is_not_shortened() -> None:
-    """Else one member could leave out the samples of all."""
-    machine = begun(2)
-    machine.ask(0, 1, Question(0, 0, 40, 2), 0.0)
-    machine.tell(0, 1, "ends", [0, 0, 2], 0.0)
-    (note,) = [note for _, _, note in said(machine, "wrong")]
-    assert "ends after 2 places, and all workers said before that it has 40" in note
-    assert machine.ledger._ledger.extent(0, 0) == (40, 0)
-
-
 def test_one_that_is_told_that_it_is_wrong_and_goes_on_is_put_out() -> None:
     machine = begun(1)
     machine.ask(0, 1, Question(0, 0, 40, 2), 0.0)
@@ -182,24 +164,6 @@ def test_one_that_is_told_that_it_is_wrong_and_goes_on_is_put_out() -> None:
         machine.ask(0, serial, Question(0, 0, 41, 2), 0.0)
     with pytest.raises(MismatchError, match=r"was told 3 times that it is wrong, and goes on: workers do not share"):
         machine.ask(0, 5, Question(0, 0, 41, 2), 0.0)
-
-
-def test_epochs_without_end_are_refused() -> None:
-    machine = begun(1)
-    with pytest.raises(MismatchError, match="asks for places of more than 256 epochs at a time"):
-        for epoch in range(1000):
-            machine.ledger.ask(0, Question(0, epoch, 40, 2), 0.0)
-    assert epoch == 256
-
-
-def test_no_epoch_is_left_out() -> None:
-    """It would count as over when a later one is."""
-    machine = begun(1)
-    machine.ledger.ask(0, Question(0, 3, 4, 4), 0.0)
-    with pytest.raises(MismatchError, match="asks for epoch 5 of loader 0, and the newest one is 3"):
-        machine.ledger.ask(0, Question(0, 5, 4, 4), 0.0)
-    machine.ledger.done(0, [(0, 3, 0, 4)])
-    assert machine.ledger.ask(0, Question(0, 4, 4, 4), 0.0)[0] == WORK
 
 
 def test_leases_that_a_worker_reports_after_a_restart_may_be_committed() -> None:
@@ -247,16 +211,6 @@ def test_resumed_workers_must_have_the_same_left_to_do() -> None:
     assert len(said(machine, "ack")) == 1
 
 
-def test_the_saving_worker_gets_the_verdict_before_the_pause() -> None:
-    machine = begun(2, min_workers=2)
-    through(machine, 0)
-    machine.lost([0], "killed", 0.0)
-    through(machine, 1)
-    assert [one.kind for one in machine.outbox.take() if one.worker == 1] == ["verdict", "paused"]
-    machine.send_ledger(1, 10)
-    assert said(machine, "books")[0][:2] == (1, (1,))
-
-
 def test_the_log_counts_the_workers_of_a_run_that_waits_as_they_come() -> None:
     """Else a status would say for hours that nobody is there."""
     machine = StateMachine(Terms(min_workers=3, timeout_s=10.0, start_s=1.0))
@@ -285,24 +239,3 @@ def test_a_run_that_restores_one_checkpoint_too_often_is_given_up(further: bool)
         assert "10 times in a row all workers were lost before another checkpoint" in machine.ended
         with pytest.raises(RefusedError, match="10 times in a row"):
             machine.join(ABOUT, 0.0)
-
-
-def test_only_a_worker_in_an_epoch_can_report_its_end() -> None:
-    machine = begun(2)
-    endless = Question(0, 0, ENDLESS, 2)
-    machine.ask(0, 1, endless, 0.0)
-    machine.ask(1, 1, Question(0, 1, ENDLESS, 2), 0.0)  # nothing of epoch 1 is begun by worker 0
-    machine.outbox.take()
-    for serial, (worker, epoch, total) in enumerate(((0, 7, 0), (0, 1, 0)), start=9):
-        machine.tell(worker, serial, "ends", [0, epoch, total], 0.0)
-        (wrong,) = said(machine, "wrong")
-        assert wrong[0] == worker and f"epoch {epoch} of loader 0 ends after {total} places" in wrong[2]
-    through(machine, 0, [MARK])
-    through(machine, 1)
-    machine.ask(0, 2, endless, 0.0)
-    machine.outbox.take()
-    machine.tell(0, 30, "ends", [0, 0, 1], 0.0)
-    assert "is done up to place 2" in said(machine, "wrong")[0][2]
-    machine.tell(0, 31, "ends", [0, 0, 4], 0.0)
-    machine.tell(1, 31, "ends", [0, 0, 4], 0.0)
-    assert not said(machine, "wrong")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from paceline_plugins.forecast.doctor import Machine, MeasuredLink, Measurements
+from paceline_plugins.forecast.doctor.measured import Machine, MeasuredLink, Measurements
 
 GBIT = 125e6
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "numpy": "2.4.6", "paceline": "0.1.0", "system": "Linux 6.1"}

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from paceline_plugins.forecast.doctor import Finding, Measurements, fit, judge
-from paceline_plugins.forecast.doctor.judge import exchange_s, slowest_bytes_s
+from paceline_plugins.forecast.doctor.judge import Finding, exchange_s, fit, judge, slowest_bytes_s
+from paceline_plugins.forecast.doctor.measured import Measurements
 
 from .examples import GBIT, VERSIONS, broken, cluster, with_links, with_machine
 
@@ -76,15 +76,6 @@ def test_what_does_not_connect_is_named_by_direction(pairs: list[tuple[int, int]
     assert finding.sentence.startswith(words)
 
 
-def test_a_second_interface_is_part_of_the_advice() -> None:
-    two = with_machine(
-        cluster(), 2, interfaces={"lo": "127.0.0.1", "eth0": "10.0.0.3", "ib0": "10.1.0.3"}, asked_interface="eth0"
-    )
-    finding = only(broken(two, [(0, 2), (1, 2)]))
-    assert "set GLOO_SOCKET_IFNAME" in finding.advice
-    assert "ib0" in finding.advice
-
-
 def test_a_refused_connection_is_not_called_a_firewall() -> None:
     finding = only(broken(cluster(), [(0, 2), (1, 2)], "10.0.0.3: Connection refused"))
     assert "belongs to another host" in finding.advice
@@ -103,35 +94,6 @@ def test_loopback_is_right_on_a_single_host() -> None:
     assert found(one, "wrong") == []
 
 
-def test_an_interface_that_does_not_exist() -> None:
-    finding = only(with_machine(cluster(), 0, asked_interface="eth7", gloo_address=""))
-    assert finding.sentence == "rank 0 on node0 has no interface eth7 with an IPv4 address"
-    assert "lo, eth0" in finding.advice
-
-
-def test_a_name_that_leads_nowhere() -> None:
-    finding = only(with_machine(cluster(), 0, gloo_address="", resolved=[]))
-    assert finding.sentence.startswith("on node0 its own name has no address")
-
-
-def test_an_address_that_only_gloo_would_take() -> None:
-    two = with_machine(
-        cluster(), 1, interfaces={"docker0": "172.17.0.1", "eth0": "10.0.0.2"}, gloo_address="172.17.0.1"
-    )
-    other = with_links(two, [(0, 1), (2, 1)], address="10.0.0.2", gloo_problem="172.17.0.1: no answer")
-    finding = only(other)
-    assert finding.sentence == "gloo would take 172.17.0.1: no answer on node1; 10.0.0.2 does answer"
-    assert "GLOO_SOCKET_IFNAME=eth0 on node1" in finding.advice
-
-
-def test_several_interfaces_are_a_note() -> None:
-    many = with_machine(cluster(), 0, interfaces={"eth0": "10.0.0.1", "ib0": "10.1.0.1"})
-    assert only(many, "note").sentence == (
-        "node0 could take several interfaces (eth0 10.0.0.1, ib0 10.1.0.1); gloo takes eth0"
-    )
-    assert found(with_machine(many, 0, asked_interface="ib0", gloo_address="10.1.0.1"), "note") == []
-
-
 @pytest.mark.parametrize("size", [3, 4, 8])
 def test_a_slow_host_is_named_and_nobody_else(size: int) -> None:
     mine = [(a, b) for a in range(size) for b in range(size) if a != b and 2 in (a, b)]
@@ -140,23 +102,6 @@ def test_a_slow_host_is_named_and_nobody_else(size: int) -> None:
         "rank 2 on node2 sends at 100 Mbit/s and receives at 100 Mbit/s, where 1000 Mbit/s is usual"
     )
     assert finding.ranks == (2,)
-
-
-def test_a_host_that_only_sends_slowly() -> None:
-    finding = only(with_links(cluster(4), [(1, 0), (1, 2), (1, 3)], bandwidth_bytes_s=GBIT / 10))
-    assert finding.sentence == "rank 1 on node1 sends at 100 Mbit/s, where 1000 Mbit/s is usual"
-
-
-def test_two_slow_hosts_are_two_findings() -> None:
-    slow = [(a, b) for a in range(6) for b in range(6) if a != b and {1, 4} & {a, b}]
-    findings = found(with_links(cluster(6), slow, bandwidth_bytes_s=GBIT / 10), "wrong")
-    assert sorted(finding.ranks for finding in findings) == [(1,), (4,)]
-
-
-def test_a_clock_that_is_off_is_a_note() -> None:
-    ahead = with_links(with_links(cluster(), [(0, 1), (2, 1)], clock_s=90.0), [(1, 0), (1, 2)], clock_s=-90.0)
-    finding = only(ahead, "note")
-    assert finding.sentence == "the clock of rank 1 on node1 is 90.0 s ahead"
 
 
 @pytest.mark.parametrize(("what", "severity"), [("paceline", "wrong"), ("torch", "wrong"), ("numpy", "note")])
@@ -184,17 +129,6 @@ def test_small_shared_memory_few_files_and_a_busy_host_are_notes() -> None:
     assert only(with_machine(cluster(), 0, load=7.5), "note").sentence == "node0 is busy: load 7.5 on 8 cores"
     crowd = replace(cluster(2, hosts=1), machines={r: replace(m, cores=1) for r, m in cluster(2, 1).machines.items()})
     assert only(crowd, "note").sentence == "node0 runs 2 workers on 1 core"
-
-
-def test_gpus_that_differ_or_do_not_suffice() -> None:
-    card = {"gpus": ["A100"]}
-    all_alike = with_machine(with_machine(with_machine(cluster(), 0, **card), 1, **card), 2, **card)
-    assert "1 x A100 on every host" in [f.sentence for f in found(all_alike, "good")]
-    assert only(with_machine(all_alike, 2, gpus=[]), "note").sentence == (
-        "the hosts differ (node0: 1 x A100; node1: 1 x A100; node2: none)"
-    )
-    crowd = with_machine(with_machine(cluster(2, hosts=1), 0, **card), 1, **card)
-    assert only(crowd, "note").sentence == "node0 has 1 GPU for 2 workers"
 
 
 def test_what_one_exchange_takes() -> None:

@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a person sees: tables, the page, JSON."""
+"""What a person sees: tables and JSON."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from io import StringIO
-from pathlib import Path
 
-import pytest
 from rich.console import Console
 
-from paceline_plugins.forecast.doctor import Measurements, judge
-from paceline_plugins.forecast.doctor.measured import Machine, MeasuredLink, from_json
-from paceline_plugins.forecast.doctor.show import print_all, write_report
+from paceline_plugins.forecast.doctor.judge import judge
+from paceline_plugins.forecast.doctor.measured import Machine, MeasuredLink, Measurements, from_json
+from paceline_plugins.forecast.doctor.show import print_all
 
-from .examples import GBIT, broken, cluster, with_links
+from .examples import broken, cluster
 
 
 def printed(found: Measurements, parameters: int | None = None) -> str:
@@ -33,25 +30,6 @@ def test_the_terminal_ends_with_what_is_wrong_and_the_verdict() -> None:
     assert lines[-2] == ("one exchange of 25.6 M fp32 parameters among 3 workers takes 1.1 s or more at 1000 Mbit/s")
     assert lines[-1] == "not fit: 1 thing is wrong"
     assert printed(cluster()).splitlines()[-1] == "fit for training"
-
-
-def test_many_workers_get_a_list_instead_of_a_matrix() -> None:
-    shown = printed(with_links(cluster(16), [(3, 4)], bandwidth_bytes_s=GBIT / 1.5))
-    assert "the ten slowest links" in shown
-    first = shown.splitlines()[2]
-    assert first.startswith("rank 3 on node3")
-    assert "667 Mbit/s" in first
-
-
-@pytest.mark.parametrize("found", [cluster(), broken(cluster(), [(0, 2)]), cluster(1)])
-def test_the_page_is_whole_and_its_picture_lies_beside_it(found: Measurements, tmp_path: Path) -> None:
-    page = write_report(tmp_path / "out", found, judge(found), 25_600_000)
-    text = page.read_text()
-    assert page.name == "doctor.html"
-    assert text.endswith("</html>\n")
-    assert ("is not fit" in text) == (not json.loads((tmp_path / "out" / "doctor.json").read_text())["fit"])
-    assert "http://" not in text.replace("http://www.w3.org", "")
-    assert (tmp_path / "out" / "doctor.png").exists() == (found.size > 1)
 
 
 def test_values_come_back_from_json_the_same_and_what_is_unknown_is_left_out() -> None:

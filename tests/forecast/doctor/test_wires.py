@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from paceline_plugins.forecast.doctor import Measurements
-from paceline_plugins.forecast.doctor.finding import Finding
-from paceline_plugins.forecast.doctor.judge import used_interface, wires
+from paceline_plugins.forecast.doctor.judge import Finding, wires
 from paceline_plugins.forecast.doctor.machine import mtus, wires_mbit
+from paceline_plugins.forecast.doctor.measured import Measurements
 from tests.forecast.doctor.examples import GBIT, cluster, with_links, with_machine
 
 
@@ -40,15 +39,6 @@ def test_packets_that_differ_are_wrong_and_the_smaller_one_is_named() -> None:
     assert finding.advice.startswith("on node1: sudo ip link set dev eth0 mtu 9000 (")
 
 
-def test_small_packets_on_fast_wires_are_a_note() -> None:
-    fast = with_links(cluster(), [], address="")
-    fast = on_all(fast, mtus={"eth0": 1500}, wires_mbit={"eth0": 10_000})
-    fast = with_links(fast, [(a, b) for a in range(3) for b in range(3)], bandwidth_bytes_s=9 * GBIT)
-    finding = only(fast)
-    assert finding.severity == "note" and "sudo ip link set dev eth0 mtu 9000 on every host" in finding.advice
-    assert wires(on_all(fast, mtus={"eth0": 9000})) == []
-
-
 def test_a_faster_interface_beside_the_used_one_is_a_note() -> None:
     both = {"lo": "127.0.0.1", "eth0": "10.0.0.1", "enp1s0": "10.10.0.1"}
     finding = only(with_machine(cluster(), 0, interfaces=both, wires_mbit={"eth0": 1000, "enp1s0": 40_000}))
@@ -65,21 +55,6 @@ def test_a_wire_of_100_mbit_is_wrong() -> None:
     assert (finding.severity, finding.about) == ("wrong", "wires")
     assert finding.sentence == "the wire of node1 (eth0) has 100 Mbit/s"
     assert "sudo ethtool -s eth0 autoneg on" in finding.advice
-
-
-def test_a_wire_that_does_not_give_what_it_has_is_a_note() -> None:
-    finding = only(with_machine(cluster(), 2, wires_mbit={"eth0": 10_000}))
-    assert finding.sentence == "node2 sends at 1 Gbit/s over a wire of 10 Gbit/s (eth0)"
-    assert "ip -s link show dev eth0" in finding.advice
-
-
-def test_the_used_interface_is_the_one_that_answered() -> None:
-    two = with_machine(
-        cluster(), 1, interfaces={"docker0": "172.17.0.1", "eth0": "10.0.0.2"}, gloo_address="172.17.0.1"
-    )
-    assert used_interface(two, 1) == "eth0"
-    nothing = with_links(two, [(0, 1), (2, 1)], address="")
-    assert used_interface(nothing, 1) == "docker0"
 
 
 @pytest.mark.parametrize(("speed", "means"), [("10000\n", {"eth0": 10_000}), ("-1\n", {}), ("", {})])

@@ -10,15 +10,13 @@ import pytest
 from paceline.errors import RuleError
 from paceline.rules.recipes import RECIPES, rule_from_text
 from paceline.rules.traffic import bytes_per_block, overhead_bytes
-from paceline_plugins.forecast.planner import Conditions, Forecast, forecast, forecasts
+from paceline_plugins.forecast.planner import Forecast, forecast, forecasts
 
 from .examples import MIB, NOTHING, wire, work
 
 
 def look(text: str, workers: int, network: object = None, **more: object) -> Forecast:
-    given = dict(more)
-    conditions = given.pop("conditions", None)
-    return forecast(rule_from_text(text), work(**given), network or wire(), workers, conditions)  # type: ignore[arg-type]
+    return forecast(rule_from_text(text), work(**more), network or wire(), workers)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -62,45 +60,11 @@ def test_blocks_by_hand() -> None:
     assert look("bmuf(period=16, overlap=1)", 4).efficiency == pytest.approx(1.6 / 1.65, rel=1e-3)
 
 
-def test_fragments_without_overlap_take_as_long_together() -> None:
-    whole, parts = (look(f"bmuf(period=16, fragments={f})", 4) for f in (1, 4))
-    assert parts.efficiency == pytest.approx(whole.efficiency, rel=1e-3)
-
-
-def test_a_codec_costs_its_time() -> None:
-    free, dear = look("one_bit", 4, codec_s=0.0), look("one_bit", 4, codec_s=0.05)
-    assert dear.step_s - free.step_s == pytest.approx(0.05)
-    assert look("sync", 4, codec_s=0.05) == look("sync", 4)
-    assert look("sync", 4, pack_s=0.01).step_s - look("sync", 4).step_s == pytest.approx(0.01)
-
-
-def test_hosts_first_pays_where_latency_counts() -> None:
-    network = wire(0.1, 2e-3, per_host=4)
-    assert look("bmuf(dimensions='hosts')", 16, network).efficiency > look("bmuf", 16, network).efficiency
-
-
 def test_asynchronous_by_hand() -> None:
     """4 ways of 3/4 of the model: 150 ms there and back a minibatch of 100."""
     assert look("asgd", 4).efficiency == pytest.approx(0.1 / 0.15, rel=1e-3)
     assert look("ssp", 4).efficiency == pytest.approx(0.1 / 0.25, rel=1e-3)
     assert look("asgd(period=4)", 4).efficiency == pytest.approx(1)
-
-
-def test_an_epoch() -> None:
-    found = look("bmuf(period=16, overlap=16)", 4, epoch=144_000.0)
-    assert found.epoch_s == pytest.approx(3600)
-    assert found.epoch_bytes == pytest.approx(144_000 * found.step_bytes)
-
-
-def test_failures_by_hand() -> None:
-    """One failure an hour in all; a checkpoint of 8 s every sqrt(2 * 8 * 3600) = 240 s."""
-    around = Conditions(failures_per_hour=0.25, recovery_s=60, checkpoint_s=8)
-    expected = 1 / (1 + 8 / 240 + (60 + 120) / 3600)
-    assert around.availability(4, 1.0, elastic=False) == pytest.approx(expected)
-    assert around.availability(4, 120.0, elastic=True) == pytest.approx(1 / (1 + 0.25 / 3600 * 120))
-    assert look("sync", 4, NOTHING, conditions=around).efficiency == pytest.approx(expected)
-    assert look("asgd", 4, NOTHING, conditions=around).efficiency > 0.99
-    assert Conditions(failures_per_hour=0.25, recovery_s=0, checkpoint_s=0).availability(4, 1.0, False) == 1
 
 
 def test_rules_that_are_alike_are_forecast_once_and_keep_their_names() -> None:
@@ -120,5 +84,3 @@ def test_what_makes_no_sense_is_refused() -> None:
     for wrong in ({"backward": 2.0}, {"epoch": 0.0}, {"codec_s": -1.0}, {"pack_s": math.nan}):
         with pytest.raises(RuleError):
             work(**wrong)
-    with pytest.raises(RuleError, match="failures_per_hour"):
-        Conditions(failures_per_hour=-1)

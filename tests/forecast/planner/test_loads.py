@@ -10,9 +10,9 @@ import pytest
 from paceline.errors import RuleError
 from paceline.rules.codec import Layout
 from paceline.rules.recipes import rule_from_text
-from paceline.rules.topology import Flat, Hierarchical
+from paceline.rules.topology import Hierarchical
 from paceline_plugins.forecast.planner import Network, NetworkLink, network_from_text, recommend
-from paceline_plugins.forecast.planner.timing import exchange, ring, scatter
+from paceline_plugins.forecast.planner.timing import exchange, scatter
 
 from .examples import MIB, NUMEL, wire, work
 
@@ -41,17 +41,6 @@ def test_three_dimensions_by_hand() -> None:
     assert payload_s("dimensions=(2, 2, 2)", racks(rack_s=0.3), 8) == pytest.approx(0.01 + 0.1 + 0.3)
     assert payload_s("dimensions=(2, 2, 2)", racks(rack_s=0.01), 8) == pytest.approx(0.01 + 0.1 + 0.05)  # hosts' links
     assert payload_s("dimensions='hosts'", racks(rack_s=0.3), 8) == pytest.approx(0.01 + 1.5 * 0.3)
-
-
-def test_a_flat_ring_crosses_a_rack_once() -> None:
-    assert payload_s("", racks(rack_s=0.3), 8) == pytest.approx(1.75 * 0.3)
-    assert payload_s("", racks(rack_s=0.01), 8) == pytest.approx(1.75 * 0.1)
-
-
-def test_dimensions_that_do_not_follow_the_hosts_pay_for_it() -> None:
-    """Groups of 4 on hosts of 2: half of what they scatter crosses."""
-    across, within = payload_s("dimensions=(4, 2)", racks(0.1, 1e-9), 8), payload_s("dimensions=(2, 4)", racks(), 8)
-    assert across == pytest.approx(2 * 0.1 + 2 / 4 * 0.1) and within == pytest.approx(0.01 + 1.5 * 0.1)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +77,6 @@ def test_links_carry_what_the_route_sends(dimensions: str | tuple[int, ...], wor
             most = max((size for (what, _, _), size in sent.items() if what == kind), default=0.0)
             assert load * group_elements == pytest.approx(most, abs=1e-6), (level, kind)
         group_elements /= min(map(len, groups))
-
-
-def test_a_ring_loads_each_host_once() -> None:
-    found = ring(Flat(), racks(), 8)
-    assert (found.worker, found.host, found.rack, found.members) == (1.0, 1.0, 1.0, 8)
-    slow = ring(Hierarchical((2, 4)), racks(), 8)
-    assert (slow.host, slow.rack, slow.members) == (2.0, 2.0, 4)
 
 
 def test_racks_in_words_and_in_text() -> None:

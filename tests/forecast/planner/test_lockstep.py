@@ -26,13 +26,6 @@ def test_behind_the_next_block_what_fits_is_hidden() -> None:
     assert overlapped(schedule, EVEN, 0.6, 8).exchange_s == pytest.approx(0.2)
 
 
-def test_fragments_share_the_wire() -> None:
-    """Four fragments of 0.05 s each fit; of 0.2 s each the wire is busy all the time."""
-    schedule = EveryBlock(period=4, fragments=4, overlap=2)
-    assert overlapped(schedule, EVEN, 0.05, 8).total_s == pytest.approx(0.4)
-    assert overlapped(schedule, EVEN, 0.2, 8).total_s == pytest.approx(0.8)
-
-
 def test_stragglers_without_overlap_are_the_closed_form() -> None:
     """The recursion with an overlap of nothing is a barrier: the same mean, within what chance does."""
     steps = LogNormal(0.1, 0.3)

@@ -15,16 +15,6 @@ from tests.helpers import make_net
 EVEN = LogNormal(0.1)
 
 
-def test_held_minibatches_fill_the_time() -> None:
-    """Three may be gathered while an answer takes 2.5 minibatches."""
-    assert block_s(Bounded(overlap=1, hold=3), EVEN, 0.125, 4) == pytest.approx(0.1)
-
-
-def test_free_workers_do_not_wait_for_each_other() -> None:
-    steps = LogNormal(0.1, 0.5)
-    assert block_s(Bounded(overlap=1), steps, 0.0, 16) == pytest.approx(0.1, rel=0.03)
-
-
 def test_a_bound_lies_between_lockstep_and_freedom() -> None:
     steps, workers = LogNormal(0.1, 0.5), 8
     near, far = (block_s(Bounded(staleness=s, overlap=0), steps, 0.0, workers) for s in (1, 16))

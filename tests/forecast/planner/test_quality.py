@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -21,8 +20,6 @@ from paceline_plugins.forecast.planner.quality import (
     effective_of,
     fitted_alpha,
     forecast_quality,
-    gain_share,
-    most_that_pay,
 )
 
 from .examples import run_log
@@ -74,29 +71,6 @@ def test_the_loss_of_other_numbers_by_hand() -> None:
     assert (independent.effective, independent.loss) == (pytest.approx(64.0), pytest.approx(1.0))
 
 
-def test_the_run_itself_is_forecast_as_it_was() -> None:
-    same = forecast_quality(run_of(0.25), 4, AVERAGING)
-    assert (same.effective, same.loss) == (pytest.approx(4 / 1.75), pytest.approx(1.0))
-
-
-def test_many_workers_stay_longer_where_all_are_alike() -> None:
-    """4 workers are alike for 128 samples, to X = 32; 8 workers for 256: then each sample counts."""
-    run = run_of(np.array([1.0] * 4 + [0.0] * (BLOCKS - 4)), alpha=1.0)
-    found = forecast_quality(run, 8, AVERAGING)
-    progress = 32 + (1024 - 256)
-    assert found.effective == pytest.approx(8 * progress / 1024, rel=0.02)
-    assert found.loss == pytest.approx((32 + 1024 - 128) / progress, rel=0.02)
-
-
-def test_few_blocks_leave_the_gain_unused() -> None:
-    share = gain_share(rule_from_text("bmuf(period=8)"), 64)
-    assert share(4) == pytest.approx(2 / 64**0.7) and share(1000) == 1.0
-    assert gain_share(AVERAGING, 64)(1) == 1.0 and gain_share(rule_from_text("bmuf"), 1)(1) == 1.0
-    run = run_of(0.0)
-    few = forecast_quality(run, 64, rule_from_text("bmuf(period=8)"))  # two blocks
-    assert few.effective == pytest.approx(64 * (1 + math.sqrt(2)) / 2 / 64**0.7)
-
-
 def test_alpha_is_the_slope_of_the_middle() -> None:
     made = np.arange(1.0, 1001)
     losses = 3 * (made / 2) ** -0.3
@@ -106,12 +80,6 @@ def test_alpha_is_the_slope_of_the_middle() -> None:
     assert fitted_alpha(made, made / 2, 1 / losses) == 0.0
     with pytest.raises(RuleError, match="the losses in 0 of 8 parts"):
         fitted_alpha(made, made, -losses)
-
-
-def test_workers_pay_up_to_a_half() -> None:
-    """E_k / k = 1 / (1 + (k - 1) / 8) is a half at 9."""
-    assert most_that_pay(lambda k: effective_of(1 / 8, k), 64) == 9
-    assert most_that_pay(float, 64) == 64 and most_that_pay(lambda k: 0.0, 64) == 1
 
 
 LOSSES = [2 * n**-0.5 for n in range(1, BLOCKS + 1)]

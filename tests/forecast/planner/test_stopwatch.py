@@ -53,13 +53,6 @@ def test_it_ends_the_program_when_it_has_enough() -> None:
     assert found is not None and len(found.times_s) == 4
 
 
-def test_a_few_steps_are_too_few() -> None:
-    hook = _Hook(steps=20)
-    assert hook.found() is None
-    stepped(hook, 5)
-    assert hook.found() is None
-
-
 @pytest.mark.processes
 def test_a_script_is_timed_and_left_as_it_is(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
@@ -79,8 +72,3 @@ def test_a_script_without_steps_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(stopwatch, "_finish", finish)
     with pytest.raises(StopwatchError, match=r"exit code 1.*made 6 steps.*no such file"):
         time_script(Path("train.py"), ["2"])
-
-
-@pytest.mark.processes
-def test_a_deadline_ends_what_a_script_started(tmp_path: Path) -> None:
-    assert stopwatch._finish(["sleep", "100"], {}, tmp_path / "said", 0.05) == "was ended after 0.05 s"

@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import RuleError
-from paceline_plugins.forecast.planner.stragglers import (
-    LogNormal,
-    Measured,
-    maximum_weights,
-    step_times,
-)
+from paceline_plugins.forecast.planner.stragglers import LogNormal, maximum_weights
 
 
 def test_the_largest_of_normal_numbers() -> None:
@@ -31,35 +26,8 @@ def test_the_largest_of_lognormal_numbers_against_draws(workers: int) -> None:
     assert steps.slowest(1, workers) == pytest.approx(drawn, rel=0.02)
 
 
-def test_a_sum_has_the_mean_and_the_variance_of_its_parts() -> None:
-    steps, generator = LogNormal(0.2, 0.5), np.random.default_rng(1)
-    apart = steps.sums(1, (40_000, 4), generator).sum(axis=1)
-    together = steps.sums(4, (40_000,), generator)
-    assert together.mean() == pytest.approx(0.8, rel=0.01)
-    assert together.std() == pytest.approx(0.2 * 0.5 * 2, rel=0.03)
-    assert steps.slowest(4, 16) == pytest.approx(apart.reshape(-1, 16).max(axis=1).mean(), rel=0.02)
-
-
-def test_the_slowest_of_measured_times_by_hand() -> None:
-    """Of two throws of a coin with 1 and 3, three in four have a 3."""
-    steps = Measured((1.0, 3.0))
-    assert steps.slowest(1, 2) == pytest.approx(0.25 * 1 + 0.75 * 3)
-    assert steps.slowest(2, 2) == pytest.approx((1 * 2 + 8 * 4 + 7 * 6) / 16, rel=0.02)  # sums 2, 4, 4, 6
-    assert steps.mean_s == 2 and steps.variation == pytest.approx(np.sqrt(2) / 2)
-    assert steps.slowest(40, 1) == 80
-
-
-def test_long_blocks_of_measured_times_are_normal_enough() -> None:
-    steps = Measured((1.0, 3.0))
-    near = Measured((1.0, 3.0)).sums(40, (1000, 8), np.random.default_rng(0))
-    assert near.mean() == pytest.approx(80, rel=0.01)
-    assert 80 < steps.slowest(40, 8) < 120
-
-
 def test_numbers_that_make_no_sense_are_refused() -> None:
     with pytest.raises(RuleError, match="step time must be"):
         LogNormal(0.0)
     with pytest.raises(RuleError, match="spread"):
         LogNormal(0.1, -1)
-    assert step_times(0.1, 0.2) == LogNormal(0.1, 0.2)
-    assert step_times(0.1, 0.2, [1.0, 2.0]) == Measured((1.0, 2.0))

@@ -13,11 +13,9 @@ from paceline_plugins.forecast.planner.timing import (
     SUM,
     ExchangeTime,
     OperationTime,
-    chunked_s,
     exchange,
     operation,
     operations_of,
-    scattered_s,
 )
 
 from .examples import NUMEL, wire
@@ -51,23 +49,6 @@ def test_an_all_to_all_by_hand() -> None:
     assert operation(ALL_TO_ALL, 1e6, network, 11) == OperationTime(pytest.approx(2e-3), pytest.approx(1.0))
 
 
-def test_workers_of_a_host_share_its_link() -> None:
-    """4 workers on 2 hosts, each sends 3 bytes to 3 others: 2 x 2 bytes leave a host."""
-    network = Network("x", NetworkLink(0, 1.0), NetworkLink(0, 10.0), per_host=2)
-    assert scattered_s(3, network, 4) == 4
-    assert scattered_s(1, network, 2) == 0.1
-    assert scattered_s(3, Network("x", NetworkLink(0, 1.0)), 4) == 3
-
-
-def test_chunks_run_beside_each_other() -> None:
-    one = [OperationTime(1.0, 8.0)]
-    assert chunked_s(one, 1) == 9
-    assert chunked_s(one, 8, in_flight=1) == 16  # every chunk waits for its latency
-    assert chunked_s(one, 8, in_flight=2) == 9  # the wire is always busy
-    assert chunked_s([OperationTime(3.0, 8.0)], 8, in_flight=2) == 4 + 7 * 2
-    assert chunked_s([OperationTime(0.0, 8.0)], 8) == 8
-
-
 def test_hosts_first_by_hand() -> None:
     """2 hosts of 4: between them 2 (H-1)/H of the bytes once, and 2 latencies instead of 14; inside two all-to-alls."""
     network = wire(0.1, 5e-3, per_host=4, faster=10)
@@ -76,12 +57,6 @@ def test_hosts_first_by_hand() -> None:
     assert flat.payload_s == pytest.approx(0.175 + 14 * 5e-3)
     assert hosts.payload_s == pytest.approx(0.1 + 2 * 5e-3 + 0.15 / 10)
     assert hosts.sent_bytes == pytest.approx(flat.sent_bytes)
-
-
-def test_rank_order_takes_two_all_to_alls() -> None:
-    network = wire(0.1, 1e-3)
-    ordered = exchange(rule_from_text("sync(reproducible=True, chunks=1)"), FLAT, 0, network, 8)
-    assert ordered.payload_s == pytest.approx(0.175 + 2e-3)
 
 
 def test_a_backward_pass_hides_what_fits() -> None:

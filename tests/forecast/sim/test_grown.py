@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.errors import RuleError, UnsupportedError
 from paceline.rules.schedule import Growth
 from paceline.rules.schedule.growth import rate_factor
-from paceline_plugins.forecast import Stage, simulate_grown, simulate_stacked
+from paceline_plugins.forecast import simulate_grown, simulate_stacked
 from tests.forecast.sim.test_vectorised import batches, loss_of
 from tests.helpers import adam, make_net, momentum_sgd
 
@@ -59,19 +59,6 @@ def test_workers_that_begin_with_the_same_data_change_nothing(rule: str) -> None
         torch.testing.assert_close(grown.parameters[name], p, atol=1e-6, rtol=0)
 
 
-def test_stages_say_who_trained_on_what() -> None:
-    """2 workers for a block of 2, then 4, then the 5 that there are; 3 minibatches are left over."""
-    x, y = batches(43, 1)
-    model = make_net()
-    found = simulate_grown(
-        model, loss_of, momentum_sgd(model.parameters()), RULES[0], one_by_one(x, y), 5, growth=AT_ONCE
-    )
-    assert [(one.workers, one.minibatches) for one in found.stages] == [(2, 4), (4, 8), (5, 30)]
-    assert found.steps == 2 + 2 + 6
-    assert all(1.0 <= one.effective <= one.workers for one in found.stages)
-    assert isinstance(found.stages[0], Stage)
-
-
 def test_the_local_rate_follows_the_workers() -> None:
     seen: list[tuple[int, int]] = []
 
@@ -90,15 +77,6 @@ def test_the_local_rate_follows_the_workers() -> None:
     assert seen == [(0, 2), (2, 2), (4, 4), (8, 4)]
     for name, p in results[0].parameters.items():
         assert torch.equal(results[1].parameters[name], p)
-
-
-def test_growth_waits_for_its_threshold_and_its_blocks() -> None:
-    growth = Growth(first=2, threshold=0.5, blocks=4)
-    assert growth.next(4, 64, effective=2.0, blocks=4) == 8
-    assert growth.next(4, 64, effective=1.9, blocks=9) == 4
-    assert growth.next(4, 64, effective=4.0, blocks=3) == 4
-    assert growth.next(4, 6, effective=4.0, blocks=4) == 6
-    assert growth.next(6, 6, effective=6.0, blocks=4) == 6
 
 
 @pytest.mark.parametrize(

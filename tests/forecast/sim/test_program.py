@@ -104,30 +104,6 @@ def test_the_working_directory_and_streams_move_with_the_baton(script: Write, tm
     assert "RANK" not in os.environ
 
 
-def test_exits_are_called_when_the_workers_script_has_ended(script: Write) -> None:
-    path = script("""
-        import atexit, os
-        atexit.register(print, "first")
-        atexit.register(print, "last, of", os.environ["RANK"])
-        print("script")
-    """)
-    assert run(path) == 0
-    assert printed(1) == ["script", "last, of 1", "first"]
-
-
-def test_handlers_are_kept_and_never_called(script: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    path = script("""
-        import signal
-        def stop(number, frame): ...
-        print(signal.signal(signal.SIGTERM, stop) is stop, signal.signal(signal.SIGTERM, signal.SIG_DFL) is stop)
-    """)
-    before = signal.getsignal(signal.SIGTERM)
-    assert run(path) == 0
-    assert printed(1) == ["False True"]
-    assert signal.getsignal(signal.SIGTERM) is before
-    assert capsys.readouterr().err.count("the handler for SIGTERM is not called") == 1
-
-
 @pytest.mark.parametrize(
     ("line", "says"),
     [
@@ -167,23 +143,6 @@ def test_the_worker_that_fails_is_named(script: Write) -> None:
     lines = printed(1, "err")
     assert lines[0].startswith("Traceback") and str(path) in lines[1] and lines[-1] == "ValueError: the second is odd"
     assert printed(2, "err") == []  # what the others say of it is no news
-
-
-@pytest.mark.parametrize(("leaves", "code"), [("3", 3), ("'no text'", 1), ("0", 0), ("None", 0)])
-def test_an_exit_code_is_that_of_the_first_that_leaves(script: Write, leaves: str, code: int) -> None:
-    assert run(script(f"import sys\nsys.exit({leaves})\n"), workers=2) == code
-    assert Path("out/failed").exists() == (code != 0)
-
-
-def test_a_script_that_is_no_python_fails_as_python_does(script: Write) -> None:
-    with pytest.raises(SyntaxError):
-        run(script("def"))
-
-
-def test_workers_can_pretend_to_be_on_several_hosts(script: Write) -> None:
-    path = script("from paceline.communication import virtual\nprint(virtual.current().world.host)\n")
-    assert run(path, workers=5, hosts=2) == 0
-    assert [printed(rank) for rank in range(1, 5)] == [["host0"], ["host0"], ["host1"], ["host1"]]
 
 
 def test_nothing_is_changed_for_threads_that_are_no_workers() -> None:

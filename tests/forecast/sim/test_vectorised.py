@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from paceline.errors import NonFiniteError, UnsupportedError
+from paceline.errors import UnsupportedError
 from paceline_plugins.forecast import simulate_stacked
 from tests.helpers import CLASSES, FEATURES, adam, make_net, momentum_sgd, sgd
 
@@ -126,15 +126,6 @@ def test_one_worker_is_the_users_own_program() -> None:
         torch.testing.assert_close(stacked.parameters[name], p.detach(), atol=1e-6, rtol=0)
 
 
-def test_averaging_every_step_without_momentum_is_synchronous() -> None:
-    ends = []
-    for rule in ("sync", "averaging(period=1)"):
-        model = make_net()
-        ends.append(simulate_stacked(model, loss_of, sgd(model.parameters()), rule, zip(*batches(), strict=True)))
-    for name, p in ends[0].parameters.items():
-        torch.testing.assert_close(ends[1].parameters[name], p, atol=1e-6, rtol=0)
-
-
 def test_frozen_parameters_groups_and_one_tensor_a_step() -> None:
     """A batch may be one tensor; what does not learn stays out; each group keeps its own rate."""
     model = nn.Sequential(nn.Linear(FEATURES, 4), nn.Linear(4, 4), nn.Linear(4, 1))
@@ -226,11 +217,3 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
             simulate_stacked(model, loss_of, sgd(model.parameters()), "sync", wrong)
     with pytest.raises(UnsupportedError, match="scalar"):
         simulate_stacked(model, lambda m, x, y: m(x), sgd(model.parameters()), "sync", [(x[0], y[0])])
-
-
-@pytest.mark.parametrize(("rule", "says"), [("bmuf(period=4)", "worker 1 after step 4"), ("sync", "worker 1;")])
-def test_a_worker_with_nan_is_named(rule: str, says: str) -> None:
-    model, (x, y) = make_net(), batches()
-    x[2, 1, 0, 0] = float("nan")
-    with pytest.raises(NonFiniteError, match=says):
-        simulate_stacked(model, loss_of, sgd(model.parameters()), rule, zip(x, y, strict=True))

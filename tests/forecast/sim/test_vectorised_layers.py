@@ -95,10 +95,6 @@ def test_running_statistics_are_every_workers_own(rule: str, make: Make) -> None
     check(conv, rule, make)
 
 
-def test_running_statistics_of_one_worker() -> None:
-    check(conv, "bmuf(period=4)", workers=1)
-
-
 OVERLAPS: list[tuple[str, Make]] = [
     ("averaging(period=4, overlap=4)", sgd),
     ("averaging(period=4, overlap=1, local_state='keep')", momentum_sgd),
@@ -346,14 +342,6 @@ def test_what_would_be_wrong_is_refused(name: str) -> None:
             "bmuf(period=4)",
             zip(*batches(), strict=True),
         )
-
-
-def test_a_model_that_was_refused_is_as_before() -> None:
-    layer = Remembering()
-    model = conv(layer)
-    with pytest.raises(UnsupportedError):
-        simulate_stacked(model, loss_of, sgd(model.parameters()), "sync", zip(*batches(), strict=True))
-    assert layer.mean is None and model(batches()[0][0, 0]).shape == (SIZE, CLASSES)
 
 
 def test_a_statistic_that_is_not_finite_is_refused() -> None:

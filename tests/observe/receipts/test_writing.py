@@ -99,21 +99,6 @@ def test_a_validation_over_shared_data_is_not_training(tmp_path: Path) -> None:
     assert found.code == 0 and "pass 1 of loader 0: 40 places of 40 places, each exactly once" in found.shown, found
 
 
-def test_data_of_the_programs_own_leave_it_open(tmp_path: Path) -> None:
-    def program() -> None:
-        model = torch.nn.Linear(3, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        with paceline.attach(model, optimizer, EXACT, receipts=tmp_path, data="own"):
-            for _ in range(8):
-                optimizer.zero_grad()
-                model(torch.ones(2, 3)).sum().backward()
-                optimizer.step()
-
-    paceline.simulate(program, WORKERS)
-    found = findings(tmp_path)
-    assert found.code == 2 and "no receipt says which samples" in found.open[0], found
-
-
 def stop_after(steps: int, folder: Path, checkpoint: Path, rule: str) -> None:
     """The same program, which its machine stops."""
     torch.manual_seed(0)
@@ -205,12 +190,6 @@ def test_runs_without_books_are_refused_before_they_train(tmp_path: Path, worker
     with pytest.raises(UnsupportedError, match=says):
         paceline.simulate(functools.partial(train, tmp_path / "receipts", rule), workers)
     assert not (tmp_path / "receipts").exists()
-
-
-def test_a_chain_of_another_number_of_workers_is_refused(tmp_path: Path) -> None:
-    paceline.simulate(functools.partial(train, tmp_path), WORKERS)
-    with pytest.raises(UnsupportedError, match="it is of a run of 3 workers; give receipts another directory"):
-        paceline.simulate(functools.partial(train, tmp_path), 2)
 
 
 def test_sums_that_follow_the_route_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,10 +8,9 @@ import threading
 
 import pytest
 
-import paceline
 from paceline.core.world import World
 from paceline.observe.sinks.async_writer import AsyncWriter
-from paceline.observe.sinks.base import Values, as_sink
+from paceline.observe.sinks.base import Values
 from paceline.observe.sinks.dispatcher import Dispatcher
 
 
@@ -105,20 +104,3 @@ def test_the_first_worker_alone_by_default_and_whoever_it_is_now() -> None:
     own = sink.got[1][1]
     rate = own.pop("paceline/minibatches_per_s")
     assert own == {"paceline/block": 1.0, "paceline/minibatches": 4.0, "paceline/lr": 0.5} and rate == 0.0
-
-
-def test_the_own_numbers_come_no_more_often_than_asked_for_and_at_the_end() -> None:
-    """A run that is shorter than an interval leaves something, too."""
-    sink = Kept()
-    dispatcher = Dispatcher(World, lambda block: {"block": float(block)}, dict)
-    dispatcher.add_sink(sink, World().sign, 1e9, False)
-    dispatcher.progress(1, 4)
-    dispatcher.log({"loss": 1.0}, 4)
-    dispatcher.progress(2, 8)
-    dispatcher.close()
-    assert sink.got == [(4, {"loss": 1.0}), (8, {"paceline/block": 2.0})]
-
-
-def test_what_takes_no_values_is_refused() -> None:
-    with pytest.raises(paceline.UnsupportedError, match=r"a sink has log\(values, step\), and dict has none"):
-        as_sink({})

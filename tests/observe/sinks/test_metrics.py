@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import urllib.error
 import urllib.request
 from typing import Any
@@ -16,11 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from torch import nn
 
 import paceline
-from paceline.core.lazy import MissingExtraError
-from paceline.core.world import World
-from paceline.observe.sinks.metrics import Metrics, families, split_address
+from paceline.observe.sinks.metrics import families, split_address
 from tests.observe.sinks.test_async_writer import Kept
-from tests.ports import free_port
 
 OWN = {
     "block", "exchanges", "minibatches", "bytes_sent", "computing_s", "waiting_s", "exchanging_s",
@@ -114,16 +110,6 @@ def test_an_address_that_is_taken_is_refused() -> None:
         run.close()
 
 
-def test_a_lost_workers_successor_serves_at_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker of place 1 is rank 0 once place 0 has died, and still listens at PORT + 1; the new one is rank 1."""
-    monkeypatch.setenv("PACELINE_CONTROL", "127.0.0.1:1")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    port = free_port()
-    metrics = Metrics(f"127.0.0.1:{port}", lambda: World(1, 2, local_rank=1, local_size=2))
-    assert metrics.address == f"127.0.0.1:{port}"
-    metrics.close()
-
-
 @pytest.mark.parametrize("address", ["9400", ":9400", "host:", "host:http", "host:-1"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(paceline.UnsupportedError, match="HOST:PORT"):
@@ -202,20 +188,3 @@ def test_the_page_has_the_names_labels_and_values_that_dashboards_know() -> None
     registry = CollectorRegistry()
     registry.register(Given())
     assert samples(generate_latest(registry).decode()) == samples(PAGE)
-
-
-def test_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    run = paceline.attach(*made())
-    with pytest.raises(MissingExtraError, match=r"pip install 'paceline\[metrics\]'"):
-        run.serve_metrics("127.0.0.1:0")
-    run.close()
-
-
-def test_settings_by_group_where_groups_differ() -> None:
-    model: Any = nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 1))
-    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1].parameters(), "lr": 0.2}]
-    run = paceline.attach(model, torch.optim.SGD(groups, lr=1.0, momentum=0.5))
-    numbers = run._context.tuner.tunables.numbers()
-    assert (numbers["lr/0"], numbers["lr/1"], numbers["momentum"]) == (0.1, 0.2, 0.5) and "lr" not in numbers
-    run.close()

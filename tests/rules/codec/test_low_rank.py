@@ -20,17 +20,6 @@ def product(rows: int, rank: int, columns: int, seed: int) -> Tensor:
     return left @ torch.randn(rank, columns, generator=generator, dtype=F64)
 
 
-def test_a_matrix_of_that_rank_comes_over_whole() -> None:
-    """The workers' matrices share their columns' span; then one step of power iteration finds it."""
-    left, layout = product(60, 3, 3, 0), Layout.of([(60, 50), (7,)])
-    xs = [
-        torch.cat([(left @ product(3, 3, 50, 1 + i)).flatten(), torch.full((7,), float(i), dtype=F64)]) for i in (0, 1)
-    ]
-    outcome = exchange(LowRank(rank=3), xs, layout)
-    torch.testing.assert_close(outcome.totals[0], xs[0] + xs[1])
-    assert float(outcome.errors[0].abs().max()) < 1e-11
-
-
 def test_five_exchanges_against_projections() -> None:
     """P spans sum_i M_i Q; the total is its projection of the sum, whatever basis is taken."""
     layout, codec = Layout.of([(30, 44)]), LowRank(rank=3)
@@ -77,18 +66,6 @@ def test_any_rank_and_magnitude_is_finite(scale: float, rank_of_it: int) -> None
         assert outcome.totals[0].isfinite().all()
         assert all(tensor.isfinite().all() for state in states for tensor in state.values())
     torch.testing.assert_close(outcome.totals[0] / (scale or 1), 2 * matrix / (scale or 1), rtol=1e-3, atol=1e-3)
-
-
-def test_after_a_matrix_of_zeros_it_starts_anew() -> None:
-    """Only the last rows and columns ever get a gradient, and only from the second exchange on."""
-    layout, states = Layout.of([(64, 80)]), [State(), State()]
-    matrix = torch.zeros(64, 80)
-    codec = LowRank(rank=1)
-    states = exchange(codec, [matrix.flatten()] * 2, layout, states).states
-    assert not states[0]["q"].any()
-    matrix[40:, 50:] = 1.0
-    total = exchange(codec, [matrix.flatten()] * 2, layout, states).totals[0]
-    torch.testing.assert_close(total, 2 * matrix.flatten())
 
 
 def test_the_first_factor_is_the_matrix_own_and_no_global_generator_moves() -> None:

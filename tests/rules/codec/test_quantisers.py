@@ -144,24 +144,6 @@ def test_float16_clamps_and_the_rest_follows() -> None:
     assert sent + float(state[0]["owner"]) + float(state[0]["residual"]) == 100_000
 
 
-def test_bfloat16_keeps_the_largest_finite_number_finite() -> None:
-    _, total = encoded(Half("bf16"), torch.tensor([3.4e38, 1 + 2.0**-8, 1 + 3 * 2.0**-8]), Layout.vector(3))
-    assert total.tolist() == [torch.finfo(torch.bfloat16).max, 1.0, 1 + 2.0**-6]
-
-
-def test_bytes_by_hand() -> None:
-    layout = Layout.of([(10, 100), (100,)])  # 1100 numbers; stripes of 576 and 524 for two workers
-    first = 5 * (13 + 8) + (10 + 8)  # five rows, and 76 numbers of the sixth
-    second = (3 + 8) + 4 * (13 + 8) + (13 + 8)
-    assert OneBit().bytes_sent(layout, 2, 0) == second + first == OneBit().bytes_sent(layout, 2, 1)
-    assert OneBit().bytes_sent(layout, 1, 0) == 0
-    thirds = [384, 384, 332]
-    assert [Half().bytes_sent(layout, 3, r) for r in range(3)] == [2 * (1100 - t + 2 * t) for t in thirds]
-    assert Int8().payload_bytes(Layout.of([(3, 100), (5,)])) == 256 + 4 + 44 + 4 + 5 + 4
-    assert E3M0().payload_bytes(Layout.of([(3, 100), (5,)])) == 128 + 4 + 22 + 4 + 3 + 4
-    assert Sign().payload_bytes(Layout.vector(70_000)) == 8192 + 4 + 558 + 4
-
-
 @pytest.mark.parametrize("build", [OneBit, Sign, Int8, E3M0, Half])
 def test_feedback_must_be_true_or_false(build: type) -> None:
     with pytest.raises(RuleError, match="feedback must be True or False, got 1"):

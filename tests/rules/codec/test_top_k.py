@@ -73,21 +73,6 @@ def test_of_equal_magnitudes_the_first_are_sent() -> None:
     assert outcome.totals[0].tolist() == [1.0, -2.0, 0.0, 0.0, 2.0, 0.0]
 
 
-def test_bytes_are_eight_for_each_number_and_peer() -> None:
-    layout = Layout.vector(1001)
-    assert TopK(ratio=0.01).count(1001) == 11
-    assert TopK(ratio=0.01).bytes_sent(layout, 5, 3) == 4 * 8 * 11
-    assert TopK(ratio=1.0).count(3) == 3 and TopK(ratio=1e-9).count(3) == 1
-
-
-def test_warm_up_sends_more_at_first() -> None:
-    codec = TopK(ratio=0.01, momentum=0.9, warmup=((2, 0.5), (1, 0.1)))
-    assert [codec.at(number).ratio for number in range(5)] == [0.5, 0.5, 0.1, 0.01, 0.01]
-    assert {codec.at(number).momentum for number in range(5)} == {0.9}
-    paper = TopK(ratio=0.01, warmup=2)
-    assert [paper.at(number).ratio for number in range(7)] == [0.25, 0.25, 0.063, 0.063, 0.015, 0.015, 0.01]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

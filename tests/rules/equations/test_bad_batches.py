@@ -70,13 +70,3 @@ def test_a_nan_batch_does_not_stay(rule: str, who: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("rule", RULES[3:5] + FREE)
 def test_nor_one_whose_step_the_program_skips(rule: str, who: tuple[int, ...]) -> None:
     check(simulate(program(rule, who, guarded=True), 3))
-
-
-def test_one_worker_is_the_program_as_it_was() -> None:
-    """Nothing is exchanged and nothing is mended: the nan stays, as without us."""
-    (found,) = simulate(program("sync", (0,), guarded=True), 1)
-    assert bool(torch.isnan(found["model"]["1.running_mean"]).any())
-
-
-def test_mixing_without_overlap_keeps_nothing_of_an_invalid_block() -> None:
-    check(simulate(program("streaming_diloco(period=2, fragments=2, overlap=0)", (1,), guarded=False), 3))

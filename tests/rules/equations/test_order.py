@@ -50,14 +50,6 @@ def check(rule: str, steps: Sequence[int], each: Callable[[Any, int], None] | No
     assert all(same_bits(first, other) for other in others), (rule, steps)
 
 
-@pytest.mark.parametrize("steps", [(8, 9), (9, 8), (5, 13, 9), (0, 7)])
-@pytest.mark.parametrize(
-    "rule", ["streaming_diloco(period=4)", "bmuf(period=4, fragments=4, overlap=4, codec='one_bit')"]
-)
-def test_workers_that_end_at_different_steps(rule: str, steps: tuple[int, ...]) -> None:
-    check(rule, steps)
-
-
 def drawn(dice: random.Random) -> tuple[str, list[int]]:
     """A rule with fragments, overlap and codec, and how many steps each worker makes."""
     period = dice.randint(1, 6)
@@ -89,20 +81,6 @@ def test_one_worker_looks_at_the_global_model_while_an_exchange_is_under_way() -
         run.messages.all_reduce(torch.tensor([float(step)])).wait()
 
     check("streaming_diloco(period=4, overlap=4)", (9, 9), each)
-
-
-@pytest.mark.parametrize("who", [(1,), (0, 1, 2)])
-def test_an_invalid_fragment_restarts_the_other_fragments_at_the_same_step(who: tuple[int, ...]) -> None:
-    def each(run: Any, step: int) -> None:
-        if step == 5 and rank() in who:
-            with torch.no_grad():
-                next(iter(run._model.parameters())).fill_(torch.nan)
-
-    if len(who) == 1:
-        check("streaming_diloco(period=4, overlap=3)", (11, 13, 12), each)
-    else:
-        with pytest.raises(paceline.NonFiniteError):
-            check("streaming_diloco(period=4, overlap=3)", (11, 13, 12), each)
 
 
 def test_tuning_requests_while_fragments_are_in_flight() -> None:

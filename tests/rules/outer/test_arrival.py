@@ -105,36 +105,6 @@ def test_factors_by_hand() -> None:
     assert Elastic(0.8).rate(p) == pytest.approx(0.2)
 
 
-def test_staleness_aware_divides_by_one_at_least() -> None:
-    assert [StalenessAware().rate(push(delay)) for delay in (0, 1, 2, 4)] == [1, 1, 0.5, 0.25]
-
-
-@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
-def test_a_clock_of_shares_moves_as_far_as_one_step(make: type[torch.optim.Optimizer]) -> None:
-    """With equal gradients from the workers; a divided gradient would not do for Adam."""
-    workers, lr, g = 4, 0.01, torch.tensor([0.5, -2.0, 30.0])
-
-    def moved(pushes: int, factor: float) -> Tensor:
-        x = nn.Parameter(torch.zeros(3))
-        optimizer = make([x], lr=lr * factor)  # type: ignore[call-arg]
-        for _ in range(pushes):
-            x.grad = g.clone()
-            optimizer.step()
-        return x.detach()
-
-    factor = Share().rate(push(workers=workers))
-    torch.testing.assert_close(moved(workers, factor), moved(1, 1.0), rtol=1e-5, atol=0)
-    assert not torch.allclose(moved(workers, Sum().rate(push(workers=workers))), moved(1, 1.0), rtol=0.5)
-
-
-def test_a_clock_of_shares_of_deltas_is_their_mean() -> None:
-    deltas = random(4 * 30, 1, F64).view(4, 30)
-    x = torch.zeros(30, dtype=F64)
-    for d in deltas:
-        x.add_(d, alpha=Share().rate(push(workers=4)))
-    torch.testing.assert_close(x, deltas.mean(0))
-
-
 # -- delay compensation ---------------------------------------------------------------------------
 
 
@@ -257,15 +227,6 @@ def test_adadelay_against_a_loop() -> None:
         np.testing.assert_allclose(w.numpy(), want, rtol=1e-12)
 
 
-@pytest.mark.parametrize("c", [0, 0.5, 3])
-def test_adadelay_with_a_constant(c: float) -> None:
-    outer, lr = AdaDelay(c), 0.2
-    for t, tau in [(1, 0), (4, 5), (100, 21)]:
-        p = push(tau, t, lr=lr)
-        g = mended(outer, torch.ones(1, dtype=F64), torch.zeros(1), torch.zeros(1), {}, p)
-        assert lr * outer.rate(p) * g.item() == pytest.approx(1 / (1 / lr + c * math.sqrt(t + tau)))
-
-
 # -- momentum -------------------------------------------------------------------------------------
 
 
@@ -331,27 +292,9 @@ def test_the_pull_by_hand() -> None:
     assert x.tolist() == [1.0, -0.5]
 
 
-def test_the_sum_of_workers_and_center_stays() -> None:
-    """Whole numbers and alpha = 1/4: every operation is exact, so the sum is kept to the bit."""
-    outer, center = Elastic(0.5), torch.tensor([3.0, -8.0], dtype=F64)
-    workers = [torch.tensor([1024.0, -64.0], dtype=F64), torch.tensor([-256.0, 512.0], dtype=F64)]
-    total = center + workers[0] + workers[1]
-    for turn in range(10):
-        x = workers[turn % 2]
-        e = outer.elastic_pull(x, center, 2)
-        outer.elastic_step(center, x, 2)
-        x.sub_(e)
-        assert torch.equal(center + workers[0] + workers[1], total)
-    apart = (workers[0] - workers[1]).abs().max().item()
-    assert 0 < apart < 1280 / 4  # they were 1280 apart
-
-
 def test_the_rate_is_the_share_of_the_distance() -> None:
     """An owner that adds rate * (x - c) makes the elastic step."""
     outer, x, center = Elastic(), random(100, 1, F64), random(100, 2, F64)
     want = center + outer.rate(push(workers=4)) * (x - center)
     outer.elastic_step(center, x, 4)
     torch.testing.assert_close(center, want)
-
-
-# -- words ----------------------------------------------------------------------------------------

@@ -67,17 +67,6 @@ def test_the_one_buffer_form_fails_the_same_assertion(workers: int) -> None:
     assert_steady(one_buffer(workers, 30 * workers), 2 * workers - 1)
 
 
-@pytest.mark.parametrize("gain", [1.0, 2.5, 7.0])
-@pytest.mark.parametrize("nesterov", [True, False])
-def test_a_gain_in_numbers_is_the_steady_move(gain: float, nesterov: bool) -> None:
-    assert_steady(moves_under_constant(BlockMomentum(gain=gain, nesterov=nesterov), 4, 400)[-1][0], gain)
-
-
-def test_the_default_gain_is_the_steady_move() -> None:
-    assert_steady(moves_under_constant(BlockMomentum(), 16, 600)[-1][0], 16**0.7)
-    assert_steady(moves_under_constant(Nesterov(gain="paper"), 4, 400)[-1][0], 7.0)
-
-
 def test_first_two_blocks_by_hand() -> None:
     # eta .75, zeta 1, d .5: Delta = .5, .875; theta = .5, 1.375; start = theta + .75 Delta = .875, 2.03125
     moves = moves_under_constant(BlockMomentum(0.75, 1.0), 4, 2)

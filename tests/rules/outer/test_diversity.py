@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.errors import RuleError
 from paceline.rules import BlockMomentum
 from paceline.rules.outer.base import Coefficients
-from paceline.rules.outer.diversity import KEEP, ratio, smoothed
+from paceline.rules.outer.diversity import ratio
 
 
 def ratio_of(displacements: Tensor) -> float:
@@ -33,22 +33,9 @@ def test_workers_that_say_the_same_are_worth_one() -> None:
     assert ratio_of(torch.ones(8, 5)) == pytest.approx(1.0)
 
 
-def test_orthogonal_displacements_are_worth_all_workers() -> None:
-    assert ratio_of(3 * torch.eye(8)) ** 2 == pytest.approx(8.0)
-
-
-def test_displacements_that_cancel_count_as_independent() -> None:
-    assert ratio(1.0, 1e-30, 4) == 2.0
-
-
 @pytest.mark.parametrize("norms", [(0.0, 0.0), (1.0, 0.0), (math.inf, 1.0), (math.nan, 1.0), (1.0, math.nan)])
 def test_nothing_to_compare_is_one(norms: tuple[float, float]) -> None:
     assert ratio(*norms, 4) == 1.0
-
-
-def test_it_is_smoothed_over_blocks() -> None:
-    assert smoothed(None, 2.0) == 2.0
-    assert smoothed(2.0, 1.0) == pytest.approx(KEEP * 2.0 + (1 - KEEP))
 
 
 def test_block_momentum_takes_a_longer_displacement() -> None:

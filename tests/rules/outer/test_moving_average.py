@@ -77,25 +77,6 @@ def test_training_is_that_without_an_average_bit_for_bit(more: str) -> None:
     assert distance(end, end_with) > 1e-3
 
 
-def test_the_exported_models_are_the_mean_of_the_global_ones() -> None:
-    """Before the first block it is the model at its start; a warm-up does not count."""
-    _, plain, _, _ = watched("bmuf(period=2, warmup=3)", samples=96)
-    _, averaged, _, _ = watched("bmuf(period=2, warmup=3, ema=0.6)", samples=96)
-    assert all(same_bits(one, other) for one, other in zip(plain[:5], averaged[:5], strict=True))
-    blocks = plain[4::2]  # after the steps 5, 7, ..
-    for n in range(1, len(blocks) + 1):
-        weights = [0.6 ** (n - k) for k in range(1, n + 1)]
-        for name in blocks[0]:
-            mean = sum(w * one[name].double() for w, one in zip(weights, blocks, strict=False)) / sum(weights)
-            torch.testing.assert_close(averaged[2 + 2 * n][name].double(), mean, rtol=1e-5, atol=1e-6)
-
-
-def test_close_leaves_the_average_in_the_model() -> None:
-    out = train("averaging(period=2, ema=0.6)", 3)[0]
-    assert same_bits(out.model, out.exported)
-    assert not same_bits(out.model, train("averaging(period=2)", 3)[0].model)
-
-
 def test_workers_of_another_number_keep_the_average(tmp_path: Path) -> None:
     """They train on from the global model, not from the average."""
     rule = "averaging(period=3, ema=0.8)"

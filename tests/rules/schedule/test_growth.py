@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 import paceline
 from paceline.errors import RuleError, UnsupportedError
 from paceline.rules.recipes import rule_from_text
-from paceline.rules.schedule import EveryBlock, GivenGrowth, Growth, Paced
+from paceline.rules.schedule import GivenGrowth, Growth
 from paceline.rules.schedule.growth import make_growth, rate_factor
-from paceline_plugins.forecast import simulate_grown, simulate_stacked
-from tests.forecast.sim.test_vectorised import batches, loss_of
 from tests.helpers import make_net, momentum_sgd
 
 
@@ -23,12 +20,6 @@ def test_block_recipes_take_it_and_write_it_down_only_then(name: str) -> None:
     assert grown.text() == f"{name}(grow='auto')" and grown.schedule.grow == Growth()
     assert "grow" not in repr(plain.schedule) and "2 workers at first" in grown.schedule.describe(8)
     assert rule_from_text(grown.text()) == grown
-
-
-def test_texts_of_schedules_from_before_stay() -> None:
-    assert repr(EveryBlock(16)) == "EveryBlock(period=16, warmup=0, fragments=1, overlap=0)"
-    assert repr(Paced(4)) == "Paced(period=4, warmup=0, fragments=1, overlap=0, share=0.02, least=4, longest=64)"
-    assert eval(repr(EveryBlock(8, grow=Growth(first=4)))) == EveryBlock(8, grow=Growth(first=4))
 
 
 def test_stages_of_minibatches_of_all_workers() -> None:
@@ -83,26 +74,7 @@ def test_a_rate_of_many_workers_with_and_without_growth() -> None:
         rule_from_text("bmuf(grow='auto', rate_exponent=2)")
 
 
-def test_stacked_simulations_of_a_fixed_number_say_what_to_use() -> None:
-    model = make_net()
-    with pytest.raises(UnsupportedError, match="simulate_grown"):
-        simulate_stacked(model, loss_of, momentum_sgd(model.parameters()), "bmuf(grow='auto')", [])
-
-
 def test_a_run_whose_workers_are_all_there_refuses_growth() -> None:
     model = make_net()
     with pytest.raises(UnsupportedError, match="grow= needs workers that join it later"):
         paceline.attach(model, momentum_sgd(model.parameters()), "bmuf(grow='auto')")
-
-
-def test_a_simulation_takes_the_growth_of_the_rule() -> None:
-    x, y = batches(22, 1)
-    rows = list(zip(x[:, 0], y[:, 0], strict=True))
-    given, results = GivenGrowth(((2, 8), (3, 14))), []
-    for rule, growth in (("bmuf(period=2, grow='2:8, 3:14')", None), ("bmuf(period=2)", given)):
-        model = make_net()
-        optimizer = momentum_sgd(model.parameters())
-        results.append(simulate_grown(model, loss_of, optimizer, rule, rows, 4, growth=growth))
-    assert [(one.workers, one.minibatches) for one in results[0].stages] == [(2, 8), (3, 6), (4, 8)]
-    for name, p in results[1].parameters.items():
-        assert torch.equal(results[0].parameters[name], p)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,11 +42,6 @@ def test_the_least_simple_period_that_keeps_the_share(exchange_s: float, minibat
         assert wanted <= period and simple(wanted) == period
 
 
-def test_bounds_that_are_not_simple_are_taken_as_they_are() -> None:
-    schedule = Paced(5, pace=Pace(share=0.5, least=5, longest=23))
-    assert [schedule.period_for(wanted, 1.0) for wanted in (1, 6, 17, 22, 100)] == [5, 6, 23, 23, 23]
-
-
 @pytest.mark.parametrize(
     ("wanted", "settled", "first"),
     [
@@ -63,15 +57,6 @@ def test_a_settled_period_stays_where_it_nearly_fits(wanted: int, settled: int, 
     schedule = Paced(16, pace=Pace(share=0.5, least=4))  # share 1/2: tau* = e / c
     assert schedule.period_for(wanted, 1.0, settled=True) == settled
     assert schedule.period_for(wanted, 1.0) == first
-
-
-def test_what_was_settled_is_settled() -> None:
-    """A period that was taken for some times stays for these, and for ones nearly so."""
-    schedule = Paced(pace=Pace(share=0.5, least=1, longest=1000))
-    for wanted in range(4, 700):
-        taken = replace(schedule, period=schedule.period_for(wanted, 1.0))
-        for times in (1.0, 1.1, 0.95):
-            assert taken.period_for(times * wanted, 1.0, settled=True) == taken.period
 
 
 @pytest.mark.parametrize(

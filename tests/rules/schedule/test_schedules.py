@@ -7,7 +7,7 @@ import pytest
 
 from paceline.errors import RuleError
 from paceline.rules.schedule import Bounded, EveryBlock, EveryStep
-from paceline.update.engine.context import TrainingProgress
+from paceline.update.monitor import TrainingProgress
 
 
 def test_every_step_is_always_lockstep() -> None:

@@ -18,6 +18,7 @@ from paceline.rules.codec.layout import Layout
 from paceline.rules.topology import Flat, Hierarchical
 from paceline.rules.topology.hierarchical import DimensionPlan
 from tests.rules.topology.test_routes import finish, inputs, total_of
+from tests.tables import each_value_fast
 
 SHAPES: list[tuple[Any, list[str]]] = [
     ((4, 2), ["h"] * 8),
@@ -72,10 +73,9 @@ def everywhere(hosts: list[str], body: Callable[[virtual.VirtualTransport], Any]
     return list(virtual.run(len(hosts), one, hosts))
 
 
-@pytest.mark.parametrize("elements", [1, 7, 1000])
-@pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize(("dimensions", "hosts"), SHAPES)
-def test_it_is_the_flat_sum(dimensions: Any, hosts: list[str], ordered: bool, elements: int) -> None:
+@pytest.mark.parametrize(("shape", "ordered", "elements"), each_value_fast(SHAPES, [False, True], [1, 7, 1000]))
+def test_it_is_the_flat_sum(shape: tuple[Any, list[str]], ordered: bool, elements: int) -> None:
+    dimensions, hosts = shape
     brought = inputs(elements, len(hosts))
     topology = Hierarchical(dimensions, ordered=ordered)
 
@@ -99,20 +99,21 @@ def test_it_is_the_flat_sum(dimensions: Any, hosts: list[str], ordered: bool, el
         assert torch.equal(whole, flat)
 
 
-@pytest.mark.parametrize("elements", [1, 7, 1000, 1001])
-@pytest.mark.parametrize("codec", [Dense(), Coarse()])
 @pytest.mark.parametrize(("dimensions", "hosts"), SHAPES)
-def test_bytes(dimensions: Any, hosts: list[str], codec: Any, elements: int) -> None:
-    topology, layout = Hierarchical(dimensions), Layout.vector(elements)
+def test_bytes(dimensions: Any, hosts: list[str]) -> None:
+    topology = Hierarchical(dimensions)
+    cases = [(codec, Layout.vector(elements)) for codec in (Dense(), Coarse()) for elements in (1, 7, 1000, 1001)]
 
-    def body(transport: virtual.VirtualTransport) -> int:
-        route = topology.route(transport, 1)
-        before = transport.bytes_sent
-        finish(route.exchange(codec, torch.zeros(elements), layout, {}))
-        return transport.bytes_sent - before
+    def body(transport: virtual.VirtualTransport) -> list[int]:
+        route, sent = topology.route(transport, 1), []
+        for codec, layout in cases:
+            before = transport.bytes_sent
+            finish(route.exchange(codec, torch.zeros(layout.numel), layout, {}))
+            sent.append(transport.bytes_sent - before)
+        return sent
 
     ranks = range(len(hosts))
-    assert everywhere(hosts, body) == [topology.bytes_sent(codec, layout, hosts, rank) for rank in ranks]
+    assert everywhere(hosts, body) == [[topology.bytes_sent(*case, hosts, rank) for case in cases] for rank in ranks]
 
 
 def test_bytes_by_hand() -> None:
@@ -165,17 +166,17 @@ def test_a_lossy_codec_sees_the_sums_of_the_fast_dimensions_only(dimensions: Any
     assert torch.equal(results[0][0] + kept, given.sum((0, 1)))
 
 
-@pytest.mark.parametrize("elements", [1, 2, 3, 1000])
 @pytest.mark.parametrize(("dimensions", "hosts"), SHAPES)
-def test_every_exchange_has_as_many_stages(dimensions: Any, hosts: list[str], elements: int) -> None:
+def test_every_exchange_has_as_many_stages(dimensions: Any, hosts: list[str]) -> None:
     """Else who owns nothing of a chunk would overtake the chunk ahead of it on the way back."""
 
-    def body(transport: virtual.VirtualTransport) -> tuple[int, int]:
+    def body(transport: virtual.VirtualTransport) -> tuple[set[int], int]:
         route = Hierarchical(dimensions).route(transport, 1)
-        return sum(1 for _ in route.exchange(Dense(), torch.zeros(elements), Layout.vector(elements), {})), route.stages
+        exchanges = [route.exchange(Dense(), torch.zeros(n), Layout.vector(n), {}) for n in (1, 2, 3, 1000)]
+        return {sum(1 for _ in steps) for steps in exchanges}, route.stages
 
     found = everywhere(hosts, body)
-    assert all(pair == (found[0][1], found[0][1]) for pair in found)
+    assert all(pair == ({found[0][1]}, found[0][1]) for pair in found)
 
 
 def test_plans() -> None:

@@ -52,12 +52,12 @@ def over(route: Topology, brought: list[Tensor], cuts: list[tuple[int, int]]) ->
 
 
 @pytest.mark.parametrize("route", [Flat(), Ordered()])
-@pytest.mark.parametrize("elements", [1, 3, 4, 12, 1001])
 @pytest.mark.parametrize("workers", [2, 3, 4])
-def test_the_sum(route: Topology, elements: int, workers: int) -> None:
-    brought = inputs(elements, workers)
-    for x, _ in over(route, brought, [(0, elements)]):
-        torch.testing.assert_close(x.double(), sum(b.double() for b in brought), rtol=1e-5, atol=1e-2)
+def test_the_sum(route: Topology, workers: int) -> None:
+    for elements in (1, 3, 4, 12, 1001):
+        brought = inputs(elements, workers)
+        for x, _ in over(route, brought, [(0, elements)]):
+            torch.testing.assert_close(x.double(), sum(b.double() for b in brought), rtol=1e-5, atol=1e-2)
 
 
 def test_ordered_bits_do_not_depend_on_the_cut() -> None:
@@ -83,16 +83,15 @@ def test_bytes(route: Topology) -> None:
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("elements", [0, 1, -1, -2, 1_000_003, 2_000_003])
-def test_cuts_cover_everything_once(pieces: int, elements: int) -> None:
+def test_cuts_cover_everything_once(pieces: int) -> None:
     from paceline.update.engine.blocks.outer_state import SMALL_ELEMENTS, cut
 
-    elements = elements if elements >= 0 else SMALL_ELEMENTS + elements + 1
-    ranges = cut(Layout.vector(elements), pieces, Dense())
-    assert ranges[0][0] == 0 and ranges[-1][1] == elements and len(ranges) <= pieces
-    assert all(a[1] == b[0] for a, b in pairwise(ranges))
-    assert len(ranges) == max(1, min(pieces, elements // SMALL_ELEMENTS))
-    assert len(ranges) == 1 or all(high - low > SMALL_ELEMENTS - 64 * pieces for low, high in ranges)
+    for elements in (0, 1, SMALL_ELEMENTS, SMALL_ELEMENTS - 1, 1_000_003, 2_000_003):
+        ranges = cut(Layout.vector(elements), pieces, Dense())
+        assert ranges[0][0] == 0 and ranges[-1][1] == elements and len(ranges) <= pieces
+        assert all(a[1] == b[0] for a, b in pairwise(ranges))
+        assert len(ranges) == max(1, min(pieces, elements // SMALL_ELEMENTS))
+        assert len(ranges) == 1 or all(high - low > SMALL_ELEMENTS - 64 * pieces for low, high in ranges)
 
 
 def test_coarse_chunks_are_for_exact_codecs_only() -> None:

@@ -15,34 +15,26 @@ SIZES = [0, 1, 63, 64, 65, 128, 1000, 4096, 100_003, 1_000_000]
 WORKERS = [1, 2, 3, 4, 7, 16]
 
 
-@pytest.mark.parametrize("numel", SIZES)
 @pytest.mark.parametrize("workers", WORKERS)
-def test_slices_cover_every_element_once(numel: int, workers: int) -> None:
-    slices = Sharded().slices(numel, workers)
-    assert len(slices) == workers
-    assert slices[0][0] == 0 and slices[-1][1] == numel
-    assert all(before[1] == after[0] for before, after in pairwise(slices))
-    assert all(begin <= end for begin, end in slices)
-    assert all(end % 64 == 0 or end == numel for _, end in slices)
-
-
-@pytest.mark.parametrize("numel", SIZES)
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("piece", [64, 192, 1024, 262_144])
-def test_pieces_cover_every_element_once(numel: int, workers: int, piece: int) -> None:
-    topology = Sharded(piece)
-    pieces, slices = topology.pieces(numel, workers), topology.slices(numel, workers)
-    ends = [0] + [cut.end for cut in pieces]
-    assert [cut.begin for cut in pieces] == ends[:-1] and ends[-1] == numel
-    assert all(0 < cut.numel <= piece and cut.begin % 64 == 0 for cut in pieces)
-    assert all(slices[cut.owner][0] <= cut.begin and cut.end <= slices[cut.owner][1] for cut in pieces)
+def test_slices_and_pieces_cover_every_element_once(workers: int) -> None:
+    for numel in SIZES:
+        slices = Sharded().slices(numel, workers)
+        assert len(slices) == workers and slices[0][0] == 0 and slices[-1][1] == numel, numel
+        assert all(before[1] == after[0] for before, after in pairwise(slices)), numel
+        assert all(begin <= end and (end % 64 == 0 or end == numel) for begin, end in slices), numel
+        for piece in (64, 192, 1024, 262_144):
+            pieces = Sharded(piece).pieces(numel, workers)
+            ends = [0] + [cut.end for cut in pieces]
+            assert [cut.begin for cut in pieces] == ends[:-1] and ends[-1] == numel, (numel, piece)
+            assert all(0 < cut.numel <= piece and cut.begin % 64 == 0 for cut in pieces), (numel, piece)
+            assert all(slices[cut.owner][0] <= cut.begin and cut.end <= slices[cut.owner][1] for cut in pieces)
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("units", [1, 5, 6, 17, 1000, 12_345])
-def test_slices_are_as_even_as_units_allow(workers: int, units: int) -> None:
-    sizes = [(end - begin) // 64 for begin, end in Sharded().slices(64 * units, workers)]
-    assert max(sizes) - min(sizes) <= 1 and sum(sizes) == units
+def test_slices_are_as_even_as_units_allow(workers: int) -> None:
+    for units in (1, 5, 6, 17, 1000, 12_345):
+        sizes = [(end - begin) // 64 for begin, end in Sharded().slices(64 * units, workers)]
+        assert max(sizes) - min(sizes) <= 1 and sum(sizes) == units
 
 
 @pytest.mark.parametrize("workers", WORKERS)

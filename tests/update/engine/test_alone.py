@@ -13,10 +13,7 @@ from torch import nn
 
 import paceline
 from paceline.errors import RuleError
-from paceline.observe import read_run
 from paceline.rules import BlockSettings, EveryStep, Gradient, Rule
-from paceline.update import monitor
-from paceline_plugins.forecast import simulate_stacked
 from tests.helpers import CLASSES, FEATURES, Place, adam, make_net, momentum_sgd, same_bits, simulate, state_of, train
 
 STEPS, PERIOD = 14, 4
@@ -92,32 +89,7 @@ def test_a_warm_up_is_the_program() -> None:
     assert same_bits(found, attached("diloco"))
 
 
-def test_one_worker_exports_an_average() -> None:
-    """The models after 2, 4 and 6 steps, with b = 1/2, and what close leaves."""
-    models: list[State] = []
-
-    def keep(step: int, run: paceline.Run) -> None:
-        assert run.blocks == step // 2
-        if step % 2 == 0:
-            models.append(state_of(run._context.model))  # type: ignore[arg-type]
-
-    rule = "averaging(period=2, local_state='keep', ema=0.5, alone=True)"
-    found = attached(rule, 6, keep)
-    assert_close(found, {name: (a + 2 * models[1][name] + 4 * models[2][name]) / 7 for name, a in models[0].items()})
-
-
 RULES = ["diloco(period=4, alone=True)", "bmuf_adam(period=4, overlap=2, fragments=2, alone=True)"]
-
-
-@pytest.mark.parametrize("rule", [*RULES, "bmuf_adam(period=4, warmup=3, ema=0.5, alone=True)"])
-def test_stop_and_resume(rule: str, tmp_path: Path) -> None:
-    choices: dict[str, Any] = {"optimizer": adam, "dropout": 0.3, "norm": True, "schedule": True}
-    whole = train(rule, 1, **choices)[0]
-    for at in (2, 9, 12):
-        train(rule, 1, **choices, save_at=at, save_to=tmp_path / str(at), stop_at=at)
-        resumed = train(rule, 1, **choices, resume=tmp_path / str(at))[0]
-        assert same_bits(resumed.model, whole.model)
-        assert resumed.losses == whole.losses[at:]
 
 
 @pytest.mark.parametrize(("old", "new"), [(1, 3), (3, 1)])
@@ -145,29 +117,6 @@ def test_a_change_of_the_period_takes_effect_at_once() -> None:
 
     attached("diloco(period=4, alone=True)", 10, change)
     assert seen == [0, 0, 0, 1, 1, 2, 2, 3, 3, 4]
-
-
-def test_the_log_counts_its_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line after each step, and one for each exchange."""
-    monkeypatch.setattr(monitor, "FOLD_S", 0.0)
-    model = make_net()
-    optimizer = momentum_sgd(model.parameters())
-    with paceline.attach(model, optimizer, "diloco(period=2, alone=True)", log=tmp_path) as run:
-        for step in range(4):
-            learn(model, optimizer, step)
-    assert run.blocks == 2
-    (worker,) = read_run(tmp_path).workers
-    assert [line.block for line in worker.exchanges][:6] == [0, 0, 1, 1, 1, 2]
-    assert worker.minibatches == 4
-
-
-def test_stacked_it_is_the_same() -> None:
-    model = make_net()
-    rule = f"diloco(period={PERIOD}, momentum=0.6, lr=0.8, alone=True)"
-    batches = [tuple(tensor.unsqueeze(0) for tensor in batch(step)) for step in range(STEPS)]
-    loss = lambda m, x, y: nn.functional.cross_entropy(m(x), y)  # noqa: E731
-    found = simulate_stacked(model, loss, momentum_sgd(model.parameters()), rule, batches)
-    assert_close(found.parameters, attached(rule))
 
 
 def test_processes_of_one_host_are_one_worker() -> None:

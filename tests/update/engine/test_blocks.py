@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import paceline
 from tests.helpers import adam, momentum_sgd, same_bits, simulate, train
-from tests.rules.test_identities import plain
 
 F64 = torch.float64
 
@@ -307,30 +306,6 @@ def test_a_nan_that_passes_is_left_out_once(rule: str, caplog: pytest.LogCapture
     assert 1 <= len(left_out) <= 2
 
 
-def test_training_goes_on_after_a_nan_on_all_that_is_caught() -> None:
-    """In fragments: other fragments, which still hold the nan, must not return it."""
-
-    def program() -> list[Any]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        run = paceline.attach(model, optimizer, "averaging(period=4, fragments=2)", timeout_s=20)
-        caught = []
-        for step in range(16):
-            optimizer.zero_grad()
-            (model(torch.randn(2, 3)).square().mean() * (float("nan") if step == 4 else 1)).backward()
-            try:
-                optimizer.step()
-            except paceline.NonFiniteError:
-                caught.append(step)
-        run.close()
-        return caught
-
-    outs = simulate(program, 2)
-    assert outs[0] == outs[1]
-    assert outs[0] in ([5], [5, 7])
-
-
 # -- uneven data -------------------------------------------------------------------------------------------------------
 
 
@@ -374,14 +349,6 @@ def test_all_work_is_merged_when_workers_end_at_different_steps(steps: list[int]
     assert found[0][1] == pytest.approx(want, abs=1e-12)
 
 
-@pytest.mark.parametrize("steps", [[2, 9, 5], [5, 9, 6], [9, 3, 12]], ids=str)
-def test_workers_that_end_in_the_warm_up_or_after_an_exchange(steps: list[int]) -> None:
-    for rule in ("averaging(period=3, warmup=4, overlap=2)", "bmuf(period=4, warmup=3, overlap=3, fragments=2)"):
-        found = climb(rule, [1.0, 1.0, 1.0], steps, count=2)
-        assert all(end == found[0][1] for _, end in found)
-        assert all(x > 0 for x in found[0][1])
-
-
 # -- stop and resume while an exchange is under way --------------------------------------------------------------------
 
 FULL: dict[str, Any] = {"dropout": 0.3, "norm": True, "schedule": True, "samples": 60, "epochs": 3}
@@ -412,54 +379,6 @@ def test_law_3_at_every_offset_of_a_period(rule: str, optimizer: Any, tmp_path: 
 
 
 # -- one worker, buffers -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "rule",
-    ["streaming_diloco(period=4, fragments=2)", "bmuf(period=4, overlap=3)", "one_bit", "averaging(codec='top_k')"],
-)
-def test_one_worker_is_the_users_program(rule: str) -> None:
-    found = train(rule, 1, optimizer=momentum_sgd, dropout=0.2, norm=True, samples=46)[0]
-    assert same_bits(found.model, plain(momentum_sgd))
-    assert found.bytes_sent == 0
-
-
-@pytest.mark.parametrize(
-    "rule", ["bmuf(period=4, overlap=2, gain='paper')", "streaming_diloco(period=4, overlap=3, fragments=2)"]
-)
-def test_buffers_stay_within_what_workers_had(rule: str) -> None:
-    """Neither the outer momentum nor the progress carries a running mean or variance beyond any worker's own."""
-    overlap = 2 if "bmuf" in rule else 3
-
-    def program() -> list[tuple[Tensor, Tensor]]:
-        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=0.5), nn.Linear(4, 2))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        run = paceline.attach(model, optimizer, rule, timeout_s=20)
-        seen = []
-        norm = model[1]
-        for _ in range(20):
-            optimizer.zero_grad()
-            model(torch.randn(5, 3) * (1 + 2 * rank()) + rank()).square().mean().backward()
-            before = torch.cat([norm.running_mean, norm.running_var])
-            optimizer.step()
-            seen.append((before, torch.cat([norm.running_mean, norm.running_var])))
-        run.close()
-        counted = int(norm.num_batches_tracked)
-        assert counted == 20
-        return seen
-
-    outs = simulate(program, 3)
-    moved = 0
-    for step in range(overlap, 20):
-        had = torch.stack(
-            [out[s][k] for out in outs for s in range(step - overlap, step + 1) for k in (0, 1) if (s, k) != (step, 1)]
-        )
-        low, high = had.amin(0) - 1e-6, had.amax(0) + 1e-6
-        for out in outs:
-            before, after = out[step]
-            moved += not torch.equal(before, after)
-            assert bool(((low <= after) & (after <= high)).all())
-    assert moved >= 9
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import paceline
-from paceline import UnsupportedError
 from tests.helpers import adam, make_net, momentum_sgd, same_bits, simulate, state_of
 
 F32 = torch.float32
@@ -66,19 +65,6 @@ def test_blocks_count_a_skipped_step_as_none() -> None:
     assert same_bits(outs[0]["model"], outs[1]["model"])
 
 
-@pytest.mark.parametrize("unscale", [False, True])
-@pytest.mark.parametrize("who", [(1,), (0, 1, 2)])
-def test_with_gradients_all_skip_together_or_the_worker_is_left_out(unscale: bool, who: tuple[int, ...]) -> None:
-    outs = simulate(program("sync", overflow=lambda step: rank() in who and step == 2, unscale=unscale), 3)
-    assert outs[0]["counted"] == outs[1]["counted"] == outs[2]["counted"]
-    assert outs[0]["scales"] == outs[1]["scales"] == outs[2]["scales"]
-    if len(who) == 3:
-        assert outs[0]["counted"] == [1, 2, 2, 3, 4, 5, 6, 7]
-        assert outs[0]["scales"] == [8.0, 8.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0]
-    assert all(same_bits(out["model"], outs[0]["model"]) for out in outs)
-    assert all(bool(torch.isfinite(v).all()) for v in outs[0]["model"].values())
-
-
 def test_with_a_scaler_the_result_is_that_without_one() -> None:
     """Scales are powers of two, so scaling is exact and the mean of scaled gradients is the scaled mean."""
 
@@ -109,25 +95,6 @@ def test_an_unknown_scaler_sees_the_mean(who: tuple[int, ...]) -> None:
         assert one["counted"] == other["counted"] and one["scales"] == other["scales"]
         assert same_bits(one["model"], other["model"])
         assert same_bits(one["model"], known[0]["model"])
-
-
-def test_an_unknown_scaler_is_refused_where_gradients_are_exchanged_before_the_step() -> None:
-    seen = []
-
-    def body() -> None:
-        model = make_net()
-        opt = momentum_sgd(model.parameters())
-        scaler = torch.amp.GradScaler("cpu")
-        paceline.attach(model, opt, "sync")
-        for parameter in model.parameters():  # set by hand, as FSDP does
-            parameter.grad = torch.ones_like(parameter)
-        with pytest.raises(UnsupportedError, match=r"attach\(model, optimizer, scaler=scaler"):
-            scaler.scale(torch.zeros(1))
-            scaler.step(opt)
-        seen.append(rank())
-
-    simulate(body, 2)
-    assert sorted(seen) == [0, 1]
 
 
 def test_an_unknown_scaler_in_blocks_is_fine() -> None:

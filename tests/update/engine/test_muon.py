@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 import paceline
@@ -16,7 +15,6 @@ from paceline.core.optimizer_state import ensure_state, moments, reset_state
 from paceline.errors import UnsupportedError
 from paceline_plugins.forecast import simulate_stacked
 from tests.helpers import same_bits, simulate
-from tests.processes.launch import run as run_processes
 from tests.processes.muon_programs import Training
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon came with torch 2.9")
@@ -131,12 +129,3 @@ def test_where_muon_cannot_be() -> None:
         simulate_stacked(model, lambda m, x: m(x).sum(), muon, "diloco", [torch.zeros(2, 1, 2)])
     with pytest.raises(UnsupportedError, match="the optimizer is Muon; use "):
         paceline.attach(model, muon, "bmuf_adam")
-
-
-@pytest.mark.processes
-def test_processes_have_the_bits_of_virtual_workers(tmp_path: Path) -> None:
-    rule = "diloco(period=3, local_state='average', reproducible=True)"
-    run_processes(rule, 2, tmp_path, module="muon_programs")
-    virtual, _ = simulate(Training(rule), 2)[0]
-    for rank in range(2):
-        assert same_bits(load_file(tmp_path / f"muon.{rank}.safetensors"), virtual)

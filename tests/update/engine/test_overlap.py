@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: B023 (losses are called before the loop variables change)
 """Gradients that are exchanged while backward goes on: N workers are one worker with N times the batch.
 
 A program is written once, as a loop over `side.roles`: a worker plays its own role, and one process without paceline
@@ -23,6 +22,7 @@ import paceline
 from paceline.communication.virtual.transport import VirtualTransport
 from paceline.update.engine.blocks import outer_state
 from tests.helpers import State, distance, same_bits, simulate, state_of
+from tests.tables import each_value_fast
 
 N = 3
 F64 = torch.float64
@@ -152,7 +152,7 @@ def test_chunks_leave_before_the_pass_is_over() -> None:
 
         def look(parameter: Tensor) -> None:
             assert side.run is not None
-            under_way.append(len(side.run._engine.gradients[0]._running))
+            under_way.append(len(side.run._engine.gradient_exchanges.updates[0]._running))
 
         for step in range(3):
             if step == 2:
@@ -166,23 +166,49 @@ def test_chunks_leave_before_the_pass_is_over() -> None:
     assert min(simulate(program, N)) >= 3
 
 
+Body = Callable[[Side, Any, int], object]
+
+
+def loop_of(
+    body: Body,
+    model: Callable[[], Any] = net,
+    optimizer: Callable[[Any], torch.optim.Optimizer] = momentum,
+    to_none: bool = True,
+) -> Loop:
+    """The usual loop around `body(side, model, step)`, which puts the gradients there."""
+
+    def loop(side: Side) -> State:
+        made = model()
+        stepped = optimizer(made)
+        side.attach(made, stepped)
+        for step in side.steps():
+            stepped.zero_grad(set_to_none=to_none)
+            if body(side, made, step) is not SKIP:
+                stepped.step()
+        side.close()
+        return state_of(made)
+
+    return loop
+
+
+SKIP = object()
+"""What a body returns whose step the program leaves out."""
+
+
+def plain(side: Side, model: Any, step: int) -> None:
+    """One backward pass over a mean."""
+    side.mean(step, lambda role: loss_of(model, step, role)).backward()
+
+
 @uneven
 def test_clipping_acts_on_the_mean(steps: tuple[int, ...]) -> None:
     norms = []
 
-    def loop(side: Side) -> State:
-        model = net()
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
-        for step in side.steps():
-            optimizer.zero_grad()
-            side.mean(step, lambda role: (role + 1) * loss_of(model, step, role)).backward()
-            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
-            optimizer.step()
-        side.close()
-        return state_of(model)
+    def body(side: Side, model: Any, step: int) -> None:
+        side.mean(step, lambda role: (role + 1) * loss_of(model, step, role)).backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
 
-    compare(loop, steps)
+    compare(loop_of(body), steps)
     assert max(norms) > 0.5
 
 
@@ -196,164 +222,95 @@ PASSES = {
 }
 
 
-@to_none
-@uneven
-@pytest.mark.parametrize("passes", list(PASSES.values()), ids=list(PASSES))
-def test_accumulation(passes: list[int], steps: tuple[int, ...], to_none: bool) -> None:
-    def loop(side: Side) -> State:
-        model = net()
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
-        for step in side.steps():
-            optimizer.zero_grad(set_to_none=to_none)
-            for k in range(passes[step]):
-                (side.mean(step, lambda role, k=k: loss_of(model, step, role, k)) / passes[step]).backward()
-            optimizer.step()
-        side.close()
-        return state_of(model)
+@pytest.mark.parametrize(("passes", "steps", "to_none"), each_value_fast(list(PASSES), [ALL, UNEVEN], [True, False]))
+def test_accumulation(passes: str, steps: tuple[int, ...], to_none: bool) -> None:
+    def body(side: Side, model: Any, step: int) -> None:
+        for k in range(PASSES[passes][step]):
+            (side.mean(step, lambda role, k=k: loss_of(model, step, role, k)) / PASSES[passes][step]).backward()
 
-    compare(loop, steps)
+    compare(loop_of(body, to_none=to_none), steps)
 
 
 @to_none
 @pytest.mark.parametrize("retain", [True, False])
 def test_two_losses(retain: bool, to_none: bool) -> None:
-    def loop(side: Side) -> State:
-        model = net()
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
-        for step in side.steps():
-            optimizer.zero_grad(set_to_none=to_none)
-            if retain:
-                losses = torch.stack([loss_of(model, step, role) for role in side.roles(step)])
-                losses.mean().backward(retain_graph=True)
-                losses.square().mean().backward()
-            else:
-                side.mean(step, lambda role: loss_of(model, step, role)).backward()
-                side.mean(step, lambda role: model[:2](numbers(step, role, 4, 10)).square().mean()).backward()
-            optimizer.step()
-        side.close()
-        return state_of(model)
+    def body(side: Side, model: Any, step: int) -> None:
+        if retain:
+            losses = torch.stack([loss_of(model, step, role) for role in side.roles(step)])
+            losses.mean().backward(retain_graph=True)
+            losses.square().mean().backward()
+        else:
+            plain(side, model, step)
+            side.mean(step, lambda role: model[:2](numbers(step, role, 4, 10)).square().mean()).backward()
 
-    compare(loop)
+    compare(loop_of(body, to_none=to_none))
 
 
 @to_none
 def test_a_step_that_the_program_leaves_out(to_none: bool) -> None:
     """On all workers alike, such as for a loss that is too large; the passes before the next one may be fewer."""
 
-    def loop(side: Side) -> State:
-        model = net()
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
-        for step in side.steps():
-            optimizer.zero_grad(set_to_none=to_none)
-            for k in range(1 if step in (2, 4) else 2):
-                side.mean(step, lambda role, k=k: loss_of(model, step, role, k)).backward()
-            if step != 1:
-                optimizer.step()
-        side.close()
-        return state_of(model)
+    def body(side: Side, model: Any, step: int) -> object:
+        for k in range(1 if step in (2, 4) else 2):
+            side.mean(step, lambda role, k=k: loss_of(model, step, role, k)).backward()
+        return SKIP if step == 1 else None
 
-    compare(loop)
+    compare(loop_of(body, to_none=to_none))
 
 
 @pytest.mark.parametrize("attacks", [1, 3])
 def test_passes_that_are_thrown_away(attacks: int) -> None:
     """Adversarial samples: backward for the input's sake, then zero_grad, then the pass that counts."""
 
-    def loop(side: Side) -> State:
-        model = net()
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
-        for step in side.steps():
+    def body(side: Side, model: Any, step: int) -> None:
+        def loss(x: Tensor, role: int) -> Tensor:
+            return (model(x) - numbers(step, role, 6, 4, more=5)).square().mean()
 
-            def attacked(role: int, step: int = step) -> Tensor:
-                x, target = numbers(step, role, 6, 10).requires_grad_(), numbers(step, role, 6, 4, more=5)
-                for _ in range(attacks):
-                    (model(x) - target).square().mean().backward()
-                    assert x.grad is not None
-                    x = (x + 0.1 * x.grad.sign()).detach().requires_grad_()
-                return x.detach()
+        def attacked(role: int) -> Tensor:
+            x = numbers(step, role, 6, 10).requires_grad_()
+            for _ in range(attacks):
+                loss(x, role).backward()
+                assert x.grad is not None
+                x = (x + 0.1 * x.grad.sign()).detach().requires_grad_()
+            return x.detach()
 
-            inputs = {role: attacked(role) for role in side.roles(step)}
-            optimizer.zero_grad()
-            side.mean(
-                step,
-                lambda role, i=inputs, step=step: (model(i[role]) - numbers(step, role, 6, 4, more=5)).square().mean(),
-            ).backward()
-            optimizer.step()
-        side.close()
-        return state_of(model)
+        inputs = {role: attacked(role) for role in side.roles(step)}
+        model.zero_grad()
+        side.mean(step, lambda role: loss(inputs[role], role)).backward()
 
-    compare(loop)
+    compare(loop_of(body))
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["before", "last"])
 @uneven
-def test_no_sync_adds_up(steps: tuple[int, ...]) -> None:
-    def loop(side: Side) -> State:
-        model = net()
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
-        for step in side.steps():
-            optimizer.zero_grad()
-            first = side.mean(step, lambda role: loss_of(model, step, role))
-            if side.run is None:
-                first.backward()
-            else:
-                before = side.run.bytes_sent
-                with side.run.no_sync():
-                    first.backward()
-                assert side.run.bytes_sent == before
-            side.mean(step, lambda role: loss_of(model, step, role, 1)).backward()
-            optimizer.step()
-        side.close()
-        return state_of(model)
+def test_no_sync_adds_up(steps: tuple[int, ...], last: bool) -> None:
+    """Nothing is sent within; also where it is the last pass, after which no step may differ from its peers'."""
 
-    compare(loop, steps)
+    def body(side: Side, model: Any, step: int) -> None:
+        for k in range(2):
+            loss = side.mean(step, lambda role, k=k: loss_of(model, step, role, k))
+            if side.run is None or k != last:
+                loss.backward()
+                continue
+            before = side.run.bytes_sent
+            with side.run.no_sync():
+                loss.backward()
+            assert side.run.bytes_sent == before
+
+    compare(loop_of(body), steps)
 
 
 def test_no_sync_of_one_worker_alone() -> None:
     """A pass that is no training, on one worker only, between two steps."""
 
-    def loop(side: Side) -> State:
-        model = net()
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
-        for step in side.steps():
-            if side.run is not None and side.rank == 1:
-                with side.run.no_sync():
-                    loss_of(model, step, 7).backward()
-            optimizer.zero_grad()
-            side.mean(step, lambda role: loss_of(model, step, role)).backward()
-            optimizer.step()
-        side.close()
-        return state_of(model)
+    def body(side: Side, model: Any, step: int) -> None:
+        if side.run is not None and side.rank == 1:
+            with side.run.no_sync():
+                loss_of(model, step, 7).backward()
+        model.zero_grad()
+        plain(side, model, step)
 
-    compare(loop)
-
-
-def test_no_sync_for_the_last_pass_goes_with_the_step() -> None:
-    """What was added on this worker alone must not make its step differ from its peers'."""
-
-    def loop(side: Side) -> State:
-        model = net()
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
-        for step in side.steps():
-            optimizer.zero_grad()
-            side.mean(step, lambda role: loss_of(model, step, role)).backward()
-            second = side.mean(step, lambda role: loss_of(model, step, role, 1))
-            if side.run is None:
-                second.backward()
-            else:
-                with side.run.no_sync():
-                    second.backward()
-            optimizer.step()
-        side.close()
-        return state_of(model)
-
-    compare(loop)
+    compare(loop_of(body))
 
 
 # -- parameters that have no gradient ----------------------------------------------------------------------------------
@@ -380,45 +337,27 @@ CHOICES: dict[str, Callable[[int, int], int]] = {
 }
 
 
-@to_none
-@uneven
-@pytest.mark.parametrize("choice", list(CHOICES))
+@pytest.mark.parametrize(("choice", "steps", "to_none"), each_value_fast(list(CHOICES), [ALL, UNEVEN], [True, False]))
 def test_unused_parameters(choice: str, steps: tuple[int, ...], to_none: bool) -> None:
     """Absent everywhere stays absent (momentum must not move it); absent here takes the peers' mean."""
 
-    def loop(side: Side) -> State:
-        model = Branches()
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
-        for step in side.steps():
-            optimizer.zero_grad(set_to_none=to_none)
-            side.mean(
-                step, lambda role: model(numbers(step, role, 5, 10), CHOICES[choice](step, role)).square().mean()
-            ).backward()
-            optimizer.step()
-        side.close()
-        return state_of(model)
+    def body(side: Side, model: Any, step: int) -> None:
+        side.mean(
+            step, lambda role: model(numbers(step, role, 5, 10), CHOICES[choice](step, role)).square().mean()
+        ).backward()
 
-    compare(loop, steps)
+    compare(loop_of(body, Branches, to_none=to_none), steps)
 
 
 @to_none
 def test_a_gradient_that_comes_only_in_a_later_pass(to_none: bool) -> None:
-    def loop(side: Side) -> State:
-        model = Branches()
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
-        for step in side.steps():
-            optimizer.zero_grad(set_to_none=to_none)
-            for k in range(3 if step % 2 else 2):
-                side.mean(
-                    step, lambda role, k=k: model(numbers(step, role, 5, 10, more=k), (k + step) % 3).square().mean()
-                ).backward()
-            optimizer.step()
-        side.close()
-        return state_of(model)
+    def body(side: Side, model: Any, step: int) -> None:
+        for k in range(3 if step % 2 else 2):
+            side.mean(
+                step, lambda role, k=k: model(numbers(step, role, 5, 10, more=k), (k + step) % 3).square().mean()
+            ).backward()
 
-    compare(loop)
+    compare(loop_of(body, Branches, to_none=to_none))
 
 
 # -- backward that fails -----------------------------------------------------------------------------------------------
@@ -426,8 +365,6 @@ def test_a_gradient_that_comes_only_in_a_later_pass(to_none: bool) -> None:
 
 class Fragile(torch.autograd.Function):
     """The identity, whose backward fails when it is told to."""
-
-    failing = False
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, fails: bool) -> Tensor:
@@ -451,22 +388,14 @@ def fragile_loss(model: nn.Sequential, step: int, role: int, fails: bool, more: 
 def test_a_pass_that_fails_and_is_repeated(who: tuple[int, ...], to_none: bool) -> None:
     """With other numbers the second time, so that what had left already is stale."""
 
-    def loop(side: Side) -> State:
-        model = net()
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
-        for step in side.steps():
-            optimizer.zero_grad(set_to_none=to_none)
-            if step in (0, 2) and side.rank in who:
-                with pytest.raises(ZeroDivisionError):
-                    fragile_loss(model, step, 5, True, more=3).backward()
-                optimizer.zero_grad(set_to_none=to_none)
-            side.mean(step, lambda role: fragile_loss(model, step, role, False)).backward()
-            optimizer.step()
-        side.close()
-        return state_of(model)
+    def body(side: Side, model: Any, step: int) -> None:
+        if step in (0, 2) and side.rank in who:
+            with pytest.raises(ZeroDivisionError):
+                fragile_loss(model, step, 5, True, more=3).backward()
+            model.zero_grad(set_to_none=to_none)
+        side.mean(step, lambda role: fragile_loss(model, step, role, False)).backward()
 
-    compare(loop)
+    compare(loop_of(body, to_none=to_none))
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["then_go_on", "then_close"])
@@ -475,23 +404,14 @@ def test_a_pass_that_fails_and_is_given_up(who: tuple[int, ...], last: bool) -> 
     """Those who fail go on with the next minibatch, or close the run."""
     at, steps = (4, 5) if last else (2, 6)
 
-    def program() -> State:
-        side, model = Side(), net()
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
-        role = side.rank
-        assert role is not None
-        for step in range(steps):
-            optimizer.zero_grad()
-            try:
-                fragile_loss(model, step, role, step == at and role in who).backward()
-            except ZeroDivisionError:
-                continue
-            optimizer.step()
-        side.close()
-        return state_of(model)
+    def body(side: Side, model: Any, step: int) -> object:
+        try:
+            fragile_loss(model, step, side.roles(step)[0], step == at and side.rank in who).backward()
+        except ZeroDivisionError:
+            return SKIP
+        return None
 
-    outs = simulate(program, N)
+    outs = simulate(lambda: loop_of(body)(Side((steps,) * N)), N)
     assert all(same_bits(out, outs[0]) for out in outs)
 
 
@@ -501,79 +421,55 @@ def test_a_pass_that_fails_and_is_given_up(who: tuple[int, ...], last: bool) -> 
 @uneven
 @pytest.mark.parametrize("how", ["by_hand", "autograd_grad", "half_by_hand"])
 def test_gradients_assigned(how: str, steps: tuple[int, ...]) -> None:
-    def loop(side: Side) -> State:
-        model = net()
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
-        parameters = list(model.parameters())
-        for step in side.steps():
-            optimizer.zero_grad()
-            if how == "by_hand":
-                for k, p in enumerate(parameters):
-                    made = [numbers(step, role, *p.shape, more=k) for role in side.roles(step)]
-                    p.grad = torch.stack(made).mean(0)
-            elif how == "autograd_grad":
-                found = torch.autograd.grad(side.mean(step, lambda role: loss_of(model, step, role)), parameters)
-                for p, g in zip(parameters, found, strict=True):
-                    p.grad = g
-            else:
-                model[4].requires_grad_(False)
-                side.mean(step, lambda role: loss_of(model, step, role)).backward()
-                model[4].requires_grad_(True)
-                for k, p in enumerate(model[4].parameters()):
-                    made = [numbers(step, role, *p.shape, more=k) for role in side.roles(step)]
-                    p.grad = torch.stack(made).mean(0)
-            optimizer.step()
-        side.close()
-        return state_of(model)
+    def body(side: Side, model: Any, step: int) -> None:
+        def assign(parameters: list[nn.Parameter]) -> None:
+            for k, p in enumerate(parameters):
+                p.grad = torch.stack([numbers(step, role, *p.shape, more=k) for role in side.roles(step)]).mean(0)
 
-    compare(loop, steps)
+        parameters = list(model.parameters())
+        if how == "by_hand":
+            assign(parameters)
+        elif how == "autograd_grad":
+            found = torch.autograd.grad(side.mean(step, lambda role: loss_of(model, step, role)), parameters)
+            for p, g in zip(parameters, found, strict=True):
+                p.grad = g
+        else:
+            model[4].requires_grad_(False)
+            plain(side, model, step)
+            model[4].requires_grad_(True)
+            assign(list(model[4].parameters()))
+
+    compare(loop_of(body), steps)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before_attach", "after_attach"])
-def test_a_hook_of_the_users_on_the_accumulated_gradient(late: bool) -> None:
+@pytest.mark.parametrize("accumulated", [False, True], ids=["tensor", "accumulated"])
+def test_a_hook_of_the_users(accumulated: bool, late: bool) -> None:
     """Such as one that clips each parameter's gradient as it comes; after attach it runs after ours."""
 
-    def loop(side: Side) -> State:
-        model = net()
-        optimizer = momentum(model)
-
+    def hooked(model: nn.Module) -> None:
         def double(parameter: Tensor) -> None:
             assert parameter.grad is not None
             parameter.grad.mul_(2)
 
-        if not late:
-            for p in model.parameters():
-                p.register_post_accumulate_grad_hook(double)
-        side.attach(model, optimizer)
-        if late:
-            for p in model.parameters():
-                p.register_post_accumulate_grad_hook(double)
-        for step in side.steps():
-            optimizer.zero_grad()
-            side.mean(step, lambda role: loss_of(model, step, role)).backward()
-            optimizer.step()
-        side.close()
-        return state_of(model)
-
-    compare(loop)
-
-
-def test_tensor_hooks_of_the_users_run_before() -> None:
-    def loop(side: Side) -> State:
-        model = net()
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
         for p in model.parameters():
-            p.register_hook(lambda g: g * 3)
-        for step in side.steps():
-            optimizer.zero_grad()
-            side.mean(step, lambda role: loss_of(model, step, role)).backward()
-            optimizer.step()
-        side.close()
-        return state_of(model)
+            if accumulated:
+                p.register_post_accumulate_grad_hook(double)
+            else:
+                p.register_hook(lambda g: g * 3)
 
-    compare(loop)
+    def make() -> nn.Module:
+        model = net()
+        if not late:
+            hooked(model)
+        return model
+
+    def body(side: Side, model: Any, step: int) -> None:
+        if late and step == 0:
+            hooked(model)
+        plain(side, model, step)
+
+    compare(loop_of(body, make))
 
 
 # -- what autograd can do ----------------------------------------------------------------------------------------------
@@ -585,50 +481,39 @@ def test_tensor_hooks_of_the_users_run_before() -> None:
 def test_activation_checkpointing(reentrant: bool, shared: bool, to_none: bool) -> None:
     """A reentrant segment is a backward pass inside the pass; with `shared`, a layer is inside and outside."""
 
-    def loop(side: Side) -> State:
+    def make() -> nn.ModuleList:
         torch.manual_seed(0)
-        model = nn.ModuleList([nn.Linear(10, 10).double() for _ in range(4)])
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
+        return nn.ModuleList([nn.Linear(10, 10).double() for _ in range(4)])
 
+    def body(side: Side, model: Any, step: int) -> None:
         def segment(x: Tensor) -> Tensor:
             return torch.tanh(model[2](torch.tanh(model[1](x))))
 
-        def loss(step: int, role: int) -> Tensor:
+        def loss(role: int) -> Tensor:
             x = torch.tanh(model[0](numbers(step, role, 5, 10)))
             x = checkpoint(segment, x, use_reentrant=reentrant)
             return model[1 if shared else 3](x).square().mean()
 
-        for step in side.steps():
-            optimizer.zero_grad(set_to_none=to_none)
-            side.mean(step, lambda role: loss(step, role)).backward()
-            optimizer.step()
-        side.close()
-        return state_of(model)
+        side.mean(step, loss).backward()
 
-    compare(loop)
+    compare(loop_of(body, make, to_none=to_none))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_torch_compile(backend: str) -> None:
-    def loop(side: Side) -> State:
-        model = net()
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
-        fast = torch.compile(model, backend=backend)
-        for step in side.steps():
-            optimizer.zero_grad()
-            side.mean(step, lambda role: loss_of(fast, step, role)).backward()  # type: ignore[arg-type]
-            optimizer.step()
-        side.close()
-        return state_of(model)
+    fast: dict[int, Any] = {}
 
-    compare(loop)
+    def body(side: Side, model: Any, step: int) -> None:
+        compiled = fast.setdefault(id(model), torch.compile(model, backend=backend))
+        side.mean(step, lambda role: loss_of(compiled, step, role)).backward()
+
+    compare(loop_of(body))
 
 
-@to_none
-@uneven
-@pytest.mark.parametrize("shape", ["joint", "two_passes", "critics", "two_passes_of_g"])
+@pytest.mark.parametrize(
+    ("shape", "steps", "to_none"),
+    each_value_fast(["joint", "two_passes", "critics", "two_passes_of_g"], [ALL, UNEVEN], [True, False]),
+)
 def test_two_optimizers(shape: str, steps: tuple[int, ...], to_none: bool) -> None:
     """A GAN: G's loss puts gradients into D, which D's next zero_grad throws away."""
 
@@ -636,25 +521,22 @@ def test_two_optimizers(shape: str, steps: tuple[int, ...], to_none: bool) -> No
         torch.manual_seed(3)
         g, d = nn.Linear(8, 10).double(), net(1)
         og, od = torch.optim.SGD(g.parameters(), lr=0.1), momentum(d)
-        if side.rank is not None:
-            side.run = paceline.attach([g, d], [od, og], "sync", timeout_s=20)
+        side.attach([g, d], [od, og])
         for step in side.steps():
 
             def fake(role: int, k: int, step: int = step) -> Tensor:
                 return d(g(numbers(step, role, 6, 8, more=k)))
 
             def real(role: int, step: int = step) -> Tensor:
-                return d(numbers(step, role, 6, 10, more=4))
+                return (d(numbers(step, role, 6, 10, more=4)) - 1).square().mean()
 
             for k in range(3 if shape == "critics" else 1):
                 od.zero_grad(set_to_none=to_none)
                 if shape == "two_passes":
-                    side.mean(step, lambda role: (real(role) - 1).square().mean()).backward()
+                    side.mean(step, real).backward()
                     side.mean(step, lambda role, k=k: fake(role, k).square().mean()).backward()
                 else:
-                    side.mean(
-                        step, lambda role, k=k: (real(role) - 1).square().mean() + fake(role, k).square().mean()
-                    ).backward()
+                    side.mean(step, lambda role, k=k: real(role) + fake(role, k).square().mean()).backward()
                 od.step()
             og.zero_grad(set_to_none=to_none)
             for k in range(2 if shape == "two_passes_of_g" else 1):
@@ -666,69 +548,92 @@ def test_two_optimizers(shape: str, steps: tuple[int, ...], to_none: bool) -> No
     compare(loop, steps)
 
 
-def test_tied_weights() -> None:
-    def loop(side: Side) -> State:
-        torch.manual_seed(0)
-        first, second = nn.Linear(10, 10).double(), nn.Linear(10, 10).double()
-        second.weight = first.weight
-        model = nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Linear(10, 4).double())
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
-        for step in side.steps():
-            optimizer.zero_grad()
-            side.mean(step, lambda role: loss_of(model, step, role)).backward()
-            optimizer.step()
-        side.close()
-        return state_of(model)
+def tied() -> nn.Module:
+    torch.manual_seed(0)
+    first, second = nn.Linear(10, 10).double(), nn.Linear(10, 10).double()
+    second.weight = first.weight
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Linear(10, 4).double())
 
-    compare(loop)
+
+def penalised(side: Side, model: Any, step: int) -> None:
+    """A gradient of a gradient: autograd.grad with create_graph inside the loss."""
+
+    def loss(role: int) -> Tensor:
+        x = numbers(step, role, 6, 10).requires_grad_()
+        out = model(x).square().mean()
+        (slope,) = torch.autograd.grad(out, x, create_graph=True)
+        return out + slope.square().sum()
+
+    side.mean(step, loss).backward()
+
+
+def with_a_graph(side: Side, model: Any, step: int) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*create_graph=True.*")
+        side.mean(step, lambda role: loss_of(model, step, role)).backward(create_graph=True)
+    for p in model.parameters():
+        p.grad = p.grad.detach()
+
+
+def norm_as_a_loss(side: Side, model: Any, step: int) -> None:
+    """The norm of .grad as a second loss: its pass runs through a graph that made the gradients."""
+
+    def loss(role: int) -> Tensor:
+        out = loss_of(model, step, role)
+        found = torch.autograd.grad(out, list(model.parameters()), create_graph=True)
+        return out + 0.1 * sum(g.square().sum() for g in found)
+
+    side.mean(step, loss).backward()
+
+
+@pytest.mark.parametrize(
+    ("body", "model"),
+    [
+        pytest.param(plain, tied, id="tied weights"),
+        pytest.param(penalised, net, id="a penalty of the gradient"),
+        pytest.param(with_a_graph, net, id="create_graph"),
+        pytest.param(norm_as_a_loss, net, id="a norm as a loss"),
+    ],
+)
+def test_what_autograd_can_do(body: Body, model: Callable[[], nn.Module]) -> None:
+    compare(loop_of(body, model, lambda m: torch.optim.SGD(m.parameters(), lr=0.05)))
 
 
 @pytest.mark.filterwarnings("ignore:.*[Cc]omplex.*:UserWarning")
 def test_complex_parameters() -> None:
-    def loop(side: Side) -> State:
+    def make() -> nn.Module:
         torch.manual_seed(0)
         model = nn.Module()
         model.w = nn.Parameter(torch.randn(10, 7, dtype=torch.complex128))
         model.b = nn.Parameter(torch.randn(7, dtype=F64))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
-        side.attach(model, optimizer)
-        for step in side.steps():
-            optimizer.zero_grad()
-            side.mean(
-                step, lambda role: ((numbers(step, role, 5, 10) + 0j) @ model.w + model.b).abs().square().mean()
-            ).backward()
-            optimizer.step()
-        side.close()
-        return {k: torch.view_as_real(v) if v.is_complex() else v for k, v in state_of(model).items()}
+        return model
 
-    compare(loop)
+    def body(side: Side, model: Any, step: int) -> None:
+        side.mean(
+            step, lambda role: ((numbers(step, role, 5, 10) + 0j) @ model.w + model.b).abs().square().mean()
+        ).backward()
+
+    loop = loop_of(body, make, lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5))
+    compare(lambda side: {k: torch.view_as_real(v) if v.is_complex() else v for k, v in loop(side).items()})
 
 
 @uneven
 def test_channels_last(steps: tuple[int, ...]) -> None:
     """Strides of parameters and gradients are the user's affair; numbers must go where they belong."""
 
-    def loop(side: Side) -> State:
+    def make() -> nn.Module:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 4, 3)).double()
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
-        for step in side.steps():
-            optimizer.zero_grad()
-            side.mean(
-                step,
-                lambda role: (
-                    model(numbers(step, role, 2, 3, 7, 7).to(memory_format=torch.channels_last)).square().mean()
-                ),
-            ).backward()
-            optimizer.step()
-            assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
-        side.close()
-        return state_of(model)
+        return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
-    compare(loop, steps)
+    def body(side: Side, model: Any, step: int) -> None:
+        assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+        side.mean(
+            step,
+            lambda role: model(numbers(step, role, 2, 3, 7, 7).to(memory_format=torch.channels_last)).square().mean(),
+        ).backward()
+
+    compare(loop_of(body, make), steps)
 
 
 def test_a_sparse_gradient_is_refused_by_name() -> None:
@@ -743,74 +648,6 @@ def test_a_sparse_gradient_is_refused_by_name() -> None:
         simulate(program, 2)
 
 
-def test_gradient_penalty() -> None:
-    """A gradient of a gradient: autograd.grad with create_graph inside the loss."""
-
-    def loop(side: Side) -> State:
-        model = net()
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
-
-        def loss(step: int, role: int) -> Tensor:
-            x = numbers(step, role, 6, 10).requires_grad_()
-            out = model(x).square().mean()
-            (slope,) = torch.autograd.grad(out, x, create_graph=True)
-            return out + slope.square().sum()
-
-        for step in side.steps():
-            optimizer.zero_grad()
-            side.mean(step, lambda role: loss(step, role)).backward()
-            optimizer.step()
-        side.close()
-        return state_of(model)
-
-    compare(loop)
-
-
-def test_backward_with_create_graph() -> None:
-    def loop(side: Side) -> State:
-        model = net()
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
-        for step in side.steps():
-            optimizer.zero_grad()
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*create_graph=True.*")
-                side.mean(step, lambda role: loss_of(model, step, role)).backward(create_graph=True)
-            for p in model.parameters():
-                assert p.grad is not None
-                p.grad = p.grad.detach()
-            optimizer.step()
-        side.close()
-        return state_of(model)
-
-    compare(loop)
-
-
-def test_double_backward_through_the_gradients_themselves() -> None:
-    """The norm of .grad as a second loss: its pass runs through a graph that made the gradients."""
-
-    def loop(side: Side) -> State:
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        side.attach(model, optimizer)
-        parameters = list(model.parameters())
-        for step in side.steps():
-            optimizer.zero_grad()
-
-            def penalised(role: int, step: int = step) -> Tensor:
-                loss = loss_of(model, step, role)
-                found = torch.autograd.grad(loss, parameters, create_graph=True)
-                return loss + 0.1 * sum(g.square().sum() for g in found)
-
-            side.mean(step, penalised).backward()
-            optimizer.step()
-        side.close()
-        return state_of(model)
-
-    compare(loop)
-
-
 # -- inf and nan -------------------------------------------------------------------------------------------------------
 
 
@@ -818,25 +655,17 @@ def test_double_backward_through_the_gradients_themselves() -> None:
 def test_nan_in_one_chunk_of_one_worker(place: str, caplog: pytest.LogCaptureFixture) -> None:
     """All workers use the mean of their peers, also in chunks that had been sent before the overflow was known."""
 
-    def loop(side: Side) -> State:
-        model = net()
-        optimizer = momentum(model)
-        side.attach(model, optimizer)
+    def body(side: Side, model: Any, step: int) -> None:
         bad = {"first": model[4].bias, "middle": model[2].weight, "last": model[0].weight}[place]
-        for step in side.steps():
-            optimizer.zero_grad()
-            if side.rank == 1 and step == 2:
-                handle = bad.register_hook(lambda g: g * float("nan"))
-            roles = [0, 2] if step == 2 and side.rank is None else side.roles(step)
-            torch.stack([loss_of(model, step, role) for role in roles]).mean().backward()
-            optimizer.step()
-            if side.rank == 1 and step == 2:
-                handle.remove()
-        side.close()
-        return state_of(model)
+        if side.rank == 1 and step == 2:
+            handle = bad.register_hook(lambda g: g * float("nan"))
+        roles = [0, 2] if step == 2 and side.rank is None else side.roles(step)
+        torch.stack([loss_of(model, step, role) for role in roles]).mean().backward()
+        if side.rank == 1 and step == 2:
+            handle.remove()
 
     with caplog.at_level(logging.WARNING, logger="paceline"):
-        compare(loop)
+        compare(loop_of(body))
     said = [r.getMessage() for r in caplog.records]
     assert said and all("rank 1 on" in line and "rank 0" not in line for line in said)
 
@@ -906,21 +735,14 @@ def test_a_scaler_skips_on_all_alike(rule: str, passes: int) -> None:
 def test_lossy_codecs_hold_replicas_together_through_it_all(rule: str) -> None:
     """Accumulation, unused parameters, leavers and a nan at once; the bits stay the same on all."""
 
-    def program() -> State:
-        side, model = Side(UNEVEN, rule), Branches()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        side.attach(model, optimizer)
-        for step in side.steps():
-            role = side.roles(step)[0]
-            optimizer.zero_grad()
-            for k in range(1 + step % 2):
-                loss = model(numbers(step, role, 5, 10, more=k), (step + role) % 3).square().mean()
-                (loss * (float("nan") if (step, role) == (3, 2) else 1)).backward()
-            optimizer.step()
-        side.close()
-        return state_of(model)
+    def body(side: Side, model: Any, step: int) -> None:
+        role = side.roles(step)[0]
+        for k in range(1 + step % 2):
+            loss = model(numbers(step, role, 5, 10, more=k), (step + role) % 3).square().mean()
+            (loss * (float("nan") if (step, role) == (3, 2) else 1)).backward()
 
-    outs = simulate(program, N)
+    loop = loop_of(body, Branches, lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
+    outs = simulate(lambda: loop(Side(UNEVEN, rule)), N)
     assert all(same_bits(out, outs[0]) for out in outs)
     assert all(bool(torch.isfinite(v).all()) for v in outs[0].values())
     assert distance(outs[0], state_of(Branches())) > 1e-2

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,9 +13,13 @@ from paceline.core.optimizer_state import Owned
 from paceline.core.world import World
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.topology.flat import Flat
-from paceline.update.engine.blocks.fragment import FragmentState
-from paceline.update.engine.blocks.numbers import BlockNumbers, LocalOptimizers
-from paceline.update.engine.blocks.outer_state import OuterState, OuterStateChunk, cut_states, measure, packings
+from paceline.update.engine.blocks.fragment import FragmentState, LocalOptimizers
+from paceline.update.engine.blocks.outer_state import (
+    BlockNumbers,
+    OuterStateChunk,
+    cut_states,
+    measure,
+)
 from paceline.update.exchange.exchanger import Exchanger
 
 SIZES = [BLOCK_ELEMENTS_CPU * 5 + 1, 3, BLOCK_ELEMENTS_CPU * 4 + 17]
@@ -39,7 +41,7 @@ def moved(dtype: torch.dtype) -> tuple[FragmentState, list[OuterStateChunk]]:
             one.tensors["delta"].normal_()
         for parameter in model:
             parameter.mul_(1.25)
-    return state, cut_states(state.all, rule, exchanger, numbers, overlapped=False, measured=True)
+    return state, cut_states(state.all, exchanger, numbers, measured=True)
 
 
 class KeepingExchanger(Exchanger):
@@ -54,14 +56,10 @@ class KeepingExchanger(Exchanger):
 def test_what_an_exchange_keeps_is_not_overwritten_by_later_chunks(measured: bool) -> None:
     (state, _), rule = moved(torch.float32), rule_from_text("bmuf(period=2)")
     exchanger = KeepingExchanger(SoloTransport(), rule.codec, Flat())
-    chunks = cut_states(state.all, rule, exchanger, BlockNumbers(rule, 4), overlapped=False, measured=measured)
+    chunks = cut_states(state.all, exchanger, BlockNumbers(rule, 4), measured=measured)
     wanted, kept = filled(chunks, 1.0), [chunk.fill(1.0) for chunk in chunks]
     assert len(chunks) == Flat.chunks
     assert all(torch.equal(one, other) for one, other in zip(kept, wanted, strict=True))
-
-
-def nothing(state: OuterState) -> list[OuterStateChunk]:
-    return []
 
 
 def filled(chunks: list[OuterStateChunk], factor: float) -> list[Tensor]:
@@ -73,10 +71,10 @@ def filled(chunks: list[OuterStateChunk], factor: float) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_what_is_packed_with_the_norm_has_the_same_bits(dtype: torch.dtype, factor: float, own: bool) -> None:
     state, chunks = moved(dtype)
-    norm, wanted = measure(state.judged, nothing), filled(chunks, factor)
+    norm, wanted = measure(state.judged, []), filled(chunks, factor)
     if not own:
         chunks[5:] = [OuterStateChunk(c.outer, c.begin, c.end, chunks[2]._wire, c._numbers) for c in chunks[5:]]
-    assert measure(state.judged, partial(packings, chunks)) == norm
+    assert measure(state.judged, chunks) == norm
     assert len(chunks) == Flat.chunks
     assert [chunk.packed for chunk in chunks] == [own or number < 5 for number in range(len(chunks))]
     found = filled(chunks, factor)
@@ -85,7 +83,7 @@ def test_what_is_packed_with_the_norm_has_the_same_bits(dtype: torch.dtype, fact
 
 def test_what_was_packed_is_used_once() -> None:
     state, chunks = moved(torch.float32)
-    measure(state.judged, partial(packings, chunks))
+    measure(state.judged, chunks)
     before = filled(chunks, 1.0)
     with torch.no_grad():
         for one in state.parameters:
@@ -98,5 +96,5 @@ def test_a_block_of_inf_or_nan_is_found_and_not_sent() -> None:
     state, chunks = moved(torch.float32)
     with torch.no_grad():
         state.parameters[0].fragment.tensors[0][-1] = float("nan")
-    assert measure(state.judged, partial(packings, chunks)) == (0.0, False)
+    assert measure(state.judged, chunks) == (0.0, False)
     assert not any(bool(one.any()) for one in filled(chunks, 0.0))

@@ -282,15 +282,6 @@ def test_a_grad_scaler_of_a_worker_that_skips(known: bool) -> None:
     assert one == other and one[-1][0]["scale"] > 2.0
 
 
-def test_skipped_minibatches_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "paceline"):
-        simulate(Program("sync", samples=41, batch=1), 3)
-        assert not caplog.records
-        simulate(Program("sync", SKIPS["middle"]), WORKERS)
-    (said,) = caplog.records
-    assert said.getMessage().startswith("rank 1 on ") and "skipped minibatches of a pass" in said.getMessage()
-
-
 @pytest.mark.parametrize("rule", ["sync(reproducible=True)", "bmuf(period=5, reproducible=True)"])
 def test_receipts_of_workers_that_skip(rule: str, tmp_path: Any) -> None:
     def program() -> None:
@@ -495,29 +486,6 @@ def test_an_iterator_that_the_program_keeps(rule: str) -> None:
     assert len(one.models) == 3 and all(map(same_bits, one.models, other.models))
 
 
-@pytest.mark.parametrize("rule", ["sync", "bmuf(period=5)"])
-def test_loaders_inside_of_each_other(rule: str) -> None:
-    def program() -> Seen:
-        model, seen = make_net(), Seen()
-        optimizer = sgd(model.parameters())
-        with paceline.attach(model, optimizer, rule) as run:
-            tasks = run.share(list(range(6)))
-            inner = run.share(DataLoader(make_data(24), 4))
-            for _ in range(2):
-                for task in tasks:
-                    for batch, (x, y) in enumerate(inner):
-                        if run.world.rank == 1 and batch == task % 2:
-                            continue
-                        optimizer.zero_grad()
-                        nn.functional.cross_entropy(model(x), y).backward()
-                        optimizer.step()
-                seen.models.append(run.global_state())
-        return seen
-
-    one, other = simulate(program, WORKERS)
-    assert all(map(same_bits, one.models, other.models))
-
-
 def test_a_checkpoint_that_falls_due_while_one_worker_waits_at_the_end_of_its_pass(tmp_path: Any) -> None:
     def program(epochs: int, resume: bool) -> Seen:
         model, seen = make_net(), Seen()
@@ -557,23 +525,6 @@ def test_an_embedding_with_a_largest_norm_is_refused_where_weights_are_the_same(
 
     with pytest.raises(UnsupportedError, match=r"0 has max_norm=1, .* in the forward pass"):
         simulate(program, WORKERS)
-
-
-@pytest.mark.parametrize("rule", ["bmuf(period=4)", "auto(first=3)"])
-def test_an_embedding_with_a_largest_norm_in_blocks(rule: str) -> None:
-    def program() -> State:
-        model = nn.Sequential(nn.Embedding(9, 3, max_norm=1.0), nn.Flatten(), nn.Linear(6, 1))
-        model.load_state_dict({name: torch.full_like(one, 2.0) for name, one in model.state_dict().items()})
-        optimizer = sgd(model.parameters())
-        with paceline.attach(model, optimizer, rule) as run:
-            for x in run.share(torch.arange(120).reshape(60, 2).remainder(9).split(2)):
-                optimizer.zero_grad()
-                model(x).sum().backward()
-                optimizer.step()
-        return state_of(model)
-
-    one, other = simulate(program, WORKERS)
-    assert same_bits(one, other)
 
 
 # -- batches that another thread reads ---------------------------------------------------------------------------------

@@ -36,5 +36,5 @@ def test_an_exchange_that_is_under_way_ends_after_the_pipeline_was_closed() -> N
     pipeline.close()
     for operation in operations:
         operation.over.set()
-    assert running.over.wait(SOON)
+    assert running._done is not None and running._done.wait(SOON)
     assert running.finish() == 3

@@ -21,11 +21,9 @@ from paceline.core.optimizer_state import Owned
 from paceline.core.world import World
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.topology.flat import Flat
-from paceline.update.engine.blocks.fragment import FragmentState
-from paceline.update.engine.blocks.numbers import BlockNumbers, LocalOptimizers
-from paceline.update.engine.blocks.outer_state import OuterStateChunk, cut_states
-from paceline.update.exchange.exchanger import Exchanger
-from paceline.update.exchange.header import ExchangeHeader, ExchangeKind
+from paceline.update.engine.blocks.fragment import FragmentState, LocalOptimizers
+from paceline.update.engine.blocks.outer_state import BlockNumbers, OuterStateChunk, cut_states
+from paceline.update.exchange.exchanger import ExchangeHeader, ExchangeKind, Exchanger
 from paceline.update.exchange.pipeline import LastWait, Pipeline, SideStream
 
 
@@ -33,12 +31,7 @@ class Stream(SideStream):
     """Writes down what is asked of it."""
 
     def __init__(self, said: list[str]) -> None:
-        super().__init__()
         self._said, self._inside = said, 0
-
-    @property
-    def apart(self) -> bool:
-        return True
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:  # type: ignore[override]
@@ -106,27 +99,6 @@ def test_all_operations_are_queued_on_the_side_stream_when_the_exchange_starts()
     assert said[6:] == ["wait a2", "apply a", "join"]
 
 
-def test_exchanges_take_turns_on_the_streams() -> None:
-    """The result of the first does not wait for the second."""
-    said: tuple[list[str], list[str]] = ([], [])
-    sides, header, found = [Stream(said[0]), Stream(said[1])], Told(), list[Any]()
-    pipeline = Pipeline(False, 1, sides)
-    running = [
-        pipeline.start(exchange(name, 1, header, said[k % 2], sides[k % 2], found)) for k, name in enumerate("abc")
-    ]
-    assert said == (["fork", "start a0", "fork", "start c0"], ["fork", "start b0"])
-    header.over = True
-    running[0].finish()
-    assert said == (["fork", "start a0", "fork", "start c0", "wait a0", "apply a", "join"], ["fork", "start b0"])
-
-
-def test_an_exchange_of_fewer_operations_waits_for_no_header_when_it_starts() -> None:
-    said: list[str] = []
-    side, header, found = Stream(said), Told(), list[Any]()
-    Pipeline(False, 3, [side]).start(exchange("a", 1, header, said, side, found))
-    assert said == ["fork", "start a0", "wait a0"]
-
-
 def test_the_result_is_applied_between_two_steps_once_device_and_headers_are_there() -> None:
     said: list[str] = []
     side, header, found = Stream(said), Told(), list[Any]()
@@ -142,7 +114,7 @@ def test_the_result_is_applied_between_two_steps_once_device_and_headers_are_the
     assert said[began:] == ["fork", "wait a1"]
     header.over = True
     pipeline.progress()
-    assert said[began:] == ["fork", "wait a1", "fork", "apply a"] and running.over.is_set()
+    assert said[began:] == ["fork", "wait a1", "fork", "apply a"] and running.over
     pipeline.progress()
     assert running.finish() == "a" and said[-2:] == ["apply a", "join"]
 
@@ -158,7 +130,7 @@ def test_the_order_of_operations_does_not_depend_on_when_they_complete() -> None
             operation.over = True
         headers[quick].over = True
         pipeline.progress()
-        assert running[quick].over.is_set() and not running[1 - quick].over.is_set()
+        assert running[quick].over and not running[1 - quick].over
         headers[1 - quick].over = True
         assert [one.finish() for one in running] == ["a", "b"]
         starts.append([what for what in said if what.startswith("start")])
@@ -223,7 +195,7 @@ def moved(rule: str) -> tuple[FragmentState, list[OuterStateChunk], Exchanger, C
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.25)
-    chunks = cut_states(state.all, made, exchanger, numbers, overlapped=True, measured=False)
+    chunks = cut_states(state.all, exchanger, numbers, measured=False)
     return state, chunks, exchanger, communicator
 
 
@@ -235,7 +207,7 @@ def test_the_outer_step_is_made_behind_the_block(codec: str) -> None:
     state, chunks, exchanger, communicator = moved(f"diloco(period=2, overlap=1, codec='{codec}')")
     state.take_snapshot()
     before = [one.anchor.clone() for one in state.parameters]
-    under_way = exchanger.start(HEADER, chunks, 0, 0, state.checksum)
+    under_way = exchanger.start(HEADER, chunks, 0, state.checksum, overlapped=True)
     exchanger.progress()
     for operation in communicator.sums:
         operation.over = True
@@ -306,17 +278,3 @@ def test_exchanges_in_flight_progress_at_every_step(monkeypatch: pytest.MonkeyPa
 
     paceline.simulate(program, 2)
     assert len(called) == 4, "at steps 4 and 7 of each worker"
-
-
-def test_virtual_workers_share_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They add each other's tensors, which no side stream of another one has waited for."""
-    asked: list[list[torch.device]] = []
-    monkeypatch.setattr(SideStream, "beside", classmethod(lambda cls, devices: asked.append(list(devices)) or [cls()]))
-
-    def program() -> None:
-        model = nn.Linear(2, 2)
-        paceline.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "diloco(overlap=1)").close()
-
-    paceline.simulate(program, 2)
-    Exchanger(SoloTransport(), rule_from_text("bmuf").codec, Flat(), devices=[torch.device("cpu")])
-    assert asked == [[], [], [torch.device("cpu")]]

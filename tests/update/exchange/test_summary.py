@@ -14,8 +14,14 @@ from torch import nn
 import paceline
 from paceline.core.world import World
 from paceline.errors import DesyncError, MismatchError
-from paceline.update.exchange.exchanger import agree, summary_of
-from paceline.update.exchange.header import NO_PAYLOAD, WARMUP_END, ExchangeHeader, ExchangeSummary
+from paceline.update.exchange.exchanger import (
+    NO_PAYLOAD,
+    WARMUP_END,
+    ExchangeHeader,
+    ExchangeSummary,
+    agree,
+    summary_of,
+)
 from tests.helpers import simulate
 
 HEADER = ExchangeHeader(3, WARMUP_END, False, False, True, 4, 1.5, 4.0, 12, 77)

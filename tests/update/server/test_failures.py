@@ -11,10 +11,9 @@ import pytest
 
 from paceline.core.world import World
 from paceline.errors import PeerLostError
-from paceline.update.server.context import ServiceContext
+from paceline.update.server.context import ServerMembership, ServiceContext
 from paceline.update.server.failures import Failures, Identity, identity
-from paceline.update.server.membership import ServerMembership
-from paceline.update.server.owner import ShardServer
+from paceline.update.server.shard import ShardServer
 
 
 def failures_of_rank_3_of_4(

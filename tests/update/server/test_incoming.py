@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.communication.sockets.frames import Frame
 from paceline.errors import MismatchError
-from paceline.update.server.frames import FrameKind
-from paceline.update.server.socket_service import check
+from paceline.update.server.frames import FrameKind, check
 
 SIZE = 4
 ROWS = [[0, 0, 0, 4]]
@@ -77,7 +76,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 255), st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=8, max_size=8), JSON)
 def test_any_frame_is_taken_or_a_mismatch(kind: int, numbers: list[int], note: Any) -> None:
     for body in (None, BODY):

@@ -11,20 +11,19 @@ import torch
 
 from paceline.data.ledger.epoch_ledger import Question
 from paceline.data.ledger.ledger import Ledger
-from paceline.update.server.exchanges import Exchanges
 from paceline.update.server.protocol import PendingExchange, ShardRequest
+from paceline.update.server.socket_service import SocketService
 
 LOST, HEIR, READER = 2, 0, 1
 
 
-def exchanges_with(pending: PendingExchange) -> Exchanges:
+def service_with(pending: PendingExchange) -> SocketService:
     """Only what waits for answers."""
-    membership = SimpleNamespace(lost={LOST: "died"})
-    context: Any = SimpleNamespace(changed=threading.Condition(threading.RLock()), membership=membership)
-    nothing: Any = None
-    made = Exchanges(context, nothing, nothing, nothing)
-    made._pending = {pending.number: pending}
-    return made
+    made: Any = SocketService.__new__(SocketService)
+    made.context = SimpleNamespace(changed=threading.Condition(threading.RLock()))
+    made.members, made._pending = SimpleNamespace(lost={LOST: "died"}), {pending.number: pending}
+    service: SocketService = made
+    return service
 
 
 def test_what_the_heir_tells_of_the_ledger_does_not_go_by() -> None:
@@ -35,11 +34,11 @@ def test_what_the_heir_tells_of_the_ledger_does_not_go_by() -> None:
     reader.learn(lost.news(READER))
     lost.done(3, [(0, 0, 0, 10)])  # and this push dies with it
     request = ShardRequest(0, 0, None, torch.zeros(4), 0)
-    pending = PendingExchange(7, [request])
-    exchanges = exchanges_with(pending)
-    exchanges.answered(7, 0, 12, 0, lost.news(READER), LOST)
+    pending = PendingExchange(7, {0: request})
+    service = service_with(pending)
+    service.answered(7, 0, 12, 0, lost.news(READER), LOST)
     assert not pending.done
-    exchanges.answered(7, 0, 11, 0, heir.news(READER), HEIR)
+    service.answered(7, 0, 11, 0, heir.news(READER), HEIR)
     assert pending.done and request.version == 11
     reader.learn(request.news)
     assert reader.unfinished(0) == heir.unfinished(0)

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from paceline.rules.outer import Elastic, Sum
 from paceline.rules.schedule import Bounded
-from paceline.update.server.owner import PushResult, ShardServer
 from paceline.update.server.shard import (
     REFUSED,
     ElasticPull,
     IncomingPush,
     OptimizerSteps,
     ParameterShard,
+    PushResult,
+    ShardServer,
     WorkerClocks,
 )
 

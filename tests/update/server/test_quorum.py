@@ -36,11 +36,6 @@ def test_of_two_sides_of_a_cut_exactly_one_goes_on(size: int) -> None:
                     assert sum(went_on) == 1, (side, other, order, back)
 
 
-def test_the_side_of_the_lowest_rank_of_two_halves() -> None:
-    assert goes_on({0}, 2, [1]) and not goes_on({1}, 2, [0])
-    assert goes_on({0, 3}, 4, [2, 1]) and not goes_on({1, 2}, 4, [0, 3])
-
-
 def test_who_is_known_to_be_gone_is_not_counted() -> None:
     """All but the last may be killed, one after another or at once."""
     quorum = Quorum(4, SETTLE_S)
@@ -73,8 +68,3 @@ def test_a_process_of_this_host_is_known_to_be_gone() -> None:
         assert is_gone(theirs), "also before anybody has waited for it"
     assert is_gone([*mine[:2], str(os.getpid()), "0"]), "another process has its number now"
     assert not is_gone(["another kernel", *theirs[1:]]) and not is_gone([])
-
-
-def test_who_stood_still_asks_whether_the_others_might_have_gone_on() -> None:
-    assert Quorum(2, SETTLE_S).without(1) and not Quorum(2, SETTLE_S).without(0)
-    assert all(Quorum(3, SETTLE_S).without(rank) for rank in range(3))

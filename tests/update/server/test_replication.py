@@ -17,11 +17,18 @@ import torch
 
 from paceline.rules.outer import Sum
 from paceline.rules.schedule import Bounded
-from paceline.update.server.durability import KEPT_BYTES, Replicas, UnsafePushes, interval
-from paceline.update.server.membership import ServerMembership
-from paceline.update.server.owner import ShardServer
+from paceline.update.server.context import ServerMembership
+from paceline.update.server.durability import Replicas, UnsafePushes
 from paceline.update.server.protocol import PendingExchange, ShardRequest
-from paceline.update.server.shard import EPOCHS, AddDelta, IncomingPush, ParameterShard, PushNumbers, WorkerClocks
+from paceline.update.server.shard import (
+    EPOCHS,
+    AddDelta,
+    IncomingPush,
+    ParameterShard,
+    PushNumbers,
+    ShardServer,
+    WorkerClocks,
+)
 
 WORKERS, SHARDS, SAMPLES, EVERY = 5, 5, 40, 3
 
@@ -55,10 +62,10 @@ class Worker:
         self.clock += 1
         values = torch.zeros(SAMPLES)
         values[sample] = 1
-        requests = [ShardRequest(shard, 0, values, None, 0) for shard in range(SHARDS)]
+        requests = {shard: ShardRequest(shard, 0, values, None, 0) for shard in range(SHARDS)}
         pending = PendingExchange(self.clock, requests, self.clock, marks=[(0, 0, sample, sample + 1)])
         self.kept.add(pending)
-        for request in requests:
+        for request in requests.values():
             self.send(pending, request)
 
     def send(self, pending: PendingExchange, request: ShardRequest) -> None:
@@ -188,13 +195,8 @@ def test_a_push_is_known_by_its_number_and_by_its_samples() -> None:
     assert len(other.state()["covered"]) == EPOCHS
 
 
-def test_what_a_sender_keeps_is_bounded() -> None:
-    """About a gigabyte of pushes, or two of them where one is larger."""
-    assert interval(1000) == 16 and interval(100_000_000) == 10 and interval(10 * KEPT_BYTES) == 2
-
-
 def push_of(number: int, shards: tuple[int, ...]) -> PendingExchange:
-    requests = [ShardRequest(shard, 0, torch.zeros(1), None, 0) for shard in shards]
+    requests = {shard: ShardRequest(shard, 0, torch.zeros(1), None, 0) for shard in shards}
     return PendingExchange(number, requests, number, marks=[(0, 0, number, number + 1)])
 
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import paceline
 from paceline.rules.topology.sharded import Sharded
 from paceline.update.server import Asynchronous
-from paceline.update.server.sharding import OldShards
 from tests.checkpoint.test_reshard import SIZES, Make, Quadratic, mean, momentum_sgd, rank, read_back
 from tests.helpers import adam, same_bits, sgd, state_of
 from tests.tables import dealt
@@ -241,66 +240,3 @@ def test_from_one_worker_the_optimizers_state_goes_to_the_owners(optimizer: Make
     for state in simulate(body, 4):
         for name, value in model.named_parameters():
             torch.testing.assert_close(state[name], value.detach())
-
-
-def test_under_a_bound_all_are_at_one_clock(tmp_path: Path) -> None:
-    """One was two clocks ahead; after the resume nobody waits for what nobody will do."""
-
-    def steps(worker: int) -> int:
-        return 3 + (2 if worker == 0 else 0)
-
-    simulate(program("ssp(staleness=2)", sgd, steps, save=tmp_path / "c"), 4)
-
-    def body() -> list[int]:
-        model, optimizer = build(sgd)
-        run = paceline.attach(model, optimizer, "ssp(staleness=2)")
-        run.resume(tmp_path / "c")
-        found = [run.blocks, run.minibatches]
-        assert isinstance(run._engine, Asynchronous)
-        for shard in run._engine._shards.server.shards.values():
-            assert shard.clocks.state() == [[worker, 5] for worker in range(3)]
-        run._transport.barrier()
-        train(model, optimizer, rank(), 0, 4)
-        found.append(run.blocks)
-        run.close()
-        return found
-
-    assert simulate(body, 3) == [[5, 5, 9]] * 3
-
-
-# -- what is read ------------------------------------------------------------------------------------------------------
-
-
-class Fake:
-    """A checkpoint of two workers with one span of 128 elements, whose shards have seen different numbers of pushes."""
-
-    size = 2
-
-    def __init__(self) -> None:
-        self.shards: list[dict[str, Any]] = [
-            {
-                "about": {"version": 9, "tensors": ["optimizer.m"], "numbers": {"optimizer.step": 9.0}},
-                "anchor": torch.arange(64.0),
-                "tensors": {"optimizer.m": torch.ones(64)},
-            },
-            {"about": {"version": 8, "tensors": [], "numbers": {}}, "anchor": torch.arange(64.0, 128.0), "tensors": {}},
-        ]
-
-    def keys(self, worker: int, *path: str) -> list[str]:
-        return [str(worker)]
-
-    def part(self, worker: int, *path: str) -> Any:
-        value: Any = self.shards
-        for step in path[2:]:
-            value = value[int(step) if isinstance(value, list) else step]
-        return value
-
-
-def test_what_a_piece_has_once_is_that_of_the_newest() -> None:
-    shards = OldShards(Fake(), [128], Sharded())  # type: ignore[arg-type]
-    both = shards.cut(0, 32, 96)
-    assert both["about"]["version"] == 9 and both["about"]["numbers"] == {"optimizer.step": 9.0}
-    assert torch.equal(both["anchor"], torch.arange(32.0, 96.0))
-    assert torch.equal(both["tensors"]["optimizer.m"], torch.cat([torch.ones(32), torch.zeros(32)]))
-    second = shards.cut(0, 64, 128, [(0, 3)])
-    assert second["about"] == {"version": 8, "numbers": {}, "tensors": [], "clocks": [(0, 3)]}

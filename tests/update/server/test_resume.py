@@ -14,7 +14,7 @@ from torch import nn
 
 import paceline
 from paceline.forecast.sim import Clock, link, uniform
-from tests.helpers import Place, Program, adam, make_net, momentum_sgd, same_bits, sgd
+from tests.helpers import Program, adam, make_net, momentum_sgd, same_bits, sgd
 from tests.update.server.programs import RECIPES, Numbers, rank, simulate
 
 FULL: dict[str, Any] = {"dropout": 0.3, "norm": True, "schedule": True, "samples": 50, "epochs": 3}
@@ -65,16 +65,6 @@ def test_stop_and_resume_where_fast_workers_get_more(rule: str, tmp_path: Path) 
     assert len({one.minibatches for one in went_on}) > 1
 
 
-@pytest.mark.parametrize("at", [1, 5, 12])
-def test_at_any_minibatch(at: int, tmp_path: Path) -> None:
-    choices: dict[str, Any] = {"optimizer": momentum_sgd, **FULL}
-    went_on = simulate(Program("dc_asgd()", **choices, save_at=at, save_to=tmp_path / "c"), 4)
-    assert len(went_on[0].losses) == 12
-    resumed = simulate(Program("dc_asgd()", **choices, resume=tmp_path / "c"), 4)
-    assert [o.losses for o in resumed] == [o.losses[at:] for o in went_on]
-    assert same_bits(resumed[0].model, went_on[0].model)
-
-
 @pytest.mark.parametrize("seed", [2, 3, 4, 5])
 def test_the_clock_is_saved_when_all_have_come_to_rest(seed: int, tmp_path: Path) -> None:
     """Latencies longer than minibatches: the workers get the answers that they save at different times."""
@@ -86,23 +76,6 @@ def test_the_clock_is_saved_when_all_have_come_to_rest(seed: int, tmp_path: Path
     went_on = simulate(Program("asgd(piece=64)", **choices, save_at=7, save_to=tmp_path / "c"), 3, clock())
     resumed = simulate(Program("asgd(piece=64)", **choices, resume=tmp_path / "c"), 3, clock())
     assert [o.losses for o in resumed] == [o.losses[7:] for o in went_on]
-
-
-def test_a_resumed_run_saves_what_the_other_saves(tmp_path: Path) -> None:
-    def twice(place: Place) -> None:
-        if place.run.minibatches == 11:
-            place.run.save(tmp_path / name)
-
-    name = "first"
-    choices: dict[str, Any] = {"optimizer": adam, **FULL, "schedule": False, "after_step": twice}
-    simulate(Program("dc_asgd(kind='adaptive')", **choices, save_at=7, save_to=tmp_path / "c"), 3)
-    name = "second"
-    simulate(Program("dc_asgd(kind='adaptive')", **choices, resume=tmp_path / "c"), 3)
-    for worker in range(3):
-        files = [load_file(tmp_path / k / f"rank-{worker:03d}.safetensors") for k in ("first", "second")]
-        kept = [{k: v for k, v in file.items() if not k.startswith(".random")} for file in files]
-        assert any("origins" in k for k in kept[0]) == (worker > 0), "rank 0 owns nothing of so small a net"
-        assert same_bits(kept[0], kept[1])
 
 
 # -- what a save waits for ---------------------------------------------------------------------------------------------

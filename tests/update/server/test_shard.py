@@ -220,15 +220,6 @@ def test_what_is_not_finite_is_refused_and_nothing_changes(
     assert bool(torch.isfinite(shard.anchor).all())
 
 
-def test_a_refused_push_still_says_how_far_its_sender_is() -> None:
-    """Else the others would wait for a worker that has gone on."""
-    shard = ParameterShard(0, torch.zeros(1), lambda a: AddDelta(Sum()), clocks(2, staleness=1), False)
-    shard.push(torch.ones(1), IncomingPush(0, 2, 0, 1))
-    assert not shard.clocks.may_start(0)
-    assert shard.push(torch.full((1,), float("nan")), IncomingPush(1, 1, 0, 1)) == REFUSED
-    assert shard.clocks.may_start(0)
-
-
 def test_the_settings_of_a_push_are_those_of_its_sender_at_that_time() -> None:
     shard = piece_of(torch.zeros(1), steps(Sum(), lr=0.5), workers=2)
     push(shard, torch.ones(1), 0, lr=0.5)
@@ -307,28 +298,6 @@ def test_with_an_answer_under_way_the_backup_is_the_one_of_the_version_that_was_
     assert len(shard.origins[1]) <= 3, "what nobody can push at any more is dropped"
 
 
-def test_the_first_push_is_not_compensated_and_no_displacement_is_exact() -> None:
-    for kind in ("constant", "adaptive"):
-        shard = compensated(kind=kind)
-        push(shard, torch.tensor([0.3]), 1)
-        assert shard.anchor.item() == (torch.ones(1) - torch.tensor([0.3])).item()
-        for _ in range(5):
-            before = pull(shard, 1)[0]
-            push(shard, torch.tensor([0.1]), 1)
-            assert torch.equal(shard.anchor, before - torch.tensor([0.1]))
-
-
-def test_the_running_square_is_one_for_all_workers_and_moves_before_it_is_used() -> None:
-    shard = compensated(kind="adaptive", decay=0.5, strength=2.0)
-    for worker in (0, 1):
-        pull(shard, worker)
-    push(shard, torch.tensor([2.0]), 0)  # MS = 2; no displacement
-    assert shard.anchor.item() == -1.0
-    push(shard, torch.tensor([1.0]), 1, version=0)  # MS = 1.5
-    assert shard.state()["tensors"]["squares"].item() == 1.5
-    assert shard.anchor.item() == pytest.approx(-1.0 - (1.0 + 2.0 / (1.5 + 1e-7) ** 0.5 * (-1.0 - 1.0)), rel=1e-6)
-
-
 # -- displacements, centers, buffers -----------------------------------------------------------------------------------
 
 
@@ -383,17 +352,6 @@ def test_another_piece_goes_on_from_what_this_one_had(name: str, how: str) -> No
             pull(shard, k % 2)
             push(shard, start(seed=10 + k), k % 2)
     assert torch.equal(first.anchor, second.anchor)
-
-
-def test_a_snapshot_is_not_moved_by_later_pushes() -> None:
-    shard = piece_of(torch.zeros(2), steps(Sum(), momentum=0.5))
-    push(shard, torch.ones(2))
-    about, row = shard.snapshot()
-    state = shard.state()
-    push(shard, torch.ones(2))
-    assert row.tolist() == [-1.0, -1.0, 1.0, 1.0] and about["version"] == 1
-    assert state["anchor"].tolist() == [-1.0, -1.0]
-    assert state["tensors"]["optimizer.momentum_buffer"].tolist() == [1.0, 1.0]
 
 
 def test_backups_and_clocks_are_part_of_the_state() -> None:

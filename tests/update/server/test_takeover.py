@@ -7,8 +7,7 @@ import torch
 
 from paceline.rules.outer import Share
 from paceline.rules.schedule.bounded import Bounded
-from paceline.update.server.owner import ShardServer
-from paceline.update.server.shard import AddDelta, IncomingPush, ParameterShard, WorkerClocks
+from paceline.update.server.shard import AddDelta, IncomingPush, ParameterShard, ShardServer, WorkerClocks
 
 WORKERS = 3
 

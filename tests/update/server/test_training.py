@@ -21,7 +21,7 @@ from paceline.rules.payload import Delta
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
-from tests.helpers import Place, Program, adam, make_data, make_net, momentum_sgd, same_bits, sgd, state_of
+from tests.helpers import Place, Program, adam, make_net, momentum_sgd, same_bits, sgd, state_of
 from tests.update.server.programs import RECIPES, Numbers, finite, lines, rank, simulate
 
 Optimizers = Callable[[Any], torch.optim.Optimizer]
@@ -143,22 +143,6 @@ def test_the_quadratic(rule: str) -> None:
     finals = simulate(program, workers, Clock(exponential(), 0.1, seed=3))
     assert len(set(finals)) == 1
     assert finals[0] < (0.5 if rule.startswith(("adadelay", "easgd")) else 0.2), "from 4.8"
-
-
-@rules()
-@pytest.mark.parametrize("optimizer", [slow_sgd, adam])
-def test_the_small_net(rule: str, optimizer: Optimizers) -> None:
-    if optimizer is adam and rule.startswith("momentum_tuned"):
-        with pytest.raises(UnsupportedError, match=r"tunes SGD's momentum.* Adam"):
-            simulate(Program(rule, optimizer=adam), 4)
-        return
-    outs = simulate(Program(rule, optimizer=optimizer, samples=192, epochs=4), 4)
-    x, y = make_data(192).tensors
-    model = make_net()
-    before = float(nn.functional.cross_entropy(model(x), y).detach())
-    model.load_state_dict(outs[0].exported)
-    after = float(nn.functional.cross_entropy(model(x), y).detach())
-    assert after < (0.85 if rule.startswith(("staleness", "easgd", "adadelay")) else 0.75) * before
 
 
 # -- the global model --------------------------------------------------------------------------------------------------
@@ -299,23 +283,6 @@ def test_groups_with_rates_and_schedules_of_their_own(rule: str) -> None:
         return [part.value for part in model]
 
     assert simulate(program, 2) == [[8.0, 2 * 0.5 * 1.875, 0.0]] * 2
-
-
-def test_each_worker_has_a_schedule_of_its_own() -> None:
-    """What a push brings is stepped with the rate of its sender at that time, also where the sender is ahead."""
-
-    def program() -> float:
-        model = Numbers()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, "asgd()")
-        for step in range(5):
-            optimizer.param_groups[0]["lr"] = 10.0 ** rank() * (step + 1)
-            model.p.grad = torch.full((1,), -1.0)
-            optimizer.step()
-        run.close()
-        return model.value
-
-    assert simulate(program, 3, Clock([1.0, 2.0, 0.1])) == [15.0 * 111] * 3
 
 
 # -- parameters --------------------------------------------------------------------------------------------------------
@@ -460,26 +427,6 @@ def test_a_block_of_a_bf16_model_sends_its_steps_once(overlap: int) -> None:
     assert simulate(program, 2) == [2.0] * 2
 
 
-def test_tied_weights_are_one_parameter() -> None:
-    def program() -> Any:
-        model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
-        model[1].weight = model[0].weight
-        optimizer = slow_sgd(model.parameters())
-        run = paceline.attach(model, optimizer, "asgd()")
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.randn(2, 4)).square().sum().backward()
-            optimizer.step()
-        exported, state = run.model_for_export(), run.global_state()
-        assert exported[0].weight is exported[1].weight
-        assert torch.equal(state["0.weight"], state["1.weight"])
-        run.close()
-        return state_of(model)
-
-    found = simulate(program, 2)
-    assert same_bits(found[0], found[1]) and torch.equal(found[0]["0.weight"], found[0]["1.weight"])
-
-
 def test_a_group_whose_parameters_have_no_elements() -> None:
     def program() -> float:
         model = nn.ModuleList([Numbers(), Numbers(0)])
@@ -598,25 +545,6 @@ def test_workers_that_finish_early(rule: str, steps: list[int]) -> None:
         assert found[0][1]["p"].tolist() == [0.5 * sum(steps)] * 300 or rule == "dc_asgd()"
 
 
-@rules(["asgd()", "ssp(staleness=2)", "adadelay()", "momentum_tuned()", "dc_asgd(kind='adaptive')"])
-@pytest.mark.parametrize("often", ["once", "always"])
-def test_a_worker_with_nan_is_left_out_and_named(rule: str, often: str, caplog: pytest.LogCaptureFixture) -> None:
-    def factor(place: Place) -> float:
-        ill = place.rank == 1 and (often == "always" or place.run.minibatches == 5)
-        return float("nan") if ill else 1.0
-
-    with caplog.at_level(logging.WARNING, logger="paceline"):
-        outs = simulate(Program(rule, optimizer=slow_sgd, samples=96, factor=factor), 3)
-    assert all(same_bits(out.model, outs[0].model) for out in outs) and finite(outs[0].model)
-    said = [r.getMessage() for r in caplog.records]
-    count = 1 if often == "once" else 16
-    assert all("push(es) of rank 1 on" in line for line in said), said
-    assert sum(int(line.split()[0]) for line in said) == count, said
-    assert all(loss == loss for out in (outs[0], outs[2]) for loss in out.losses), "the others are unharmed"
-    start = make_net().state_dict()
-    assert not same_bits(outs[0].model, start)
-
-
 @rules([r for r in RECIPES if "period" in r])
 @pytest.mark.parametrize("optimizer", [sgd, momentum_sgd, adam])
 def test_a_worker_whose_parameters_are_nan_begins_again_from_the_global_model(
@@ -651,22 +579,6 @@ def test_a_worker_with_nan_does_not_hold_up_the_others(rule: str, tmp_path: Path
         return blocks
 
     assert simulate(program, 3) == [12 if "period" not in rule else 6] * 3
-
-
-def test_a_gradient_of_nan_on_the_only_worker_that_has_work_changes_nothing() -> None:
-    def program() -> list[float]:
-        model = Numbers()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5, weight_decay=0.1)
-        run = paceline.attach(model, optimizer, "ssp(staleness=2)")
-        seen = []
-        for value in (-1.0, float("nan"), float("inf")) if rank() == 0 else ():
-            model.p.grad = torch.full((1,), value)
-            optimizer.step()
-            seen.append(model.value)
-        run.close()
-        return seen
-
-    assert simulate(program, 2)[0] == [1.0] * 3
 
 
 # -- mixed precision and what is refused -------------------------------------------------------------------------------
@@ -794,15 +706,6 @@ def test_a_sparse_gradient_is_refused() -> None:
         simulate(program, 2)
 
 
-def test_workers_that_disagree_are_told() -> None:
-    def program() -> None:
-        model = nn.Linear(3, 2 + rank())
-        paceline.attach(model, sgd(model.parameters()), "asgd()").close()
-
-    with pytest.raises(paceline.MismatchError, match=r"rank 0 .*\[2, 3\]|rank 0 .*\(2, 3\)"):
-        simulate(program, 2)
-
-
 # -- messages, no_sync, the log ----------------------------------------------------------------------------------------
 
 
@@ -831,32 +734,6 @@ def test_messages_between_workers_at_different_places(rule: str) -> None:
     found = simulate(program, 3, Clock([1.0, 2.0, 3.0]))
     assert [said for said, _ in found] == [[2.0, 6.0], [0.0, 6.0], [1.0, 6.0]]
     assert len({value for _, value in found}) == 1
-
-
-def test_no_sync_changes_nothing_where_gradients_go_with_the_step() -> None:
-    def program(inside: bool) -> Callable[[], Any]:
-        def body() -> Any:
-            model = make_net()
-            optimizer = slow_sgd(model.parameters())
-            run = paceline.attach(model, optimizer, "asgd()")
-            torch.manual_seed(rank())
-            for _ in range(5):
-                optimizer.zero_grad()
-                for part in range(3):
-                    x = torch.randn(4, 6)
-                    if inside and part < 2:
-                        with run.no_sync():
-                            model(x).square().sum().backward()
-                    else:
-                        model(x).square().sum().backward()
-                optimizer.step()
-            run.close()
-            return state_of(model), run.blocks
-
-        return body
-
-    one, other = (simulate(program(inside), 2) for inside in (False, True))
-    assert same_bits(one[0][0], other[0][0]) and one[0][1] == other[0][1]
 
 
 @rules(RECIPES)

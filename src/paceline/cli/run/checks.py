@@ -20,8 +20,8 @@ import typer
 from paceline.cli.console import err, refuse
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.errors import PacelineError, UnsupportedError
+from paceline.observe.event_log import ATTACHED
 from paceline.observe.reports.read import LOG_NAME
-from paceline.run import attach_marker
 
 LOGS = "paceline-logs"
 ELASTIC_FILES = ("elastic.json", "control.json", "control.jsonl")
@@ -171,7 +171,7 @@ def _clear(directory: Path, cluster: LaunchCluster, overwrite: bool) -> None:
     for path in old:
         path.unlink()
     if old:
-        attach_marker.forget(directory)
+        (directory / ATTACHED).unlink(missing_ok=True)
 
 
 def _of_this_host(path: Path, cluster: LaunchCluster) -> bool:

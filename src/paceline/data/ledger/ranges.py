@@ -97,9 +97,6 @@ class Ranges:
 
     def cut(self, begin: int, end: int) -> list[Range]:
         """Its `begin`-th to `end`-th (excl.) numbers, as ranges."""
-        if len(self._begins) == 1:  # the usual case: an epoch from its start
-            low, high = self._begins[0] + max(begin, 0), min(self._begins[0] + end, self._ends[0])
-            return [(low, high)] if low < high else []
         parts, passed = [], 0
         for low, high in self:
             first, last = max(begin - passed, 0), min(end - passed, high - low)

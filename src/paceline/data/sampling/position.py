@@ -18,7 +18,8 @@ from torch import Tensor
 from paceline.data.ledger.epoch_ledger import ENDLESS, Mark
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Range, Ranges
-from paceline.data.sampling.split import split_of
+from paceline.data.sampling.order import set_states
+from paceline.data.sampling.split import Cut, split_of
 from paceline.errors import CheckpointError
 
 UNIT = 1 << 40
@@ -82,10 +83,6 @@ class ShardProgress:
         return progress
 
 
-Cut = tuple[str, int, int, int]
-"""How an epoch was split: ("rounds", "stripes", "shards", "alone" or "leased", places, batch, workers)."""
-
-
 @dataclass
 class Pass:
     """This worker's pass over one epoch.
@@ -113,6 +110,7 @@ class Position:
 
     Attributes:
         epoch: passes over the data that have begun, less one.
+        now: this worker's pass over it.
         fresh: whether no batch of this epoch was requested yet.
         rest: epoch -> the places that remained when it was split; an epoch without an entry was whole.
         played: epoch -> random state at its start, if one worker's own loader gives the order.
@@ -126,7 +124,8 @@ class Position:
 
     def __init__(self) -> None:
         self.epoch, self.fresh = 0, True
-        self._passes: dict[int, Pass] = {0: Pass()}  # the present one, and those whose last work has not entered
+        self.now = Pass()
+        self._passes = {0: self.now}  # the present one, and those whose last work has not entered
         self.rest: dict[int, Ranges] = {}
         self.played: dict[int, dict[str, Any]] = {}
         self.leased = False
@@ -139,10 +138,6 @@ class Position:
         self._loaded: list[Tensor] = []
 
     # -- over time --------------------------------------------------------------------------------
-
-    @property
-    def now(self) -> Pass:
-        return self._passes[self.epoch]
 
     def let_go(self) -> None:
         """End the active pass; its leases are returned."""
@@ -170,6 +165,10 @@ class Position:
         self.fresh = False
         return self.now.batches
 
+    def split(self, cut: Cut | None) -> None:
+        """The present epoch is split like this."""
+        self.now.cut = cut
+
     def end(self) -> None:
         """The epoch is complete."""
         self._go_on(self.epoch + 1)
@@ -187,7 +186,7 @@ class Position:
             self.arranged.pop(self.epoch - 1, None)  # batches of the last epoch may still be leased
         self.epoch, self.fresh = epoch, True
         self.held.clear()
-        self._passes[epoch] = Pass()
+        self.now = self._passes[epoch] = Pass()
         self._tidy()
 
     def _tidy(self) -> None:
@@ -251,6 +250,7 @@ class Position:
         """Restore `state` of the same number of workers; the next pass continues there."""
         self.epoch, self.fresh = state["epoch"], True
         self._passes = passes_of(state)
+        self.now = self._passes[self.epoch]
         self.rest = {epoch: Ranges(rest) for epoch, rest in state["rest"]}
         self.played = {epoch: start for epoch, start in state["played"]}
         self.arranged = {epoch: workers for epoch, workers in state["arranged"]}
@@ -282,12 +282,13 @@ class Position:
                 self._regroup_epoch(epoch, states)
             self.epoch = next((epoch for epoch in begun if self.rest.get(epoch, True)), begun[-1] + 1)
         self.rest = {epoch: rest for epoch, rest in self.rest.items() if epoch >= self.epoch}
-        self._passes = {self.epoch: Pass()}
+        self.now = Pass()
+        self._passes = {self.epoch: self.now}
 
     def follow(self, state: dict[str, Any]) -> None:
         """Start in the epoch of another worker of the run; the ledger records what is done of it."""
-        self.load({**state, "passes": [], "held": [], "epoch_start": None, "generators": []})
-        self._passes = {self.epoch: Pass()}
+        begins = [[state["epoch"], None, 0, 0, ShardProgress().state()]]
+        self.load({**state, "passes": begins, "held": [], "epoch_start": None, "generators": []})
 
     def _regroup_epoch(self, epoch: int, states: list[dict[str, Any]]) -> None:
         """Set what remains of one epoch: its split without what has entered."""
@@ -346,9 +347,3 @@ def _read(before: Ranges, passes: list[Pass | None], beyond: list[bool]) -> Rang
         for begin, end in one.shard_progress.entered if one is not None else whole:
             ranges.add(begin, end)
     return ranges
-
-
-def set_states(generators: list[torch.Generator], states: list[Tensor]) -> None:
-    """Restore the states of generators."""
-    for generator, state in zip(generators, states, strict=False):
-        generator.set_state(state)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a map-style `DataLoader`: how many places an epoch has, and which samples they hold.
+"""Plans of a map-style `DataLoader` and of a list: how many places an epoch has, and which samples they hold.
 
 With `shuffle=True` the order is a permutation that takes no memory; every worker runs any other sampler of the user's
 from the same seed, made of (seed, epoch). With a batch sampler a place is a batch that it makes.
@@ -7,8 +7,11 @@ from the same seed, made of (seed, epoch). With a batch sampler a place is a bat
 
 from __future__ import annotations
 
+import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
@@ -17,14 +20,153 @@ from torch.utils.data.distributed import DistributedSampler
 from paceline.core import rng
 from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import ENDLESS, MOST
-from paceline.data.sampling.assignment import LookupCache, Portion, Tail, cut_up
-from paceline.data.sampling.drawing import Drawing, StreamedOrder, drawn
-from paceline.data.sampling.order import InShards, Order, Sequential, Shuffled
-from paceline.data.sampling.position import Cut, Position, set_states
+from paceline.data.ledger.ranges import Range, Ranges
+from paceline.data.sampling.batches import piece_of_rest, samples_in
+from paceline.data.sampling.order import (
+    Drawing,
+    InShards,
+    Order,
+    Sequential,
+    Shuffled,
+    StreamedOrder,
+    drawn,
+    set_states,
+)
+from paceline.data.sampling.position import Position
+from paceline.data.sampling.split import (
+    Cut,
+    EvenAssignment,
+    Portion,
+    Split,
+    StreamedAssignment,
+    Tail,
+    cut_up,
+    split_of,
+)
 from paceline.errors import UnsupportedError
 
 
-class SamplingPlan:
+class LookupCache:
+    """The samples at some places of an order.
+
+    Args:
+        order: of an epoch.
+        ranges: the places; they may overlap or touch.
+    """
+
+    def __init__(self, order: Order, ranges: Iterable[Range]) -> None:
+        self.order = order
+        merged = list(Ranges(ranges))
+        self._ids = order.at(merged)
+        self._begins = [begin for begin, _ in merged]
+        self._ends = [end for _, end in merged]
+        self._offsets = [0, *accumulate(end - begin for begin, end in merged)]
+
+    def at(self, ranges: Iterable[Range]) -> list[Any] | None:
+        """The samples at these places; None if one of them is not cached."""
+        ids: list[Any] = []
+        for begin, end in ranges:
+            k = bisect_right(self._begins, begin) - 1
+            if k < 0 or end > self._ends[k]:
+                return None
+            first = self._offsets[k] + begin - self._begins[k]
+            ids += self._ids[first : first + end - begin]
+        return ids
+
+
+class Even(NamedTuple):
+    """An even split of the places of an epoch that remain.
+
+    Attributes:
+        cut: how they are split.
+        total: so many remain.
+        part: this worker's.
+        batches: of its part, if known.
+    """
+
+    cut: Cut
+    total: int
+    part: EvenAssignment
+    batches: int | None
+
+
+class Plan:
+    """What a loader's epochs consist of; places are numbered alike on all workers.
+
+    Attributes:
+        unit: places of a batch.
+    """
+
+    unit = 1
+
+    def places(self, epoch: int) -> int:
+        """Their number in an epoch; `ENDLESS` if it is unknown."""
+        raise NotImplementedError
+
+    @property
+    def tail(self) -> Tail:
+        """What becomes of the batches of a last round that is not full."""
+        raise NotImplementedError
+
+    @property
+    def most(self) -> int:
+        """The most batches of a lease."""
+        return MOST
+
+    def has_piece(self, portion: Portion) -> bool:
+        """Whether a worker gets a part of batches that are cut among several."""
+        raise NotImplementedError
+
+    def cut(self, places: int, workers: int) -> Cut:
+        """How so many places are split."""
+        return "rounds", places, self.unit, workers
+
+    def stripe_of(self, world: World, epoch: int) -> int:
+        """Whose part this worker takes."""
+        return world.rank
+
+    def streamed(self, epoch: int) -> StreamedOrder | None:
+        """The order of an epoch if it is too long to hold; its length may be `ENDLESS`."""
+        return None
+
+    def even(self, position: Position, places: int, world: World, skip: int) -> Even:
+        """Split the places that remain evenly, and note it in the position.
+
+        Args:
+            places: of the present epoch.
+            skip: batches that this worker has had of its part.
+        """
+        epoch, rest = position.epoch, position.rest.get(position.epoch)
+        total = places if rest is None else rest.total
+        cut = position.now.cut = self.cut(total, world.size)
+        split, stripe, tail = split_of(cut), self.stripe_of(world, epoch), self.tail
+        stream = self.streamed(epoch) if rest is None else None
+        if stream is not None:
+            part: EvenAssignment = StreamedAssignment(stream.reach, epoch, split, world.rank, skip, tail)
+        else:
+            part = EvenAssignment(epoch, rest, split, stripe, skip, tail)
+        return Even(cut, total, part, self._batches(split, position, total, world))
+
+    def batches(self, position: Position, world: World) -> int | None:
+        """Batches of this worker in an even split of the places that remain; None if nobody knows."""
+        rest = position.rest.get(position.epoch)
+        total = self.places(position.epoch) if rest is None else rest.total
+        return self._batches(split_of(self.cut(total, world.size)), position, total, world)
+
+    def _batches(self, split: Split, position: Position, total: int, world: World) -> int | None:
+        epoch, size, rest = position.epoch, world.size, position.rest.get(position.epoch)
+        if total >= ENDLESS // 2:
+            return None
+        last = total // size * size
+        if last == total or self.tail != "pieces":
+            return split.batches(self.stripe_of(world, epoch))
+        if self.streamed(epoch) is not None:  # too long to look at its end
+            return len(split)
+        places = [(last, total)] if rest is None else rest.cut(last, total)
+        return len(split) - 1 + self.has_piece(Portion(epoch, places, (world.rank, size)))
+
+
+class SamplingPlan(Plan):
     """Maps the places of a loader's epochs to samples.
 
     Args:
@@ -67,7 +209,6 @@ class SamplingPlan:
 
     @property
     def tail(self) -> Tail:
-        """What becomes of the batches of a last round that is not full."""
         return "dropped" if self.drops_last else "pieces" if self.whole else "even"
 
     @property
@@ -85,15 +226,14 @@ class SamplingPlan:
         return fetches or (_shuffles(self.sampler) and (self.in_shards or hasattr(self.loader.dataset, "prefetch")))
 
     def nominal(self, epoch: int) -> int:
-        """Samples of a full batch."""
-        return self.loader.batch_size or (len(self.order(epoch).at([(0, 1)])[0]) if self.places(epoch) else 0)
+        """Samples of a batch that the user's sampler makes."""
+        return len(self.order(epoch).at([(0, 1)])[0]) if self.places(epoch) else 0
 
     def places(self, epoch: int) -> int:
         count = len(self.order(epoch))
         return _multiple(count, self.unit) if self.drops_last else count
 
     def streamed(self, epoch: int) -> StreamedOrder | None:
-        """The order of an epoch if it is too long to hold; its length may be `ENDLESS`."""
         order = self.order(epoch)
         return order if isinstance(order, StreamedOrder) else None
 
@@ -119,7 +259,6 @@ class SamplingPlan:
         return cut_up(ids, portion.part) if portion.part is not None else ids
 
     def has_piece(self, portion: Portion) -> bool:
-        """Whether a worker gets a sample of batches that are cut among several."""
         return len(self.ids(portion)) > 0
 
     def _at(self, portion: Portion, coming: Callable[[], Iterable[Portion]]) -> Sequence[Any]:
@@ -140,7 +279,7 @@ class SamplingPlan:
         return ("stripes" if self.in_shards else "rounds", places, self.unit, workers)
 
     def stripe_of(self, world: World, epoch: int) -> int:
-        """Whose part this worker takes; where epochs alternate in direction, the part whose shards it read last."""
+        """Where epochs alternate in direction, the part whose shards this worker read last."""
         back = self.in_shards and getattr(self.loader.dataset, "turns", False) and epoch % 2 == 1
         return world.size - 1 - world.rank if back else world.rank
 
@@ -208,6 +347,43 @@ class SamplingPlan:
             return order
 
         return drawn(Drawing(items, begin, generators), _length(sampler))
+
+
+class ListPlan(Plan):
+    """The plan of a list of batches, or of files, each of which counts as one sample; its items are the places.
+
+    The list keeps its order. It has a length and random access, so a worker reads only its own items, also after a
+    resume and where items are leased.
+    """
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        if isinstance(items, (str, bytes)):
+            raise UnsupportedError(f"{items!r} is one name and no list; share a list of files, or a loader")
+        self._items = items
+
+    @property
+    def tail(self) -> Tail:
+        """Batches are cut, names of files are not."""
+        batches = len(self._items) > 0 and not isinstance(self._items[0], (str, bytes, os.PathLike))
+        return "pieces" if batches else "even"
+
+    def places(self, epoch: int) -> int:
+        return len(self._items)
+
+    def has_piece(self, portion: Portion) -> bool:
+        return self.at(portion) is not None
+
+    def at(self, portion: Portion) -> Any:
+        """The item of a place, or this worker's part of several; None if it has none."""
+        items = [self._items[place] for begin, end in portion.places for place in range(begin, end)]
+        if portion.part is None:
+            return items[0]
+        rank, workers = portion.part
+        return piece_of_rest(items, workers, rank)
+
+    def samples(self, item: Any) -> int:
+        """Samples in an item; 0 if unknown."""
+        return 1 if isinstance(item, (str, bytes, os.PathLike)) else samples_in(item)
 
 
 def _multiple(places: int, unit: int) -> int:

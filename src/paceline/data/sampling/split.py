@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The split of an epoch over workers: a pure function of (places, batch size, N), so that no traffic is needed.
+"""Which places of an epoch a worker trains on next: its part of an even split, or leases that it takes from the ledger.
+
+The even split is a pure function of (places, batch size, N), so that no traffic is needed.
 
 *Rounds.* An epoch is cut into rounds. In a full round each of N workers takes one batch of b places, worker r the
 places r b .. (r+1) b (excl.) of the round, so that a round holds what one worker alone would see in one batch of N b.
@@ -17,11 +19,20 @@ workers the remainder is split again. A worker's k-th batch is computed, so memo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
+from typing import Literal, Protocol, TypeVar
 
+from paceline.data.ledger.epoch_ledger import Mark, Question
+from paceline.data.ledger.leases import Leases
 from paceline.data.ledger.ranges import Range, Ranges
+
+Cut = tuple[str, int, int, int]
+"""How an epoch was split: ("rounds", "stripes", "shards", "alone" or "leased", places, batch, workers)."""
+DRAWN_PLACES = 4096
+"""Places of the portions that are drawn at once, since looking up 16 samples takes as long as 1,000."""
 
 
 class Split(Protocol):
@@ -148,9 +159,196 @@ def even_parts(count: int, parts: int) -> list[Range]:
     return list(pairwise(part * small + min(part, longer) for part in range(parts + 1)))
 
 
-def split_of(cut: tuple[str, int, int, int]) -> Split:
-    """The split of a :data:`~paceline.data.sampling.position.Cut`."""
+def split_of(cut: Cut) -> Split:
+    """The split that a cut describes."""
     kind, total, batch, workers = cut
     if kind == "alone":
         return SingleWorker(total, batch)
     return Stripes(total, batch, workers) if kind == "stripes" else Rounds(total, batch, workers)
+
+
+# -- what a worker gets of it --------------------------------------------------------------------
+
+Item = TypeVar("Item")
+Tail = Literal["even", "pieces", "dropped"]
+"""What becomes of a last round that is not full, so that all workers make equally many steps.
+
+Even: its places are cut evenly. Pieces: its places are batches, which are cut sample by sample. Dropped: none trains on
+it, since batches must be whole.
+"""
+
+
+@dataclass(frozen=True)
+class Portion:
+    """One batch to make.
+
+    Attributes:
+        epoch: the epoch whose order `places` refers to.
+        places: positions in that order; each is a sample, or a batch that a sampler made.
+        part: (i, n) if this worker takes part i of n equal parts of the samples; None for all.
+    """
+
+    epoch: int
+    places: list[Range]
+    part: tuple[int, int] | None = None
+
+    @property
+    def count(self) -> int:
+        return sum(end - begin for begin, end in self.places)
+
+
+class Assignment(Protocol):
+    """A worker's portions of an epoch, in order."""
+
+    def next(self, wait: bool) -> Portion | None:
+        """The next portion; None at the end, and without `wait` also where none is free at present.
+
+        Args:
+            wait: whether this worker is idle until it gets a portion.
+        """
+
+    def known(self) -> Iterable[Portion]:
+        """Portions that follow, as far as they are known without a lease request; one may hold several batches."""
+
+    def coming(self, batches: int) -> list[Portion]:
+        """About the next `batches` batches; this may request a lease."""
+
+
+class EvenAssignment:
+    """The worker's part of an even split.
+
+    Args:
+        epoch: the epoch whose order the places refer to.
+        rest: the places of the epoch that remain; None for all, so that the n-th that remains is place n.
+        split: the split of those places.
+        rank: this worker's rank.
+        first: number of the first round.
+        tail: what becomes of the last, incomplete round.
+    """
+
+    ahead = DRAWN_PLACES
+
+    def __init__(
+        self, epoch: int, rest: Ranges | None, split: Split, rank: int, first: int, tail: Tail = "even"
+    ) -> None:
+        self._epoch, self._rest, self._split, self._rank, self._tail = epoch, rest, split, rank, tail
+        self._number, self._rounds, self._coming = first, len(split), deque[Portion]()
+
+    def next(self, wait: bool) -> Portion | None:
+        return self._coming.popleft() if self._coming or self._draw() else None
+
+    def known(self) -> Iterable[Portion]:
+        if not self._coming:
+            self._draw()
+        return self._coming
+
+    def coming(self, batches: int) -> list[Portion]:
+        while len(self._coming) < batches and self._draw():
+            pass
+        return list(islice(self._coming, batches))
+
+    def _draw(self) -> bool:
+        """Append the next portions to `_coming`; False at the end."""
+        count = 0
+        while self._number < self._rounds and count < self.ahead:
+            self._number += 1
+            portion = self.portion(self._number - 1)
+            if portion is not None:
+                self._coming.append(portion)
+                count += portion.count
+        return count > 0
+
+    def portion(self, number: int) -> Portion | None:
+        """The portion of round `number`; None if this worker has none."""
+        split = self._split
+        begin, end = split.part(number, self._rank)
+        part = None
+        if self._tail == "pieces" and isinstance(split, Rounds):
+            low, high = split.bounds(number)
+            if high - low < split.workers:
+                begin, end, part = low, high, (self._rank, split.workers)
+        if begin >= end:
+            return None
+        return Portion(self._epoch, [(begin, end)] if self._rest is None else self._rest.cut(begin, end), part)
+
+
+class StreamedAssignment(EvenAssignment):
+    """An even split of an epoch whose length is unknown until its end.
+
+    Args:
+        reach: draws up to a place, and returns how many places exist up to it.
+    """
+
+    ahead = 1
+
+    def __init__(
+        self, reach: Callable[[int], int], epoch: int, split: Split, rank: int, first: int, tail: Tail
+    ) -> None:
+        super().__init__(epoch, None, split, rank, first, tail)
+        self._reach = reach
+
+    def portion(self, number: int) -> Portion | None:
+        assert isinstance(self._split, Rounds)
+        begin, end = self._split.bounds(number)
+        there = self._reach(end)
+        if there >= end:
+            return super().portion(number)
+        self._number = len(self._split)  # the last round
+        workers = self._split.workers
+        if self._tail == "dropped":
+            return None
+        if self._tail == "pieces" and 0 < there - begin < workers:
+            return Portion(self._epoch, [(begin, there)], (self._rank, workers))
+        low, high = even_parts(max(0, there - begin), workers)[self._rank]
+        return Portion(self._epoch, [(begin + low, begin + high)]) if low < high else None
+
+
+class LeasedAssignment:
+    """Leases, cut into batches.
+
+    Args:
+        leases: the connection to the ledger.
+        question: the lease request to send.
+        held: leased places that are not begun; updated in place.
+    """
+
+    def __init__(self, leases: Leases, question: Question, held: deque[Mark]) -> None:
+        self._leases, self._question, self.held = leases, question, held
+
+    def next(self, wait: bool) -> Portion | None:
+        if not self.held:
+            lease = self._leases.ask(replace(self._question, dry=wait))
+            if lease is None:
+                return None
+            self.held.append(lease)
+        loader, epoch, begin, end = self.held.popleft()
+        middle = min(end, (begin // self._question.unit + 1) * self._question.unit)
+        if middle < end:
+            self.held.appendleft((loader, epoch, middle, end))
+        return Portion(epoch, [(begin, middle)])
+
+    def known(self) -> list[Portion]:
+        return [Portion(epoch, [(begin, end)]) for _, epoch, begin, end in self.held]
+
+    def coming(self, batches: int) -> list[Portion]:
+        """What is leased; requests the next lease before this one runs out."""
+        if sum(end - begin for _, _, begin, end in self.held) < batches * self._question.unit // 2:
+            lease = self._leases.ask(self._question)
+            if lease is not None:
+                self.held.append(lease)
+        return self.known()
+
+
+def cut_up(items: Sequence[Item], part: tuple[int, int]) -> Sequence[Item]:
+    """Part (i, n): the i-th of n parts of about equal size."""
+    low, high = even_parts(len(items), part[1])[part[0]]
+    return items[low:high]
+
+
+def portion_of_rest(epoch: int, places: Sequence[int], workers: int, rank: int) -> Portion | None:
+    """Worker `rank`'s portion of the last, incomplete round of batches at `places`, each cut among some workers."""
+    for place, (low, high) in zip(places, even_parts(workers, len(places)), strict=True):
+        if low <= rank < high:
+            part = (rank - low, high - low) if high - low > 1 else None
+            return Portion(epoch, [(place, place + 1)], part)
+    return None

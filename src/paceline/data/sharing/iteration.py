@@ -13,41 +13,247 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from paceline.core import rng
 from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question
 from paceline.data.ledger.leases import Leases
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.assignment import (
+from paceline.data.sampling.batches import are_whole, piece_of_rest, samples_in, sum_of
+from paceline.data.sampling.buckets import BucketBatches
+from paceline.data.sampling.order import InShards, set_states
+from paceline.data.sampling.position import UNIT, Position
+from paceline.data.sampling.sampler import ListPlan, Plan, SamplingPlan, generators_of
+from paceline.data.sampling.split import (
     Assignment,
+    Cut,
     EvenAssignment,
     LeasedAssignment,
     Portion,
-    StreamedAssignment,
+    Rounds,
     portion_of_rest,
+    split_of,
 )
-from paceline.data.sampling.batches import are_whole, piece_of_rest, samples_in, sum_of
-from paceline.data.sampling.buckets import BucketBatches
-from paceline.data.sampling.order import InShards
-from paceline.data.sampling.position import UNIT, Cut, Position, set_states
-from paceline.data.sampling.sampler import SamplingPlan, generators_of
-from paceline.data.sampling.split import Rounds, split_of
-from paceline.data.sharing.lists import ListPlan
-from paceline.data.sharing.run_data import RunData
-from paceline.data.sharing.sample_numbers import NUMBERS, SampleNumbers
 from paceline.data.streams.dataset import ShardStream
 from paceline.data.streams.reader import ShardAssignment, ShardReading
 from paceline.data.workers.batching import BatchRequest
 from paceline.data.workers.loader import Loading
 from paceline.errors import CheckpointError, PeerLostError, UnsupportedError
 
+
+class RunData:
+    """Counts the batches that the shared loaders of a run hand out.
+
+    Args:
+        world: this worker.
+        seed: of the order of samples.
+        began: called with (epoch, number of batches or None) at the start of every pass.
+
+    Attributes:
+        leases: the connection to the ledger, under rules that lease samples.
+        places: notes which places each step trained on; None unless receipts are written.
+    """
+
+    def __init__(self, world: World, seed: int, began: Callable[[int, int | None], None]) -> None:
+        self.world, self.seed, self.began = world, seed, began
+        self.leases: Leases | None = None
+        self.places: PlaceLog | None = None
+        self.warn: Callable[[str, str], None] = lambda key, text: None
+        """Called with a warning, and a key that it has in common with later ones of its kind."""
+        self._batches = 0  # handed out so far
+        self._since = [0, 0, 0]  # samples, batches and nominal samples since the last step
+        self._wholes: dict[int, int] = {}  # data that each worker reads as a whole -> sum of its first batches
+        self._in_hand: list[Mark] = []  # handed out, but not yet in a push
+        self._coming: list[Mark] = []  # of the batch that is handed out now
+
+    @property
+    def idle(self) -> bool:
+        """Whether no batch was handed out since the last step."""
+        return not self._since[1]
+
+    def read_as_a_whole(self, number: int, checksum: int) -> None:
+        """Each worker reads these data as a whole; its first batches of a pass have this checksum."""
+        self._wholes[number] = checksum
+
+    def handed_out(self, samples: int, nominal: int, marks: list[Mark]) -> None:
+        """A batch goes to the program; `samples` is 0 if unknown."""
+        if self.leases is not None:
+            self._coming = marks
+            self.leases.hand_out(marks)
+            self._coming = []
+        self._since[0] += samples
+        self._since[1] += 1
+        self._batches += 1
+        self._since[2] += nominal
+        self._in_hand += marks
+
+    @property
+    def since(self) -> tuple[int, int, int]:
+        """Samples, batches and nominal samples handed out since the last step."""
+        samples, batches, nominal = self._since
+        return samples, batches, nominal
+
+    def untrained(self, since: tuple[int, int, int]) -> None:
+        """Restore an earlier value of `since`: the batches after it are no part of the next step."""
+        self._since = list(since)
+        if self.places is not None:
+            self.places.untrained(since[1])
+
+    def passed_over(self, marks: list[Mark]) -> None:
+        """These leased places turned out to be empty."""
+        self._in_hand += marks
+
+    def take_marks(self) -> list[Mark]:
+        """Take the leased places whose work is pushed now."""
+        marks, self._in_hand = self._in_hand, []
+        return marks
+
+    @property
+    def factor(self) -> float:
+        """Samples since the last step, relative to full batches; 1 if unknown."""
+        samples, batches, nominal = self._since
+        return samples / nominal if batches and samples and nominal else 1.0
+
+
+Row = list[Any]
+"""[loader, epoch, places of the epoch or -1, [[begin, end], ..], part i, of n]: what one batch held."""
+
+
+class PlaceLog:
+    """The places of the batches that were handed out; its methods follow those of the loader registry.
+
+    A batch whose places are not known is None, and so is a step without one: the program has data of its own.
+    """
+
+    def __init__(self) -> None:
+        self._now: list[Row | None] = []
+        self._steps: deque[tuple[int, list[Row | None]]] = deque()
+
+    def handed_out(self, loader: int, cut: Cut | None, portion: Portion | None) -> None:
+        """A batch of loader number `loader` goes to the program."""
+        if portion is None:
+            self._now.append(None)
+            return
+        total = -1 if cut is None or cut[1] >= ENDLESS else cut[1]
+        part = portion.part or (0, 1)
+        self._now.append([loader, portion.epoch, total, [list(one) for one in portion.places], *part])
+
+    def untrained(self, batches: int) -> None:
+        """Forget the batches after the first `batches` since the last step."""
+        del self._now[batches:]
+
+    def stepped(self, steps: int) -> None:
+        """The optimizer made step number `steps`."""
+        self._steps.append((steps, self._now or [None]))
+        self._now = []
+
+    def take(self, steps: int) -> tuple[list[Row], int]:
+        """Take the places of all steps up to number `steps`, and how many of their batches have unknown ones."""
+        batches: list[Row | None] = []
+        while self._steps and self._steps[0][0] <= steps:
+            batches += self._steps.popleft()[1]
+        rows = [row for row in batches if row is not None]
+        return _joined(rows), len(batches) - len(rows)
+
+    def state(self) -> list[Any]:
+        """For a checkpoint."""
+        return [self._now, [[steps, rows] for steps, rows in self._steps]]
+
+    def load(self, state: list[Any]) -> None:
+        """Restore `state`."""
+        self._now = list(state[0])
+        self._steps = deque((steps, rows) for steps, rows in state[1])
+
+
+def _joined(rows: list[Row]) -> list[Row]:
+    """The same places in fewer rows: those of one epoch together, neighbours as one range."""
+    rows_by_key: dict[tuple[int, ...], Row] = {}
+    for loader, epoch, total, ranges, part, parts in rows:
+        row = rows_by_key.setdefault((loader, epoch, total, part, parts), [loader, epoch, total, [], part, parts])
+        for begin, end in ranges:
+            if parts == 1 and row[3] and row[3][-1][1] == begin:
+                row[3][-1][1] = end
+            else:
+                row[3].append([begin, end])
+    return list(rows_by_key.values())
+
+
+# -- batches that hold the numbers of their samples ----------------------------------------------
+#
+# By them a program may fill a table of its own (targets, losses or weights of samples). Each worker trains on its part
+# of an epoch, so such a table lacks the rest.
+
+ENOUGH = 8
+"""So many numbers in a row are no coincidence."""
+NUMBERS = (
+    "the batches hold the numbers of their samples: where the program fills a table by them (targets, losses or "
+    "weights of samples), each worker fills in its own part only, and rank 0 saves no more than that; with the two "
+    "lines in the program, run.messages.all_reduce adds such tables up"
+)
+
+
+class SampleNumbers:
+    """Compares the first batches of a loader with the samples that were asked for.
+
+    Args:
+        data: the loader's data set.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self._places: set[Any] | None = None  # keys of a batch's entries that have held the numbers so far
+        self._equal = 0
+        self._open = True
+
+    def are_handed_out(self, batch: Any, asked: Callable[[], Sequence[Any]]) -> bool:
+        """Whether this batch shows that one entry of every batch is the numbers of its samples; true once at most.
+
+        Args:
+            batch: the next one.
+            asked: returns the numbers of its samples.
+        """
+        if not self._open:
+            return False
+        entries = _entries(batch)
+        names = _names(self._data, asked()) if len(entries) > 1 else []
+        keys = {key for key, value in entries.items() if value in names}
+        self._places = keys if self._places is None else self._places & keys
+        self._equal += len(names[0]) if names else 0
+        self._open = bool(self._places) and self._equal < ENOUGH
+        return bool(self._places) and self._equal >= ENOUGH
+
+
+def _entries(batch: Any) -> dict[Any, list[int] | None]:
+    """The entries of a batch; whole numbers, one a sample, as a list."""
+    rows = batch if isinstance(batch, dict) else dict(enumerate(batch)) if isinstance(batch, (list, tuple)) else {}
+    return {key: _whole_numbers(value) for key, value in rows.items()}
+
+
+def _whole_numbers(value: Any) -> list[int] | None:
+    if isinstance(value, Tensor) and value.dim() == 1 and not value.is_floating_point() and not value.is_complex():
+        numbers: list[int] = value.tolist()
+        return numbers
+    return None
+
+
+def _names(data: Any, numbers: Sequence[Any]) -> list[list[Any]]:
+    """The numbers of some samples, in the data set and in each one of which it is a subset."""
+    names = [list(numbers)]
+    while isinstance(data, Subset):
+        names.append([int(data.indices[number]) for number in names[-1]])
+        data = data.dataset
+    return names
+
+
+# -- hints ---------------------------------------------------------------------------------------
+#
 # Tells a data set which samples come next, so that it can fetch them in the background.
 #
 # A data set may have any of these attributes; those of `paceline.data` do::
@@ -66,8 +272,7 @@ class Prefetch:
 
     def __init__(self, plan: SamplingPlan, assignment: Assignment, epoch: int) -> None:
         self._plan, self._assignment = plan, assignment
-        self._prefetch = getattr(plan.loader.dataset, "prefetch", None)
-        order = plan.order(epoch) if self._prefetch is not None else None
+        order = plan.order(epoch)
         self._batches = BATCHES
         if isinstance(order, InShards):
             self._batches = max(BATCHES, 2 * order.window // plan.unit)
@@ -76,8 +281,6 @@ class Prefetch:
 
     def begun(self, portion: Portion) -> None:
         """A batch was begun; every quarter of the distance, send the next hints."""
-        if self._prefetch is None:
-            return
         if self._left == 0 or portion.places[0][0] not in self._told.get(portion.epoch, ()):
             self._left = self._batches // 4
             self._tell([portion, *self._assignment.coming(self._batches)])
@@ -95,8 +298,7 @@ class Prefetch:
                 ids += [order.first(shard) for shards, _ in order.windows(portion.places) for shard in shards]
             else:
                 ids += self._plan.ids(portion, lambda: portions)
-        assert self._prefetch is not None
-        self._prefetch(list(dict.fromkeys(ids)))
+        self._plan.loader.dataset.prefetch(list(dict.fromkeys(ids)))  # type: ignore[attr-defined]
 
 
 _END = object()
@@ -117,6 +319,7 @@ class Iteration:
         listed: the plan of a list.
         shards: the reader of a stream of shards.
         reached: (epoch, the furthest place of it that this worker was given).
+        length: batches of this worker in the present pass, if known.
     """
 
     def __init__(
@@ -129,7 +332,7 @@ class Iteration:
     ) -> None:
         self.loader, self._number, self._position, self._registry = loader, number, position, registry
         self._leases = leases
-        self._length: int | None = None
+        self.length: int | None = None
         self.reached = (0, 0)
         self.plan: SamplingPlan | None = None
         self._loading: Loading | None = None
@@ -157,27 +360,29 @@ class Iteration:
         alone = self._world.size == 1 and not self._position.others
         return alone and not (self.plan is not None and self.plan.foreseen)
 
-    def batches(self, skip: int, length: int | None) -> Generator[Any, None, None]:
-        """The batches of a pass, of `length` batches if known, without the first `skip`."""
-        self._length = length
+    @property
+    def chosen(self) -> Plan | None:
+        """The plan that is followed; None if the loader is iterated as a whole."""
+        return self.listed or (None if self.as_it_is else self.plan)
+
+    def batches(self, skip: int, length: Callable[[], int | None]) -> Generator[Any, None, None]:
+        """The batches of a pass, without the first `skip`; `length` gives those of all of it."""
+        plan = self.chosen if self.shards is None else None
+        if plan is not None:
+            assignment = self._assignment(plan, skip, length)
+            if isinstance(plan, SamplingPlan):
+                return self._planned(plan, assignment)
+            return self._from_list(assignment)
+        self.length = length()
         if self.shards is not None:
             return self._read(self.shards)
-        if self.listed is not None:
-            return self._from_list(self.listed, skip)
         if self.as_it_is:
             return self._users_own(skip)
-        if self.plan is not None:
-            return self._planned(self.plan, self._assignment(self.plan, skip))
         return self._rounds(skip) if self._leases is None else self._leased_batches(self._leases)
 
     def _begin(self, cut: Cut | None) -> None:
-        self._position.now.cut = cut
-        self._registry.began(self._position.epoch, self._length)
-
-    def rest(self, places: int) -> Ranges:
-        """The remaining ones of the epoch's `places` places."""
-        rest = self._position.rest.get(self._position.epoch)
-        return rest if rest is not None else Ranges([(0, places)])
+        self._position.split(cut)
+        self._registry.began(self._position.epoch, self.length)
 
     # -- one worker -------------------------------------------------------------------------------
 
@@ -212,30 +417,27 @@ class Iteration:
 
     # -- a map-style loader -----------------------------------------------------------------------
 
-    def _assignment(self, plan: SamplingPlan | ListPlan, skip: int) -> Assignment:
+    def _assignment(self, plan: Plan, skip: int, length: Callable[[], int | None]) -> Assignment:
         position, world = self._position, self._world
         places = plan.places(position.epoch)
         self._check_same_data(places)
         if self._leases is not None:
+            self.length = length()
             self._begin(("leased", places, plan.unit, world.size))
             question = Question(self._number, position.epoch, places, plan.unit, plan.most)
             return LeasedAssignment(self._leases, question, position.held)
-        rest = self.rest(places)
-        cut = plan.cut(rest.total, world.size)
-        self._check_whole(rest.total, cut)
-        self._begin(cut)
-        stream = plan.streamed(position.epoch) if isinstance(plan, SamplingPlan) and not position.others else None
-        if stream is not None:
-            return StreamedAssignment(stream.reach, position.epoch, rest, split_of(cut), world.rank, skip, plan.tail)
-        part = plan.stripe_of(world, position.epoch)
-        return EvenAssignment(position.epoch, rest, split_of(cut), part, skip, plan.tail)
+        even = plan.even(position, places, world, skip)
+        self._check_whole(even.total, even.cut)
+        self.length = even.batches
+        self._registry.began(position.epoch, self.length)
+        return even.part
 
     def _check_whole(self, places: int, cut: Cut) -> None:
         """Report which batches of an epoch are cut or dropped; refuse to drop all."""
         plan, world = self.plan, self._world
         if plan is None or places >= ENDLESS:
             return
-        if plan.tail == "pieces" and places % world.size and not isinstance(plan.sampler, BucketBatches):
+        if places % world.size and plan.tail == "pieces" and not isinstance(plan.sampler, BucketBatches):
             self._registry.warn(
                 f"cut {self._number}",
                 f"{type(plan.sampler).__name__}: the last {places % world.size} batches of a pass are cut into smaller "
@@ -264,6 +466,8 @@ class Iteration:
     def _check_same_data(self, places: int, unit: int = 1) -> None:
         """Refuse to resume an epoch on data of another length."""
         cut, rest = self._position.now.cut, self._position.rest.get(self._position.epoch)
+        if cut is None and rest is None:
+            return
         if rest is not None and ENDLESS - 1 in rest:  # the length was unknown to the ledger
             rest.remove(places, ENDLESS)
         then = max((end for _, end in rest), default=0) if rest is not None else cut[1] if cut is not None else places
@@ -281,9 +485,10 @@ class Iteration:
         """Batches of a map-style loader; an idle worker waits for leases that lost workers may free."""
         if self._loading is None:
             self._loading = Loading(plan.loader, self._registry.seed)
-        nominal = plan.nominal(self._position.epoch)
+        nominal = plan.nominal(self._position.epoch) if plan.whole else plan.unit
         under_way: deque[tuple[Portion, int]] = deque()
-        prefetch = Prefetch(plan, assignment, self._position.epoch)
+        fetches = hasattr(plan.loader.dataset, "prefetch")
+        prefetch = Prefetch(plan, assignment, self._position.epoch) if fetches else None
         numbers = self._numbers if self._world.size > 1 else None
         if self._leases is not None:
             self._position.begun = lambda: [mark for portion, _ in under_way for mark in self._marks(portion)]
@@ -294,7 +499,8 @@ class Iteration:
                 ids = plan.ids(portion, assignment.known)
                 if len(ids):
                     under_way.append((portion, len(ids)))
-                    prefetch.begun(portion)  # may request a lease, which reports what this worker holds
+                    if prefetch is not None:
+                        prefetch.begun(portion)  # may request a lease, which reports what this worker holds
                     yield BatchRequest(portion.epoch, ids)
                 elif isinstance(assignment, LeasedAssignment):
                     self._end_of_stream(plan, assignment, portion)
@@ -362,7 +568,8 @@ class Iteration:
                 )
             )
         self._begin(("shards", places, 1, world.size))
-        return ShardAssignment(position.epoch, self.rest(places), world.size, world.rank, position.now.shard_progress)
+        rest = position.rest.get(position.epoch, Ranges([(0, places)]))
+        return ShardAssignment(position.epoch, rest, world.size, world.rank, position.now.shard_progress)
 
     def _read(self, shards: ShardReading) -> Generator[Any, None, None]:
         """Batches of shards; an empty place is marked done with the next batch."""
@@ -383,9 +590,10 @@ class Iteration:
                     nominal = nominal or shard_batch.samples
                     yield self._hand_out(shard_batch.batch, shard_batch.samples, nominal, shard_batch.portion)
 
-    def _from_list(self, listed: ListPlan, skip: int) -> Generator[Any, None, None]:
+    def _from_list(self, assignment: Assignment) -> Generator[Any, None, None]:
         """Items of a list."""
-        assignment, nominal = self._assignment(listed, skip), 0
+        assert self.listed is not None
+        listed, nominal = self.listed, 0
         with self._until_left(assignment):
             while (portion := assignment.next(wait=True)) is not None:
                 item = listed.at(portion)
@@ -490,9 +698,8 @@ def rest_of_pass(plan: SamplingPlan, world: World, epoch: int, batches: int) -> 
     cut = plan.cut(places, world.size)
     split = split_of(cut)
     assert isinstance(split, Rounds)
-    rest = Ranges([(0, places)])
     shares = [
-        EvenAssignment(epoch, rest, split, rank, 0, plan.tail) for rank in range(world.size) if rank != world.rank
+        EvenAssignment(epoch, None, split, rank, 0, plan.tail) for rank in range(world.size) if rank != world.rank
     ]
     for number in range(min(batches, len(split))):
         yield from filter(None, (share.portion(number) for share in shares))

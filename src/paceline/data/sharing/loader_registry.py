@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,16 +28,10 @@ from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import ENDLESS, Mark
 from paceline.data.ledger.leases import Leases
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.assignment import Portion
 from paceline.data.sampling.batches import are_whole, has_piece
 from paceline.data.sampling.position import Position
-from paceline.data.sampling.sampler import SamplingPlan
-from paceline.data.sampling.split import split_of
-from paceline.data.sharing.iteration import Iteration, can_complete
-from paceline.data.sharing.lists import ListPlan
+from paceline.data.sharing.iteration import Iteration, RunData, can_complete
 from paceline.data.sharing.place import ENDED, INSIDE, LEFT, Place, pack
-from paceline.data.sharing.run_data import RunData
-from paceline.data.sharing.sample_numbers import NumberedData
 from paceline.errors import UnsupportedError
 
 Load = Callable[[Position], None]
@@ -61,6 +56,66 @@ class ActivePass:
     batches_then: int
     steps_then: int
     reader: int = 0
+
+
+OURS = 3
+"""Reference count of data that only `NumberedData` holds: its own, and two of the function that counts."""
+
+
+class NumberedData:
+    """The shared data, numbered in the order of `run.share`, alike on every worker.
+
+    A program may make its batches again for each epoch, so data that it drops are dropped here too; only positions
+    stay. Data are referred to weakly if their type allows; others (lists) are kept until the reference count shows that
+    the program dropped them. Noticing that late changes no number, since dropped data cannot be shared again.
+
+    Attributes:
+        positions: this worker's position in each, by number.
+        live: numbers of data that the program may still iterate over, or whose work has not all entered.
+    """
+
+    def __init__(self) -> None:
+        self.positions: list[Position] = []
+        self.live: list[int] = []
+        self._numbers: dict[int, int] = {}  # id of data -> number
+        self._data: dict[int, Callable[[], Any]] = {}  # number -> returns the data, or None
+        self._held: dict[int, Any] = {}  # number -> data without weak references
+
+    def number(self, data: Any) -> int | None:
+        """The number of data; None if they are new."""
+        number = self._numbers.get(id(data))
+        return number if number is not None and self._data[number]() is data else None
+
+    def add(self, data: Any) -> int:
+        """Number new data."""
+        self._let_go()
+        number = len(self.positions)
+        try:
+            self._data[number] = weakref.ref(data)
+        except TypeError:
+            self._held[number] = data
+            self._data[number] = lambda: self._held.get(number)
+        self._numbers[id(data)] = number
+        self.positions.append(Position())
+        self.live.append(number)
+        return number
+
+    def _let_go(self) -> None:
+        """Forget data that the program has dropped, and positions that can no longer change."""
+        for number in [one for one in self._held if _is_dropped(self._held, one)]:
+            del self._held[number]
+        gone = {number for number, data in self._data.items() if data() is None}
+        if gone:
+            self._numbers = {key: number for key, number in self._numbers.items() if number not in gone}
+            self._data = {number: data for number, data in self._data.items() if number not in gone}
+        self.live = [one for one in self.live if one in self._data or not self.positions[one].settled]
+        for number in gone.difference(self.live):
+            self.positions[number].strip()
+
+
+def _is_dropped(held: dict[int, Any], number: int) -> bool:
+    data = held[number]
+    return sys.getrefcount(data) <= OURS
 
 
 class LoaderRegistry(RunData):
@@ -119,6 +174,10 @@ class LoaderRegistry(RunData):
     def begin(self, leases: Leases | None, safe: Callable[[], Callable[[], None] | None] | None) -> None:
         """The run is built; `safe` gives what is called where an iteration of the program's loop is over."""
         self.leases, self.safe = leases, safe or self.safe
+
+    def among_members(self, ready: Callable[[], None], may_leave: Callable[[], None]) -> None:
+        """What an elastic run calls before the first batch of a pass, and where an iteration is over."""
+        self.ready, self.may_leave = ready, may_leave
 
     def meet(self, trains: Callable[[], bool], pass_over: Callable[[], None]) -> None:
         """Workers meet after passes in which the program `trains`."""
@@ -537,22 +596,14 @@ class SharedLoader:
         Raises:
             TypeError: the loader has no length.
         """
-        iteration, epoch = self._iteration, self._position.epoch
         world = self._world if rank is None else replace(self._world, rank=rank)
-        size, rank = world.size, world.rank
-        plan: SamplingPlan | ListPlan | None = None if iteration.as_it_is else iteration.plan or iteration.listed
+        plan = self._iteration.chosen
         if plan is None:
-            return self._batches_of_iterable(len(self.loader), rank)  # type: ignore[arg-type]
-        rest = self._position.rest[epoch] if self._position.others else iteration.rest(plan.places(epoch))
-        if rest.total >= ENDLESS // 2:
+            return self._batches_of_iterable(len(self.loader), world.rank)  # type: ignore[arg-type]
+        batches = plan.batches(self._position, world)
+        if batches is None:
             raise TypeError(f"a loader whose {type(self.loader).__name__} has no end has no length")
-        split = split_of(plan.cut(rest.total, size))
-        last = rest.total // size * size
-        if plan.tail != "pieces" or last == rest.total:
-            return split.batches(plan.stripe_of(world, epoch))
-        if plan.streamed(epoch) is not None:  # too long to look at its end
-            return len(split)
-        return len(split) - 1 + plan.has_piece(Portion(epoch, rest.cut(last, rest.total), (rank, size)))
+        return batches
 
     def _batches_of_iterable(self, length: int, rank: int) -> int:
         full, rest = divmod(length, self._world.size)
@@ -576,12 +627,11 @@ class SharedLoader:
         self._registry.leave(self._position)
         self._registry.settle()
         skip = self._position.begin()
-        length = self._length()
-        batches = self._iteration.batches(skip, length)
+        batches = self._iteration.batches(skip, self._length)
         if self._leases is not None:
             self._position.hold(batches)
         self._before = self._registry.since
-        token = self._registry.begins(self._position, length, self._fewest)
+        token = self._registry.begins(self._position, self._iteration.length, self._fewest)
         complete = False
         try:
             while True:

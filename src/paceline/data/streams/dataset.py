@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from paceline.core import rng
-from paceline.data.sampling.permutation import Permutation
+from paceline.data.sampling.order import Permutation
 from paceline.data.sampling.position import MOST_SHARDS
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files as shards: lines of text, JSON lines, rows of Parquet. Each file is a shard, read in order."""
+"""What is read in order as shards: files of lines or of rows, one shard each, and streams of Hugging Face."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -15,6 +16,7 @@ from paceline.errors import UnsupportedError
 
 Name = str | os.PathLike[str]
 ROWS_AT_ONCE = 1024
+_NOTHING = object()
 
 
 def text_lines(paths: Sequence[Name], encoding: str = "utf-8") -> LineShards:
@@ -73,6 +75,29 @@ def parquet_rows(paths: Sequence[Name], columns: Sequence[str] | None = None) ->
     return RowShards(_checked(paths), columns)
 
 
+def hugging_face(dataset: Any) -> HuggingFaceShards:
+    """A Hugging Face `IterableDataset` as shards, as many as it has (`dataset.num_shards`).
+
+    ::
+
+        data = datasets.load_dataset("json", data_files=files, streaming=True, split="train")
+        stream = paceline.data.ShardStream(paceline.data.hugging_face(data), buffer=1000)
+
+    Do not shuffle it: `ShardStream` does. A resume in the middle of a shard reads and skips the samples before.
+
+    Args:
+        dataset: may have `map`, `filter` and a format.
+
+    Raises:
+        UnsupportedError: it is no such data set.
+    """
+    if not all(hasattr(dataset, name) for name in ("num_shards", "shard", "skip")) or hasattr(dataset, "__len__"):
+        raise UnsupportedError(
+            f"{type(dataset).__name__} is no Hugging Face IterableDataset; put a Dataset into a DataLoader as it is"
+        )
+    return HuggingFaceShards(dataset)
+
+
 class LineShards:
     """Shards of lines, made by :func:`text_lines` and :func:`json_lines`.
 
@@ -125,6 +150,38 @@ class RowShards:
         missing = sorted(set(self._columns or ()) - set(there))
         if missing:
             raise ValueError(f"{path} has no column {', '.join(missing)}; it has {', '.join(there)}")
+
+
+class HuggingFaceShards:
+    """Shards of a Hugging Face `IterableDataset`, made by :func:`hugging_face`."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        count: int = self._dataset.num_shards
+        return count
+
+    def read(self, shard: int, skip: int) -> Iterator[Any]:
+        part = self._dataset.shard(num_shards=len(self), index=shard)
+        samples = iter(part.skip(skip) if skip else part)
+        with _no_loader_process():  # else it would give its only shard to loader process 0
+            first = next(samples, _NOTHING)
+        if first is not _NOTHING:
+            yield first
+            yield from samples
+
+
+@contextlib.contextmanager
+def _no_loader_process() -> Iterator[None]:
+    """Inside, `get_worker_info()` returns None, as in the training process."""
+    from torch.utils.data._utils import worker
+
+    info, worker._worker_info = worker._worker_info, None
+    try:
+        yield
+    finally:
+        worker._worker_info = info
 
 
 def _checked(paths: Sequence[Name]) -> list[Path]:

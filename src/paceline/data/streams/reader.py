@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from paceline.core import rng
 from paceline.data.ledger.ranges import Range, Ranges
-from paceline.data.sampling.assignment import Assignment, Portion
 from paceline.data.sampling.batches import samples_in
 from paceline.data.sampling.position import UNIT, ShardProgress, cut_at_shards, round_robin
+from paceline.data.sampling.split import Assignment, Portion
 from paceline.data.streams.dataset import ShardStream
 from paceline.data.workers.loader import PassSampler, inner_settings
 

@@ -22,8 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.data.workers.message import IpcBatch
-from paceline.data.workers.pack import BLOCK_BYTES
+from paceline.data.workers.message import BLOCK_BYTES, IpcBatch
 
 MOST_BATCHES = 64
 BLOCK_S = 0.1

@@ -21,8 +21,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 
 from paceline.core import rng
 from paceline.data.workers.batching import BLOCK_S, BatchRequest, OrderedBatches, RequestBlocks
-from paceline.data.workers.message import IpcBatch
-from paceline.data.workers.pack import BLOCK_BYTES, LARGE_BYTES, Packer
+from paceline.data.workers.message import BLOCK_BYTES, LARGE_BYTES, Packer
 
 # Randomness in loader processes that is a function of (seed, epoch, sample) alone.
 #
@@ -197,15 +196,15 @@ class _BlockDataset(Dataset[Any]):
     def __init__(self, fetcher: _Fetcher, dataset: Any, seed: int) -> None:
         self.users, self._fetcher, self._seeds = dataset, fetcher, Seeds(seed)
 
-    def __getitem__(self, block: list[BatchRequest]) -> IpcBatch:
+    def __getitem__(self, block: list[BatchRequest]) -> Packer:
         if not block:
-            return Packer().ipc_batch()
+            return Packer()
         began = time.monotonic()
         self._seeds.begin_block()
         packer = self._pack(block)
         if self._seeds.must_repeat():
             packer = self._pack(block)
-        return packer.ipc_batch(made_s=time.monotonic() - began)
+        return packer.took(time.monotonic() - began)
 
     def _pack(self, block: list[BatchRequest]) -> Packer:
         packer, began = Packer(), time.monotonic()

@@ -8,7 +8,7 @@ holds, an epoch is over when all of it is committed, and a resumed run's remaini
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question, by_epoch
@@ -23,6 +23,35 @@ NOTHING, WORK, OVER = range(3)
 """Answers to a question: nothing at present; a lease; the epoch is over for all workers."""
 PREPARED = -1
 """Holds the places of commits that wait for other members, in place of the workers."""
+
+
+class HeldLeases:
+    """Unsettled leases: neither committed nor given back."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, int], Ranges] = {}
+
+    def add(self, mark: Mark) -> None:
+        """Add a lease."""
+        loader, epoch, begin, end = mark
+        self._held.setdefault((loader, epoch), Ranges()).add(begin, end)
+
+    def settle(self, marks: Iterable[Sequence[int]]) -> None:
+        """These are committed or given back."""
+        for loader, epoch, begin, end in marks:
+            held = self._held.get((loader, epoch))
+            if held is not None:
+                held.remove(begin, end)
+                if not held:
+                    del self._held[loader, epoch]
+
+    def clear(self) -> None:
+        """Drop all leases."""
+        self._held.clear()
+
+    def marks(self) -> list[Mark]:
+        """All held leases."""
+        return [(*key, begin, end) for key, held in self._held.items() for begin, end in held]
 
 
 class ControlLedger:

@@ -26,8 +26,7 @@ from paceline.communication.sockets.rejected import turned_away
 from paceline.core import runtime
 from paceline.errors import GivenUpError, MismatchError, OverError, PacelineError, RefusedError
 from paceline.flow.control import recovery, validation, wire
-from paceline.flow.control.flight import FlightRecorder
-from paceline.flow.control.members import Commit, WorkerRecord
+from paceline.flow.control.members import Commit, ControlMessage, WorkerRecord
 from paceline.flow.control.messages import About, Terms
 from paceline.flow.control.recovery import GroupCommit
 from paceline.flow.control.state_machine import StateMachine
@@ -235,7 +234,6 @@ class ControlServer:
         terms: the user's settings.
         record: the file of the state; if it exists, the run continues from it. None: the state is not saved.
         told: gets every event, as (kind, about), in a thread of its own.
-        flight: whether it gets the events of the flight tape, too.
 
     Attributes:
         port: where it listens.
@@ -253,7 +251,6 @@ class ControlServer:
         terms: Terms,
         record: Path | None = None,
         told: Callable[[str, dict[str, Any]], None] = ignore,
-        flight: bool = False,
     ) -> None:
         self._machine = StateMachine(terms)
         self._record = record
@@ -267,7 +264,6 @@ class ControlServer:
         self._start = runtime.token_hex(8)  # a restarted server has another one
         self._ticked = runtime.monotonic()
         self._events = EventSender(told)
-        self._flight = FlightRecorder(self._tell) if flight else None
         self._load()
         self._listener = listen(address, tls, port)
         self.port = self._listener.port
@@ -283,9 +279,6 @@ class ControlServer:
 
     def start(self) -> None:
         """Accept workers."""
-        if self._flight is not None:
-            with self._turn():
-                self._flight.begin(self._machine, self._machine.terms)
         for call in (self._accept, self._watch_clock):
             self._threads.append(runtime.thread(call, f"paceline-control{call.__name__}"))
             self._threads[-1].start()
@@ -393,10 +386,7 @@ class ControlServer:
                 with self._turn() as now:
                     if self._connections.get(worker) is not connection:
                         continue  # its last frame is on its way: read on, and ignore it
-                    self._machine.sign_of_life(worker, now)
-                    dispatch(self._machine, worker, frame, now)
-                    if self._flight is not None:
-                        self._flight.frame(self._machine, worker, frame, now)
+                    self._carry_out(worker, frame, now)
         except Closed:
             pass
         except Exception as error:  # also in the state machine: other workers continue
@@ -407,6 +397,10 @@ class ControlServer:
                     self._machine.lost([worker], why, now)
             connection.end(read=True)
             connection.wait_sent(STALL_S)
+
+    def _carry_out(self, worker: int, frame: Frame, now: float) -> None:
+        self._machine.sign_of_life(worker, now)
+        dispatch(self._machine, worker, frame, now)
 
     def _await_room(self) -> None:
         """Wait up to `Terms.return_s` until all recorded workers have reconnected or are lost: it may free a place."""
@@ -492,13 +486,9 @@ class ControlServer:
                 self._commits.flush()
 
     def _queue_messages(self) -> None:
-        machine, now = self._machine, runtime.monotonic()
         notes: dict[int, bytes] = {}  # many messages share one, such as the generation
-        for one in machine.outbox.take():
-            if self._flight is not None:
-                self._flight.message(machine, one, now)
-            elif one.worker is None:
-                self._tell(one.kind, one.note)
+        for one in self._machine.outbox.take():
+            self._log(one)
             if one.worker is None or one.worker not in self._connections:
                 continue
             connection = self._connections[one.worker]
@@ -510,6 +500,10 @@ class ControlServer:
                 del self._connections[one.worker]
                 self._commits.add(connection.end)
                 self._ending.append(connection)
+
+    def _log(self, one: ControlMessage) -> None:
+        if one.worker is None:
+            self._tell(one.kind, one.note)
 
     def _tell(self, kind: str, about: dict[str, Any]) -> None:
         self._commits.add(partial(self._events.tell, kind, about))

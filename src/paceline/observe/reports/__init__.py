@@ -6,7 +6,7 @@
     events    the lines of a log
     log       RunLog and WorkerLog: what the files say
     read      log files -> RunLog
-    summary   RunLog -> the numbers of a run on one line, and what to worry about
+    summary   numbers as text
     live      log files that still grow -> numbers for a progress line
 
 Figures and pages are in `paceline_plugins.report`. Nothing here is imported by the code that trains.

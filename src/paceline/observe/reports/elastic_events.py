@@ -92,7 +92,7 @@ class ElasticStatus:
 
 
 FLIGHT = frozenset({"tape", "program", "data", "exchange", "accused"})
-"""Events that only a replay of the run needs: see `paceline.flow.control.flight`."""
+"""Events of the tape of a run for a replay, which earlier versions wrote."""
 QUIET = frozenset({"began", "holds", "held", "called", "finished", "process started"}) | FLIGHT
 """Events that help only to debug paceline itself."""
 
@@ -104,16 +104,6 @@ def is_news(kind: str, facts: Mapping[str, Any], before: ElasticStatus) -> bool:
     if kind in ("paused", "resumed"):  # slow starts are no news, nor workers that come after the end
         return before.generation > 0 and not before.workers["left"]
     return not (kind == "refused" and before.workers["left"])
-
-
-def news_events(events: Iterable[ControlEvent]) -> list[ControlEvent]:
-    """The events to show to people."""
-    status, shown = ElasticStatus(), []
-    for event in events:
-        if is_news(event.kind, event.facts, status):
-            shown.append(event)
-        status.add(event)
-    return shown
 
 
 def read_events(directory: Path) -> list[ControlEvent]:

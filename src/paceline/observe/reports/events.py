@@ -141,15 +141,6 @@ class GenerationEvent:
     size: int = 0
 
 
-@dataclass(frozen=True)
-class OtherEvent:
-    """Another event of a worker, such as an error, a checkpoint, or a pause."""
-
-    at_s: float
-    kind: str
-    text: str
-
-
 @dataclass(frozen=True, slots=True)
 class Value:
     """A number that the user's program reported."""

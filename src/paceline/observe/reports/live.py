@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.observe.processes import is_gone
+from paceline.observe.event_log import is_gone
 from paceline.observe.reports import elastic_events
 from paceline.observe.reports.elastic_events import CONTROL_LOG, ElasticStatus
 from paceline.observe.reports.events import ExchangeEvent
@@ -88,39 +88,23 @@ WINDOW_S = 10.0  # of the log, for rates and shares
 
 @dataclass(frozen=True)
 class LiveSnapshot:
-    """A run at one moment.
+    """A run at one moment."""
 
-    Attributes:
-        size: workers of the run; 0 until the first has attached.
-        minibatches: done so far, rank -> count.
-        minibatches_per_s: recent rate of all workers together.
-        epoch: the furthest pass over the data that a worker has begun.
-        epoch_done: finished share of that pass, where its length is known.
-        epoch_left_s: seconds to the end of that pass for the slowest worker, at its recent rate.
-        loss: latest report of the value named `loss`, or of another loss where none is so named.
-        exchange_share: share of the measured time in waiting and exchanging.
-        data_share: share of the measured time in waiting for data.
-        delay: mean delay of recent pushes of all workers, in updates; None without pushes.
-        lost: ranks of lost workers.
-        elastic_status: state of an elastic run; None for other runs.
-        effective: how many workers all are worth; None where exchanges do not tell.
-        whole: share of the run that is done, and seconds to its end; None where the program reports no end.
-    """
-
-    size: int = 0
+    size: int = 0  # workers; 0 until the first has attached
     rule: str = ""
-    minibatches: dict[int, int] = field(default_factory=dict)
-    minibatches_per_s: float = 0.0
-    epoch: int | None = None
-    epoch_done: float | None = None
-    loss: float | None = None
-    exchange_share: float = 0.0
-    delay: float | None = None
-    lost: tuple[int, ...] = ()
-    data_share: float = 0.0
-    elastic_status: ElasticStatus | None = None
-    epoch_left_s: float | None = None
-    effective: float | None = None
+    minibatches: dict[int, int] = field(default_factory=dict)  # done so far, by rank
+    minibatches_per_s: float = 0.0  # recent rate of all workers together
+    epoch: int | None = None  # the furthest pass over the data that a worker has begun
+    epoch_done: float | None = None  # finished share of that pass, where its length is known
+    loss: float | None = None  # the latest value named `loss`, or another loss where none is so named
+    exchange_share: float = 0.0  # share of the measured time in waiting and exchanging
+    delay: float | None = None  # mean delay of recent pushes of all workers, in updates; None without pushes
+    lost: tuple[int, ...] = ()  # ranks
+    data_share: float = 0.0  # share of the measured time in waiting for data
+    elastic_status: ElasticStatus | None = None  # None for other runs
+    epoch_left_s: float | None = None  # to the end of the pass for the slowest worker, at its recent rate
+    effective: float | None = None  # how many workers all are worth; None where exchanges do not say so
+    # share of the run that is done, and seconds to its end; None where the program reports no end
     whole: tuple[float | None, float | None] = (None, None)
 
     @property

@@ -20,8 +20,6 @@ from paceline.observe.reports.events import (
     GenerationEvent,
     LeftOut,
     Lost,
-    OtherEvent,
-    SourceReads,
     Takeover,
     Tuned,
     Value,
@@ -44,7 +42,6 @@ class WorkerLog:
     left_out: list[LeftOut] = field(default_factory=list)
     takeovers: list[Takeover] = field(default_factory=list)
     tuned: list[Tuned] = field(default_factory=list)
-    moments: list[OtherEvent] = field(default_factory=list)
     notices: Notices = field(default_factory=Notices)  # its events for people, in seconds as `last_at_s`
     generations: list[GenerationEvent] = field(default_factory=list)  # of an elastic run
     began_s: float = 0.0  # when this log began, on the clock of the run
@@ -213,12 +210,6 @@ class RunLog:
         return str(self._attached("version", "unknown"))
 
     @property
-    def started_unix_s(self) -> float | None:
-        """When the first worker attached, by the wall clock of its host."""
-        known = [w.attach["unix_s"] for w in self.workers if "unix_s" in w.attach]
-        return float(min(known)) if known else None
-
-    @property
     def hosts(self) -> list[str]:
         """Hosts in the order of their first rank."""
         return list(dict.fromkeys(worker.host for worker in self.workers))
@@ -257,21 +248,6 @@ class RunLog:
         return any(worker.logs_data_wait for worker in self.workers)
 
     @property
-    def sources(self) -> dict[str, SourceReads]:
-        """Reads through the caches of all workers, by source; a cache that several workers share counts once."""
-        latest: dict[tuple[str, str], Cached] = {}
-        for worker in self.workers:
-            for name, line in worker.caches.items():
-                before = latest.get((worker.host, name))
-                if before is None or line.at_s > before.at_s:
-                    latest[worker.host, name] = line
-        total: dict[str, SourceReads] = {}
-        for line in latest.values():
-            for source, counts in line.sources.items():
-                total[source] = total.get(source, SourceReads()) + counts
-        return dict(sorted(total.items()))
-
-    @property
     def lost(self) -> list[Lost]:
         """Lost workers in rank order, each by the event of the first worker that noticed."""
         losses: dict[int, Lost] = {}
@@ -289,17 +265,6 @@ class RunLog:
         logged = next((worker.tuned for worker in self.workers if worker.tuned), [])
         refused = [line for worker in self.workers for line in worker.tuned if line.refused]
         return sorted([line for line in logged if not line.refused] + refused, key=lambda line: line.at_s)
-
-    def new_owners(self, rank: int) -> dict[int, Takeover | None]:
-        """The new owners of a lost worker's shards: rank -> its takeover event, if it logged one."""
-        owners: dict[int, Takeover | None] = {}
-        for line in (line for w in self.workers for line in w.lost if line.rank == rank):
-            owners |= dict.fromkeys(line.taken_over)
-        for worker in self.workers:
-            taken = [line for line in worker.takeovers if line.slice_of == rank]
-            if taken:
-                owners[worker.rank] = taken[-1]
-        return dict(sorted(owners.items()))
 
     def last(self, name: str) -> float | None:
         """Final value: the mean over the workers that were not lost, each the mean of its last twentieth of reports.

@@ -16,7 +16,6 @@ their hosts. The run begins with its first worker's log.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,7 +35,6 @@ from paceline.observe.reports.events import (
     GenerationEvent,
     LeftOut,
     Lost,
-    OtherEvent,
     SourceReads,
     Takeover,
     Tuned,
@@ -51,12 +49,6 @@ LOG_NAME = re.compile(r"rank-(\d+)(?:\.(\d+))?\.jsonl")
 
 MOST_DAMAGED = 3
 """Damaged lines whose numbers are kept."""
-
-MOMENTS = {
-    "error": "message", "damaged": "why", "save": "path", "resume": "path", "waiting": "workers",
-    "generation": "reason", "gave": "workers", "paused": "reason",
-}  # fmt: skip
-"""Events that are shown on a timeline -> the field with their text."""
 
 
 class LogError(PacelineError, ValueError):
@@ -179,9 +171,6 @@ def add_event(log: WorkerLog, event: dict[str, Any]) -> None:
         log.errors.append(str(event.get("message", "")))
     elif kind == "close":
         log.closed = event
-    if kind in MOMENTS:
-        text = event.get(MOMENTS[kind], "")
-        log.moments.append(OtherEvent(at_s, kind, text if isinstance(text, str) else json.dumps(text)))
     log.notices.add(worker_notice(log.rank, event, at_s))
     log.last_at_s = max(log.last_at_s, at_s)
 

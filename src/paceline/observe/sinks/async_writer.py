@@ -27,16 +27,13 @@ class AsyncWriter:
         sign: appends rank and host to a message.
         queue_size: calls that may wait; further ones are dropped, counted and reported.
 
-    Attributes:
-        dropped: calls for which the queue was full, or which were not written by the end.
-        failed: calls in which the sink raised an error.
     """
 
     def __init__(self, sink: Sink, name: str, sign: Callable[[str], str], queue_size: int = QUEUE_SIZE) -> None:
         self._sink, self._name, self._sign = sink, name, sign
         self._queue: queue.Queue[tuple[Values, int]] = queue.Queue(queue_size)
         self._closing = threading.Event()
-        self.dropped = self.failed = 0
+        self.dropped = self.failed = 0  # calls that were not written, and calls in which the sink raised an error
         # trackers keep their current run in context variables, which a thread does not inherit
         work = contextvars.copy_context().run
         self._thread = threading.Thread(target=work, args=(self._work,), name="paceline-sink", daemon=True)

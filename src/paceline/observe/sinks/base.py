@@ -14,15 +14,7 @@ PREFIX = "paceline/"
 
 
 class Sink(Protocol):
-    """The target of `run.log_to`; both methods are called in one thread, which is not the training thread.
-
-    >>> from paceline.observe.sinks.base import as_sink
-    >>> class Lines:
-    ...     def log(self, values: dict[str, float], step: int) -> None:
-    ...         print(step, values)
-    >>> as_sink(Lines()).log({"loss": 0.5}, step=3)
-    3 {'loss': 0.5}
-    """
+    """The target of `run.log_to`; both methods are called in one thread, which is not the training thread."""
 
     def log(self, values: Values, step: int) -> None:
         """Take values after `step` minibatches of this worker; steps never fall, but may repeat."""

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from email.message import Message
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.lazy import needed
 from paceline.core.world import World
@@ -18,27 +18,21 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 
-class Family(NamedTuple):
-    """A metric family of Prometheus; the name of a counter ends in `_total`."""
-
-    name: str
-    help: str
-
-
-SECONDS = Family("paceline_seconds_total", "Seconds of the training thread, by activity.")
-SETTING = Family("paceline_setting", "Present value of a tunable.")
-VALUE = Family("paceline_value", "Last value passed to run.log.")
-
-KNOWN = {
-    "block": Family("paceline_block", "Number of the last block that was exchanged; under asynchronous rules, pushes."),
-    "exchanges": Family("paceline_exchanges_total", "Exchanges that this worker took part in."),
-    "minibatches": Family("paceline_minibatches_total", "Minibatches of this worker."),
-    "samples": Family("paceline_samples_total", "Samples of this worker, counted by run.share."),
-    "bytes_sent": Family("paceline_sent_bytes_total", "Bytes sent to other workers."),
-    "left_out": Family("paceline_left_out_total", "Contributions of any worker that were rejected."),
-    "workers": Family("paceline_workers", "Workers of the run."),
-    "minibatches_per_s": Family("paceline_minibatches_per_second", "Recent minibatches a second."),
-    "samples_per_s": Family("paceline_samples_per_second", "Recent samples a second."),
+Family = tuple[str, str]
+"""Name and help of a metric family of Prometheus; the name of a counter ends in `_total`."""
+SECONDS = ("paceline_seconds_total", "Seconds of the training thread, by activity.")
+SETTING = ("paceline_setting", "Present value of a tunable.")
+VALUE = ("paceline_value", "Last value passed to run.log.")
+KNOWN: dict[str, Family] = {
+    "block": ("paceline_block", "Number of the last block that was exchanged; under asynchronous rules, pushes."),
+    "exchanges": ("paceline_exchanges_total", "Exchanges that this worker took part in."),
+    "minibatches": ("paceline_minibatches_total", "Minibatches of this worker."),
+    "samples": ("paceline_samples_total", "Samples of this worker, counted by run.share."),
+    "bytes_sent": ("paceline_sent_bytes_total", "Bytes sent to other workers."),
+    "left_out": ("paceline_left_out_total", "Contributions of any worker that were rejected."),
+    "workers": ("paceline_workers", "Workers of the run."),
+    "minibatches_per_s": ("paceline_minibatches_per_second", "Recent minibatches a second."),
+    "samples_per_s": ("paceline_samples_per_second", "Recent samples a second."),
 }
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of `generate_latest`
 PARTS = {"computing_s": "computing", "waiting_s": "waiting", "exchanging_s": "exchanging", "waiting_for_data_s": "data"}
@@ -53,18 +47,11 @@ def _place(world: World) -> int:
 
 
 class Metrics:
-    """Serves the latest values.
+    """Serves the latest values at `address`, HOST:PORT.
 
     Args:
-        address: HOST:PORT to listen on; worker k of its host takes PORT + k, and port 0 is any that is free.
+        address: worker k of its host takes PORT + k, and port 0 is any that is free.
         world: this worker's present rank and host, which are labels.
-
-    Attributes:
-        address: where it listens, as HOST:PORT.
-
-    Raises:
-        UnsupportedError: the address is invalid or in use.
-        MissingExtraError: prometheus_client is not installed.
     """
 
     def __init__(self, address: str, world: Callable[[], World]) -> None:
@@ -122,8 +109,8 @@ def families(values: Values, labels: dict[str, str]) -> list[Metric]:
     for name, value in values.items():
         family, own = _family_of(name)
         if family not in metrics:
-            make = CounterMetricFamily if family.name.endswith("_total") else GaugeMetricFamily
-            metrics[family] = make(family.name, family.help, labels=[*labels, *own])
+            make = CounterMetricFamily if family[0].endswith("_total") else GaugeMetricFamily
+            metrics[family] = make(*family, labels=[*labels, *own])
         metrics[family].add_metric([*labels.values(), *own.values()], value)
     return list(metrics.values())
 

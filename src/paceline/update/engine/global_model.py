@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.core.flat import Modules, is_sharded, local, module_list, trainable
-from paceline.core.shards import reshard
+from paceline.core.flat import Modules, is_sharded, local, module_list, reshard, trainable
 from paceline.errors import UnsupportedError
 from paceline.update.engine.protocol import GlobalPart
 

@@ -52,37 +52,30 @@ def overflow(world: World, ranks: list[int]) -> NonFiniteError:
 class Scaling:
     """The GradScaler of an optimizer's gradients, and its scale.
 
-    If gradients are sent in backward, the user need not pass the scaler: it is found at its first step. Before that,
+    If gradients are sent in backward, the user need not pass the scaler: it is known from its first step. Before that,
     any live enabled scaler is assumed to be it (searched for only when gradients are not finite).
 
-    Args:
-        scaler: the user's, or None.
-
     Attributes:
+        scaler: as far as it is known.
         kept_at: the scale of the codecs' residuals; None if unknown.
     """
 
     def __init__(self, scaler: Any = None) -> None:
-        self._scaler, self._sure = scaler, scaler is not None
+        self.scaler, self._sure = scaler, scaler is not None
         self.kept_at: float | None = None
-
-    @property
-    def scaler(self) -> Any:
-        """The scaler, as far as it is known."""
-        return self._scaler
 
     @property
     def active(self) -> bool:
         """Whether a scaler handles gradients that are not finite."""
         if self._sure:
-            return self._scaler is not None and bool(self._scaler.is_enabled())
+            return self.scaler is not None and bool(self.scaler.is_enabled())
         return any(is_scaler(thing) and thing._scale is not None for thing in gc.get_objects())
 
     def stepped_by(self, scaler: Any) -> None:
         """A step is made by this scaler, or by the program itself (None)."""
         if scaler is not None and not self._sure:
             self.kept_at = float(scaler.get_scale())
-        self._scaler, self._sure = scaler, True
+        self.scaler, self._sure = scaler, True
 
     def keep_at(self, scale: float | None) -> None:
         """The codecs' residuals come from a checkpoint, at this scale."""
@@ -93,7 +86,7 @@ class Scaling:
         states = list(kept)
         if not states:
             return
-        now = float(self._scaler.get_scale()) if self._scaler is not None else None
+        now = float(self.scaler.get_scale()) if self.scaler is not None else None
         if now is not None and self.kept_at is not None and now != self.kept_at:
             for state in states:
                 for tensor in state.values():
@@ -107,7 +100,6 @@ class ScalerHook:
     Wraps `unscale_` and `step` of this one scaler; `remove` restores them.
 
     Args:
-        scaler: a `torch.amp.GradScaler`.
         exchange: optimizer -> exchanges its (scaled) gradients; called once a step.
         ours: optimizer -> whether it belongs to this run and gradients are due.
         over: called with the optimizer when its step is over or was skipped.
@@ -123,7 +115,7 @@ class ScalerHook:
         self._scaler, self._exchange, self._ours, self._over = scaler, exchange, ours, over
         self._unscale, self._step = scaler.unscale_, scaler.step
         self.done: set[int] = set()
-        scaler.unscale_, scaler.step = self._on_unscale, self._on_step
+        vars(scaler).update(unscale_=self._on_unscale, step=self._on_step)
 
     def _once(self, optimizer: Optimizer) -> None:
         if self._scaler.is_enabled() and id(optimizer) not in self.done and self._ours(optimizer):
@@ -146,7 +138,7 @@ class ScalerHook:
     def remove(self) -> None:
         """Restore the scaler's methods."""
         for name in ("unscale_", "step"):
-            self._scaler.__dict__.pop(name, None)
+            vars(self._scaler).pop(name, None)
 
 
 def check_scaler(rule: Rule, scaler: Any) -> None:

@@ -10,11 +10,12 @@ through their parts again and again, and end after equally many steps in whateve
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from paceline.core.world import World
 from paceline.data.sharing.place import ENDED, Place
 from paceline.errors import ElsewhereError, MismatchError
-from paceline.update.exchange.header import ExchangeSummary
+from paceline.update.exchange.exchanger import ExchangeSummary
 
 logger = logging.getLogger("paceline")
 
@@ -28,20 +29,20 @@ ADVICE = (
 
 
 class Departures:
-    """Looks at the exchanges of a connection."""
+    """Looks at the exchanges of a connection.
 
-    def __init__(self) -> None:
+    Args:
+        made: gives the steps that this worker's program has made.
+    """
+
+    def __init__(self, made: Callable[[], int]) -> None:
+        self._made = made
         self._seen: dict[int, set[Place]] = {}  # rank that has left -> where others were beyond it
         self._warned = False
         self._raised = ""  # the program may have caught it, or its thread ended by it
 
-    def look(self, summary: ExchangeSummary, world: World, made: int) -> None:
+    def look(self, summary: ExchangeSummary, world: World) -> None:
         """Look at an exchange, whose headers fit together, and are not all alike.
-
-        Args:
-            summary: of the headers.
-            world: of this worker.
-            made: steps that its program has made.
 
         Raises:
             ElsewhereError: a worker has ended before it had all of its samples, and others train on.
@@ -57,7 +58,7 @@ class Departures:
             if not _beyond(furthest, place):
                 continue
             if header.leaving:
-                if (made - place.batches) * NEAR > place.batches:
+                if (self._made() - place.batches) * NEAR > place.batches:
                     goes_on = f"other workers go on in pass {furthest.number + 1}"
                     why = f"{world.name(rank)} {place.end}, and its program ended there, while {goes_on}"
                     self._raised = world.sign(f"{why}: {LOST}. {ADVICE}")

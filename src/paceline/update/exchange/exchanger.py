@@ -11,33 +11,280 @@ when all are packed. If such a contribution is rejected, all workers see so in i
 
 A worker that is out of data keeps joining with an empty contribution until all workers are done.
 
-In order: a `Chunk` is packed, the `Exchanger` sends header and chunks, `PendingHeader` waits for all headers, `agree`
-and `with_outliers_dropped` judge them, and `InFlightExchange.finish` applies the sums.
+In order:
+
+    header   `ExchangeHeader` is what one worker says, `ExchangeSummary` what all have said
+    pack     `Chunk.fill` gives this worker's contribution
+    send     `Exchanger.start` sends the header (`open`) and the first chunks (`begin`)
+    wait     `PendingHeader.summary` waits for all headers
+    judge    `agree`: same place, same checksums, else an error on all; `with_outliers_dropped`
+    apply    `InFlightExchange.finish` applies the sums
 """
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from paceline.communication import calls
 from paceline.communication.base import Pending, Transport
-from paceline.communication.calls import check_alike
+from paceline.core.flat import Fragment, flat_view
 from paceline.core.world import World
-from paceline.data.sharing.place import pass_number
+from paceline.data.sharing.place import ENDED, pass_number
 from paceline.errors import DesyncError, ElsewhereError, MismatchError, NonFiniteError
 from paceline.rules.codec import Codec, Dense, Layout, State, Steps
 from paceline.rules.topology import Topology
-from paceline.update.exchange.departures import Departures
-from paceline.update.exchange.header import NO_PAYLOAD, ExchangeHeader, ExchangeSummary, Timing
 from paceline.update.exchange.outliers import outliers
-from paceline.update.exchange.pipeline import Finished, LastWait, Pipeline, Pollable, Running, SideStream, moved
+from paceline.update.exchange.pipeline import LastWait, Pipeline, Pollable, Running, SideStream, moved
+
+# -- header ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ExchangeKind:
+    """The exchange that a header belongs to: an optimizer's gradients, a fragment's block, or neither.
+
+    >>> ExchangeKind.block(2).is_block, ExchangeKind.gradients(0).optimizer
+    (True, 0)
+
+    Attributes:
+        code: its integer in a packed header.
+    """
+
+    code: int
+
+    @classmethod
+    def gradients(cls, optimizer: int) -> ExchangeKind:
+        """The gradients of optimizer 0, 1, ..."""
+        return cls(1 + optimizer)
+
+    @classmethod
+    def block(cls, fragment: int) -> ExchangeKind:
+        """The block of fragment 0, 1, ..."""
+        return cls(calls.BLOCK + fragment)
+
+    @property
+    def is_block(self) -> bool:
+        return self.code >= calls.BLOCK
+
+    @property
+    def joins(self) -> bool:
+        """Whether the worker only joins what others exchange."""
+        return self.code == 0
+
+    @property
+    def optimizer(self) -> int:
+        """The optimizer whose gradients are exchanged."""
+        return self.code - 1
+
+
+NO_PAYLOAD = ExchangeKind(0)
+"""The worker ends, or is at the end of its pass: it brings no payload, and joins any exchange; a block with what it has
+made so far."""
+WARMUP_END = ExchangeKind(-1)
+"""The exchange without a payload that ends a warm-up."""
+
+
+@dataclass(frozen=True)
+class ExchangeHeader:
+    """What one worker says about its contribution to an exchange.
+
+    Attributes:
+        sequence: number of the exchange, the same on all workers.
+        kind: which exchange this is.
+        brings: whether a payload follows.
+        leaving: whether the worker has no more work.
+        finite: whether its contribution is free of inf and nan.
+        minibatches: that its contribution stands for.
+        norm: of its contribution, before the weight; 0 where not computed.
+        factor: the weight of its contribution.
+        total: all minibatches of this worker so far.
+        checksum: of the replicated state, 0 where not computed.
+        usual: whether the norm is not unusually large (:mod:`.outliers`).
+        asks: whether the worker has a request for all workers, to be read once this exchange is over.
+        merges: whether it ends the block early, in `run.merge()`.
+        mean_norm: of the mean displacement of its last exchange; 0 where not computed.
+        early: whether the first chunks of its contribution were sent before this header.
+        place: where the worker is in its data (:mod:`paceline.data.sharing.place`), packed; 0 if it shares none.
+    """
+
+    sequence: int = 0
+    kind: ExchangeKind = NO_PAYLOAD
+    brings: bool = False
+    leaving: bool = False
+    finite: bool = True
+    minibatches: int = 0
+    norm: float = 0.0
+    factor: float = 0.0
+    total: int = 0
+    checksum: int = 0
+    usual: bool = True
+    asks: bool = False
+    merges: bool = False
+    mean_norm: float = 0.0
+    early: bool = False
+    place: int = 0
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the worker's last pass is over."""
+        return bool(self.place & ENDED)
+
+    @property
+    def row(self) -> Tensor:
+        """The header as it is sent: int64, shape (11,)."""
+        condition = self.finite | self.usual << 1 | self.asks << 2 | self.merges << 3
+        condition |= self.early << 6 | self.place << 7  # bits 4 and 5 had a meaning in older checkpoints
+        norm, factor, mean_norm = struct.unpack("<3q", struct.pack("<3d", self.norm, self.factor, self.mean_norm))
+        flags = [self.sequence, self.kind.code, int(self.brings), int(self.leaving), condition, self.minibatches]
+        return torch.tensor([*flags, norm, factor, self.total, self.checksum, mean_norm], dtype=torch.int64)
+
+    @classmethod
+    def unpack(cls, row: list[int]) -> ExchangeHeader:
+        """The inverse of `row`; older checkpoints have no mean norm."""
+        finite, usual, asks, merges, early = (bool(row[4] >> bit & 1) for bit in (0, 1, 2, 3, 6))
+        norm, factor, mean = struct.unpack("<3d", struct.pack("<3q", row[6], row[7], *(row[10:] or [0])))
+        numbers = row[8], row[9], usual, asks, merges, mean, early, row[4] >> 7
+        return cls(row[0], ExchangeKind(row[1]), bool(row[2]), bool(row[3]), finite, row[5], norm, factor, *numbers)
+
+
+@dataclass(frozen=True)
+class ExchangeSummary:
+    """The headers of all workers, in rank order; virtual workers share one, and nobody changes what it gives.
+
+    Attributes:
+        headers: with the factor 0 where a contribution is rejected.
+        between: least and greatest norm accepted before, where norms are checked.
+    """
+
+    headers: tuple[ExchangeHeader, ...]
+    between: tuple[float, float] | None = None
+
+    @cached_property
+    def weight(self) -> float:
+        """Sum of the factors, the divisor of a total."""
+        return sum(h.factor for h in self.headers)
+
+    @cached_property
+    def minibatches(self) -> list[int]:
+        """Minibatches that each worker's contribution stands for; 0 for a rejected one."""
+        return [h.minibatches if h.factor else 0 for h in self.headers]
+
+    @cached_property
+    def tau(self) -> float:
+        """Minibatches that the mean delta stands for, weighted as the deltas are."""
+        weight = self.weight
+        return sum(h.factor * h.minibatches for h in self.headers) / weight if weight else 0.0
+
+    @cached_property
+    def left_out(self) -> list[int]:
+        """Ranks whose contribution was rejected: not finite, or far larger than usual."""
+        return [rank for rank, h in enumerate(self.headers) if not h.finite or (not h.usual and not h.factor)]
+
+    @cached_property
+    def accepted(self) -> dict[int, float]:
+        """Rank -> norm, of the contributions to the mean."""
+        return {rank: h.norm for rank, h in enumerate(self.headers) if h.brings and h.factor}
+
+    @cached_property
+    def mean_of_norms(self) -> float:
+        """Mean norm of the contributions that went into the mean, weighted as they were; 0 where none was taken."""
+        weight = self.weight
+        return sum(h.factor * h.norm for h in self.headers if h.brings) / weight if weight else 0.0
+
+    @cached_property
+    def last_mean_norm(self) -> float:
+        """The norm of the last exchange's mean, as one worker found it: others may round otherwise."""
+        return next((h.mean_norm for h in self.headers if h.mean_norm), 0.0)
+
+    @cached_property
+    def changed(self) -> bool:
+        """Whether most contributions were unusual, and therefore accepted."""
+        return 2 * sum(self.headers[rank].usual for rank in self.accepted) < len(self.accepted)
+
+    @cached_property
+    def somebody_left(self) -> bool:
+        """Whether a worker has no more work, or joins a block only because another process of its host trains."""
+        return any(h.leaving or (h.kind.is_block and not (h.minibatches or h.merges)) for h in self.headers)
+
+    @cached_property
+    def all_leaving(self) -> bool:
+        """Whether this is the last exchange of every worker."""
+        return all(h.leaving for h in self.headers)
+
+    @cached_property
+    def kind(self) -> ExchangeKind:
+        """Which exchange this is, where a worker brought a payload."""
+        return next(h.kind for h in self.headers if h.brings)
+
+    @cached_property
+    def asked(self) -> bool:
+        """Whether a worker has a request for all workers."""
+        return any(h.asks for h in self.headers)
+
+    @cached_property
+    def empty(self) -> bool:
+        """Whether no worker brought a payload."""
+        return not any(h.brings for h in self.headers)
+
+    @cached_property
+    def all_stand(self) -> bool:
+        """Whether every worker stands, or has no more work."""
+        return self.empty and all(h.kind.joins or h.leaving for h in self.headers)
+
+    @cached_property
+    def steps_differ(self) -> bool:
+        """Whether workers have made different numbers of minibatches."""
+        return len({h.total for h in self.headers}) > 1
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether all workers are at the same place, with the same state; most often, and quickly told."""
+        first = self.headers[0]
+        place = (first.sequence, first.kind.code, first.brings, first.leaving, first.checksum, pass_number(first.place))
+        return all(
+            (h.sequence, h.kind.code, h.brings, h.leaving, h.checksum, pass_number(h.place)) == place
+            for h in self.headers
+        )
+
+
+@dataclass(frozen=True)
+class Reports:
+    """What a worker says of itself in its headers, and what looks at all of them.
+
+    Attributes:
+        asks: whether this worker has a request for all workers, to be read once the next exchange is over.
+        place: where it is in its data, packed (:mod:`paceline.data.sharing.place`); given whether it leaves.
+        look: called with headers that are not all alike; may raise.
+    """
+
+    asks: Callable[[], bool] = lambda: False
+    place: Callable[[bool], int] = lambda leaving: 0
+    look: Callable[[ExchangeSummary, World], None] = lambda summary, world: None
+
+
+@dataclass
+class Timing:
+    """The time of the present exchange.
+
+    Attributes:
+        wait_s: seconds of waiting for other workers.
+        met_at: when this worker knew that all had entered it, by its transport's clock; None before.
+    """
+
+    wait_s: float = 0.0
+    met_at: float | None = None
+
+
+# -- pack -----------------------------------------------------------------------------------------
 
 
 class Chunk(Protocol):
@@ -75,6 +322,8 @@ class Chunk(Protocol):
         """With overlap, at the end: apply the sum to the rest; `made` minibatches were made meanwhile."""
 
 
+# -- send -----------------------------------------------------------------------------------------
+
 IN_FLIGHT = 3
 """Chunks on the wire at a time: with two, a link of 1 Gbit/s stood idle for 1 to 7 % of the time."""
 
@@ -93,38 +342,19 @@ class StartedExchange(Protocol):
         """Finish the exchange and apply it."""
 
 
-@dataclass(frozen=True)
-class Reports:
-    """What a worker says of itself in its headers.
-
-    Attributes:
-        asks: whether this worker has a request for all workers, to be read once the next exchange is over.
-        place: where it is in its data, packed (:mod:`paceline.data.sharing.place`); given whether it leaves.
-        made: steps that its program has made.
-    """
-
-    asks: Callable[[], bool] = lambda: False
-    place: Callable[[bool], int] = lambda leaving: 0
-    made: Callable[[], int] = lambda: 0
-
-
 class Exchanger:
     """Starts exchanges over one transport, one after another.
 
     Args:
-        transport: the connection.
-        codec: encodes the chunks.
-        topology: the route over which they are summed.
         overlapped: whether the next block computes while an exchange is under way.
-        devices: of the model.
-        reports: what this worker says of itself in its headers.
 
     Attributes:
         keeps: whether an exchange keeps its contribution, in the memory of the chunks, until it is applied.
-        voted: the header that `pre_vote` sent, or `hold` kept, until `open` returns it.
-        departures: judges where the workers end.
-        vote_s: seconds of waiting for that vote, until the exchange counts them.
+        sends_early: whether chunks may leave before the header.
         early: chunks of the next exchange that are on the wire already.
+        timing: of the exchange whose header was sent last, or that is being finished.
+        left: number of the first exchange in which a worker had no more work.
+        awaited: whether workers at the end of a pass wait for those that made the last exchange.
     """
 
     keeps = False
@@ -147,45 +377,68 @@ class Exchanger:
         # virtual workers add each other's tensors, so all of them stay on one stream
         sides = SideStream.beside(devices if transport.cluster is None else ())
         self._pipeline = Pipeline(threads, self._route.stages, sides)
-        self.voted: PendingHeader | None = None
-        self.vote_s = 0.0
+        self._held: PendingHeader | None = None
         self.early: list[tuple[Chunk, Running]] = []
-        self._sends_early = transport.background and codec.exact and not overlapped
+        self.sends_early = transport.background and codec.exact and not overlapped and not self.keeps
         self.sequence = 0
         self.reports = reports if reports is not None else Reports()
-        self.departures = Departures()
         self.timing = Timing()
         self.left: int | None = None
-        """Number of the first exchange in which a worker had no more work."""
         self.awaited = False
-        """Whether workers at the end of a pass wait for those that made the last exchange."""
+
+    def start(
+        self,
+        header: ExchangeHeader,
+        chunks: Sequence[Chunk],
+        number: int,
+        checksum: Callable[[], int],
+        overlapped: bool = False,
+    ) -> StartedExchange:
+        """Send the header and the first chunks.
+
+        Args:
+            chunks: its payload; a worker without one contributes zeros if another worker brings one.
+            number: counts the exchanges of this payload, for codecs whose first exchanges differ.
+            checksum: computes the header's checksum again, where the exchange is repeated.
+            overlapped: whether all chunks are sent now, and the next block computes meanwhile.
+        """
+        pending_header, (early, self.early) = self.open(header), (self.early, [])
+        factor, left = header.factor, chunks[len(early) :] if header.brings else ()
+        if not header.brings and not pending_header.summary().empty:
+            left, own = chunks, pending_header.summary().headers[self.transport.world.rank]
+            factor = own.factor if own.brings else 0.0
+        flight = InFlightExchange(self, pending_header, overlapped, early, left, factor, number)
+        flight.send_more()
+        return flight
+
+    def meet(self, header: ExchangeHeader) -> ExchangeSummary:
+        """An exchange of headers alone."""
+        return InFlightExchange(self, self.open(header), False).finish()
 
     def open(self, header: ExchangeHeader) -> PendingHeader:
-        """Send `header` to all workers, with the number of the exchange and whether this worker has a request."""
-        if self.voted is not None:
-            pending_header, self.voted = self.voted, None
+        """Send `header` to all workers, with the number of the exchange and whether this worker has a request; or
+        return the one that was sent already."""
+        if self._held is not None:
+            pending_header, self._held = self._held, None
             return pending_header
-        self.sequence += 1
+        self.sequence, self.timing = self.sequence + 1, Timing()
         early, place, asks = bool(self.early), self.reports.place(header.leaving), self.reports.asks()
         return PendingHeader(self, replace(header, sequence=self.sequence, asks=asks, early=early, place=place))
 
     def hold(self, pending_header: PendingHeader) -> None:
-        """Let the next `open` return a header that was sent already."""
-        self.voted = pending_header
+        """Let the next `open` return a header that was sent already, and for which this worker has waited."""
+        self._held, self.timing = pending_header, replace(self.timing, wait_s=0.0)
 
     def pre_vote(self, header: ExchangeHeader) -> ExchangeHeader:
         """Send `header` before anything is packed, and learn its factor; the next `open` returns this header.
 
         Whether an unusual contribution goes into the mean depends on what the other workers bring.
         """
-        self.voted = pending_header = self.open(header)
-        began = self.transport.now()
+        self._held = pending_header = self.open(header)
         try:
             return pending_header.summary().headers[self.transport.world.rank]
         except (DesyncError, MismatchError):  # raised again when the exchange is finished, with nothing on the wire
             return replace(pending_header.header, factor=0.0)
-        finally:
-            self.vote_s = self.transport.now() - began
 
     def gather_row(self, row: Tensor) -> tuple[Pending, Tensor]:
         """Start an all-gather of `row`, int64, shape (k,): its handle, and the rows, shape (N, k)."""
@@ -195,29 +448,23 @@ class Exchanger:
 
     def begin(self, chunk: Chunk, factor: float, number: int, block: bool = False) -> Running:
         """Start the exchange of a chunk; `number` counts the exchanges of its payload; `block`: not of gradients."""
-        x = self._part(chunk, chunk.fill(factor))
-        return self._pipeline.start(self._steps(chunk, x, number), eager=block and self._overlapped)
-
-    def _part(self, chunk: Chunk, x: Tensor) -> Tensor:
-        """What this worker adds to the sum of a chunk."""
-        return x.zero_() if chunk.from_rank_0 and self.transport.world.rank else x
+        return self._pipeline.start(self._sum(chunk, chunk.fill(factor), number), eager=block and self._overlapped)
 
     def begin_early(self, chunks: Sequence[Chunk], chunk: Chunk, factor: float, number: int) -> None:
         """Start the exchange of one of the first chunks, in their order, before that of the header."""
-        place = len(self.early)
-        if self._sends_early and not self.keeps and place < IN_FLIGHT and chunk is chunks[place]:
+        if len(self.early) < IN_FLIGHT and chunk is chunks[len(self.early)]:
             self.early.append((chunk, self.begin(chunk, factor, number, block=True)))
 
     def begin_with(self, chunk: Chunk, given: Tensor, number: int, counts: bool = True) -> Running:
         """The same with a contribution that is filled already and stays; `counts`: whether it goes into the mean."""
         x = given.clone() if counts or chunk.from_rank_0 else torch.zeros_like(given)
-        return self._pipeline.start(self._steps(chunk, self._part(chunk, x), number))
+        return self._pipeline.start(self._sum(chunk, x, number))
 
     def begin_overlapped(self, chunk: Chunk, factor: float, number: int, pending_header: PendingHeader) -> Running:
         """The same with overlap: the pipeline does all work on the chunk."""
 
         def steps() -> Steps[tuple[Tensor, State]]:
-            total, state = yield from self._steps(chunk, self._part(chunk, chunk.fill(factor)), number)
+            total, state = yield from self._sum(chunk, chunk.fill(factor), number)
             if not self.transport.background:
                 yield LastWait(pending_header.summary, pending_header.completed)
             summary = pending_header.summary()
@@ -227,32 +474,37 @@ class Exchanger:
 
         return self._pipeline.start(steps(), eager=True)
 
-    def _steps(self, chunk: Chunk, x: Tensor, number: int) -> Steps[tuple[Tensor, State]]:
+    def _sum(self, chunk: Chunk, x: Tensor, number: int) -> Steps[tuple[Tensor, State]]:
+        """The operations that sum `x`, this worker's part of a chunk, over all workers."""
+        if chunk.from_rank_0 and self.transport.world.rank:
+            x.zero_()
         codec = Dense() if chunk.lossless else self.codec.at(number)
         device = self.transport.wire_device(x.device)
         if device == x.device:
-            return (yield from self._route.exchange(codec, x, chunk.layout, chunk.state))
-        before = {name: tensor.to(device) for name, tensor in chunk.state.items()}
-        total, state = yield from self._route.exchange(codec, moved(x, device), chunk.layout, before)
-        return x.copy_(total, non_blocking=x.is_cuda), state
+            return self._route.exchange(codec, x, chunk.layout, chunk.state)
 
-    def meet(self, header: ExchangeHeader) -> ExchangeSummary:
-        """An exchange of headers alone."""
-        return InFlightExchange.start(self, header, (), 0, IN_FLIGHT).finish()
+        def elsewhere() -> Steps[tuple[Tensor, State]]:
+            before = {name: tensor.to(device) for name, tensor in chunk.state.items()}
+            total, state = yield from self._route.exchange(codec, moved(x, device), chunk.layout, before)
+            return x.copy_(total, non_blocking=x.is_cuda), state
 
-    def start(
-        self, header: ExchangeHeader, chunks: Sequence[Chunk], number: int, in_flight: int, checksum: Callable[[], int]
-    ) -> StartedExchange:
-        """Start a whole exchange; arguments as for :meth:`InFlightExchange.start`.
+        return elsewhere()
 
-        `checksum` computes the header's checksum again, where the exchange is repeated.
-        """
-        return InFlightExchange.start(self, header, chunks, number, in_flight)
+    def waited(self, began: float, afresh: bool = False) -> None:
+        """All workers have entered the exchange; this one has waited since `began`, `afresh` if not before."""
+        now = self.transport.now()
+        self.timing = Timing(now - began + (0.0 if afresh else self.timing.wait_s), now)
 
-    def take_vote_s(self) -> float:
-        """Seconds of waiting for a vote before the exchange that starts now."""
-        waited_s, self.vote_s = self.vote_s, 0.0
-        return waited_s
+    def judge(self, summary: ExchangeSummary) -> None:
+        """All workers have entered an exchange; raises `DesyncError` or `MismatchError` where they do not fit."""
+        self.awaited = False
+        if not summary.alike:
+            agree(summary, self.transport.world)
+            at_end = [h.at_end for h in summary.headers]
+            self.awaited = not summary.empty and any(at_end) and not all(at_end)
+            self.reports.look(summary, self.transport.world)
+        if self.left is None and summary.somebody_left:
+            self.left = summary.headers[0].sequence
 
     def progress(self) -> None:
         """Go on with exchanges under way, without waiting."""
@@ -264,7 +516,7 @@ class Exchanger:
 
     def replace(self, old: Exchanger) -> None:
         """Go on in the place of another one, which ends."""
-        self.sequence, self.left, self.departures = old.sequence, old.left, old.departures
+        self.sequence, self.left = old.sequence, old.left
         old.close()
 
     def close(self) -> None:
@@ -272,12 +524,13 @@ class Exchanger:
         self._pipeline.close()
 
 
+# -- wait -----------------------------------------------------------------------------------------
+
+
 class PendingHeader:
     """A header under way to all workers.
 
     Args:
-        exchanger: the connection.
-        header: this worker's.
         summary: given where all headers are known already (from a checkpoint).
     """
 
@@ -301,27 +554,14 @@ class PendingHeader:
                 began = transport.now()
                 self._pending.wait()
                 summary = summary_of(self._rows.cpu().numpy().tobytes(), len(self._rows))
-                exchanger.timing.wait_s += transport.now() - began
-                exchanger.awaited = False
-                if not summary.alike:
-                    agree(summary, transport.world)
-                    exchanger.awaited = summary.awaited
-                    exchanger.departures.look(summary, transport.world, exchanger.reports.made())
-                if exchanger.left is None and summary.somebody_left:
-                    exchanger.left = self.header.sequence
+                exchanger.waited(began)
+                exchanger.judge(summary)
                 self._summary = summary
             return self._summary
 
 
 class InFlightExchange:
-    """A header and its payload, under way.
-
-    Args:
-        exchanger: the connection.
-        pending_header: this worker's header.
-        overlapped: whether the next block computes meanwhile.
-        under_way: the chunks that are on the wire.
-    """
+    """A header and its payload, under way."""
 
     def __init__(
         self,
@@ -329,41 +569,13 @@ class InFlightExchange:
         pending_header: PendingHeader,
         overlapped: bool,
         under_way: Iterable[tuple[Chunk, Running]] = (),
+        left: Iterable[Chunk] = (),
+        factor: float = 0.0,
+        number: int = 0,
     ) -> None:
         self._exchanger, self._pending_header, self.overlapped = exchanger, pending_header, overlapped
-        self._factor, self._number, self._in_flight = 0.0, 0, 0
-        self._left = deque[Chunk]()
-        self._under_way = deque(under_way)
-        self._spent_s = self._vote_s = 0.0
-
-    @classmethod
-    def start(
-        cls, exchanger: Exchanger, header: ExchangeHeader, chunks: Sequence[Chunk], number: int, in_flight: int
-    ) -> InFlightExchange:
-        """Send the header and the first chunks.
-
-        Args:
-            exchanger: the connection.
-            header: this worker's.
-            chunks: its payload; a worker without one contributes zeros if another worker brings one.
-            number: counts the exchanges of this payload, for codecs whose first exchanges differ.
-            in_flight: chunks on the wire at a time; the rest follow in `finish`. 0 sends all of them, with overlap.
-        """
-        exchanger.timing.begin()
-        began = exchanger.transport.now()
-        pending_header, (early, exchanger.early) = exchanger.open(header), (exchanger.early, [])
-        flight = cls(exchanger, pending_header, in_flight == 0, early)
-        flight._factor, flight._number, flight._in_flight = header.factor, number, in_flight
-        if header.brings:
-            flight._left.extend(chunks[len(early) :])
-        elif not flight._pending_header.summary().empty:
-            flight._left.extend(chunks)
-            own = flight._pending_header.summary().headers[exchanger.transport.world.rank]
-            flight._factor = own.factor if own.brings else 0.0
-        flight._fill_up()
-        flight._spent_s = exchanger.transport.now() - began
-        flight._vote_s = exchanger.take_vote_s()
-        return flight
+        self._under_way, self._left = deque(under_way), deque(left)
+        self._factor, self._number = factor, number
 
     @classmethod
     def arrived(
@@ -371,10 +583,11 @@ class InFlightExchange:
     ) -> InFlightExchange:
         """An exchange that was saved after all chunks had arrived; `finish` moves the user's tensors."""
         pending_header = PendingHeader(exchanger, summary.headers[exchanger.transport.world.rank], summary)
-        return cls(exchanger, pending_header, True, ((chunk, Finished((None, state))) for chunk, state in chunks))
+        return cls(exchanger, pending_header, True, [(chunk, Running.finished((None, kept))) for chunk, kept in chunks])
 
-    def _fill_up(self) -> None:
-        while self._left and (self.overlapped or len(self._under_way) < self._in_flight):
+    def send_more(self) -> None:
+        """Send the next chunks: as many as are on the wire at a time; with overlap all of them."""
+        while self._left and (self.overlapped or len(self._under_way) < IN_FLIGHT):
             chunk = self._left.popleft()
             if self.overlapped:
                 running = self._exchanger.begin_overlapped(chunk, self._factor, self._number, self._pending_header)
@@ -390,17 +603,17 @@ class InFlightExchange:
         self._under_way.clear()
         own = summary.headers[self._exchanger.transport.world.rank]
         self._factor = own.factor if own.brings else 0.0
-        self._fill_up()
+        self.send_more()
 
     @property
     def headers(self) -> tuple[ExchangeHeader, ...]:
-        """All workers' headers, in rank order."""
         return self._pending_header.summary().headers
 
     def arrive(self) -> list[State]:
-        """Wait until all chunks have arrived; each chunk's new codec state."""
         assert self.overlapped
         return [running.finish()[1] for _, running in self._under_way]
+
+    # -- apply ------------------------------------------------------------------------------------
 
     def finish(self, made: int = 0) -> ExchangeSummary:
         """Apply all of it.
@@ -412,9 +625,8 @@ class InFlightExchange:
             DesyncError, MismatchError, NonFiniteError: on every worker, with nothing applied.
             PeerLostError: a worker did not take part.
         """
-        now, timing = self._exchanger.transport.now, self._exchanger.timing
-        began = now()
-        timing.wait_s = 0.0
+        transport, overlapped = self._exchanger.transport, self.overlapped
+        began = transport.now() if overlapped else 0.0
         summary: ExchangeSummary | None = None
         failure: Exception | None = None
         try:
@@ -423,27 +635,28 @@ class InFlightExchange:
             raise  # no worker takes part in what is on the wire
         except (DesyncError, MismatchError) as error:
             failure = error  # every worker sees it; finish what is on the wire, apply nothing
-        if self.overlapped:  # a thread of the pipeline may have waited while this one computed
-            timing.wait_s = now() - began
-        if summary is not None and summary.repeats:
+        if overlapped:  # a thread of the pipeline may have waited while this one computed
+            self._exchanger.waited(began, afresh=True)
+        if summary is not None and any(h.early and not h.factor for h in summary.headers):
             self._repeat(summary)
         while self._under_way:
             chunk, running = self._under_way.popleft()
             total, state = running.finish()
             if summary is not None and summary.weight > 0:
                 chunk.keep(state)
-                if self.overlapped:
+                if overlapped:
                     chunk.move(made)
                 else:
                     chunk.land(total, summary)
-            self._fill_up()
-        timing.exchange_s = self._spent_s + now() - began - timing.wait_s
-        timing.wait_s += self._vote_s
+            self.send_more()
         if failure is not None:
             raise failure
         assert summary is not None
-        refuse_nothing(summary, self._exchanger.transport.world)
+        refuse_nothing(summary, transport.world)
         return summary
+
+
+# -- judge ----------------------------------------------------------------------------------------
 
 
 def refuse_nothing(summary: ExchangeSummary, world: World) -> None:
@@ -462,7 +675,11 @@ def refuse_nothing(summary: ExchangeSummary, world: World) -> None:
 def summary_of(rows: bytes, size: int) -> ExchangeSummary:
     """The summary of the headers of `size` workers, from their rows; virtual workers share it."""
     table = torch.frombuffer(bytearray(rows), dtype=torch.int64).view(size, -1).tolist()
-    return with_outliers_dropped(ExchangeSummary(tuple(ExchangeHeader.unpack(row) for row in table)).with_joined)
+    headers = [ExchangeHeader.unpack(row) for row in table]
+    kind = next((h.kind for h in headers if h.brings), NO_PAYLOAD)
+    if kind.is_block:  # those that stand bring what they have made so far
+        headers = [replace(h, brings=True, kind=kind) if h.kind.joins and h.minibatches else h for h in headers]
+    return with_outliers_dropped(ExchangeSummary(tuple(headers)))
 
 
 def with_outliers_dropped(summary: ExchangeSummary) -> ExchangeSummary:
@@ -478,7 +695,7 @@ def with_outliers_dropped(summary: ExchangeSummary) -> ExchangeSummary:
 def agree(summary: ExchangeSummary, world: World) -> None:
     """Raise where workers are at different places of the program, or hold different bits."""
     headers = summary.headers
-    check_alike([h.kind.code for h in headers], [h.leaving for h in headers], world)
+    calls.check_alike([h.kind.code for h in headers], [h.leaving for h in headers], world)
     places = {(h.sequence, h.kind) for h in headers if h.brings} or {(h.sequence, NO_PAYLOAD) for h in headers}
     if len(places) > 1 or len({h.sequence for h in headers}) > 1:
         said = "; ".join(f"{world.name(r)} at exchange {h.sequence}" for r, h in enumerate(headers))
@@ -509,3 +726,42 @@ def compare(sums: dict[int, int], sequence: int, world: World) -> None:
                 "or memory is faulty. Resume all workers from the last checkpoint"
             )
         )
+
+
+# -- checksums of exchanged state, by which workers detect that their copies differ ---------------
+
+_PRIME = 1_000_003
+
+
+def is_sampled(exchange: int) -> bool:
+    """Whether parameters are compared after an exchange where that takes time: the first 8, and each eighth."""
+    return exchange <= 8 or exchange % 8 == 0
+
+
+def combine(sums: Iterable[Tensor]) -> int:
+    """The checksums of several parts as one number that fits a header's field."""
+    total, parts = 0, list(sums)
+    if len({part.device for part in parts}) == 1:
+        parts = torch.stack(parts).tolist()  # an accelerator is waited for once
+    for part in parts:
+        total = (total * 31 + int(part)) & (2**62 - 1)
+    return total
+
+
+def of_tensors(fragment: Fragment) -> Tensor:
+    """The checksum of a fragment's tensors as they are, int64, shape ()."""
+    fragment.refresh()
+    total = torch.zeros((), dtype=torch.int64, device=fragment.device)
+    for name, tensor in zip(fragment.names, fragment.tensors, strict=True):
+        fold(total, flat_view(name, tensor))
+    return total
+
+
+def fold(accumulated: Tensor, block: Tensor) -> Tensor:
+    """Fold a block's bits into a running checksum, both on the block's device.
+
+    The block is read as integers and summed modulo 2^64: one pass at the speed of memory, and any single change shows.
+    """
+    wide = block.numel() * block.element_size() % 8 == 0 and block.data_ptr() % 8 == 0
+    words = block.view(torch.int64 if wide else torch.int32 if block.element_size() >= 4 else torch.int8)
+    return torch.add(words.sum(dtype=torch.int64), accumulated, alpha=_PRIME, out=accumulated)

@@ -24,10 +24,9 @@ All workers compute the same result from the same headers. A public predecessor 
 
 from __future__ import annotations
 
-import logging
 import math
 import statistics
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,9 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.communication import Transport
 from paceline.errors import UnsupportedError
-from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
 
 SIGMA = 1.4826
 """Standard deviations of a normal distribution in its median absolute deviation."""
@@ -109,7 +106,6 @@ class Norms:
     """The norms accepted in the last exchanges of one payload, the same on every worker.
 
     Args:
-        guard: the settings.
         farthest: gives the largest usual norm while there is no history.
     """
 
@@ -126,26 +122,21 @@ class Norms:
         own = [row[rank] for row in self._rows if rank in row]
         return len(own) >= self.guard.history and norm <= self.guard.limit(own)
 
-    @property
-    def between(self) -> tuple[float, float] | None:
-        """The least and the greatest norm in the window; None before there is a history."""
-        if len(self._rows) < self.guard.history:
-            return None
-        values = [value for row in self._rows for value in row.values()]
-        return min(values), max(values)
-
-    def add(self, accepted: Mapping[int, float], changed: bool = False) -> None:
-        """Add an exchange to the window.
+    def add(self, accepted: Mapping[int, float], changed: bool = False) -> tuple[float, float] | None:
+        """Add an exchange to the window; the least and the greatest norm before, None where there is no history.
 
         Args:
             accepted: rank -> norm, of the contributions to the mean.
             changed: whether most of them were unusual, so that the window starts afresh.
         """
+        values = [value for row in self._rows for value in row.values()]
+        between = (min(values), max(values)) if len(self._rows) >= self.guard.history else None
         if changed:
             self._rows.clear()
         row = {rank: norm for rank, norm in accepted.items() if 0 < norm < math.inf}
         if row:
             self._rows.append(row)
+        return between
 
     def mix(self) -> None:
         """Keep the norms without their ranks, which belong to other workers from now on."""
@@ -174,18 +165,6 @@ def farthest(parameters: Iterable[Tensor], times: float) -> float:
     return times * size
 
 
-def block_norms(guard: Guard | None, parameters: Callable[[], Iterable[Tensor]]) -> Norms | None:
-    """The norms of deltas of these parameters; None without a guard."""
-    return None if guard is None else Norms(guard, lambda: farthest(parameters(), FAR))
-
-
-def gradient_norms(guard: Guard | None, parameters: Sequence[Tensor]) -> Norms | None:
-    """The norms of the gradients of these parameters; None where the guard does not check gradients."""
-    if guard is None or not guard.gradients:
-        return None
-    return Norms(guard, lambda: farthest(parameters, FAR_GRADIENT))
-
-
 def outliers(said: Mapping[int, tuple[float, bool]]) -> set[int]:
     """The ranks whose contributions to an exchange are rejected.
 
@@ -198,66 +177,3 @@ def outliers(said: Mapping[int, tuple[float, bool]]) -> set[int]:
         return set()
     middle = statistics.median(usual)
     return {rank for rank, (norm, fits) in moved.items() if not fits and norm > APART * middle}
-
-
-logger = logging.getLogger("paceline")
-
-BROKEN = 3
-"""After so many rejections in a row a worker is reported as probably broken."""
-
-
-class Rejections:
-    """Warns of rejected contributions, and notes them in the log.
-
-    Args:
-        transport: names the workers.
-        note: writes an event into the log.
-
-    Attributes:
-        total: contributions rejected so far.
-    """
-
-    def __init__(self, transport: Transport, note: Callable[..., None]) -> None:
-        self._transport, self._note = transport, note
-        self.total = 0
-        self._in_a_row: Counter[int] = Counter()  # of each rank
-
-    def report(self, summary: ExchangeSummary) -> None:
-        """Report the contributions that this exchange rejected."""
-        self.total += len(summary.left_out)
-        for rank, header in enumerate(summary.headers):
-            if rank in summary.left_out:
-                self._in_a_row[rank] += 1
-                self._report_one(rank, header, summary)
-            elif header.brings:
-                self._in_a_row[rank] = 0
-
-    def _report_one(self, rank: int, header: ExchangeHeader, summary: ExchangeSummary) -> None:
-        name, times = self._transport.world.name(rank), self._in_a_row[rank]
-        why = _why(rank, summary)
-        logger.warning("%s left out of exchange %d: %s; it goes on from the global model", name, header.sequence, why)
-        if times == BROKEN:
-            logger.warning(
-                "%s was left out %d times in a row and is probably broken: look at its memory (ECC errors, dmesg) and "
-                "at its part of the data, or start it on another host",
-                name,
-                times,
-            )
-        self._note(
-            "left_out",
-            rank_left_out=rank,
-            exchange=header.sequence,
-            why=why,
-            finite=header.finite,
-            norm=header.norm if header.finite else None,
-            in_a_row=times,
-        )
-
-
-def _why(rank: int, summary: ExchangeSummary) -> str:
-    """Why a contribution was rejected."""
-    header, between = summary.headers[rank], summary.between
-    if not header.finite:
-        return "inf or nan in what it brought"
-    usual = f" where {between[0]:.3g} to {between[1]:.3g} is usual" if between is not None else ""
-    return f"norm {header.norm:.3g}{usual}"

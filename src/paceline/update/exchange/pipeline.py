@@ -47,41 +47,30 @@ STREAMS = 3
 
 
 class SideStream:
-    """The stream of a CUDA device beside training, or, without one, nothing.
+    """A stream of a CUDA device beside training."""
 
-    Args:
-        device: the device; None if exchanges work where training does.
-    """
-
-    def __init__(self, device: torch.device | None = None) -> None:
-        self._stream: Any = torch.cuda.Stream(device) if device is not None else None  # type: ignore[no-untyped-call]
+    def __init__(self, device: torch.device) -> None:
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @classmethod
     def beside(cls, devices: Iterable[torch.device]) -> list[SideStream]:
         """For a model on these devices: streams of its CUDA device, if it has one and no other."""
-        found = set(devices)
-        if len(found) == 1 and next(iter(found)).type == "cuda":
-            return [cls(device) for device in found for _ in range(STREAMS)]
-        return [cls()]
-
-    @property
-    def apart(self) -> bool:
-        """Whether there is one."""
-        return self._stream is not None
+        all_of_them = set(devices)
+        if len(all_of_them) != 1 or next(iter(all_of_them)).type != "cuda":
+            return []
+        return [cls(device) for device in all_of_them for _ in range(STREAMS)]
 
     def entered(self) -> AbstractContextManager[Any]:
         """Context in which this thread queues its work on it."""
-        return torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext()
+        return torch.cuda.stream(self._stream)
 
     def fork(self) -> None:
         """What is queued on it from now on comes after what this thread has queued so far."""
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
 
     def join(self) -> None:
         """What this thread queues from now on comes after all that is queued on it."""
-        if self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
 
 def moved(x: Tensor, device: torch.device) -> Tensor:
@@ -105,45 +94,49 @@ Result = TypeVar("Result")
 
 @runtime_checkable
 class Pollable(Protocol):
-    """A `Pending` that tells whether it would wait."""
+    """A `Pending` that tells whether `wait` would return, or raise, at once."""
 
     def wait(self) -> None: ...
 
-    def completed(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+    def completed(self) -> bool: ...
 
 
 @dataclass(frozen=True)
 class LastWait:
-    """A `Pending` after which an exchange starts no other operation.
-
-    Attributes:
-        wait: waits, or raises.
-        completed: whether it would do so at once.
-    """
+    """A `Pending` after which an exchange starts no other operation."""
 
     wait: Callable[[], Any]
     completed: Callable[[], bool]
 
 
 class Running:
-    """An exchange under way."""
+    """An exchange under way: stages drive it, or its own worker.
 
-    def __init__(self, steps: Steps[Any], side: SideStream) -> None:
-        self._steps: Steps[Any] | None = steps
-        self._side = side
+    Attributes:
+        over: whether it has its result, or an error.
+    """
+
+    def __init__(self, steps: Steps[Any], side: SideStream | None, staged: bool = False) -> None:
+        self._steps, self._side = steps, side
         self._pending: Pending | None = None
         self._result: Any = None
         self._error: BaseException | None = None
-        self.over = runtime.Event()
+        self._done = runtime.Event() if staged else None
+        self.over = False
+
+    @classmethod
+    def finished(cls, result: Any) -> Running:
+        """One that is over."""
+        one = cls(iter(()), None)  # type: ignore[arg-type]
+        one._result, one.over = result, True
+        return one
 
     def advance(self) -> bool:
         """Wait for the operation under way, compute, and start the next one; whether there is one."""
-        if self.over.is_set():
+        if self.over:
             return False
-        assert self._steps is not None
         try:
-            with self._side.entered(), torch.no_grad():
+            with self._side.entered() if self._side is not None else contextlib.nullcontext(), torch.no_grad():
                 if self._pending is not None:
                     self._pending.wait()
                 self._pending = next(self._steps)
@@ -152,29 +145,11 @@ class Running:
             self._result = stop.value
         except BaseException as error:
             self._error = error
-        self._steps = self._pending = None
-        self.over.set()
+        del self._steps, self._pending  # and with them the memory that they hold
+        self.over = True
+        if self._done is not None:
+            self._done.set()
         return False
-
-    def finish(self) -> Any:
-        """The exchange's result, for this thread's stream; raises what it raised."""
-        self._side.join()
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-
-class Finished(Running):
-    """An exchange that is over."""
-
-    def __init__(self, result: Any) -> None:
-        super().__init__(iter(()), SideStream())  # type: ignore[arg-type]
-        self._result = result
-        self.over.set()
-
-
-class _Inline(Running):
-    """An exchange that its own worker drives."""
 
     def start(self, operations: int) -> None:
         """Start so many operations, or as many as it has."""
@@ -184,25 +159,25 @@ class _Inline(Running):
 
     def progress(self) -> None:
         """Go on, as far as nothing is to be waited for."""
-        while isinstance(self._pending, Pollable) and self._pending.completed():
-            self._side.fork()
+        while not self.over and isinstance(self._pending, Pollable) and self._pending.completed():
+            if self._side is not None:
+                self._side.fork()
             self.advance()
 
     def finish(self) -> Any:
+        """The exchange's result, for this thread's stream; raises what it raised."""
+        if self._done is not None:
+            self._done.wait()  # every operation in it has a deadline
         while self.advance():
             pass
-        return super().finish()
+        if self._side is not None:
+            self._side.join()
+        if self._error is not None:
+            raise self._error
+        return self._result
 
 
-class _Staged(Running):
-    """An exchange that the stages drive."""
-
-    def finish(self) -> Any:
-        self.over.wait()  # every operation in it has a deadline
-        return super().finish()
-
-
-Stage = queue.SimpleQueue["_Staged | None"]
+Stage = queue.SimpleQueue["Running | None"]
 """The exchanges that a thread takes one after another; None ends it."""
 
 
@@ -217,34 +192,34 @@ class Pipeline:
 
     def __init__(self, threads: bool, operations: int, sides: Sequence[SideStream] = ()) -> None:
         self._threads, self._operations = threads, operations
-        self._sides = itertools.cycle(sides or [SideStream()])
+        self._sides = itertools.cycle(sides or [None])
         self._stages: list[Stage] = []
-        self._started: list[_Inline] = []  # all of whose operations have started
+        self._started: list[Running] = []  # without threads: those all of whose operations have started
 
     def start(self, steps: Steps[Any], eager: bool = False) -> Running:
         """Start an exchange; exchanges go through every stage in the order in which they were started.
 
         Args:
-            steps: the exchange.
             eager: whether, without threads, all of its operations are started now.
         """
         side = next(self._sides)
-        side.fork()
-        if not self._threads:
-            inline, eager = _Inline(steps, side), eager or side.apart
-            inline.start(self._operations if eager else 1)
-            if eager:
-                self._started = [*(one for one in self._started if not one.over.is_set()), inline]
-            return inline
-        staged = _Staged(steps, side)
-        _stage(self._stages, 0).put(staged)
-        return staged
+        if side is not None:
+            side.fork()
+        running = Running(steps, side, self._threads)
+        if self._threads:
+            _stage(self._stages, 0).put(running)
+        elif eager or side is not None:
+            running.start(self._operations)
+            self._started = [*(one for one in self._started if not one.over), running]
+        else:
+            running.advance()
+        return running
 
     def progress(self) -> None:
         """Without threads: go on with exchanges all of whose operations have started, without waiting."""
-        for inline in self._started:
-            inline.progress()
-        self._started = [inline for inline in self._started if not inline.over.is_set()]
+        for running in self._started:
+            running.progress()
+        self._started = [running for running in self._started if not running.over]
 
     def close(self) -> None:
         """End the threads after the exchanges that they have."""
@@ -262,8 +237,8 @@ def _stage(stages: list[Stage], number: int) -> Stage:
 
 
 def _work(stages: list[Stage], number: int) -> None:
-    while (staged := stages[number].get()) is not None:
-        if staged.advance():
-            _stage(stages, number + 1).put(staged)
+    while (running := stages[number].get()) is not None:
+        if running.advance():
+            _stage(stages, number + 1).put(running)
     if number + 1 < len(stages):  # only now: it may still have got an exchange from this one
         stages[number + 1].put(None)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asynchronous rules: a server inside the workers.
 
-Each worker owns some shards of the parameters, and applies what all workers push to them (:mod:`.shard`,
-:mod:`.owner`). :mod:`.client` and :mod:`.engine` are what a worker does at its steps. A :class:`.protocol.Service`
-carries its requests to the owners: sockets and threads between processes (:mod:`.socket_service`), events on a
-simulated clock between virtual workers (:mod:`.simulated_service`). The same server answers in both.
+Each worker owns some shards of the parameters, and applies what all workers push to them (:mod:`.shard`).
+:mod:`.engine` and :mod:`.client` are what a worker does at its steps. A service carries its requests
+(:mod:`.protocol`) to the owners: sockets and threads between processes (:mod:`.socket_service`), events on a simulated
+clock between virtual workers (:mod:`.simulated_service`). The same server answers in both.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -37,18 +37,239 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.core.flat import Fragment
+from paceline.core.flat import Fragment, flat_view, local
 from paceline.core.optimizer_state import reset_state
 from paceline.data.ledger.epoch_ledger import Mark
+from paceline.errors import UnsupportedError
 from paceline.rules.outer import Elastic
 from paceline.rules.schedule.bounded import Bounded
-from paceline.tuning.tuner import Tuner
-from paceline.update.exchange.checksum import is_sampled
-from paceline.update.exchange.header import Timing
+from paceline.rules.topology.sharded import Cut
+from paceline.update.exchange.exchanger import Timing, is_sampled
 from paceline.update.monitor import Monitor
-from paceline.update.server.protocol import PendingExchange, Service, ShardRequest
-from paceline.update.server.shard import LEDGER_SHARD
-from paceline.update.server.sharding import BufferPool, GradientAccumulator, Span, host
+from paceline.update.server.protocol import PendingExchange, ShardRequest
+from paceline.update.server.shard import LEDGER_SHARD, LOCAL_SETTINGS, GroupSettings
+from paceline.update.server.simulated_service import SimulatedService
+from paceline.update.server.socket_service import SocketService
+
+Service = SimulatedService | SocketService
+"""Carries a worker's requests to the owners: events on a simulated clock, or sockets."""
+
+
+Group = tuple[Optimizer, int]
+"""An optimizer, and the number of its group."""
+
+
+@dataclass
+class ShardRange:
+    """A shard's place in its span.
+
+    Attributes:
+        number: the same on all workers.
+        cut: its elements and its owner.
+        version: of the values that were pulled last.
+        computed_at: version at which the next push is computed.
+    """
+
+    number: int
+    cut: Cut
+    version: int = 0
+    computed_at: int = 0
+
+
+class Span:
+    """Tensors of one kind end to end, with the values that were pulled last.
+
+    Attributes:
+        number: the same on all workers.
+        fragment: the tensors of a group of an optimizer, or buffers.
+        ranges: its shards.
+        pulled: the values that were pulled last, in host memory: the global model as this worker knows it.
+        incoming: memory for answers.
+    """
+
+    def __init__(self, number: int, fragment: Fragment, group: Group | None, cuts: list[Cut], first: int) -> None:
+        self.number, self.fragment, self._group = number, fragment, group
+        self.ranges = [ShardRange(first + k, cut) for k, cut in enumerate(cuts)]
+        self.pulled = host(fragment)
+        self.incoming = host(fragment)
+        self.exported = self.pulled  # for exports of the global model
+        self.numel = fragment.numel
+
+    def read(self, out: Tensor) -> Tensor:
+        """Copy the tensors to `out`, host memory, shape (numel,)."""
+        self.fragment.refresh()
+        if self.fragment.device.type == "cpu":
+            return self.fragment.whole(out=out)
+        return out.copy_(self.fragment.whole())
+
+    def write(self, values: Tensor) -> None:
+        """Write values, shape (numel,), to the tensors."""
+        self.fragment.refresh()
+        self.fragment.write(0, self.numel, values.to(self.fragment.device, non_blocking=True))
+
+    @torch.no_grad()
+    def changed(self) -> list[str]:
+        """The tensors that do not hold the values that were pulled last."""
+        part, found = self.fragment, []
+        for slot, tensor in zip(part.slots, part.tensors, strict=True):
+            now = flat_view(slot.name, tensor)
+            if not torch.equal(now, self.pulled[slot.offset : slot.end].to(now.device, now.dtype)):
+                found.append(slot.name)
+        return found
+
+    def settings(self) -> GroupSettings:
+        """The optimizer group's settings at present, as JSON types."""
+        if self._group is None:
+            return {}
+        optimizer, k = self._group  # read anew: `load_state_dict` replaces the dictionaries of all groups
+        group: dict[str, Any] = optimizer.param_groups[k]
+        return {name: _plain(v) for name, v in group.items() if name not in LOCAL_SETTINGS and _is_plain(v)}
+
+    def requests(self, values: Tensor | None, answered: bool = True) -> dict[int, ShardRequest]:
+        """Shard -> a request to it, which pushes `values`, shape (numel,), if given, and pulls if `answered`."""
+        found = {}
+        for one in self.ranges:
+            low, high = one.cut.begin, one.cut.end
+            pushed = None if values is None else values[low:high]
+            out = self.incoming[low:high] if answered else None
+            found[one.number] = ShardRequest(one.number, self.number, pushed, out, one.computed_at)
+        return found
+
+    def note_version(self) -> None:
+        """Note that the next push is computed at the values pulled last, whatever answer arrives before it."""
+        for one in self.ranges:
+            one.computed_at = one.version
+
+    def take(self, requests: dict[int, ShardRequest]) -> None:
+        """Make the values that arrived the ones pulled last."""
+        self.pulled, self.incoming = self.incoming, self.pulled
+        self.exported = self.pulled
+        for one in self.ranges:
+            one.version = requests[one.number].version
+
+
+class BufferPool:
+    """Flat tensors of a fragment's size in host memory, reused between pushes."""
+
+    def __init__(self, fragment: Fragment) -> None:
+        self._fragment = fragment
+        self._free: list[Tensor] = []
+
+    def take(self) -> Tensor:
+        """A free tensor, shape (numel,)."""
+        return self._free.pop() if self._free else host(self._fragment)
+
+    def give(self, flat: Tensor) -> None:
+        """Return a tensor to the pool, from any thread."""
+        self._free.append(flat)
+
+
+def host(fragment: Fragment) -> Tensor:
+    """Zeros for a fragment's values in host memory; pinned where the model is on CUDA."""
+    return fragment.zeros(torch.device("cpu"))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return float(value)
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+class GradientAccumulator:
+    """The sum of a span's gradients since the last push, in a flat tensor of `pool`."""
+
+    def __init__(self, span: Span, pool: BufferPool) -> None:
+        self._fragment = span.fragment
+        device = span.fragment.device
+        self._device = None if device.type == "cpu" else torch.zeros(span.numel, dtype=span.pulled.dtype, device=device)
+        self._pool, self._flat = pool, pool.take()
+        self._views: dict[int, list[Tensor]] = {}
+        self.minibatches = 0
+
+    @property
+    def _filled(self) -> Tensor:
+        """The sum, on the parameters' device."""
+        return self._flat if self._device is None else self._device
+
+    def _in(self, flat: Tensor) -> list[Tensor]:
+        """Views of the flat tensor in the parameters' shapes and strides."""
+        if flat.data_ptr() not in self._views:
+            views = []
+            for slot, tensor in zip(self._fragment.slots, self._fragment.tensors, strict=True):
+                own = local(tensor)
+                views.append(flat[slot.offset : slot.end].as_strided(own.shape, own.stride()))
+            self._views[flat.data_ptr()] = views
+        return self._views[flat.data_ptr()]
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """Add the present gradients."""
+        views = self._in(self._filled)
+        pairs = [(view, tensor.grad) for view, tensor in zip(views, self._fragment.tensors, strict=True)]
+        self._refuse_sparse()
+        have = [(view, grad) for view, grad in pairs if grad is not None]
+        if self.minibatches == 0:
+            for view, grad in pairs:
+                if grad is None:
+                    view.zero_()
+            if have:
+                torch._foreach_copy_([view for view, _ in have], [local(grad) for _, grad in have])
+        else:
+            for view, grad in have:
+                view.add_(local(grad))
+        self.minibatches += 1
+
+    def _refuse_sparse(self) -> None:
+        for name, tensor in zip(self._fragment.names, self._fragment.tensors, strict=True):
+            if tensor.grad is not None and tensor.grad.is_sparse:
+                raise UnsupportedError(
+                    f"{name} has a sparse gradient, which has no flat form; use sparse=False in its embedding, or a "
+                    "rule that exchanges blocks"
+                )
+
+    @torch.no_grad()
+    def incoming_finite(self) -> bool:
+        """Whether the present gradients are finite."""
+        self._refuse_sparse()
+        gradients = [local(tensor.grad) for tensor in self._fragment.tensors if tensor.grad is not None]
+        if not gradients:
+            return True
+        sums = torch.stack([gradient.sum(dtype=self._fragment.outer_dtype) for gradient in gradients])
+        return bool(torch.isfinite(sums).all()) or all(bool(torch.isfinite(g).all()) for g in gradients)
+
+    @torch.no_grad()
+    def mean(self) -> Tensor:
+        """The mean gradient, shape (numel,), in host memory; the caller returns it to the pool."""
+        flat = self._flat
+        if self._device is not None:
+            flat.copy_(self._device)
+        if self.minibatches > 1:
+            flat.div_(self.minibatches)
+        self._flat = self._pool.take()
+        self.minibatches = 0
+        return flat
+
+    @torch.no_grad()
+    def finite(self) -> bool:
+        """Whether the sum is finite."""
+        return bool(torch.isfinite(self._filled.sum())) or bool(torch.isfinite(self._filled).all())
+
+    @torch.no_grad()
+    def fill_nan(self) -> None:
+        """Make the sum nan, so that all owners refuse it."""
+        self._filled.fill_(torch.nan)
+
+    def reset(self) -> None:
+        """Drop the sum."""
+        self.minibatches = 0
 
 
 class ExchangeTally:
@@ -60,26 +281,21 @@ class ExchangeTally:
         wait_s: seconds that the worker waited for answers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
         self.delays: list[int] = []
         self.refused = 0
         self.wait_s = 0.0
 
-    def report(self, monitor: Monitor, began: float, pushes: int) -> None:
-        """Write the counts to the log, and reset them.
-
-        Args:
-            monitor: of the run.
-            began: when the exchange began, by `time.perf_counter`.
-            pushes: that this worker has made.
-        """
+    def report(self, clients: Sequence[Client]) -> None:
+        """Write the counts to the log, and reset them."""
+        monitor, wait_s = self._monitor, self.wait_s
         for delay in self.delays:
             monitor.pushed(delay)
         if self.refused:
             monitor.refused(self.refused)
         if self.delays or self.refused:
-            timing = Timing(wait_s=self.wait_s, exchange_s=max(0.0, time.perf_counter() - began - self.wait_s))
-            monitor.end(timing, None, block=pushes, warmup=False)
+            monitor.end(Timing(wait_s), None, block=max(client.clock for client in clients), warmup=False)
         else:
             monitor.sent()
         self.delays, self.refused, self.wait_s = [], 0, 0.0
@@ -122,21 +338,69 @@ class PullTiming:
         self._minibatches, self._answers = (deque(row, maxlen=KEPT) for row in state)
 
 
+class UnpushedSamples:
+    """The sample ranges that each client has not pushed.
+
+    Args:
+        take: gives the ranges that the loaders have handed out since the last call.
+        clients: how many push what they make of a batch; the pushes of the first one count the samples.
+        steps: gives the minibatches that the next push stands for, in all.
+
+    Attributes:
+        pushed: the first so many minibatches of this worker are pushed.
+    """
+
+    def __init__(self, take: Callable[[], list[Mark]], clients: int, steps: Callable[[], int]) -> None:
+        self._take, self._steps = take, steps
+        self._pending: list[list[Mark]] = [[] for _ in range(max(1, clients))]
+        self.pushed = 0
+
+    def push(self, client: int) -> list[Mark]:
+        """The sample ranges that go with a client's push: all that it has not pushed."""
+        if client == 0:
+            self.pushed = self._steps()
+        return self._from(client)
+
+    def _from(self, client: int) -> list[Mark]:
+        taken = self._take()
+        for pending in self._pending:
+            pending += taken
+        marks, self._pending[client] = self._pending[client], []
+        return marks
+
+    def rest(self) -> list[Mark]:
+        """The ranges that will not be pushed."""
+        marks = self._from(0)
+        self._pending = [[] for _ in self._pending]
+        return marks
+
+    @property
+    def waiting(self) -> list[Mark]:
+        """Ranges that another client has pushed and the first has not."""
+        return list(self._pending[0])
+
+
 @dataclass(frozen=True)
 class ClientContext:
-    """What the clients of a worker share.
+    """What a client is made of.
 
     Attributes:
         service: the connections to the owners.
-        number: gives each exchange its number.
+        number: gives each exchange of the worker its number.
         samples: gives the sample ranges that go with the next push.
         tally: counts the results of pushes.
+        schedule: when to exchange, and how far a worker may be ahead.
+        spans: the parameters.
+        buffers: the model's buffers, if they go with these parameters.
     """
 
     service: Service
     number: Callable[[], int]
     samples: Callable[[], list[Mark]]
     tally: ExchangeTally
+    schedule: Bounded
+    spans: list[Span]
+    buffers: list[Span]
 
 
 def _nothing() -> None:
@@ -149,24 +413,17 @@ def _give_back(taken: list[tuple[BufferPool, Tensor]]) -> None:
 
 
 class Client(ABC):
-    """The exchanges of one optimizer's parameters.
+    """The exchanges of one optimizer's parameters."""
 
-    Args:
-        context: what the clients of this worker share.
-        schedule: when to exchange, and how far a worker may be ahead.
-        spans: the parameters.
-        buffers: the model's buffers, if they go with these parameters.
-    """
-
-    def __init__(self, context: ClientContext, schedule: Bounded, spans: list[Span], buffers: list[Span]) -> None:
-        self.spans, self.buffers = spans, buffers
+    def __init__(self, optimizer: Optimizer, context: ClientContext) -> None:
+        self.spans, self.buffers = context.spans, context.buffers
         self._context, self._service, self._tally = context, context.service, context.tally
-        self._schedule = schedule
+        self._optimizer, self._schedule = optimizer, context.schedule
         self._pending: PendingExchange | None = None
         self._unanswered: PendingExchange | None = None  # a push whose answer holds no values
         self._pull_now: Callable[[], None] = _nothing  # starts a delayed pull at once
-        self._pools = [BufferPool(span.fragment) for span in spans]
-        self._buffer_pools = [BufferPool(span.fragment) for span in buffers]
+        self._pools = [BufferPool(span.fragment) for span in self.spans]
+        self._buffer_pools = [BufferPool(span.fragment) for span in self.buffers]
         self.clock = 0
 
     def follow(self, schedule: Bounded) -> None:
@@ -182,22 +439,22 @@ class Client(ABC):
 
     def _push(self, values: Sequence[Tensor], minibatches: int, answered: bool = True) -> PendingExchange:
         """Push `values`, a flat tensor of each span's pool; with `answered` pull the result."""
-        requests: list[ShardRequest] = []
+        requests: dict[int, ShardRequest] = {}
         for span, flat in zip(self.spans, values, strict=True):
-            requests += span.requests(flat, answered)
+            requests |= span.requests(flat, answered)
         taken = list(zip(self._pools, values, strict=True))
         for span, pool in zip(self.buffers, self._buffer_pools, strict=True):
             flat = pool.take()
             taken.append((pool, flat))
             span.fragment.reset_nonfinite(span.pulled)  # else a BatchNorm would stay nan after one bad batch
             span.note_version()
-            requests += span.requests(span.read(flat), answered)
+            requests |= span.requests(span.read(flat), answered)
         self.clock += 1
         settings = {span.number: span.settings() for span in self.spans}
+        marks, release = self._context.samples(), partial(_give_back, taken)
         pending = PendingExchange(
-            self._context.number(), requests, self.clock, minibatches, settings=settings, marks=self._context.samples()
+            self._context.number(), requests, self.clock, minibatches, settings=settings, marks=marks, release=release
         )
-        pending.release = partial(_give_back, taken)
         self._service.exchange(pending)
         return pending
 
@@ -210,6 +467,7 @@ class Client(ABC):
         self._pull_now()
         for pending in under_way:
             self._service.wait(pending)
+        for pending in under_way:
             if pending.refused:
                 self._tally.refused += 1
             elif pending.clock:
@@ -244,14 +502,15 @@ class Client(ABC):
             self._take(pending)
 
     def _bare_pull(self, peeks: bool = False) -> PendingExchange:
-        return PendingExchange(
-            self._context.number(), [request for span in self.every for request in span.requests(None)], peeks=peeks
-        )
+        requests: dict[int, ShardRequest] = {}
+        for span in self.every:
+            requests |= span.requests(None)
+        return PendingExchange(self._context.number(), requests, peeks=peeks)
 
     def _take(self, pending: PendingExchange) -> None:
         """Make the values that arrived the ones pulled last."""
-        requests = {request.shard: request for request in pending.requests}
-        with self._service.taking():
+        requests = pending.requests
+        with self._service.taking:
             for span in self.every:
                 span.take(requests)
             if LEDGER_SHARD in requests and requests[LEDGER_SHARD].news is not None:
@@ -288,6 +547,10 @@ class Client(ABC):
             for one, version in zip(span.ranges, versions, strict=True):
                 one.version = int(version)
 
+    def resume_at(self, clock: int) -> None:
+        """Go on with this clock, after a run of another number of workers."""
+        self.clock = clock
+
     def begin(self) -> None:
         """Start from the global model, with no exchange under way."""
         self.pull(peeks=False)
@@ -297,20 +560,12 @@ class Client(ABC):
 class GradientClient(Client):
     """Pushes gradients and pulls parameters; `optimizer` finds no gradients, so that its own step does nothing."""
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        context: ClientContext,
-        schedule: Bounded,
-        spans: list[Span],
-        buffers: list[Span],
-    ) -> None:
-        super().__init__(context, schedule, spans, buffers)
+    def __init__(self, optimizer: Optimizer, context: ClientContext) -> None:
+        super().__init__(optimizer, context)
         self._accumulators = [
             GradientAccumulator(span, pool) for span, pool in zip(self.spans, self._pools, strict=True)
         ]
         self._parameters = [p for span in self.spans for p in span.fragment.tensors]
-        self._optimizer = optimizer
         self._hidden: list[tuple[Tensor, Tensor]] = []
         self._pull_timing = PullTiming()
         self._began = self._service.now()
@@ -319,9 +574,9 @@ class GradientClient(Client):
     def _waiting(self) -> int:
         return self._accumulators[0].minibatches if self._accumulators else 0
 
-    def before_step(self) -> None:
-        """Exchange the gradients of a minibatch, and hide them from the optimizer."""
-        self._pull_timing.computed(self._service.now() - self._began)
+    def before_step(self, now: float) -> None:
+        """Exchange the gradients of a minibatch that was computed by `now`, and hide them from the optimizer."""
+        self._pull_timing.computed(now - self._began)
         if not self._waiting:  # all gradients until the next push are computed at these values
             for span in self.spans:
                 span.note_version()
@@ -386,7 +641,7 @@ class GradientClient(Client):
         return self._push([accumulator.mean() for accumulator in self._accumulators], minibatches, answered)
 
     def _pull_later(self) -> None:
-        """Pull so late that the values are fresh (:mod:`.prefetch`)."""
+        """Pull so late that the values are fresh (`PullTiming`)."""
         self._pending = self._bare_pull()
         self._pull_now = self._service.exchange_later(self._pending, self._pull_timing.lead)
 
@@ -430,23 +685,14 @@ class DeltaClient(Client):
 
     Args:
         optimizer: its state is reset where the parameters are inf or nan.
+        context: of this client.
         elastic: how worker and center pull each other, where the rule pushes parameters.
         workers: N.
-        context, schedule, spans, buffers: as of every client.
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        elastic: Elastic | None,
-        workers: int,
-        context: ClientContext,
-        schedule: Bounded,
-        spans: list[Span],
-        buffers: list[Span],
-    ) -> None:
-        super().__init__(context, schedule, spans, buffers)
-        self._optimizer, self._elastic, self._workers = optimizer, elastic, workers
+    def __init__(self, optimizer: Optimizer, context: ClientContext, elastic: Elastic | None, workers: int) -> None:
+        super().__init__(optimizer, context)
+        self._elastic, self._workers = elastic, workers
         self._base = [span.pulled.clone() for span in self.spans]
         self._then = [host(span.fragment) for span in self.spans]
         self._now = [host(span.fragment) for span in self.spans]
@@ -534,71 +780,3 @@ class DeltaClient(Client):
         self.since = 0
         for span, base in zip(self.spans, self._base, strict=True):
             base.copy_(span.pulled)
-
-
-@dataclass(frozen=True)
-class Clients:
-    """The clients of a worker.
-
-    Attributes:
-        optimizers: of the run.
-        clients: one for each optimizer, in the same order.
-        tuner: has the learning rates of the steps.
-    """
-
-    optimizers: list[Optimizer]
-    clients: list[Client]
-    tuner: Tuner
-
-    def __iter__(self) -> Iterator[Client]:
-        return iter(self.clients)
-
-    def __len__(self) -> int:
-        return len(self.clients)
-
-    def of_gradients(self, optimizer: Optimizer) -> GradientClient:
-        """The client of an optimizer, under rules that push gradients."""
-        client = next(client for client, one in zip(self.clients, self.optimizers, strict=True) if one is optimizer)
-        assert isinstance(client, GradientClient)
-        return client
-
-    @property
-    def pushes(self) -> int:
-        """Pushes that this worker has made."""
-        return max(client.clock for client in self.clients)
-
-    def on_step(self) -> None:
-        """Note a step, under rules that push deltas."""
-        for client in self.clients:
-            assert isinstance(client, DeltaClient)
-            client.on_step()
-
-    def take_written(self) -> list[Fragment]:
-        """The parameters that answers have changed since the last call, under rules that push deltas."""
-        return [part for one in self.clients if isinstance(one, DeltaClient) for part in one.take_written()]
-
-    def flush(self) -> None:
-        """Push the rest, with the learning rates of the steps."""
-        with self.tuner.tunables.rates.applied():
-            for client in self.clients:
-                client.flush()
-
-    def follow(self, schedule: Bounded) -> None:
-        """Change the period."""
-        for client in self.clients:
-            client.follow(schedule)
-
-    def wait(self) -> None:
-        """Finish the exchanges under way."""
-        for client in self.clients:
-            client.wait()
-
-    def pull(self, peeks: bool) -> None:
-        """Pull without a push; with `peeks` only the anchors of the global model change."""
-        for client in self.clients:
-            client.pull(peeks)
-
-    def restart_timing(self) -> None:
-        """Time the next minibatch from now, after a barrier."""
-        for client in self.clients:
-            client.restart_timing()

@@ -23,12 +23,11 @@ from torch import Tensor
 from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import PeerLostError
-from paceline.update.server.context import ServiceContext
+from paceline.update.server.context import LOOK_EVERY_S, ServiceContext
 from paceline.update.server.frames import FrameKind
-from paceline.update.server.membership import LOOK_EVERY_S
-from paceline.update.server.owner import ShardServer
 from paceline.update.server.peer import Peers
 from paceline.update.server.protocol import PendingExchange, ShardRequest
+from paceline.update.server.shard import ShardServer
 
 KEPT_BYTES = 1 << 30
 """Memory of the pushes that a worker keeps, where they are large."""
@@ -143,7 +142,7 @@ class _Entry:
 
     def __init__(self, pending: PendingExchange) -> None:
         self.pending = pending
-        self.open = {request.shard: request for request in pending.requests if request.values is not None}
+        self.open = {request.shard: request for request in pending.requests.values() if request.values is not None}
 
 
 class UnsafePushes:

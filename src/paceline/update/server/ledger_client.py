@@ -35,6 +35,7 @@ from typing import Any
 from paceline.communication.sockets.channel import Channel, Frame
 from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark, Question, by_epoch
+from paceline.data.ledger.leases import Leases
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
 from paceline.update.server.context import ServiceContext
@@ -147,7 +148,7 @@ class DataAccess:
     clients: int = 1
 
 
-class SocketLedgerClient:
+class SocketLedgerClient(Leases):
     """A worker's connection to the ledger, and the ledger itself where this worker keeps it.
 
     Attributes:
@@ -180,7 +181,6 @@ class SocketLedgerClient:
     # -- asking: the training thread --------------------------------------------------------------
 
     def ask(self, question: Question) -> Mark | None:
-        """A lease; None where there is none, and with `dry` only when the epoch is over for all workers."""
         pause, longest = ASK_AGAIN_S
         first = replace(question, dry=False)
         while True:
@@ -261,15 +261,12 @@ class SocketLedgerClient:
             self._announce_idle()
 
     def hand_out(self, marks: list[Mark]) -> None:
-        """Push what must not be mixed with the next batch, which is of these places."""
         self._alone.hand_out(marks)
 
     def leave_early(self, loader: int, epoch: int, marks: list[Mark]) -> None:
-        """End this worker's pass before the epoch is over, and return these sample ranges of its leases."""
         self._tell(FrameKind.LEFT, (loader, epoch), [list(mark) for mark in marks])
 
     def ends(self, loader: int, epoch: int, total: int) -> None:
-        """Report that the loader has only `total` samples in this epoch."""
         self._tell(FrameKind.ENDS, (loader, epoch, total), None)
 
     def learn(self, news: Any) -> None:
@@ -279,12 +276,10 @@ class SocketLedgerClient:
                 self._ledger.learn(news)
 
     def done(self, marks: list[Mark]) -> None:
-        """Report samples whose work is in every shard for good, or goes into none."""
         if marks:
             self._tell(FrameKind.DONE, (), [list(mark) for mark in marks])
 
     def waits(self, now: bool) -> None:
-        """Report whether this worker waits at a barrier, so that no worker may wait for its samples."""
         self._tell(FrameKind.WAITS, (int(now),), None)
 
     def _tell(self, kind: FrameKind, numbers: tuple[int, ...], note: Any) -> None:
@@ -364,16 +359,13 @@ class SocketLedgerClient:
     # -- checkpoints ------------------------------------------------------------------------------
 
     def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
-        """Restrict this epoch, when it begins, to these samples."""
         with self._ledger.lock:
             self._ledger.expect(loader, epoch, rest)
 
     def state(self) -> dict[str, Any] | None:
-        """The ledger's part of a checkpoint; None on workers that do not keep it."""
         with self._ledger.lock:
             return self._ledger.state(runtime.monotonic()) if self._keeps else None
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore what `state` gave."""
         with self._ledger.lock:
             self._ledger.load(state, runtime.monotonic())

@@ -17,9 +17,8 @@ from paceline.communication.sockets.channel import Channel, Frame, FrameHeader
 from paceline.communication.sockets.frames import Outgoing
 from paceline.core import runtime
 from paceline.errors import PeerLostError
-from paceline.update.server.context import ServiceContext
+from paceline.update.server.context import LOOK_EVERY_S, ServiceContext
 from paceline.update.server.frames import FrameKind
-from paceline.update.server.membership import LOOK_EVERY_S
 from paceline.update.server.protocol import PendingExchange, ShardRequest
 from paceline.update.server.shard import GroupSettings
 

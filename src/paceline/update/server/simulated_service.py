@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -22,46 +21,30 @@ from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
 from paceline.errors import PeerLostError
 from paceline.rules.traffic import FRAME_BYTES
-from paceline.update.server.owner import ShardServer
-from paceline.update.server.protocol import Once, PendingExchange, ShardRequest
-from paceline.update.server.shard import LEDGER_SHARD, NO_READER
+from paceline.update.server.protocol import PendingExchange, ShardRequest
+from paceline.update.server.shard import LEDGER_SHARD, NO_READER, ShardServer
 
 
-class SimulatedLedgerClient:
-    """A virtual worker's access to the ledger.
+class SimulatedLedgerClient(Leases):
+    """A virtual worker's access to the ledger, which all workers of the run share; none of them is ever lost.
 
     Args:
-        rank: of the worker.
-        ledger: shared by all workers of the run.
+        service: of this worker.
+        ledger: of the run.
         keeps: whether the ledger goes into this worker's checkpoint.
-        now: simulated time, seconds.
-        soon: schedules a function at this time, after those of lower ranks.
-        idle: called when this worker has no work: no worker may wait for its clock.
-        wait: called with a condition; lets other workers run until it holds.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        ledger: Ledger,
-        keeps: bool,
-        now: Callable[[], float],
-        soon: Callable[[Callable[[], None]], None],
-        idle: Callable[[], None],
-        wait: Callable[[Callable[[], bool]], None],
-    ) -> None:
-        self._rank, self._ledger, self._keeps = rank, ledger, keeps
-        self._now, self._soon, self._idle, self._wait = now, soon, idle, wait
+    def __init__(self, service: SimulatedService, ledger: Ledger, keeps: bool) -> None:
+        self._service, self._rank, self._ledger, self._keeps = service, service.rank, ledger, keeps
 
     def ask(self, question: Question) -> Mark | None:
-        """A lease; None where there is none, and with `dry` only when the epoch is over for all workers."""
         answers: list[Mark | None] = []
-        self._soon(lambda: answers.append(self._ask(question)))  # independent of which worker ran last
-        self._wait(lambda: bool(answers))
+        self._service.soon(lambda: answers.append(self._ask(question)))  # independent of which worker ran last
+        self._service.wait_for("work that is left", lambda: bool(answers))
         mark = answers[0]
         if mark is not None or not question.dry or self._over(question):
             return mark
-        self._idle()
+        self._service.idle()
         found: list[Mark] = []
 
         def answered() -> bool:
@@ -69,48 +52,35 @@ class SimulatedLedgerClient:
                 found.extend(mark for mark in [self._ask(question)] if mark is not None)
             return bool(found) or self._over(question)
 
-        self._wait(answered)
+        self._service.wait_for("work that is left", answered)
         return found[0] if found else None
 
     def _ask(self, question: Question) -> Mark | None:
-        return self._ledger.ask(self._rank, question, self._now())
+        return self._ledger.ask(self._rank, question, self._service.now())
 
     def _over(self, question: Question) -> bool:
         return self._ledger.over(question.loader, question.epoch)
 
-    def hand_out(self, marks: list[Mark]) -> None:
-        """Nothing: no worker is lost, so that no push is in some shards only."""
-
     def leave_early(self, loader: int, epoch: int, marks: list[Mark]) -> None:
-        """End this worker's pass before the epoch is over, and return these sample ranges of its leases."""
         self._ledger.leave_early(self._rank, loader, epoch, marks)
 
     def ends(self, loader: int, epoch: int, total: int) -> None:
-        """Report that the loader has only `total` samples in this epoch."""
         self._ledger.ends(loader, epoch, total)
 
-    def learn(self, news: Any) -> None:
-        """Nothing: all workers share one ledger."""
-
     def done(self, marks: list[Mark]) -> None:
-        """Report samples that this worker used without a push; it has no more to push."""
         self._ledger.done(self._rank, marks)
 
     def waits(self, now: bool) -> None:
-        """Report whether this worker waits at a barrier, so that no worker may wait for its samples."""
         self._ledger.waits(self._rank, now)
 
     def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
-        """Restrict this epoch, when it begins, to these samples."""
         self._ledger.expect(loader, epoch, rest)
 
     def state(self) -> dict[str, Any] | None:
-        """The ledger's part of a checkpoint; None on workers that do not keep it."""
-        return self._ledger.state(self._now()) if self._keeps else None
+        return self._ledger.state(self._service.now()) if self._keeps else None
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore what `state` gave."""
-        self._ledger.load(state, self._now())
+        self._ledger.load(state, self._service.now())
 
 
 class Hub:
@@ -143,6 +113,10 @@ class SimulatedService:
         server: the shards that this worker owns.
         owners: shard -> rank.
         ledger: of the data; all workers use that of the first shard's owner.
+
+    Attributes:
+        leases: this worker's access to the ledger.
+        taking: context in which pulled values and the ledger's news are consistent.
     """
 
     def __init__(
@@ -154,44 +128,41 @@ class SimulatedService:
         ledger: Ledger,
     ) -> None:
         self._transport, self._owners = transport, owners
-        self._cluster, self._rank = cluster, transport.world.rank
+        self._cluster, self.rank = cluster, transport.world.rank
         self._clock, shared = cluster.clock, cluster.shared
-        number = shared[f"attached {self._rank}"] = shared.get(f"attached {self._rank}", 0) + 1
+        number = shared[f"attached {self.rank}"] = shared.get(f"attached {self.rank}", 0) + 1
         self._hub: Hub = shared.setdefault(f"asynchronous {number}", Hub())
-        self._hub.servers[self._rank] = server
-        self._hub.transports[self._rank] = transport
-        self._hub.held[self._rank] = []
+        self._hub.servers[self.rank] = server
+        self._hub.transports[self.rank] = transport
+        self._hub.held[self.rank] = []
         keeps = LEDGER_SHARD in server.shards
         if keeps:
             self._hub.ledger = ledger
         self._has_final_model = False
+        self.taking = contextlib.nullcontext()  # one virtual worker runs at a time
         transport.barrier()
-        soon = partial(self._clock.wake, self._rank, 0.0)
-        wait = partial(self._await, "work that is left")
-        self.leases: Leases = SimulatedLedgerClient(
-            self._rank, self._hub.ledger, keeps, self.now, soon, self._idle, wait
-        )
+        self.leases: Leases = SimulatedLedgerClient(self, self._hub.ledger, keeps)
 
-    def computed(self, step: int) -> None:
-        """Let the simulated time of the minibatch pass."""
-        self._check()
+    def soon(self, action: Callable[[], None]) -> None:
+        """Run an action at this simulated time, after those of lower ranks."""
+        self._clock.wake(self.rank, 0.0, action)
+
+    def computed(self, step: int) -> float:
+        """Let the simulated time of the minibatch pass; the time then."""
         awake: list[bool] = []
-        self._clock.wake(self._rank, self._clock.compute_s(self._rank, step), lambda: awake.append(True))
-        self._cluster.wait(self._rank, "the end of its minibatch", lambda: bool(awake))
-
-    def taking(self) -> AbstractContextManager[object]:
-        """An empty context: one virtual worker runs at a time."""
-        return contextlib.nullcontext()
+        self._clock.wake(self.rank, self._clock.compute_s(self.rank, step), lambda: awake.append(True))
+        self._cluster.wait(self.rank, "the end of its minibatch", lambda: bool(awake))
+        return self._clock.now
 
     def now(self) -> float:
         """Simulated time, seconds."""
         return self._clock.now
 
-    def exchange_later(self, pending: PendingExchange, after_s: float) -> Once:
+    def exchange_later(self, pending: PendingExchange, after_s: float) -> Callable[[], None]:
         """Start the exchange in `after_s` simulated seconds, or earlier when the returned function is called."""
-        once = Once(lambda: self._ask(pending))  # without `_check`: an event may not raise
-        self._clock.wake(self._rank, after_s, once)
-        return once
+        ask = partial(self._ask, pending)  # without `_check`: an event may not raise
+        self._clock.wake(self.rank, after_s, ask)
+        return ask
 
     def exchange(self, pending: PendingExchange) -> None:
         """Send every owner its requests, in one message."""
@@ -199,13 +170,15 @@ class SimulatedService:
         self._ask(pending)
 
     def _ask(self, pending: PendingExchange) -> None:
-        pending.requested_at = self._clock.now
+        if pending.requested:
+            return
+        pending.requested, pending.requested_at = True, self._clock.now
         by_owner: dict[int, list[ShardRequest]] = {}
-        for request in pending.requests:
+        for request in pending.requests.values():
             by_owner.setdefault(self._owners[request.shard], []).append(request)
         for owner, requests in by_owner.items():
             nbytes = sum(FRAME_BYTES + _nbytes(request.values) for request in requests)
-            self._carry(self._rank, owner, nbytes, lambda o=owner, a=requests: self._arrive(o, pending, a))
+            self._carry(self.rank, owner, nbytes, lambda o=owner, a=requests: self._arrive(o, pending, a))
 
     def _carry(self, source: int, to: int, nbytes: int, then: Any) -> None:
         if source != to:
@@ -219,11 +192,11 @@ class SimulatedService:
             if request.values is None:
                 delays.append(0)
                 continue
-            incoming = pending.incoming(self._rank, request)
+            incoming = pending.incoming(self.rank, request)
             if request.shard == LEDGER_SHARD:
-                self._hub.ledger.done(self._rank, pending.marks)
+                self._hub.ledger.done(self.rank, pending.marks)
             delays.append(server.push(request.shard, request.values, incoming, request.out).delay)
-        self._hub.held[owner].append((self._rank, pending, requests, delays))
+        self._hub.held[owner].append((self.rank, pending, requests, delays))
         self._release(owner)
 
     def _release(self, owner: int) -> None:
@@ -257,20 +230,22 @@ class SimulatedService:
 
     def wait(self, pending: PendingExchange) -> None:
         """Let other workers run until it is answered."""
-        self._await("answers of the owners", lambda: pending.done)
-
-    def _await(self, what: str, ready: Callable[[], bool]) -> None:
-        self._cluster.wait(self._rank, what, lambda: ready() or bool(self._hub.failed))
+        if not pending.done:
+            self.wait_for("answers of the owners", lambda: pending.done)
         self._check()
 
-    def _idle(self) -> None:
+    def wait_for(self, what: str, ready: Callable[[], bool]) -> None:
+        """Let other workers run until it is so."""
+        self._cluster.wait(self.rank, what, lambda: ready() or bool(self._hub.failed))
+        self._check()
+
+    def idle(self) -> None:
         """Let no worker wait for this worker's clock until its next push."""
         for owner, server in self._hub.servers.items():
-            server.idle(self._rank)
+            server.idle(self.rank)
             self._release(owner)
 
     def _check(self) -> None:
-        self._cluster.check()
         if self._hub.failed:
             raise PeerLostError(f"virtual worker {self._hub.failed[0]} failed; its error is the one that is raised")
 
@@ -287,10 +262,10 @@ class SimulatedService:
     def finish(self) -> None:
         """Leave at all owners, and wait until all workers have."""
         for owner in self._hub.servers:
-            self._carry(self._rank, owner, FRAME_BYTES, lambda o=owner, r=self._rank: self._leave(o, r))
-        self._hub.finished.add(self._rank)
+            self._carry(self.rank, owner, FRAME_BYTES, lambda o=owner, r=self.rank: self._leave(o, r))
+        self._hub.finished.add(self.rank)
         size = self._transport.world.size
-        self._await("the end of the others' work", lambda: len(self._hub.finished) == size)
+        self.wait_for("the end of the others' work", lambda: len(self._hub.finished) == size)
 
     def _leave(self, owner: int, rank: int) -> None:
         self._hub.servers[owner].leave(rank)
@@ -307,7 +282,7 @@ class SimulatedService:
     def close(self) -> None:
         """Leave; before the end that is a failure, and the other workers stop."""
         if not self._has_final_model:
-            self._hub.failed.append(self._rank)
+            self._hub.failed.append(self.rank)
 
     def state(self) -> dict[str, Any]:
         """The simulated time."""

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,23 +29,19 @@ from torch import Tensor
 from paceline.communication import Transport
 from paceline.communication.sockets.channel import TLS, Channel, Frame, FrameHeader
 from paceline.core import runtime
-from paceline.data.ledger.epoch_ledger import ENDLESS, Mark
+from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.ledger.leases import Leases
 from paceline.errors import MismatchError, PacelineError, PeerLostError
 from paceline.update.monitor import Monitor
-from paceline.update.server.barriers import Barriers
-from paceline.update.server.context import ServiceContext
+from paceline.update.server.context import LOOK_EVERY_S, ServerMembership, ServiceContext, silence
 from paceline.update.server.durability import Durability
-from paceline.update.server.exchanges import Exchanges
-from paceline.update.server.failures import OUT_S, Failures, identity
-from paceline.update.server.frames import BACKGROUND, LEDGER, FrameKind
+from paceline.update.server.failures import GOODBYE_S, OUT_S, Failures, identity
+from paceline.update.server.frames import BACKGROUND, LEDGER, FrameKind, check
 from paceline.update.server.ledger_client import DataAccess, SocketLedgerClient
-from paceline.update.server.membership import LOOK_EVERY_S, ServerMembership, silence
-from paceline.update.server.owner import PushResult, ShardServer
 from paceline.update.server.peer import Peer, Peers, SendQueue, fresh
-from paceline.update.server.protocol import Once, PendingExchange, ShardRequest
+from paceline.update.server.protocol import PendingExchange, ShardRequest, Timers
 from paceline.update.server.rendezvous import connect_all
-from paceline.update.server.shard import LEDGER_SHARD, NO_READER, GroupSettings, IncomingPush
+from paceline.update.server.shard import LEDGER_SHARD, NO_READER, GroupSettings, IncomingPush, PushResult, ShardServer
 
 
 class SocketService:
@@ -63,6 +58,9 @@ class SocketService:
 
     Attributes:
         leases: this worker's access to the ledger of the data.
+        secure: waits until no push of this worker can be lost with one owner (`SocketLedgerClient.secure`).
+        replicate_anew: replicates this worker's shards after a checkpoint replaced them; call before `barrier`.
+        taking: context without failovers, in which pulled values and the ledger's news are consistent.
     """
 
     ledger_client: SocketLedgerClient
@@ -78,18 +76,24 @@ class SocketService:
         reports: Monitor,
     ) -> None:
         world = transport.world
-        membership = ServerMembership(world.rank, world.size, owners)
-        self.context = ServiceContext(transport, server, membership, reports, timeout_s)
+        self.members = ServerMembership(world.rank, world.size, owners)
+        self.context = ServiceContext(transport, server, self.members, reports, timeout_s)
+        self.taking = self.context.changed
         self.failures = Failures(self.context, transport.gather_json(identity()))
         incoming: dict[int, Channel] = {}
         self.peers = Peers(self.context, incoming)
-        self.durability = Durability(self.context, self.peers, data.bounded, data.clients, self._done)
+        done = lambda marks: self.ledger_client.done(marks)  # noqa: E731
+        self.durability = Durability(self.context, self.peers, data.bounded, data.clients, done)
         self.ledger_client = SocketLedgerClient(self.context, self.peers, self.failures, self.durability, data)
         self.leases: Leases = self.ledger_client
-        self.exchanges = Exchanges(self.context, self.peers, self.durability, self.ledger_client)
+        self.secure, self.replicate_anew = self.ledger_client.secure, self.durability.renew
         self.shards = ShardService(self.context, self.failures)
-        self._barriers = Barriers(self.context, self.peers, self.failures, self.ledger_client)
-        self.arrived = self._barriers.arrived
+        self._pending: dict[int, PendingExchange] = {}  # by number
+        self._clocks: dict[int, int] = {}  # shard -> the clock of this worker's last push to it
+        self._timers = Timers()  # send delayed pulls
+        self._barriers = 0  # made so far
+        self._lost_at_pull = 0  # how many workers were lost when the final model was pulled
+        self._has_final_model = False
         self.failures.on_loss = self._lost
         self.failures.on_gone = lambda rank, why: self.peers.say_all(FrameKind.OUT, (rank, 1), note=why)
         self._threads = ServiceThreads(self.context.fail)
@@ -103,9 +107,9 @@ class SocketService:
 
     def _begin(self, outgoing: dict[int, Channel]) -> None:
         """Start all threads, before the first request."""
-        context, peers = self.context, self.peers
+        context, peers, ended = self.context, self.peers, self.failures.connection_ended
         remote = {
-            rank: Peer(context, rank, channel, partial(self._place, rank), partial(self._take, rank), self._ended)
+            rank: Peer(context, rank, channel, partial(self._place, rank), partial(self._take, rank), ended)
             for rank, channel in outgoing.items()
         }
         peers.connect(remote, OwnPeer(self))
@@ -113,24 +117,19 @@ class SocketService:
         bodies |= {f"peer-{rank}": peer.run for rank, peer in peers.all.items()}
         self._threads.start_single_core(bodies, context.timeout_s)
         self._threads.start("heartbeat", Heartbeat(context, peers, self.failures).run)
-        self._threads.start("timers", self.exchanges.timers.run)
-
-    def _done(self, marks: list[Mark]) -> None:
-        """Report samples that every shard holds for good."""
-        self.ledger_client.done(marks)
+        self._threads.start("timers", self._timers.run)
 
     # -- losses -----------------------------------------------------------------------------------
 
     def _lost(self, rank: int, why: str, gone: bool, moved: list[int]) -> None:
         """Fail over after a loss; `changed` is held."""
-        members = self.context.membership
-        owners = sorted({members.owners[shard] for shard in moved})
+        owners = sorted({self.members.owners[shard] for shard in moved})
         self.context.reports.lost(rank, why, owners)
-        if members.rank in owners:
+        if self.members.rank in owners:
             self._take_over(rank, moved)
         self.peers.say_all(FrameKind.OUT, (rank, int(gone)), note=why)
         self._dismiss(rank, why)
-        self.exchanges.request_again(set(moved))
+        self._request_again(set(moved))
         self.ledger_client.lost(rank, LEDGER_SHARD in moved)
 
     def _take_over(self, rank: int, shards: list[int]) -> None:
@@ -146,22 +145,48 @@ class SocketService:
         peer.close()
         incoming.close()
 
-    # -- requests ---------------------------------------------------------------------------------
+    # -- requests: the training thread ------------------------------------------------------------
 
-    def computed(self, step: int) -> None:
-        """Nothing: real time has passed."""
+    def computed(self, step: int) -> float:
+        """The time: that of the minibatch has passed."""
+        return runtime.monotonic()
 
     def now(self) -> float:
         """Real time."""
         return runtime.monotonic()
 
     def exchange(self, pending: PendingExchange) -> None:
-        """Start the exchange; only the training thread calls this."""
-        self.exchanges.start(pending)
+        """Start an exchange; first wait where too many pushes are not replicated yet."""
+        if pending.clock:
+            self.ledger_client.idle = False
+            self.durability.keep(pending)
+        self._send(pending)
+        self.ledger_client.report()  # after the push, whose samples this worker no longer holds
 
-    def exchange_later(self, pending: PendingExchange, after_s: float) -> Once:
+    def exchange_later(self, pending: PendingExchange, after_s: float) -> Callable[[], None]:
         """Start the exchange in `after_s` seconds, or earlier when the returned function is called."""
-        return self.exchanges.start_later(pending, after_s)
+        send = partial(self._send, pending)
+        if after_s > 0:
+            self._timers.put(after_s, send)
+        else:
+            send()
+        return send
+
+    def _send(self, pending: PendingExchange) -> None:
+        self.context.check()
+        with self.context.changed:
+            if pending.requested:
+                return
+            pending.requested, pending.requested_at = True, runtime.monotonic()
+            self._pending[pending.number] = pending
+            by_owner: dict[int, list[ShardRequest]] = {}
+            for request in pending.requests.values():
+                if request.values is not None:
+                    self._clocks[request.shard] = pending.clock
+                by_owner.setdefault(self.members.owners[request.shard], []).append(request)
+            for owner, requests in by_owner.items():
+                self.peers[owner].request(pending, *requests)
+            self.peers.remind()
 
     def done(self, pending: PendingExchange) -> bool:
         """Whether it is answered."""
@@ -172,31 +197,141 @@ class SocketService:
         """Wait for the answers; owners that are silent too long are declared lost meanwhile."""
         self.peers.wait_until(lambda: pending.done)
 
-    def taking(self) -> AbstractContextManager[object]:
-        """Context without failovers, so that the pulled values and the ledger's news stay consistent."""
-        return self.context.changed
+    def answered(self, number: int, shard: int, version: int, delay: int, news: Any, rank: int) -> None:
+        """Note an answer of worker `rank`, whose values have been received.
+
+        Ignore late answers of a lost worker: its successor got the same request, and the successor's first answer
+        brings the whole ledger, which must not be missed.
+        """
+        with self.context.changed:
+            pending = self._pending.get(number)
+            if pending is None or rank in self.members.lost:
+                return
+            pending.answered(shard, version, delay, news)
+            if pending.done:
+                pending.answered_at = runtime.monotonic()
+                del self._pending[number]
+                self.context.changed.notify_all()
+
+    def _request_again(self, moved: set[int]) -> None:
+        """Send the new owner of a lost worker's shards what its replicas may lack, and this worker's clock.
+
+        The replica is older than the lost owner's state. Without the clock the new owner would hold back other workers
+        for this one, although it is ahead of them and waits for them.
+        """
+        if not moved:
+            return
+        successor = self.members.owners[min(moved)]
+        waiting = {(pending.number, request.shard) for pending in self._pending.values() for request in pending.waiting}
+        pushed = set()
+        for pending, request in self.durability.again(moved, waiting):
+            self.peers[successor].request(pending, request)
+            pushed.add(request.shard)
+        for pending in list(self._pending.values()):
+            for request in pending.waiting:
+                if request.shard in moved and request.values is None:
+                    self.peers[successor].request(pending, request)
+        clocks = [[shard, self._clocks[shard]] for shard in sorted(moved - pushed) if shard in self._clocks]
+        if successor == self.members.rank:
+            self.context.server.tick(successor, clocks)
+        elif clocks:
+            self.peers[successor].say(FrameKind.CLOCKS, (), note=clocks)
+        self.ledger_client.idle_again()
 
     # -- all workers ------------------------------------------------------------------------------
 
-    def secure(self, idle: bool = True) -> None:
-        """Wait until no push of this worker can be lost with one owner."""
-        self.ledger_client.secure(idle)
-
-    def replicate_anew(self) -> None:
-        """Replicate this worker's shards, which were replaced."""
-        self.durability.renew()
-
     def barrier(self, of_all: bool = True) -> None:
-        """Wait until every worker is here, or every living one, with no exchange under way."""
-        self._barriers.barrier(of_all)
+        """Wait until every worker is here, with no exchange under way.
+
+        Args:
+            of_all: whether a lost worker is missed, too; else the living ones meet.
+
+        Raises:
+            PeerLostError: a worker that is missed is lost.
+        """
+        self._barriers = number = self._barriers + 1
+        self._announce(FrameKind.HERE, number)
+        here = lambda rank: self.members.barriers.get(rank, 0) >= number  # noqa: E731
+        self._wait_for(here, "did not come to a point where all wait for all", of_all)
 
     def finish(self) -> None:
         """Announce that this worker has no more to push, and wait until no worker has."""
-        self._barriers.finish()
+        self._announce(FrameKind.FINISH, self._lost_at_pull)
+        self._wait_for(lambda rank: rank in self.members.finished, "made no step")
+        self._lost_at_pull = len(self.members.lost)
 
     def confirm_final_model(self) -> bool:
-        """Wait until all workers have the final model; False where this worker has to pull it again."""
-        return self._barriers.confirm_final_model()
+        """Announce that this worker has the final model, and wait until all workers have.
+
+        False: a worker was lost since the pull, and its shards may differ from those that the new owner serves; this
+        worker has to pull again, unless others have left with what it has.
+        """
+        if len(self.members.lost) == self._lost_at_pull:
+            self._announce(FrameKind.BYE, self._lost_at_pull)
+            self._wait_for(self._confirmed, "took no leave")
+        if len(self.members.lost) != self._lost_at_pull and not self._model_is_taken():
+            self._lost_at_pull = len(self.members.lost)
+            return False
+        self._has_final_model = True
+        for rank in self.members.live:
+            self.peers[rank].flush(GOODBYE_S)
+        return True
+
+    def arrived(self, rank: int, kind: int, number: int) -> None:
+        """Note what worker `rank` announced."""
+        with self.context.changed:
+            if kind == FrameKind.HERE:
+                self.members.barriers[rank] = number
+            elif kind == FrameKind.FINISH:
+                self.members.finished.add(rank)
+            else:
+                self.members.confirmed[rank] = number
+            if kind != FrameKind.HERE:
+                self.context.server.leave(rank)
+                self.ledger_client.lost(rank)
+            self.context.news()
+
+    def _model_is_taken(self) -> bool:
+        """Whether a worker has left with the model that this one has pulled: nobody serves its shards any more."""
+        return any(self.members.confirmed[rank] == self._lost_at_pull for rank in self.members.left)
+
+    def _confirmed(self, rank: int) -> bool:
+        """Whether no wait for `rank` is needed: it has the model, or a loss makes all workers pull again."""
+        lost_another = len(self.members.lost) != self._lost_at_pull
+        return lost_another or self.members.confirmed.get(rank) == self._lost_at_pull
+
+    def _announce(self, kind: FrameKind, number: int) -> None:
+        with self.context.changed:
+            self.arrived(self.members.rank, kind, number)
+            self.peers.say_all(kind, (number,))
+
+    def _wait_for(self, ready: Callable[[int], bool], what: str, of_all: bool | None = None) -> None:
+        """Wait until all live workers are ready; declare workers that are silent for too long lost.
+
+        Args:
+            ready: of a rank.
+            what: a silent worker did not do.
+            of_all: at a barrier, where training goes on afterwards: whether it is one of lost workers, too.
+        """
+        began = runtime.monotonic()
+        while True:
+            self.context.check()
+            if of_all and self.members.lost:
+                world = self.context.world
+                raise PeerLostError(
+                    world.sign(
+                        f"{world.names(sorted(self.members.lost))} left, and workers can no longer "
+                        "come to one point together, which a checkpoint needs; start again from the last one"
+                    )
+                )
+            with self.context.changed:
+                missing = [rank for rank in self.members.live if not ready(rank)]
+                if not missing:
+                    return
+                self.context.changed.wait(LOOK_EVERY_S)
+                if of_all is not None:
+                    self.peers.remind()
+            self.failures.give_up_silent(missing, what, began)
 
     def close(self) -> None:
         """Close every connection, which ends the threads."""
@@ -204,14 +339,14 @@ class SocketService:
         with context.changed:
             if context.closed.is_set():
                 return
-            leaves_early = bool(peers.all) and not self._barriers.all_have_final_model and context.failure is None
+            leaves_early = bool(peers.all) and not self._has_final_model and context.failure is None
             if leaves_early:  # so that other workers need no timeout to notice
                 peers.say_all(FrameKind.OUT, (context.membership.rank, 1), "it has left before the end")
         for peer in peers.all.values() if leaves_early else ():
             peer.flush(OUT_S)
         with context.changed:
             context.closed.set()
-            self.exchanges.timers.close()
+            self._timers.close()
             context.changed.notify_all()
         peers.close()
         self._threads.join()
@@ -227,8 +362,8 @@ class SocketService:
 
     def _place(self, rank: int, header: FrameHeader) -> Tensor:
         """Memory for a frame's body: the destination of the exchange that awaits it, if one does."""
-        awaited = header.kind == FrameKind.ANSWER and rank not in self.context.membership.lost
-        pending = self.exchanges.find(header.numbers[3]) if awaited else None
+        awaited = header.kind == FrameKind.ANSWER and rank not in self.members.lost
+        pending = self._pending.get(header.numbers[3]) if awaited else None
         request = pending.request(header.numbers[0]) if pending is not None else None
         return request.out if request is not None and request.out is not None else fresh(header)
 
@@ -239,15 +374,11 @@ class SocketService:
         elif frame.kind == FrameKind.ANSWER:
             shard, version, delay, number, *safe = frame.numbers[:6]
             self.durability.safe(rank, [(shard, *safe)])
-            self.exchanges.answered(number, shard, version, delay, frame.note, rank)
+            self.answered(number, shard, version, delay, frame.note, rank)
         elif frame.kind == FrameKind.KEPT:
             self.durability.replica_kept(*frame.numbers[:2])
         elif frame.kind == FrameKind.LEASED:
             self.ledger_client.answered(frame.numbers)
-
-    def _ended(self, rank: int, why: str) -> None:
-        """Report that the connection to worker `rank` ended."""
-        self.failures.connection_ended(rank, why)
 
 
 class OwnPeer(SendQueue):
@@ -295,7 +426,7 @@ class OwnPeer(SendQueue):
         reader = NO_READER if pending.peeks else rank
         version = server.read(shard, reader, request.out, after_push=request.values is not None)
         durability.safe(rank, [(shard, *durability.up_to(shard, rank))])
-        self._service.exchanges.answered(pending.number, shard, version, delay, None, rank)
+        self._service.answered(pending.number, shard, version, delay, None, rank)
 
     def _write(self, kind: FrameKind, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
         """Handle the only frames that a worker sends itself: to its shards' clocks and to the ledger that it keeps."""
@@ -457,69 +588,6 @@ class PeerServer:
             return False
         self._answer_push(held)
         return True
-
-
-KNOWN = frozenset(int(kind) for kind in FrameKind)
-CHECKED = KNOWN - {FrameKind.ANSWER, FrameKind.LEASED, FrameKind.STILL_HERE, FrameKind.HELLO, FrameKind.KEPT}
-"""The others are answers, of which the owner of a shard takes no notice."""
-MOST = 1 << 16
-"""Entries of a list, at most."""
-
-
-def check(frame: Frame, size: int) -> None:
-    """Refuse a frame that no worker sends.
-
-    Args:
-        frame: the frame.
-        size: number of workers.
-
-    Raises:
-        MismatchError: it is malformed; says what is wrong.
-    """
-    kind, numbers, note = frame.kind, frame.numbers, frame.note
-    if kind not in KNOWN:
-        raise MismatchError(f"no worker sends a frame of kind {kind}")
-    if kind not in CHECKED:
-        return
-    if (frame.body is not None) != (kind in (FrameKind.PUSH, FrameKind.REPLICA)):
-        raise MismatchError(f"a frame of kind {kind} {'without' if frame.body is None else 'with'} a body")
-    if kind != FrameKind.HOLDS and min(numbers) < 0 and kind not in (FrameKind.PUSH, FrameKind.PULL):
-        raise MismatchError(f"a frame of kind {kind} with negative numbers: {numbers}")
-    if kind in (FrameKind.SETTINGS, FrameKind.REPLICA) and not isinstance(note, dict):
-        raise MismatchError(f"a frame of kind {kind} has a JSON object, got {type(note).__name__}")
-    if kind == FrameKind.REPLICA and type(note.get("piece")) is not int:
-        raise MismatchError(f"a replica is of a shard, got {note.get('piece')!r:.80}")
-    if kind in (FrameKind.MARKS, FrameKind.LEFT, FrameKind.DONE, FrameKind.HOLDS):
-        _marks(note or [])
-    if kind == FrameKind.COVERS:
-        _rows(note)
-        _marks(note[1:])
-        if not note or not all(0 <= rank < size for rank in note[0]):
-            raise MismatchError(f"a frame of kind {kind} begins with lost workers, got {note!r:.80}")
-    if kind in (FrameKind.SAFE, FrameKind.CLOCKS):
-        _rows(note or [])
-    if kind == FrameKind.PUSH and min(numbers[3], numbers[4], numbers[5]) < 0:
-        raise MismatchError(f"a push of {numbers[3]} minibatches, number {numbers[4]}, of group {numbers[5]}")
-    if kind == FrameKind.LEASE and not (1 <= numbers[4] <= ENDLESS and 1 <= numbers[5] <= ENDLESS):
-        raise MismatchError(f"a request for {numbers[5]} units of {numbers[4]} samples")
-    if kind == FrameKind.OUT and numbers[0] >= size:
-        raise MismatchError(f"worker {numbers[0]} of {size} is said to be lost")
-
-
-def _marks(note: Any) -> None:
-    _rows(note)
-    for mark in note:
-        if len(mark) != 4 or min(mark) < 0 or not mark[2] <= mark[3] <= ENDLESS:
-            raise MismatchError(f"sample ranges are loader, epoch, begin and end, got {mark!r:.80}")
-
-
-def _rows(note: Any) -> None:
-    """A list of lists of whole numbers."""
-    if not isinstance(note, list) or len(note) > MOST:
-        raise MismatchError(f"a list of at most {MOST} is expected, got {type(note).__name__}")
-    for row in note:
-        if not isinstance(row, list) or any(type(one) is not int for one in row):
-            raise MismatchError(f"lists of whole numbers are expected, got {row!r:.80}")
 
 
 class ShardService:

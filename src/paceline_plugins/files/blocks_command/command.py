@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.console import command_app, err, near
+from paceline.cli.console import command_app, err, near, refuse, refusing
 from paceline.cli.console.program_options import CONTEXT, Arguments, Master, Overwrite, ProgramCommand, Quiet
 from paceline.cli.launch.spawn import Command
 from paceline.cli.run import checks, fixed
@@ -19,8 +20,10 @@ from paceline.cli.run.conclusion import conclude
 from paceline.cli.run.hosts import resolve_cluster
 from paceline.cli.run.options import HostOptions, Security
 from paceline.cli.run.program import find
-from paceline_plugins.files.blocks_command import workplace
 from paceline_plugins.files.blocks_command.options import DataOptions, ModelOptions, RateOptions, plan_of
+
+if TYPE_CHECKING:
+    from paceline_plugins.files.plan import Plan
 
 WORKER = "paceline_plugins.files.worker"  # which loads torch
 START_S = 600.0
@@ -61,7 +64,7 @@ def blocks(
     layout: Annotated[
         str | None,
         typer.Option(
-            help="Of model files: npy, npz, safetensors, kaldi, kaldi-text, caffemodel; of raw numbers f32, or entries "
+            help="Of model files: npy, npz, safetensors, kaldi, caffemodel; of raw numbers f32, or entries "
             "such as 'skip:16, w:f32:784x100, b:f32:100'.",
             show_default="recognised",
         ),
@@ -104,8 +107,8 @@ def blocks(
     checks.free_port(cluster)
     checks.warn_oversubscription(cluster.workers, quiet)
     folder = Path(plan.work)
-    with contextlib.closing(workplace.lock(folder, cluster.host_index)):
-        place = workplace.prepare(plan, cluster.host_index, overwrite)
+    with contextlib.closing(_lock(folder, cluster.host_index)):
+        place = _prepare(plan, cluster.host_index, overwrite)
         directory = checks.log_directory(checks.new_directory(str(folder / "logs")), cluster, False)
         added = fixed.environment(cluster, None, directory, Security(in_the_clear=True), announces=False)
         started = time.monotonic()
@@ -121,6 +124,42 @@ def blocks(
                 soft_wrap=True,
             )
     fixed.leave(code, outcome)
+
+
+def _lock(folder: Path, host_index: int) -> checks.Lock:
+    """Make the folder, and hold its lock; refuses a folder that another launcher of this host uses."""
+    with refusing():
+        folder.mkdir(parents=True, exist_ok=True)
+        return checks.Lock(folder, f"lock-{host_index}")
+
+
+def _prepare(plan: Plan, host_index: int, overwrite: bool) -> Path:
+    """Write the plan for the workers of this host; returns its file. Refuses to continue with other options."""
+    from paceline_plugins.files.plan import Plan, check_continues  # late: it loads torch
+    from paceline_plugins.files.workplace import write
+
+    folder = Path(plan.work)
+    place = folder / f"plan-{host_index}.json"
+    with refusing():
+        if overwrite or not any((folder / name).exists() for name in ("merged", "steps")):  # else nothing is done yet
+            _clear(folder, place)
+        elif not place.exists():
+            refuse(f"{folder} holds a run without {place.name}; give another --work, or --overwrite to begin anew")
+        else:
+            check_continues(plan, Plan.read(place))
+        write(place, plan.text.encode())
+    return place
+
+
+def _clear(folder: Path, place: Path) -> None:
+    """Remove an earlier run; its plan last, so that a kill in between leaves a run that can be continued.
+
+    Hosts that share the folder may all do so: none of them trains before all have met.
+    """
+    for name in ("merged", "steps", "scratch"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for path in (folder / "journal.json", place):
+        path.unlink(missing_ok=True)
 
 
 app = command_app(blocks, cls=ProgramCommand, context_settings=CONTEXT)

@@ -8,24 +8,5 @@
     wire       JSON messages over plain sockets, with deadlines
     probe      one worker's part in an examination
     judge      measurements -> findings, each with advice; pure
-    show       terminal, picture, page, JSON
+    show       terminal and JSON
 """
-
-from __future__ import annotations
-
-from paceline_plugins.forecast.doctor.finding import Finding
-from paceline_plugins.forecast.doctor.judge import fit, judge
-from paceline_plugins.forecast.doctor.measured import Machine, MeasuredLink, Measurements
-from paceline_plugins.forecast.doctor.probe import Probe, ProbeCoordinates, coordinates_from
-
-__all__ = [
-    "Finding",
-    "Machine",
-    "MeasuredLink",
-    "Measurements",
-    "Probe",
-    "ProbeCoordinates",
-    "coordinates_from",
-    "fit",
-    "judge",
-]

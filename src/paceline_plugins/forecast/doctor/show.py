@@ -1,30 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The findings on the terminal, as a figure, as a page, and as JSON."""
+"""The findings on the terminal, and as JSON."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from html import escape
 from operator import attrgetter
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from paceline.observe.reports.summary import seconds_text
-from paceline_plugins.forecast.doctor.finding import Finding, latency_text, rate_text
-from paceline_plugins.forecast.doctor.judge import exchange_s, fit, slowest_bytes_s
+from paceline_plugins.forecast.doctor.judge import (
+    Finding,
+    exchange_s,
+    fit,
+    latency_text,
+    rate_text,
+    slowest_bytes_s,
+)
 from paceline_plugins.forecast.doctor.measured import MeasuredLink, Measurements
-from paceline_plugins.report import page
-from paceline_plugins.report.canvas import new_figure, style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MOST_COLUMNS = 12  # of a table on the terminal
 STYLES = {"wrong": "bold red", "note": "yellow", "good": "green"}
@@ -114,107 +111,3 @@ def as_json(found: Measurements, findings: Sequence[Finding], parameters: int | 
         "exchange_s": None if parameters is None else exchange_s(found, parameters),
         **found.to_json(),
     }
-
-
-def write_report(directory: Path, found: Measurements, findings: Sequence[Finding], parameters: int | None) -> Path:
-    """Write `directory/doctor.html`, the figure as PNG, and all results as JSON; returns the page's path."""
-    figure = draw(found)  # first: without matplotlib nothing is written
-    directory.mkdir(parents=True, exist_ok=True)
-    values = json.dumps(as_json(found, findings, parameters), indent=1)
-    (directory / "doctor.json").write_text(values + "\n", encoding="utf-8")
-    html = directory / "doctor.html"
-    html.write_text(
-        page.whole_page("Is this cluster fit?", _body(found, findings, parameters, figure)), encoding="utf-8"
-    )
-    if figure is not None:
-        page.save_png(figure, directory / "doctor.png", "Links of the cluster")
-    return html
-
-
-def _body(found: Measurements, findings: Sequence[Finding], parameters: int | None, figure: Figure | None) -> list[str]:
-    wrong = [f"{f.sentence}. To do: {f.advice}." for f in findings if f.severity == "wrong"]
-    verdict = "This cluster is fit for training" if not wrong else "This cluster is not fit for training"
-    lead = f"{len(found.machines)} of {found.size} workers on {', '.join(found.hosts) or 'no host'}."
-    if parameters is not None and (text := estimate_text(found, parameters)):
-        lead += f" At best, {text}."
-    other = [f for f in findings if f.severity != "wrong"]
-    rows = [{"": f.severity, "what": f.about, "found": f.sentence, "to do": f.advice} for f in other]
-    parts = [f"<h1>{escape(verdict)}</h1>", f'<p class="lead">{escape(lead)}</p>', page.warning_box(wrong)]
-    if figure is not None:
-        caption = "From row to column; red crosses are connections that did not open."
-        parts.append(page.figure_block(figure, "Links", caption, 0))
-    parts += [page.heading("Other checks"), page.table(rows), page.heading("Workers"), page.table(_workers(found))]
-    return parts
-
-
-def _workers(found: Measurements) -> list[dict[str, Any]]:
-    return [
-        {
-            "rank": rank,
-            "host": machine.host,
-            "gloo's address": f"{machine.gloo_address} {machine.gloo_interface}",
-            "cores": machine.cores,
-            "load": f"{machine.load:.1f}",
-            "memory free": "" if machine.memory_bytes is None else f"{machine.memory_bytes / 1e9:.1f} GB",
-            "/dev/shm free": "" if machine.shm_bytes is None else f"{machine.shm_bytes / 1e9:.1f} GB",
-            "GPUs": len(machine.gpus),
-            **machine.versions,
-        }
-        for rank, machine in sorted(found.machines.items())
-    ]
-
-
-def draw(found: Measurements) -> Figure | None:
-    """Bandwidth and latency of every ordered pair, as two heat maps; None for a single worker."""
-    if len(found.machines) < 2:
-        return None
-    with style():
-        figure = new_figure(4.4)
-        left, right = figure.subplots(1, 2)
-        _heat_map(figure, left, found, "bandwidth [Mbit/s]", attrgetter("bandwidth_bytes_s"), 8e-6)
-        _heat_map(figure, right, found, "round trip [ms]", attrgetter("latency_s"), 1e3)
-    return figure
-
-
-def _heat_map(figure: Figure, axes: Axes, found: Measurements, label: str, value: Value, scale: float) -> None:
-    import numpy as np
-
-    ranks = sorted(found.machines)
-    place = {rank: k for k, rank in enumerate(ranks)}
-    grid = np.full((len(ranks), len(ranks)), np.nan)
-    broken: list[tuple[int, int]] = []
-    for link in found.links:
-        at = place[link.source], place[link.target]
-        number = value(link)
-        if link.problem:
-            broken.append(at)
-        elif number is not None:
-            grid[at] = scale * number
-    if np.isfinite(grid).any():
-        picture = axes.imshow(grid, cmap="viridis", vmin=0)
-        figure.colorbar(picture, ax=axes, shrink=0.8)
-        _write_numbers(axes, grid)
-    for row, column in broken:
-        axes.plot(column, row, marker="x", markersize=10, markeredgewidth=2.5, color="#d62728")
-    axes.set_xlim(-0.5, len(ranks) - 0.5)
-    axes.set_ylim(len(ranks) - 0.5, -0.5)
-    axes.set_xticks(range(len(ranks)), [str(rank) for rank in ranks])
-    axes.set_yticks(range(len(ranks)), [str(rank) for rank in ranks])
-    axes.grid(visible=False)
-    axes.set_title(label, fontsize=11)
-    axes.set_xlabel("to rank")
-    axes.set_ylabel("from rank")
-
-
-def _write_numbers(axes: Axes, grid: Any) -> None:
-    """Write the numbers into the cells of a small grid."""
-    import numpy as np
-
-    if len(grid) > 8:
-        return
-    top = float(np.nanmax(grid))
-    for (row, column), number in np.ndenumerate(grid):
-        if np.isfinite(number):
-            dark = number < 0.6 * top
-            text = f"{number:.0f}" if number >= 10 else f"{number:.2f}"
-            axes.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")

@@ -67,32 +67,31 @@ def plan(
     if script is not None:
         own = list(python_program(script, arguments, "plan times Python programs with torch").arguments)
     from paceline.observe import read_run
-    from paceline_plugins.forecast.plan_command.inputs import PlanInputs, Program, workload
+    from paceline_plugins.forecast.plan_command.inputs import workload
     from paceline_plugins.forecast.plan_command.quality import (  # here, because torch loads for seconds
         of_time,
         quality_forecast,
+        sentence,
     )
-    from paceline_plugins.forecast.plan_command.sentence import sentence
 
     with refusing():
         from paceline.rules.recipes import RECIPES, rule_from_text
-        from paceline_plugins.forecast.planner import Conditions, forecasts, network_from_text, recommend
+        from paceline_plugins.forecast.planner import forecasts, network_from_text, recommend
+        from paceline_plugins.forecast.planner.observed import step_s
 
         run = None if log is None else read_run(log)
-        program = None if script is None else Program(script, own)
         size = None if parameters is None else parse_count(parameters)
-        inputs = PlanInputs(program, step_time, size)
         if run is not None and script is None:
-            inputs = inputs.completed(run)
+            step_time = step_s(run) if step_time is None else step_time
+            size = run.parameters if size is None else size
 
         net, texts = network_from_text(network), rule or list(RECIPES)
         rules = [rule_from_text(text) for text in texts]
-        around = Conditions()
-        work = workload(inputs, err())
-        rows = forecasts(rules, work, net, counts, around)
+        work = workload(script, own, step_time, size, err())
+        rows = forecasts(rules, work, net, counts)
         focus = at or (16 if 16 in counts else counts[-1])
-        advice = recommend(work, net, focus, around)
-        quality = None if run is None else quality_forecast(run, counts, partial(of_time, work, net, around))
+        advice = recommend(work, net, focus)
+        quality = None if run is None else quality_forecast(run, counts, partial(of_time, work, net))
         if any(one.schedule.grow is not None for one in rules):
             err().print(GROWING)
         pays = sentence(advice.forecast, quality)

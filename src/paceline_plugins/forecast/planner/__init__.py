@@ -5,18 +5,15 @@
 
     network      links, hosts, presets, the doctor's measurements
     stragglers   the slowest of N workers
-    workload     step times, sizes of the model, failures
-    loads        the bytes that each link carries, for every route
-    timing       an exchange over a route
+    workload     step times, sizes of the model
+    timing       an exchange over a route, and the bytes that each link carries
     lockstep     blocks of workers that exchange together
-    pushes       asynchronous workers, on the simulated clock
-    forecast     all of these, for a rule at N workers
+    forecast     all of these, for a rule at N workers, and asynchronous workers on the simulated clock
     advice       a rule and a period, and why
     quality      what other numbers of workers learn from the samples of a run
     observed     a run's log, for that
     stopwatch    times the steps of a user's script
-    busy         how busy the machine is meanwhile
-    table, plot  tables and figures
+    table        for a terminal
 """
 
 from __future__ import annotations
@@ -24,19 +21,16 @@ from __future__ import annotations
 from paceline_plugins.forecast.planner.advice import Advice, recommend
 from paceline_plugins.forecast.planner.forecast import Forecast, forecast, forecasts
 from paceline_plugins.forecast.planner.network import PRESETS, Network, NetworkLink, network_from_text
-from paceline_plugins.forecast.planner.stragglers import LogNormal, Measured, StepTimes
-from paceline_plugins.forecast.planner.workload import Conditions, Workload
+from paceline_plugins.forecast.planner.stragglers import LogNormal
+from paceline_plugins.forecast.planner.workload import Workload
 
 __all__ = [
     "PRESETS",
     "Advice",
-    "Conditions",
     "Forecast",
     "LogNormal",
-    "Measured",
     "Network",
     "NetworkLink",
-    "StepTimes",
     "Workload",
     "forecast",
     "forecasts",

@@ -28,7 +28,7 @@ from paceline.rules.recipes import rule_from_text
 from paceline.rules.schedule.paced import least_period
 from paceline_plugins.forecast.planner.forecast import Forecast, forecast
 from paceline_plugins.forecast.planner.network import Network
-from paceline_plugins.forecast.planner.workload import Conditions, Workload
+from paceline_plugins.forecast.planner.workload import Workload
 
 SHARE = 0.02
 SYNC_SHARE = 0.05
@@ -62,10 +62,9 @@ class _Query:
     workload: Workload
     network: Network
     workers: int
-    conditions: Conditions | None
 
     def look(self, text: str) -> Forecast:
-        return forecast(rule_from_text(text), self.workload, self.network, self.workers, self.conditions)
+        return forecast(rule_from_text(text), self.workload, self.network, self.workers)
 
     def fastest(self, template: str) -> str:
         """The setting of the topology with which the rule `template`, with the route in place of {}, is fastest."""
@@ -84,16 +83,15 @@ class _Query:
             yield f"dimensions=({host * hosts}, {racks})"
 
 
-def recommend(workload: Workload, network: Network, workers: int, conditions: Conditions | None = None) -> Advice:
+def recommend(workload: Workload, network: Network, workers: int) -> Advice:
     """A rule and a period for so many workers.
 
     Args:
         workload: what one worker does; two moments mean Adam.
         network: between the workers.
         workers: N, at least 1.
-        conditions: failures.
     """
-    query = _Query(workload, network, workers, conditions)
+    query = _Query(workload, network, workers)
     if workers == 1:
         alone = query.look("sync")
         return Advice(alone.rule, 1, "One worker exchanges nothing; any rule is the program itself.", alone)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forecast: speed and bytes of a rule on N workers of a network.
 
-    efficiency = c / t * availability         c a minibatch alone, t a minibatch among N, both in seconds of one worker
-    epoch      = M / N * t / availability     M minibatches in a pass over the data
+    efficiency = c / t          c a minibatch alone, t a minibatch among N, both in seconds of one worker
+    epoch      = M / N * t      M minibatches in a pass over the data
 
 t is a block's time over its minibatches: computing, waiting for the slowest worker, and the exposed part of exchanges
 (:mod:`.lockstep`), or for asynchronous rules the result of the simulated clock (:mod:`.forecast`). Warm-up is not
@@ -29,9 +29,9 @@ from paceline.rules.traffic import bytes_per_block, overhead_bytes
 from paceline.update.engine.blocks.outer_state import cut
 from paceline_plugins.forecast.planner.lockstep import BlockTime, barrier, overlapped
 from paceline_plugins.forecast.planner.network import Network
-from paceline_plugins.forecast.planner.stragglers import StepTimes
+from paceline_plugins.forecast.planner.stragglers import LogNormal
 from paceline_plugins.forecast.planner.timing import chunked_s, exchange, operation, scattered_s
-from paceline_plugins.forecast.planner.workload import Conditions, Workload, dense
+from paceline_plugins.forecast.planner.workload import Workload, dense
 
 # Asynchronous workers on the simulated clock (:class:`paceline.communication.virtual.clock.Clock`).
 #
@@ -56,7 +56,7 @@ DRAWN = 1024
 class _Fleet:
     """N workers under one schedule."""
 
-    def __init__(self, schedule: Bounded, steps: StepTimes, one_way_s: float, workers: int) -> None:
+    def __init__(self, schedule: Bounded, steps: LogNormal, one_way_s: float, workers: int) -> None:
         self._schedule, self._workers = schedule, workers
         self._draws = _Draws(steps, schedule.period)
         self.clock = Clock(network=one_way_s)
@@ -116,7 +116,7 @@ class _Fleet:
 class _Draws:
     """Computing times of blocks, drawn in advance, many at a time."""
 
-    def __init__(self, steps: StepTimes, period: int) -> None:
+    def __init__(self, steps: LogNormal, period: int) -> None:
         self._steps, self._period = steps, period
         self._generator = np.random.default_rng(period)
         self._left: list[float] = []
@@ -129,7 +129,7 @@ class _Draws:
         return self._left.pop()
 
 
-def block_s(schedule: Bounded, steps: StepTimes, one_way_s: float, workers: int) -> float:
+def block_s(schedule: Bounded, steps: LogNormal, one_way_s: float, workers: int) -> float:
     """Mean seconds of a block of one worker in the steady state.
 
     Args:
@@ -165,7 +165,6 @@ class Forecast:
         step_s: wall time of a minibatch, waiting and exchanging included.
         compute_s, wait_s, exchange_s: its parts; wait_s is for other workers, exchange_s for the network.
         step_bytes: mean bytes that one worker sends a minibatch.
-        availability: share of the time in which no work is lost to failures.
         efficiency: speed over N times that of one worker.
         epoch_s: a pass over the data.
         epoch_bytes: bytes that all workers send in an epoch.
@@ -180,7 +179,6 @@ class Forecast:
     wait_s: float
     exchange_s: float
     step_bytes: float
-    availability: float
     efficiency: float
     epoch_s: float
     epoch_bytes: float
@@ -204,9 +202,7 @@ class _Pace:
     sent_bytes: float
 
 
-def forecast(
-    rule: Rule, workload: Workload, network: Network, workers: int, conditions: Conditions | None = None
-) -> Forecast:
+def forecast(rule: Rule, workload: Workload, network: Network, workers: int) -> Forecast:
     """Forecast `rule` on `workers` workers.
 
     Args:
@@ -214,20 +210,16 @@ def forecast(
         workload: one worker's work.
         network: between the workers.
         workers: N, at least 1.
-        conditions: failures; none by default.
 
     Raises:
         RuleError: a number is invalid, or the rule does not allow that many workers.
     """
     if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= MOST_WORKERS:
         raise RuleError(f"workers must be a whole number from 1 to {MOST_WORKERS}, got {workers!r}")
-    conditions = conditions or Conditions()
     rule = _with_paced_period(rule, workload, network, workers)
     period = rule.schedule.period
     pace = _pace(rule, workload, network, workers)
     block, step_s = pace.block, pace.block.total_s / period
-    availability = conditions.availability(workers, block.total_s, rule.schedule.survives_loss)
-    epoch_s = workload.epoch / workers * step_s / availability
     return Forecast(
         rule=rule.text(),
         network=network.name,
@@ -238,19 +230,14 @@ def forecast(
         wait_s=block.wait_s / period,
         exchange_s=block.exchange_s / period,
         step_bytes=pace.sent_bytes / period,
-        availability=availability,
-        efficiency=workload.step_s / step_s * availability,
-        epoch_s=epoch_s,
+        efficiency=workload.step_s / step_s,
+        epoch_s=workload.epoch / workers * step_s,
         epoch_bytes=workload.epoch * pace.sent_bytes / period,
     )
 
 
 def forecasts(
-    rules: Sequence[Rule],
-    workload: Workload,
-    network: Network,
-    counts: Sequence[int],
-    conditions: Conditions | None = None,
+    rules: Sequence[Rule], workload: Workload, network: Network, counts: Sequence[int]
 ) -> list[list[Forecast]]:
     """For each rule, in order, the forecast at each number of workers.
 
@@ -262,7 +249,7 @@ def forecasts(
         payload = type(rule.payload), rule.payload.rides(workload.moments)
         key = (rule.schedule, rule.codec, rule.topology, rule.settings.within, payload)
         if key not in known:
-            known[key] = [forecast(rule, workload, network, n, conditions) for n in counts]
+            known[key] = [forecast(rule, workload, network, n) for n in counts]
         found.append([replace(one, rule=rule.text()) for one in known[key]])
     return found
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.rules.schedule import EveryBlock
-from paceline_plugins.forecast.planner.stragglers import LogNormal, StepTimes
+from paceline_plugins.forecast.planner.stragglers import LogNormal
 
 BLOCKS = 96
 FORGOTTEN = 16
@@ -49,13 +49,13 @@ class BlockTime:
         return self.compute_s + self.wait_s + self.exchange_s
 
 
-def barrier(steps: StepTimes, made: int, exposed_s: float, workers: int) -> BlockTime:
+def barrier(steps: LogNormal, made: int, exposed_s: float, workers: int) -> BlockTime:
     """A block that ends with an exchange of `exposed_s` seconds."""
     compute_s = made * steps.mean_s
     return BlockTime(compute_s, max(0.0, steps.slowest(made, workers) - compute_s), exposed_s)
 
 
-def overlapped(schedule: EveryBlock, steps: StepTimes, exchange_s: float, workers: int) -> BlockTime:
+def overlapped(schedule: EveryBlock, steps: LogNormal, exchange_s: float, workers: int) -> BlockTime:
     """A block whose exchanges run during the following steps.
 
     Args:
@@ -72,7 +72,7 @@ def overlapped(schedule: EveryBlock, steps: StepTimes, exchange_s: float, worker
     return BlockTime(compute_s, total_s - alone_s, alone_s - compute_s)
 
 
-def _pace(schedule: EveryBlock, steps: StepTimes, exchange_s: float, workers: int) -> float:
+def _pace(schedule: EveryBlock, steps: LogNormal, exchange_s: float, workers: int) -> float:
     """Mean seconds of a block, by the recursion."""
     generator = np.random.default_rng(workers)
     now = np.zeros(workers if steps.variation else 1)

@@ -19,11 +19,9 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from paceline.core.parse import like, read_call
 from paceline.errors import RuleError
@@ -188,45 +186,21 @@ def network_from_text(text: str) -> Network:
 
 
 def network_from_file(path: Path) -> Network:
-    """The file of `paceline doctor --json`, or a network as JSON.
-
-    For example {"across": {"latency_s": .., "bandwidth_bytes_s": ..}, "within": {..}, "per_host": 8},
-    and where hosts are in racks "between": {..}, "per_rack": 16.
-    """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RuleError(f"the network {path} cannot be read as JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise RuleError(f"the network {path} must be a JSON object, got {type(values).__name__}")
-    if "links" in values:
-        return network_from_doctor(values, path.stem)
-    if "across" not in values:
-        raise RuleError(
-            f"the network {path} has neither `across` nor the `links` that paceline doctor --json writes; "
-            'write {"across": {"latency_s": 5e-5, "bandwidth_bytes_s": 1.2e8}}'
-        )
-    return Network(
-        str(values.get("name", path.stem)),
-        _link(values["across"], path),
-        _link(values.get("within", {}), path),
-        values.get("per_host", 1),
-        _link(values.get("between", {}), path),
-        values.get("per_rack", 0),
-    )
-
-
-def network_from_doctor(values: Mapping[str, Any], name: str = "measured") -> Network:
-    """The network that `paceline doctor` measured.
+    """The network that `paceline doctor --json` measured.
 
     Its bandwidth is that of the slowest link, which limits a collective exchange; its latency is half the median of the
     fastest round trips.
     """
+    name = path.stem
     try:
+        values = json.loads(path.read_text(encoding="utf-8"))
         machines = [from_json(Machine, row) for row in values.get("machines", [])]
         links = [from_json(MeasuredLink, row) for row in values["links"]]
-    except (TypeError, AttributeError) as error:
-        raise RuleError(f"these are not measurements of paceline doctor --json: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RuleError(
+            f"{path} has no measurements of paceline doctor --json ({type(error).__name__}: {error}); run it again, or "
+            'write "link(mbit=500, ms=1)"'
+        ) from error
     host_of = {machine.rank: machine.host for machine in machines}
     inside = [link for link in links if host_of.get(link.source) == host_of.get(link.target)]
     outside = [link for link in links if link not in inside]
@@ -246,10 +220,3 @@ def _slowest(links: list[MeasuredLink], name: str) -> NetworkLink:
             "least two workers that reach each other"
         )
     return NetworkLink(median(trips) / 2, min(speeds))
-
-
-def _link(values: Any, path: Path) -> NetworkLink:
-    known = [field.name for field in fields(NetworkLink)]
-    if not isinstance(values, dict) or not set(values) <= set(known):
-        raise RuleError(f"a link in {path} must be an object with {', '.join(known)}, got {values!r}")
-    return NetworkLink(**values)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.errors import RuleError
+from paceline.observe.reports.events import ExchangeEvent, Value
 from paceline.observe.reports.log import RunLog, WorkerLog
 from paceline.rules.rule import Rule
 from paceline_plugins.forecast.planner.quality import (
@@ -16,7 +17,6 @@ from paceline_plugins.forecast.planner.quality import (
     fitted_alpha,
     gain_share,
 )
-from paceline_plugins.report.curves import by_samples, losses
 
 
 def observed(run: RunLog, rule: Rule) -> ObservedRun:
@@ -44,9 +44,30 @@ def observed(run: RunLog, rule: Rule) -> ObservedRun:
         for c, n, line in zip(alike, workers, log.exchanges, strict=True)
     ]
     minibatches, progress = np.cumsum(made, dtype=np.float64), np.cumsum(np.multiply(made, shares))
-    curve = by_samples(run, name, counted=False)
-    along = np.interp(curve.x, [0.0, *minibatches], [0.0, *progress])
-    return ObservedRun(run.size, minibatches, progress, alike, final, fitted_alpha(curve.x, along, curve.y))
+    made_by_then, losses = _losses(run, name)
+    along = np.interp(made_by_then, [0.0, *minibatches], [0.0, *progress])
+    return ObservedRun(run.size, minibatches, progress, alike, final, fitted_alpha(made_by_then, along, losses))
+
+
+def _losses(run: RunLog, name: str) -> tuple[Points, Points]:
+    """Minibatches of all workers when a loss was reported, and the mean of the workers that reported it there."""
+    reports = [(worker.began_s + one.at_s, one) for worker in run.workers for one in worker.values if one.name == name]
+    at_s = np.array([at for at, _ in reports])
+    made = sum((np.interp(at_s, *_made(worker)) for worker in run.workers), np.zeros(len(reports)))
+    _, group, sizes = np.unique([one.total_minibatches for _, one in reports], return_inverse=True, return_counts=True)
+    x, y = (np.bincount(group, weights=row) / sizes for row in (made, [one.value for _, one in reports]))
+    order = np.argsort(x, kind="stable")
+    return x[order], y[order]
+
+
+def _made(worker: WorkerLog) -> tuple[list[float], list[float]]:
+    """Times of a worker's events, and the minibatches that it had made by then."""
+    made: dict[float, float] = {worker.began_s: 0.0}
+    lines: list[ExchangeEvent | Value] = [*worker.exchanges, *worker.values]
+    for line in lines:
+        at_s = worker.began_s + line.at_s
+        made[at_s] = max(made.get(at_s, 0.0), float(line.total_minibatches - worker.inherited))
+    return sorted(made), [made[at_s] for at_s in sorted(made)]
 
 
 def _workers(log: WorkerLog, size: int) -> list[int]:
@@ -73,7 +94,7 @@ def _correlations(log: WorkerLog, size: int) -> Points:
 
 def loss_name(run: RunLog) -> str:
     """The reported value that is forecast: the first with `loss` in its name."""
-    names = [name for name in losses(run) if "loss" in name.lower()]
+    names = [name for name in run.value_names if "loss" in name.lower()]
     if not names:
         raise RuleError(f"the run in {run.directory} reports no loss: add run.log(loss=loss.item()) to the program")
     return names[0]

@@ -9,8 +9,6 @@ lognormal times is taken for lognormal with the sum's mean and variance (Fenton 
 
     s^2 = ln(1 + v^2 / k),   m = ln(k c) - s^2 / 2,   Q(Phi(z)) = exp(m + s z)       c the mean, v the coefficient
                                                                                      of variation of a step time
-Of n measured sums, sorted, the maximum's expectation is  sum_j x_(j) [(j/n)^N - ((j-1)/n)^N];  no maximum exceeds
-the measured ones, so give more times than there are workers.
 
 Sources: David & Nagaraja, Order Statistics (2003), section 3.1; L. Fenton, IRE Trans. Commun. Systems 8 (1960).
 """
@@ -18,10 +16,8 @@ Sources: David & Nagaraja, Order Statistics (2003), section 3.1; L. Fenton, IRE 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Protocol
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,31 +25,11 @@ from numpy.typing import NDArray
 from paceline.errors import RuleError
 
 Numbers = NDArray[np.float64]
-SUMS = 8192
-"""Draws of a sum of measured times."""
-
-
-class StepTimes(Protocol):
-    """The distribution of the time of one minibatch on one worker."""
-
-    @property
-    def mean_s(self) -> float:
-        """Its mean, seconds."""
-
-    @property
-    def variation(self) -> float:
-        """Its standard deviation over its mean."""
-
-    def sums(self, steps: int, size: tuple[int, ...], generator: np.random.Generator) -> Numbers:
-        """Independent sums of so many step times, an array of shape `size`, seconds."""
-
-    def slowest(self, steps: int, workers: int) -> float:
-        """Expected maximum over the workers of the sum of so many step times, seconds."""
 
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Step times with a mean and a spread; without spread all are equal.
+    """The distribution of the time of one minibatch on one worker; without spread all are equal.
 
     Attributes:
         mean_s: c, above 0.
@@ -75,74 +51,19 @@ class LogNormal:
         return math.log(steps * self.mean_s) - square / 2, math.sqrt(square)
 
     def sums(self, steps: int, size: tuple[int, ...], generator: np.random.Generator) -> Numbers:
-        """Draws of the sum, seconds; see :class:`StepTimes`."""
+        """Independent sums of so many step times, an array of shape `size`, seconds."""
         if not steps or not self.variation:
             return np.full(size, steps * self.mean_s)
         m, s = self._parameters(steps)
         return np.asarray(np.exp(m + s * generator.standard_normal(size)))
 
     def slowest(self, steps: int, workers: int) -> float:
-        """Expected maximum of the sums, seconds; see :class:`StepTimes`."""
+        """Expected maximum over the workers of the sum of so many step times, seconds."""
         if not steps or not self.variation or workers == 1:
             return steps * self.mean_s
         m, s = self._parameters(steps)
         z, weight = maximum_weights(workers)
         return float(np.sum(weight * np.exp(m + s * z)))
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Measured step times.
-
-    Attributes:
-        times_s: seconds, at least two, none of them below 0.
-    """
-
-    times_s: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.times_s) < 2:
-            raise RuleError(f"measured step times must be at least two, got {len(self.times_s)}; measure more steps")
-        if not all(0 <= time < math.inf for time in self.times_s) or not sum(self.times_s):
-            raise RuleError("measured step times must be seconds, finite, not negative and not all 0")
-
-    @cached_property
-    def mean_s(self) -> float:
-        """c."""
-        return float(np.mean(self.times_s))
-
-    @cached_property
-    def variation(self) -> float:
-        """v."""
-        return float(np.std(self.times_s, ddof=1)) / self.mean_s
-
-    def sums(self, steps: int, size: tuple[int, ...], generator: np.random.Generator) -> Numbers:
-        """Draws of the sum, seconds: one by one for few steps, else by the central limit; see :class:`StepTimes`."""
-        if steps > 32:
-            return LogNormal(self.mean_s, self.variation).sums(steps, size, generator)
-        found = np.zeros(size)
-        for _ in range(steps):
-            found += generator.choice(np.asarray(self.times_s), size)
-        return found
-
-    def slowest(self, steps: int, workers: int) -> float:
-        """Expected maximum of the sums, seconds; see :class:`StepTimes`."""
-        if not steps or workers == 1:
-            return steps * self.mean_s
-        if steps > 32:
-            return LogNormal(self.mean_s, self.variation).slowest(steps, workers)
-        return _empirical(self._sorted(steps), workers)
-
-    def _sorted(self, steps: int) -> Numbers:
-        if steps == 1:
-            return np.sort(np.asarray(self.times_s))
-        return np.sort(self.sums(steps, (SUMS,), np.random.default_rng(steps)))
-
-
-def _empirical(ordered: Numbers, workers: int) -> float:
-    """Expected maximum of so many draws out of sorted numbers."""
-    shares = (np.arange(len(ordered) + 1) / len(ordered)) ** workers
-    return float(np.sum(ordered * np.diff(shares)))
 
 
 @lru_cache(maxsize=64)
@@ -152,8 +73,3 @@ def maximum_weights(workers: int) -> tuple[Numbers, Numbers]:
     below = np.array([0.5 * math.erfc(-place / math.sqrt(2)) for place in z])
     middle = (z[1:] + z[:-1]) / 2
     return middle, np.diff(below**workers)
-
-
-def step_times(mean_s: float, variation: float, measured: Sequence[float] = ()) -> StepTimes:
-    """Measured times where there are at least two; else a mean and a spread."""
-    return Measured(tuple(measured)) if len(measured) >= 2 else LogNormal(mean_s, variation)

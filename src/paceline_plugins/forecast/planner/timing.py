@@ -229,7 +229,8 @@ class ExchangeTime:
 class RecordingWire:
     """A wire between two workers that only records the operations."""
 
-    rank, size = 0, 2
+    rank = 0
+    size = 2
 
     def __init__(self) -> None:
         self.kinds: list[str] = []

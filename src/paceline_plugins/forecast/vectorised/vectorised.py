@@ -190,20 +190,12 @@ class StackedWorkers:
         if self._blocks is not None:
             self._blocks.grow(grown, self._model.buffers, number)
 
-    def retune(self, rule: Rule) -> None:
-        """Continue with another period after a block."""
-        if self._blocks is not None:
-            self._blocks.retune(rule)
-
     def finish(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The global model at the end: parameters and buffers."""
         if self._blocks is not None:
             self._blocks.finish()
-        return self._globals(self._model.parameters), self._globals(self._model.buffers) | self._counts()
-
-    def global_model(self) -> dict[str, Tensor]:
-        """The global model after the last block, copies by name: parameters and buffers."""
-        return self._globals(self._model.parameters) | self._globals(self._model.buffers) | self._counts()
+        counts = {name: count.clone() for name, count in self._model.counts.items()}
+        return self._globals(self._model.parameters), self._globals(self._model.buffers) | counts
 
     def _globals(self, stacked: dict[str, Tensor]) -> dict[str, Tensor]:
         blocks = self._blocks
@@ -211,9 +203,6 @@ class StackedWorkers:
             name: (tensor.detach()[0] if blocks is None else blocks.global_of(tensor)).clone()
             for name, tensor in stacked.items()
         }
-
-    def _counts(self) -> dict[str, Tensor]:
-        return {name: count.clone() for name, count in self._model.counts.items()}
 
 
 def _number(batch: tuple[Tensor, ...]) -> int:

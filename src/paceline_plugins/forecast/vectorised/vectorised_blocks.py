@@ -167,10 +167,6 @@ class StackedBlocks:
         self._parts = {grown[p]: replace(part, stacked=grown[p]) for p, part in self._parts.items()}
         self._look()
 
-    def retune(self, rule: Rule) -> None:
-        """Continue with another period."""
-        self._rule, self._schedule = rule, rule.blocks
-
     @property
     def lockstep(self) -> bool:
         """Whether the current step belongs to the warm-up, in which gradients are exchanged."""

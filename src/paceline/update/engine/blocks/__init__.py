@@ -2,8 +2,9 @@
 """Blocks: a worker trains alone for some minibatches, then the workers merge what they made.
 
 `model` cuts the model into fragments, knows when each one's block ends, and runs the exchanges; `fragment` is one
-fragment; `numbers` what it counts; `outer_state` its tensors, what goes on the wire, and what is made of the mean;
-`saved` its checkpoint. The exchange itself, without knowledge of blocks, is :mod:`paceline.update.exchange.exchanger`.
+fragment and the optimizers of its parameters; `outer_state` what it counts, its tensors, what goes on the wire, and
+what is made of the mean; `saved` its checkpoint. The exchange itself, without knowledge of blocks, is
+:mod:`paceline.update.exchange.exchanger`.
 
 One exchange, in order:
 
@@ -13,10 +14,10 @@ One exchange, in order:
               state for the wire, once (`cut_states`)
     pack      `ParameterState.norm` packs parameters - start into the wire memory and takes the norm, in one pass; what
               is full leaves at once (`Exchanger.begin_early`)
-    header    `BlockUpdate._header`: work, norm, whether it is finite, checksum of the last result. An unusual norm is
-              voted on before anything else is sent (`Exchanger.pre_vote`)
-    send      `Exchanger.start`: `InFlightExchange.start` sends the header (`PendingHeader`) and three chunks. Each goes
-              through the codec's operations in a pipeline (`Exchanger._steps`, `Pipeline.start`)
+    header    `BlockUpdate._header`: norm, whether it is finite, checksum of the last result. An unusual norm is voted
+              on before anything else is sent (`Exchanger.pre_vote`)
+    send      `Exchanger.start` sends the header (`PendingHeader`) and three chunks (`InFlightExchange.send_more`). Each
+              goes through the codec's operations in a pipeline (`Exchanger.begin`, `Pipeline.start`)
 
     wait      `PendingHeader.summary` has all headers, the same on every worker
     judge     `agree`: same place, same checksums, else an error on all. `with_outliers_dropped`: a contribution far

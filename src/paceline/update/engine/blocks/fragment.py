@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One fragment of the model under a block rule: its outer state, and the exchange of its blocks. Knows no method by
-name.
+"""One fragment of the model under a block rule: the optimizers of its parameters, its outer state, and the exchange of
+its blocks. Knows no method by name.
 
 Gradient payloads are served by :mod:`paceline.update.engine.gradients.update`.
 """
@@ -8,21 +8,23 @@ Gradient payloads are served by :mod:`paceline.update.engine.gradients.update`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from paceline.core.flat import Modules, all_finite, fragments
-from paceline.core.shards import Shards
+from paceline.core.flat import Modules, Shards, all_finite, fragments
+from paceline.core.optimizer_state import Owned, reset_state, set_step_count, step_count
 from paceline.core.world import World
 from paceline.errors import NonFiniteError
 from paceline.extensions import Observer
+from paceline.rules.payload import Delta
 from paceline.rules.rule import Rule
-from paceline.update.engine.blocks.numbers import BlockNumbers, LocalOptimizers
 from paceline.update.engine.blocks.outer_state import (
+    BlockNumbers,
     MomentState,
     OuterState,
     OuterStateChunk,
@@ -31,12 +33,116 @@ from paceline.update.engine.blocks.outer_state import (
     cut_states,
     measure,
     moment_states,
-    packings,
 )
-from paceline.update.exchange.checksum import combine, fold
-from paceline.update.exchange.exchanger import IN_FLIGHT, Exchanger, StartedExchange
-from paceline.update.exchange.header import NO_PAYLOAD, ExchangeHeader, ExchangeKind, ExchangeSummary, LocalWork
-from paceline.update.exchange.outliers import Guard, block_norms
+from paceline.update.exchange.exchanger import (
+    ExchangeHeader,
+    Exchanger,
+    ExchangeSummary,
+    StartedExchange,
+    combine,
+    fold,
+)
+from paceline.update.exchange.outliers import FAR, Guard, Norms, farthest
+
+
+class LocalOptimizers:
+    """The worker's optimizers of one fragment.
+
+    Attributes:
+        choices: of each optimizer "keep", "reset", "average" or "compensate".
+        counts: of each optimizer the steps at the start of the block, as the rule counts them.
+    """
+
+    def __init__(self, payload: Delta, owned: Owned, workers: int = 1) -> None:
+        self._payload, self.owned = payload, owned
+        self.choices = [payload.resolve(optimizer) for optimizer, _ in owned]
+        self._fitted = False
+        self._handles: list[Any] = []
+        self.fit(workers)
+        self.counts: list[float] = []
+        self.count()
+
+    def __iter__(self) -> Iterator[tuple[int, str, Optimizer, list[Tensor]]]:
+        """Number, choice, optimizer and its parameters."""
+        for number, ((optimizer, named), choice) in enumerate(zip(self.owned, self.choices, strict=True)):
+            yield number, choice, optimizer, [p for _, p in named]
+
+    @property
+    def have_state(self) -> bool:
+        """Whether any of them has made a step, or was given a state."""
+        return any(len(optimizer.state) for optimizer, _ in self.owned)
+
+    def fit(self, workers: int) -> None:
+        """Adapt their settings to several workers, once; a value that the user sets later stays."""
+        if self._fitted or workers == 1:
+            return
+        for optimizer, _ in self.owned:
+            if self._payload.fit(optimizer, workers):
+                self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+        self._fitted = True
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._payload.hold(optimizer)
+
+    def release(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def count(self) -> None:
+        """Take the present step counts as those of the block's start."""
+        self.counts = [step_count(optimizer, parameters) for _, _, optimizer, parameters in self]
+
+    def reset_for_overlap(self) -> None:
+        """Begin the next block before the last one's result has arrived."""
+        for _, choice, optimizer, parameters in self:
+            if choice == "reset":
+                reset_state(optimizer, parameters)
+
+    def advance(self, tau: float, ahead: float, made: int | None, left_out: bool) -> None:
+        """Update state and step counts after a block's exchange.
+
+        Args:
+            tau: equivalent minibatches of the mean displacement.
+            ahead: minibatches by which the next start is ahead of it.
+            made: minibatches made since the exchange began; None without overlap.
+            left_out: whether this worker's contribution was rejected.
+        """
+        for number, choice, optimizer, parameters in self:
+            if made is None and (choice == "reset" or (choice == "keep" and left_out)):
+                reset_state(optimizer, parameters)
+            elif choice in ("average", "compensate"):
+                self._add(number, choice, tau, ahead)
+                set_step_count(optimizer, parameters, self.counts[number] + (made or 0))
+
+    def count_in(self, tau: float, ahead: float) -> None:
+        """Count an exchange whose result is in the outer state already."""
+        for number, choice in enumerate(self.choices):
+            self._add(number, choice, tau, ahead)
+
+    def _add(self, number: int, choice: str, tau: float, ahead: float) -> None:
+        self.counts[number] += tau + (ahead if choice == "compensate" else 0.0)
+
+    def restart(self) -> None:
+        """Restore the state of the block's start, or reset it if no copy was kept."""
+        for number, choice, optimizer, parameters in self:
+            if choice != "compensate":  # no copy was kept
+                reset_state(optimizer, parameters)
+                self.counts[number] = 0.0
+            else:
+                set_step_count(optimizer, parameters, self.counts[number])
+
+    def begin_block(self, averaged: bool) -> None:
+        """Begin a block after a reshard; `averaged`: whether moments had been exchanged."""
+        for number, choice, optimizer, parameters in self:
+            if choice == "compensate" and averaged:
+                set_step_count(optimizer, parameters, self.counts[number])
+            elif choice in ("compensate", "reset"):
+                reset_state(optimizer, parameters)
+                self.counts[number] = 0.0
+            else:
+                self.counts[number] = step_count(optimizer, parameters)
 
 
 class FragmentState:
@@ -44,13 +150,8 @@ class FragmentState:
 
     Args:
         model: the user's modules, for their buffers; None if another fragment holds these.
-        optimizers: the fragment's.
-        numbers: of its blocks.
-        device: of the outer state; None for the tensors' own device.
-        world: gives this worker among those that exchange.
 
     Attributes:
-        all: of parameters, buffers and moments, in this order.
         moments: created once the optimizers have state; None before.
     """
 
@@ -67,28 +168,21 @@ class FragmentState:
     ) -> None:
         self.optimizers, self.numbers, self._device = optimizers, numbers, device
         everything = [pair for _, named in optimizers.owned for pair in named]
-        self.parameters = [
-            ParameterState(fragment, numbers, device) for fragment in fragments("parameters", everything)
-        ]
+        self.parameters = [ParameterState(one, numbers, device) for one in fragments("parameters", everything)]
         self.buffers = buffer_states(model, device, world) if model is not None else []
+        self.averaged: Sequence[OuterState] = [*self.parameters, *self.buffers]  # which exist before the moments
         self.drop_moments()
         if optimizers.have_state:  # from before attach
             self.make_moments()
 
     def make_moments(self) -> None:
         """Create the outer state of the moments, once the optimizers have state."""
-        self.moments = moment_states(self.optimizers, self._device)
+        self.moments = moment_states(self.optimizers.owned, self.optimizers.choices, self._device)
         self.all = [*self.averaged, *self.moments]
 
     def drop_moments(self) -> None:
-        """Drop the outer state of the moments."""
         self.moments = None
         self.all = [*self.averaged]
-
-    @property
-    def averaged(self) -> Sequence[OuterState]:
-        """The outer states of parameters and buffers, which exist before the optimizers have state."""
-        return [*self.parameters, *self.buffers]
 
     def tensors(self) -> dict[str, Tensor]:
         """Outer state by name, the tensors themselves."""
@@ -97,10 +191,6 @@ class FragmentState:
             for number, state in enumerate(self.all)
             for name, tensor in state.state().items()
         }
-
-    def contributed(self) -> dict[str, Tensor]:
-        """Number of each outer state -> the whole of what its tensors hold."""
-        return {str(number): state.fragment.whole(state.device) for number, state in enumerate(self.all)}
 
     def refresh(self) -> None:
         """Look up the tensors' addresses."""
@@ -130,31 +220,23 @@ class FragmentState:
         for state in self.all:
             state.capture()
 
-    def take_mean_norms(self) -> None:
-        """From now on take the norm of each mean displacement that is applied."""
-        for one in self.parameters:
-            one.mean_norms = {}
-
     @property
     def mean_norm(self) -> float:
         """Of the mean displacement that was applied last; 0 where none was taken."""
-        for one in self.parameters:
-            one.sum_mean_norms()
-        return math.hypot(*(one.mean_norm for one in self.parameters))
+        return math.hypot(*(one.sum_mean_norms() for one in self.parameters))
 
     @mean_norm.setter
     def mean_norm(self, value: float) -> None:
         for number, one in enumerate(self.parameters):
             one.mean_norm = value if number == 0 else 0.0
 
-    def finite(self) -> bool:
-        """Whether all tensors are finite."""
-        return all_finite(state.fragment for state in self.judged)
-
     @property
     def judged(self) -> list[OuterState]:
         """All but those that all take from rank 0."""
         return [state for state in self.all if not state.fragment.from_rank_0]
+
+    def finite(self) -> bool:
+        return all_finite(state.fragment for state in self.judged)
 
     def checksum(self) -> int:
         """Checksum of the last exchange's result, which is then reset."""
@@ -175,16 +257,9 @@ class BlockUpdate:
     """Block payloads of one fragment: its parameters, buffers and moments under one rule.
 
     Args:
-        state: its outer state.
-        exchanger: the connection.
-        kind: of its exchanges.
-        guard: the outlier policy, or None.
         shards: the processes that hold this worker's parameters, of all fragments.
-        observers: of what this worker gives and takes.
 
     Attributes:
-        numbers: of its blocks.
-        optimizers: the worker's own.
         chunks: its outer state cut for the wire; empty before the first exchange.
         in_flight: the pending exchange, if any.
         left_out: whether this worker's part of the last exchange was not finite, or an outlier.
@@ -193,26 +268,26 @@ class BlockUpdate:
 
     def __init__(
         self,
+        number: int,
         state: FragmentState,
         exchanger: Exchanger,
-        kind: ExchangeKind,
         guard: Guard | None,
         shards: Shards,
         observers: Sequence[Observer],
     ) -> None:
-        self.state, self.numbers, self.optimizers = state, state.numbers, state.optimizers
-        self.exchanger, self._kind, self._shards, self._observers = exchanger, kind, shards, observers
-        self._sharded = bool(shards)
-        rule = self.numbers.rule
-        self._overlapped = rule.schedule.overlap > 0
-        self._mixes_at_once = self.numbers.mixes_at_once
+        self._number, self.state, self.exchanger = number, state, exchanger
+        self.numbers, self.optimizers = state.numbers, state.optimizers
+        self._shards, self._sharded, self._observers = shards, bool(shards), observers
         self.chunks: list[OuterStateChunk] = []
         self.in_flight: StartedExchange | None = None
         self.left_out = False
-        self.norms = block_norms(guard, lambda: [one.anchor for one in state.parameters])
-        self._measures = self.norms is not None or rule.follows_diversity
+        self.norms: Norms | None = None
+        if guard is not None:
+            self.norms = Norms(guard, lambda: farthest((one.anchor for one in state.parameters), FAR))
+        self._measures = self.norms is not None or self.numbers.rule.follows_diversity
         if self._measures:
-            state.take_mean_norms()
+            for one in state.parameters:
+                one.mean_norms = {}
 
     def retune(self, rule: Rule) -> None:
         """Continue with other numbers of the rule; an in-flight exchange keeps its own. Another codec, which comes
@@ -222,84 +297,72 @@ class BlockUpdate:
         self.numbers.rule = rule
 
     def prepare(self) -> None:
-        """Create outer state that needs the optimizers' state, and look up addresses."""
+        """Create outer state that needs the optimizers' state, look up addresses, and cut it all for the wire."""
         if self.state.moments is None:
             self.state.make_moments()
             self.chunks = []
         self.state.refresh()
         if not self.chunks:
-            rule, overlapped, measured = self.numbers.rule, self._overlapped, self._measures
-            self.chunks = cut_states(self.state.all, rule, self.exchanger, self.numbers, overlapped, measured)
+            self.chunks = cut_states(self.state.all, self.exchanger, self.numbers, self._measures)
 
     # -- the exchange -----------------------------------------------------------------------------
 
-    def begin(self, work: LocalWork, overlapped: bool) -> None:
+    def begin(self, header: ExchangeHeader, overlapped: bool = False) -> None:
         """End the block: send its contribution.
 
         Args:
-            work: this worker's minibatches in the block.
+            header: what this worker says of the block, without what is measured here.
             overlapped: whether the next block computes during the exchange.
         """
         self.prepare()
-        factor = work.minibatches / self.numbers.rule.schedule.period
-        early = partial(self.exchanger.begin_early, self.chunks, factor=factor, number=self.numbers.block)
-        for chunk in self.chunks:
-            chunk.packed = False  # an exchange that failed may have left it
-            chunk.on_packed = early if chunk.device.type == "cpu" and not work.stands else None
-        self.numbers.minibatches = work.minibatches
-        self.numbers.freeze()
-        for one in self.state.buffers:
+        state, numbers, exchanger = self.state, self.numbers, self.exchanger
+        numbers.minibatches = header.minibatches
+        numbers.freeze()
+        for one in state.buffers:
             one.reset_nonfinite()
-        for observer in self._observers if work.minibatches else ():
-            observer.gave(self._kind.fragment, self.state.contributed())
-        header = self._header(work)
+        for observer in self._observers if header.minibatches else ():
+            observer.gave(self._number, {str(k): one.fragment.whole(one.device) for k, one in enumerate(state.all)})
+        header = self._header(header)
         if not header.usual:
-            header = self.exchanger.pre_vote(header)
+            header = exchanger.pre_vote(header)
         self.left_out = not header.finite or (header.brings and not header.factor)
-        if overlapped:
-            self._begin_next_block()
-        elif self.left_out and self._mixes_at_once:  # drop all of an invalid block
+        if self.left_out and (overlapped or numbers.mixes_at_once):  # drop all of an invalid block
             self.restart()
-        chunks_in_flight = 0 if overlapped else IN_FLIGHT
-        self.in_flight = self.exchanger.start(
-            header, self.chunks, self.numbers.block, chunks_in_flight, self.state.checksum
-        )
+        if overlapped:  # the next block begins before this one's result has arrived
+            state.take_snapshot()
+            self.optimizers.reset_for_overlap()
+        self.in_flight = exchanger.start(header, self.chunks, numbers.block, state.checksum, overlapped)
 
-    def _header(self, work: LocalWork) -> ExchangeHeader:
-        measured = self._measures and work.minibatches > 0
-        norm, finite = (
-            measure(self.state.judged, partial(packings, self.chunks)) if measured else (0.0, self.state.finite())
-        )
-        mean_norm, usual = self.state.mean_norm, True
+    def _header(self, header: ExchangeHeader) -> ExchangeHeader:
+        """Pack the contribution, and say in the header what that told; the first chunks leave meanwhile."""
+        state, exchanger, number = self.state, self.exchanger, self.numbers.block
+        factor = header.minibatches / self.numbers.rule.schedule.period
+
+        def packed(chunk: OuterStateChunk) -> None:
+            if chunk.device.type == "cpu":
+                exchanger.begin_early(self.chunks, chunk, factor, number)
+
+        if self._measures and header.minibatches:
+            early = exchanger.sends_early and not header.kind.joins
+            norm, finite = measure(state.judged, self.chunks, packed if early else None)
+        else:
+            norm, finite = 0.0, state.finite()
+        mean_norm, usual = state.mean_norm, True
         if self._sharded:
             norm, mean_norm, finite = self._shards.together(norm, mean_norm, finite)
-        rank = self.exchanger.transport.world.rank
         if norm and self.norms is not None:
-            usual = self.norms.usual(rank, norm)
+            usual = self.norms.usual(exchanger.transport.world.rank, norm)
         if self._sharded:
             usual = self._shards.all(usual)
-        return ExchangeHeader(
-            sequence=0,
-            kind=NO_PAYLOAD if work.stands else self._kind,
-            brings=work.minibatches > 0 and not work.stands,
-            leaving=work.leaving,
+        return replace(
+            header,
             finite=finite,
-            minibatches=work.minibatches,
             norm=norm,
-            factor=work.minibatches / self.numbers.rule.schedule.period if finite else 0.0,
-            total=work.total,
-            checksum=self.state.checksum(),
+            factor=factor if finite else 0.0,
+            checksum=state.checksum(),
             usual=usual,
-            merges=work.merges,
             mean_norm=mean_norm,
         )
-
-    def _begin_next_block(self) -> None:
-        """Begin the next block before this one's result has arrived."""
-        if self.left_out:
-            self.restart()
-        self.state.take_snapshot()
-        self.optimizers.reset_for_overlap()
 
     def land(self, made: int | None) -> ExchangeSummary:
         """Apply the mean, and start the next block from the result.
@@ -311,7 +374,8 @@ class BlockUpdate:
         """
         assert self.in_flight is not None
         exchange, self.in_flight = self.in_flight, None
-        self.state.refresh()
+        if made is not None:  # else nothing has moved since `begin`
+            self.state.refresh()
         try:
             summary = exchange.finish(made or 0)
             rank = self.exchanger.transport.world.rank  # only now: an elastic run may have other members
@@ -329,12 +393,10 @@ class BlockUpdate:
             self.state.release_snapshot()
             self.numbers.release()
         for observer in () if summary.empty else self._observers:
-            observer.merged(self._kind.fragment, summary.headers[0].sequence, self.state.tensors(), summary)
+            observer.merged(self._number, summary.headers[0].sequence, self.state.tensors(), summary)
         if self.norms is None:
             return summary
-        between = self.norms.between
-        self.norms.add(summary.accepted, summary.changed)
-        return replace(summary, between=between)
+        return replace(summary, between=self.norms.add(summary.accepted, summary.changed))
 
     def arrive(self) -> None:
         """Wait until the outer state has the in-flight exchange's result."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model in fragments, whose blocks are exchanged in turn: the schedule, the retuning, and the exchanges of a run.
+"""A model in fragments, whose blocks are exchanged in turn: the schedule, and the exchanges of a run.
 
 Exchange k is of fragment `k mod F`, so a worker that has run out of data knows which fragment is next and can join.
 Several exchanges may be in flight.
@@ -8,28 +8,23 @@ Several exchanges may be in flight.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from paceline.communication.calls import advice
-from paceline.core.flat import Fragment
+from paceline.core.flat import Fragment, Shards, reshard
 from paceline.core.optimizer_state import Owned
-from paceline.core.shards import Shards, reshard
-from paceline.core.world import World
 from paceline.errors import ElsewhereError, UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import EveryBlock
 from paceline.update.engine import agreement, global_model
-from paceline.update.engine.blocks.fragment import BlockUpdate, FragmentState
-from paceline.update.engine.blocks.numbers import BlockNumbers, LocalOptimizers
-from paceline.update.engine.blocks.outer_state import BufferState, OuterState, ParameterState
+from paceline.update.engine.blocks.fragment import BlockUpdate, FragmentState, LocalOptimizers
+from paceline.update.engine.blocks.outer_state import BlockNumbers, BufferState, OuterState, ParameterState
 from paceline.update.engine.context import RunContext
-from paceline.update.exchange.checksum import combine
-from paceline.update.exchange.exchanger import Exchanger
-from paceline.update.exchange.header import NO_PAYLOAD, ExchangeHeader, ExchangeKind, ExchangeSummary, LocalWork
+from paceline.update.exchange.exchanger import ExchangeHeader, ExchangeKind, Exchanger, ExchangeSummary, combine
 
 
 @dataclass
@@ -53,6 +48,7 @@ class FragmentSchedule:
     at: list[int] = field(default_factory=list)
     shift: int = 0
     requests: list[int] = field(default_factory=list)
+    _end: int | None = field(default=None, compare=False)
 
     def stepped(self) -> None:
         """Count a minibatch."""
@@ -62,23 +58,31 @@ class FragmentSchedule:
 
     def ends(self, schedule: EveryBlock) -> int:
         """The step after which the next exchange begins: the schedule's, or the first possible one."""
-        step = schedule.ends(self.begun) + self.shift
-        if self.at:
-            step = max(step, self.at[-1] + 1)
-        if len(self.at) == schedule.fragments:
-            step = max(step, self.at[0] + schedule.overlap)  # the fragment's last exchange has landed by then
-        return step
+        if self._end is None:
+            self._end = schedule.ends(self.begun) + self.shift
+            if self.at:
+                self._end = max(self._end, self.at[-1] + 1)
+            if len(self.at) == schedule.fragments:  # the fragment's last exchange has landed by then
+                self._end = max(self._end, self.at[0] + schedule.overlap)
+        return self._end
 
-    def begin(self, schedule: EveryBlock) -> None:
-        """Count the beginning of the next exchange."""
+    def begin(self, schedule: EveryBlock) -> int:
+        """Count the beginning of the next exchange; the minibatches of its block."""
+        fragment = self.begun % len(self.since)
+        minibatches, self.since[fragment] = self.since[fragment], 0
         self.at = [*self.at, self.ends(schedule)][-schedule.fragments :]
-        self.begun += 1
+        self.begun, self._end = self.begun + 1, None
+        return minibatches
+
+    def uncount(self, at: list[int]) -> None:
+        """The exchange that was begun last is none: no worker brought anything, and some will later."""
+        self.begun, self.at, self._end = self.begun - 1, at, None
 
     def retime(self, before: EveryBlock, after: EveryBlock, now: int) -> None:
         """Change the period: the present block ends when it has that many minibatches, or at once if it has more."""
         last = self.at[-1] if self.at else before.ends(self.begun - 1) + self.shift
         gap = after.ends(self.begun) - after.ends(self.begun - 1)
-        self.shift = max(last + gap, now) - after.ends(self.begun)
+        self.shift, self._end = max(last + gap, now) - after.ends(self.begun), None
 
     def add_request(self, fragment: int, overlap: int) -> None:
         """Schedule the gathering of a request, announced with a fragment's exchange, after all workers landed that."""
@@ -127,52 +131,13 @@ def _layer(name: str) -> str:
     return match.group(1) if match else name.split(".", 1)[0]
 
 
-class Retuning:
-    """Applies the rule's new settings to the blocks.
-
-    Args:
-        run: the context that the parts of the run share.
-        rule: with its present numbers.
-        blocks: the run's blocks, or None.
-    """
-
-    def __init__(self, run: RunContext, rule: Rule, blocks: FragmentedModel | None) -> None:
-        self._tuner, self._transport, self.rule, self._blocks = run.tuner, run.transport, rule, blocks
-
-    def begin(self, rule: Rule, blocks: FragmentedModel | None) -> None:
-        """Continue with another rule and its blocks."""
-        self.rule, self._blocks = rule, blocks
-
-    def agree(self) -> None:
-        """Gather the workers' requests, and decide; every worker calls it at the same place."""
-        self._tuner.exchange_requests(self._transport)
-
-    def apply(self, now: int) -> None:
-        """Apply the decision, if any; `now` counts the steps since the first block began."""
-        if not self._tuner.decided:
-            return
-        self._tuner.apply()
-        self.follow(self._tuner.rule, now)
-
-    def follow(self, rule: Rule, now: int = 0) -> None:
-        """Continue with changed settings of the rule."""
-        if rule is not self.rule and self._blocks is not None:
-            self._blocks.retune(rule, now)
-        self.rule = rule
-
-
 class FragmentedModel:
     """All fragments of a model under a block rule.
 
     Args:
-        rule: the rule.
-        exchanger: the connection.
         run: the context that the parts of the run share; the buffers of its model belong to the first fragment.
-        workers: N, as the rule counts them.
 
     Attributes:
-        updates: of each fragment.
-        schedule: the fragment schedule.
         entered: of each fragment, this worker's minibatches up to the end of its last block, whose exchange may be in
             flight.
     """
@@ -187,8 +152,7 @@ class FragmentedModel:
             optimizers, numbers = LocalOptimizers(rule.delta, part, workers), BlockNumbers(rule, workers)
             device = run.settings.outer_state_device
             state = FragmentState(model, optimizers, numbers, device, lambda: exchanger.transport.world)
-            kind = ExchangeKind.block(number)
-            self.updates.append(BlockUpdate(state, exchanger, kind, run.settings.guard, shards, run.observers))
+            self.updates.append(BlockUpdate(number, state, exchanger, run.settings.guard, shards, run.observers))
         self.schedule = FragmentSchedule([0] * len(self.updates))
         self.entered = [0] * len(self.updates)
         self._landed: set[int] = set()
@@ -246,34 +210,29 @@ class FragmentedModel:
         """End the next fragment's block, and start its exchange.
 
         Args:
-            total: this worker's minibatches since attach.
             leaving: whether the worker has finished its data.
             idle: whether another process of the host made the minibatches since the last exchange.
             waits: whether all workers merge, and wait for the result despite the rule's overlap.
         """
-        fragment, schedule = self.next, self.schedule
-        work = LocalWork(0 if idle else schedule.since[fragment], total, leaving=leaving, merges=waits)
-        schedule.since[fragment] = 0
-        schedule.begin(self._rule_schedule)
+        fragment, update = self.next, self.updates[self.next]
+        made = self.schedule.begin(self._rule_schedule)
+        minibatches = 0 if idle else made
         self.entered[fragment] = total
         overlapped = self._rule_schedule.overlap > 0 and not (leaving or waits)
-        self.updates[fragment].begin(work, overlapped)
+        kind, brings = ExchangeKind.block(fragment), minibatches > 0
+        header = ExchangeHeader(0, kind, brings, leaving, minibatches=minibatches, total=total, merges=waits)
+        update.begin(header, overlapped)
         if overlapped:
-            schedule.made[fragment] = 0
-        if self.updates[fragment].left_out:
+            self.schedule.made[fragment] = 0
+        if update.left_out:
             self._restart_others(fragment)
 
     def stand(self, total: int) -> ExchangeSummary:
-        """Join a block that another worker brings with what this one has made since the last one of its fragment.
-
-        Args:
-            total: this worker's minibatches since attach.
-        """
+        """Join a block that another worker brings with what this one has made since the last one of its fragment."""
         fragment, schedule = self.next, self.schedule
         update = self.updates[fragment]
-        update.begin(LocalWork(schedule.since[fragment], total, stands=True), overlapped=False)
+        update.begin(ExchangeHeader(minibatches=schedule.since[fragment], total=total))
         summary = update.land(None)
-        schedule.since[fragment] = 0
         schedule.begin(self._rule_schedule)
         schedule.steps = schedule.at[-1]
         self.entered[fragment] = total
@@ -282,23 +241,11 @@ class FragmentedModel:
         return summary
 
     def waiting_header(self, total: int) -> ExchangeHeader:
-        """The header of a worker at the end of its pass, which joins an exchange if another worker brings one.
-
-        Args:
-            total: this worker's minibatches.
-        """
-        update, minibatches = self.updates[self.next], self.schedule.since[self.next]
-        finite = not minibatches or update.state.finite()
+        """The header of a worker at the end of its pass, which joins an exchange if another worker brings one."""
+        minibatches = self.schedule.since[self.next]
+        finite = not minibatches or self.updates[self.next].state.finite()
         factor = minibatches / self._rule_schedule.period if finite else 0.0
-        return ExchangeHeader(0, NO_PAYLOAD, False, False, finite, minibatches, 0.0, factor, total, 0)
-
-    def uncount(self, at: list[int]) -> None:
-        """The exchange that was begun last is none: no worker brought anything, and some will later.
-
-        Args:
-            at: of the schedule, before.
-        """
-        self.schedule.begun, self.schedule.at = self.schedule.begun - 1, at
+        return ExchangeHeader(finite=finite, minibatches=minibatches, factor=factor, total=total)
 
     def _restart_others(self, fragment: int) -> None:
         """A bad contribution to one fragment invalidates the worker's other fragments; restart them too."""
@@ -370,10 +317,8 @@ class FragmentedModel:
     def global_parts(self) -> list[ParameterState | BufferState]:
         """The outer states that hold the global model; waits for in-flight exchanges."""
         self.arrive()
-        return [
-            *(state for update in self.updates for state in update.state.parameters),
-            *(state for update in self.updates for state in update.state.buffers),
-        ]
+        states = [update.state for update in self.updates]
+        return [*(one for state in states for one in state.parameters), *(one for s in states for one in s.buffers)]
 
     def global_tensors(self) -> dict[str, Tensor]:
         """Name -> the global model's parameter or buffer, in the model's own dtype and shape; copies."""
@@ -381,11 +326,6 @@ class FragmentedModel:
         for part in self.global_parts:
             found |= part.fragment.unflatten(part.exported)
         return found
-
-    def prepare(self) -> None:
-        """Create outer state that needs the optimizers' state."""
-        for update in self.updates:
-            update.prepare()
 
     def capture(self) -> None:
         """Take the present model and moments, the same on all workers, as the first block's start."""
@@ -408,64 +348,21 @@ class FragmentedModel:
         return any(choice not in ("compensate", "reset") for choice in choices)
 
 
-class MergePoint:
-    """Detects whether all workers call `run.merge()`.
-
-    A merging worker keeps joining exchanges until all merge: another may have one more step, which ends a block. A
-    worker that ends more blocks than that has not called `merge`.
-
-    Args:
-        world: this worker.
-        fragments: exchanges of one merge.
-    """
-
-    def __init__(self, world: World, fragments: int) -> None:
-        self._world, self._fragments = world, fragments
-        self._apart = self.together = 0
-
-    def begin(self) -> None:
-        """A merge begins."""
-        self.together = 0
-
-    def look(self, summary: ExchangeSummary) -> None:
-        """Count an exchange of blocks.
-
-        Raises:
-            ElsewhereError: some workers merge and others train on; raised on every worker.
-        """
-        merging = [rank for rank, h in enumerate(summary.headers) if h.merges]
-        others = [rank for rank, h in enumerate(summary.headers) if not (h.merges or h.leaving or h.kind.joins)]
-        self.together = 0 if others or not merging else self.together + 1
-        self._apart = self._apart + 1 if merging and others else 0
-        if self._apart > self._fragments:
-            raise ElsewhereError(
-                self._world.sign(
-                    f"the workers make different calls: {self._world.names(merging)} in run.merge(), "
-                    f"{self._world.names(others)} in optimizer.step(), at the end of a block. {advice('run.merge()')}"
-                )
-            )
-
-
 class BlockExchanges:
     """The block exchanges of a run.
 
     Args:
-        run: the context that the parts of the run share.
-        blocks: all fragments of the model.
-        exchanger: the connection among all workers.
-        retuning: changes the rule's numbers between two exchanges.
+        retune: applies the tuning requests that were decided, after that many steps since the first block began.
     """
 
-    def __init__(self, run: RunContext, blocks: FragmentedModel, exchanger: Exchanger, retuning: Retuning) -> None:
-        self._run, self.blocks, self._exchanger, self._retuning = run, blocks, exchanger, retuning
-        self._merge_point = MergePoint(run.transport.world, len(blocks.updates))
+    def __init__(
+        self, run: RunContext, blocks: FragmentedModel, exchanger: Exchanger, retune: Callable[[int], None]
+    ) -> None:
+        self._run, self.blocks, self._exchanger, self._retune = run, blocks, exchanger, retune
+        self._apart = self._together = 0  # exchanges in a row in which some workers, and all, called `merge`
 
     def advance(self, idle: bool) -> None:
-        """After a step of a block: land the exchanges that are due, and begin the next one if it is due.
-
-        Args:
-            idle: whether another process of the host made it.
-        """
+        """After a step of a block: land the exchanges that are due, and begin the next one if it is due."""
         blocks, schedule = self.blocks, self.blocks.schedule
         if schedule.made:
             self._exchanger.progress()
@@ -487,29 +384,45 @@ class BlockExchanges:
         if fragment in self.blocks.schedule.made:
             self._run.monitor.sent()
             return None
-        return self.land(fragment, begun=True)
+        return self._note(self.blocks.land(fragment), fragment)
 
-    def land(self, fragment: int, begun: bool = False) -> ExchangeSummary:
+    def land(self, fragment: int) -> None:
         """Wait for an exchange, and apply it."""
-        monitor = self._run.monitor
-        if not begun:
-            monitor.begin()
-        summary = self.blocks.land(fragment)
-        self._note(summary, fragment)
-        return summary
+        self._run.monitor.begin()
+        self._note(self.blocks.land(fragment), fragment)
 
-    def _note(self, summary: ExchangeSummary, fragment: int) -> None:
+    def _note(self, summary: ExchangeSummary, fragment: int) -> ExchangeSummary:
         """Note an exchange that was applied."""
-        self._merge_point.look(summary)
+        self._look_for_merges(summary)
         effective = self.blocks.updates[fragment].numbers.diversity.effective
         timing, block = self._exchanger.timing, self.blocks.block
         self._run.monitor.end(timing, summary, block=block, warmup=False, effective=effective)
+        return summary
+
+    def _look_for_merges(self, summary: ExchangeSummary) -> None:
+        """Count an exchange for those that merge.
+
+        A merging worker keeps joining exchanges until all merge: another may have one more step, which ends a block. A
+        worker that ends more blocks than that has not called `merge`.
+
+        Raises:
+            ElsewhereError: some workers merge and others train on; raised on every worker.
+        """
+        merging = [rank for rank, h in enumerate(summary.headers) if h.merges]
+        others = [rank for rank, h in enumerate(summary.headers) if not (h.merges or h.leaving or h.kind.joins)]
+        self._together = 0 if others or not merging else self._together + 1
+        self._apart = self._apart + 1 if merging and others else 0
+        if self._apart > len(self.blocks.updates):
+            world = self._run.transport.world
+            raise ElsewhereError(
+                world.sign(
+                    f"the workers make different calls: {world.names(merging)} in run.merge(), "
+                    f"{world.names(others)} in optimizer.step(), at the end of a block. {advice('run.merge()')}"
+                )
+            )
 
     def wait(self, total: int) -> ExchangeSummary:
         """At the end of this worker's pass: join the others' blocks, with what it has made so far, until all are there.
-
-        Args:
-            total: this worker's minibatches, for the header.
 
         Returns:
             The headers then.
@@ -523,11 +436,9 @@ class BlockExchanges:
             self._exchanger.hold(pending_header)
             fragment = self.blocks.next
             self._run.monitor.begin()
-            summary = self.blocks.stand(self._run.progress.steps)
-            self._note(summary, fragment)
-            if summary.asked:
-                self._retuning.agree()
-                self._retuning.apply(self.blocks.schedule.steps)
+            if self._note(self.blocks.stand(self._run.progress.steps), fragment).asked:
+                self._run.tuner.exchange_requests(self._run.transport)
+                self._retune(self.blocks.schedule.steps)
 
     def land_all(self) -> None:
         """Wait for every pending exchange, and apply it."""
@@ -537,21 +448,21 @@ class BlockExchanges:
     def _read_requests(self, rests: bool) -> None:
         """Agree on the tuning requests that are due, and apply them."""
         while (now := self.blocks.requests_due(rests)) is not None:
-            self._retuning.agree()
-            self._retuning.apply(now)
+            self._run.tuner.exchange_requests(self._run.transport)
+            self._retune(now)
 
     def merge(self) -> None:
         """End the current block of every fragment, at any number of minibatches."""
         blocks = self.blocks
         self.land_all()
-        self._merge_point.begin()
-        while self._merge_point.together < len(blocks.updates):
+        self._together = 0
+        while self._together < len(blocks.updates):
             self._end_block(leaving=False, waits=True)
             while blocks.schedule.requests:
                 blocks.schedule.requests.pop()
-                self._retuning.agree()
+                self._run.tuner.exchange_requests(self._run.transport)
         blocks.align(blocks.schedule.begun)
-        self._retuning.apply(blocks.schedule.steps)
+        self._retune(blocks.schedule.steps)
 
     def finish(self) -> None:
         """Exchange every fragment once more after all workers are done, and leave the global model in the user's."""
@@ -562,7 +473,7 @@ class BlockExchanges:
             summary = self._end_block(leaving=True)
             assert summary is not None
             if summary.all_stand and not summary.all_leaving:
-                self.blocks.uncount(at)
+                self.blocks.schedule.uncount(at)
             quiet = quiet + 1 if summary.all_leaving else 0
         parts = self.blocks.global_parts
         others = [part for part in parts if part.fragment.from_rank_0]  # written since the last exchange, too

@@ -31,6 +31,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -38,39 +39,169 @@ from torch.optim import Optimizer
 
 from paceline.core import kernels
 from paceline.core.flat import BLOCK_ELEMENTS_CPU, Fragment, Modules, all_finite, buffer_fragments, fragments
-from paceline.core.optimizer_state import Named, OptimizerMoment, ensure_state, moments, parameter_state
+from paceline.core.optimizer_state import Named, OptimizerMoment, Owned, ensure_state, moments, parameter_state
 from paceline.core.world import World
 from paceline.errors import UnsupportedError
 from paceline.rules.codec import Codec, Dense, Layout, State
+from paceline.rules.outer.base import Coefficients
+from paceline.rules.outer.diversity import effective_workers, ratio, smoothed
 from paceline.rules.outer.moments import block_decay, compensate
 from paceline.rules.outer.moving_average import EMA
 from paceline.rules.rule import Rule
-from paceline.update.engine.blocks.numbers import BlockEnd, BlockNumbers, Contribution, LocalOptimizers
-from paceline.update.exchange.checksum import fold
-from paceline.update.exchange.exchanger import IN_FLIGHT, Exchanger
-from paceline.update.exchange.header import ExchangeSummary
+from paceline.update.exchange.exchanger import IN_FLIGHT, Exchanger, ExchangeSummary, fold
 
 NORM_ELEMENTS_CPU = 131_072
 """Elements of a partial norm, which divide a block's: how a norm is rounded depends on them."""
 LARGEST = 1e150
 """In place of a norm that overflows; its square does not overflow."""
+logger = logging.getLogger("paceline")
+Packed = Callable[["OuterStateChunk"], None]
+"""Called with a chunk whose wire memory holds the contribution."""
+
+
+@dataclass(frozen=True)
+class Diversity:
+    """The diversity of the workers' displacements, as far as the headers tell it.
+
+    The norm of a mean is known when it has been applied, and workers of other machines may round it otherwise. So the
+    header of the next exchange tells it, and all take what one worker found.
+
+    Attributes:
+        smoothed: A of the last block but one; None before the second exchange.
+        mean_of_norms: of the last exchange.
+        workers: that brought something to it.
+    """
+
+    smoothed: float | None = None
+    mean_of_norms: float = 0.0
+    workers: int = 0
+
+    @property
+    def effective(self) -> float | None:
+        """How many workers they are worth; None before that is known."""
+        return None if self.smoothed is None else effective_workers(self.smoothed)
+
+    def after(self, summary: ExchangeSummary) -> Diversity:
+        """With what the headers of the next exchange tell of the last one."""
+        if not self.mean_of_norms or not summary.last_mean_norm:
+            return self
+        now = ratio(self.mean_of_norms, summary.last_mean_norm, self.workers)
+        return replace(self, smoothed=smoothed(self.smoothed, now))
+
+    def then(self, summary: ExchangeSummary) -> Diversity:
+        """That exchange is over."""
+        return replace(self, mean_of_norms=summary.mean_of_norms, workers=len(summary.accepted))
+
+    def among(self, workers: int) -> Diversity:
+        """With another number of workers: they cannot be worth more than they are."""
+        most = None if self.smoothed is None else min(self.smoothed, math.sqrt(workers))
+        return replace(self, smoothed=most, workers=min(self.workers, workers))
+
+
+@dataclass(frozen=True)
+class BlockEnd:
+    """The coefficients and counts at the end of a block, the same on every worker.
+
+    Attributes:
+        rho: equivalent minibatches that the outer step has accumulated.
+        ahead: kv, minibatches that the next start is ahead of the mean of the local models.
+        diversity: of the workers' displacements, with what the headers of this exchange tell.
+        summary: the headers.
+    """
+
+    coefficients: Coefficients
+    rho: float
+    ahead: float
+    diversity: Diversity
+    summary: ExchangeSummary
+
+
+class BlockNumbers:
+    """The count of a fragment's blocks, and the numbers of the present one.
+
+    Attributes:
+        block: blocks that have been exchanged.
+        rho: equivalent minibatches that the outer step has accumulated.
+        ahead: look-ahead momentum of the block's start.
+        minibatches: of this worker's contribution to the present exchange.
+        diversity: of the workers' displacements, up to the last block but one.
+        mixes_at_once: whether the rule's mixing applies to exchanges without overlap.
+    """
+
+    def __init__(self, rule: Rule, workers: int) -> None:
+        self.rule, self.workers = rule, workers
+        self.mixes_at_once = rule.payload.mixing is not None and not rule.schedule.overlap
+        self.block, self.rho, self.ahead = 0, 0.0, 0.0
+        self.diversity = Diversity()
+        self.minibatches = 0
+        self._frozen: Coefficients | None = None
+        self._end: BlockEnd | None = None
+
+    def restart(self, block: int = 0, rho: float = 0.0, ahead: float = 0.0) -> None:
+        """Continue from other numbers, such as a checkpoint's, without a pending exchange."""
+        self.block, self.rho, self.ahead = block, rho, ahead
+        self.diversity = Diversity()
+        self._frozen = None
+
+    def coefficients(self) -> Coefficients:
+        """The present block's coefficients; during its exchange, those of the beginning of the exchange."""
+        return self._frozen or self.rule.coefficients(self.block + 1, self.workers, self.ahead)
+
+    def freeze(self, coefficients: Coefficients | None = None) -> None:
+        """Keep these coefficients (by default the present ones) for the exchange, despite retuning."""
+        self._frozen = coefficients or self.coefficients()
+
+    def release(self) -> None:
+        """End the effect of `freeze`."""
+        self._frozen = None
+
+    def renumber(self, workers: int) -> None:
+        """Continue with this number of workers, also in a pending exchange."""
+        self.workers = workers
+        self.diversity = self.diversity.among(workers)
+        if self._frozen is not None:
+            self._frozen = None
+            self.freeze()
+
+    def end(self, summary: ExchangeSummary) -> BlockEnd:
+        """The numbers at the end of this exchange."""
+        if self._end is None or self._end.summary is not summary:
+            self._end = self._end_of(summary, self.coefficients())
+        return self._end
+
+    def _end_of(self, summary: ExchangeSummary, coefficients: Coefficients) -> BlockEnd:
+        diversity = self.diversity.after(summary)
+        coefficients = replace(coefficients, diversity=diversity.smoothed or 1.0)
+        rho, ahead = self.rule.merging.equivalent_minibatches(self.rho, summary.tau, coefficients)
+        return BlockEnd(coefficients, rho, ahead, diversity, summary)
+
+    def advance(self, summary: ExchangeSummary) -> BlockEnd:
+        """Count the exchange; the next block begins."""
+        end = self.end(summary)
+        self.block, self.rho, self.ahead = self.block + 1, end.rho, end.coefficients.next_momentum
+        self.diversity = end.diversity.then(summary)
+        return end
+
+    def count_in(self, summary: ExchangeSummary, workers: int) -> BlockEnd:
+        """Count an exchange among `workers` workers whose result is in the outer state already."""
+        end = self._end_of(summary, self.rule.coefficients(self.block + 1, workers, self.ahead))
+        self.block, self.rho = self.block + 1, end.rho
+        self.diversity = end.diversity.then(summary)
+        return end
 
 
 class OuterState(ABC):
     """A fragment and its outer state.
 
-    Args:
-        fragment: the user's tensors.
-        device: of the outer state; None for the tensors' own device.
-
     Attributes:
-        numel: elements of the fragment.
-        dtype: on the wire.
+        start: the values of the block's start; None where no copy is kept.
         block_elements: elements handled at a time.
     """
 
     lossless = True
     """Whether it must be sent without loss: only differences between two models tolerate a lossy codec."""
+    start: Tensor | None = None
+    start_name = "anchor"
 
     def __init__(self, fragment: Fragment, device: torch.device | None = None) -> None:
         self.fragment = fragment
@@ -135,40 +266,48 @@ class OuterState(ABC):
         """The factor on this worker's contribution."""
         return factor
 
-    def norm(self, packings: Sequence[OuterStateChunk] = ()) -> float | None:
+    def norm(self, packings: Sequence[OuterStateChunk], packed: Packed | None) -> float | None:
         """Euclidean norm of this worker's contribution, possibly inf or nan; None if outliers are not judged by it.
 
-        The pass over memory that finds it also packs the contribution's ranges that are given.
+        The pass over memory that finds it also packs the chunks that are given, and calls `packed` with each.
         """
         return None
 
-    @abstractmethod
     def contribute(self, begin: int, end: int, out: Tensor) -> None:
         """Write this worker's contribution for [begin, end) into `out`, on the outer state's device."""
+        out.copy_(self.values(begin, end))
 
     @abstractmethod
-    def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
+    def next(self, begin: int, end: int, mean: Tensor, block: BlockEnd) -> Tensor:
+        """Update the outer state with the workers' mean of [begin, end); what the next block starts with."""
+
+    def apply(self, begin: int, end: int, mean: Tensor, block: BlockEnd) -> None:
         """Apply the workers' mean of [begin, end)."""
+        self.fragment.write(begin, end, self.next(begin, end, mean, block))
 
-    @abstractmethod
-    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
+    def prepare(self, begin: int, end: int, mean: Tensor, block: BlockEnd) -> None:
         """Apply the mean of [begin, end) to the outer state only; `snapshot` becomes the input of `move`."""
+        assert self.snapshot is not None
+        snapshot = self.snapshot[begin:end]
+        torch.sub(self.next(begin, end, mean, block), snapshot, out=snapshot)
 
     def move(self, begin: int, end: int, made: int) -> None:
         """Move the tensors by the result of `prepare`, `made` minibatches after the snapshot."""
         self._put(begin, end, self._add(begin, end, 1))
 
-    @abstractmethod
     def capture(self) -> None:
         """Take the present tensors as the common start of the next block."""
+        if self.start is not None:
+            self.start.copy_(self.fragment.whole(self.device))
 
-    @abstractmethod
     def restore(self) -> None:
         """Restore the tensors of the block's start, as far as it is known."""
+        if self.start is not None:
+            self.fragment.write(0, self.numel, self.start)
 
     def state(self) -> dict[str, Tensor]:
         """Outer state by name, for checkpoints."""
-        return {}
+        return {} if self.start is None else {self.start_name: self.start}
 
 
 class ParameterState(OuterState):
@@ -196,7 +335,7 @@ class ParameterState(OuterState):
         rule = numbers.rule
         self._numbers, self._mixing = numbers, rule.payload.mixing
         self._at_once = rule.payload.mixing if numbers.mixes_at_once else None
-        self.anchor = fragment.whole(self.device)
+        self.start = self.anchor = fragment.whole(self.device)
         self.tensors = {name: fragment.zeros(self.device) for name in rule.merging.tensors}
         self._parts: dict[tuple[int, int], tuple[Tensor, dict[str, Tensor]]] = {}
         self._begin_average()
@@ -223,38 +362,31 @@ class ParameterState(OuterState):
         torch.sub(self.values(begin, end), self._origin(begin, end, out), out=out)
 
     @torch.no_grad()
-    def norm(self, packings: Sequence[OuterStateChunk] = ()) -> float:
+    def norm(self, packings: Sequence[OuterStateChunk], packed: Packed | None) -> float:
         norms: list[Tensor] = []
         for low in range(0, self.numel, self.block_elements):
             high = min(self.numel, low + self.block_elements)
-            norms += self._norms_of(low, high, packings)
-            for packing in packings:
-                if low < packing.end <= high:
-                    packing.set_packed()
+            over = [packing for packing in packings if packing.begin < high and low < packing.end]
+            inside = len(over) == 1 and over[0].begin <= low and high <= over[0].end
+            out = over[0].space(low, high) if inside else self.scratch(2, high - low)
+            if kernels.serve(out):
+                from paceline.core.kernels.packing import difference
+
+                origin = self._numbers.rule.merging.origin(*self._part(low, high), self._numbers.coefficients(), out)
+                norms.append(difference(self.values(low, high), origin, self.fragment.dtype, out).sum().sqrt())
+            else:
+                self.contribute(low, high, out)
+                norms += self.partial_norms(out)
+            for packing in over:
+                if not inside:
+                    first, last = max(low, packing.begin), min(high, packing.end)
+                    packing.space(first, last).copy_(out[first - low : last - low])
+                packing.packed = packing.end <= high
+                if packing.packed and packed is not None:
+                    packed(packing)
         return float(torch.linalg.vector_norm(torch.stack(norms).double())) if norms else 0.0
 
-    def _norms_of(self, low: int, high: int, packings: Sequence[OuterStateChunk]) -> list[Tensor]:
-        """The norms of one block of the contribution, which is packed on the way."""
-        over = [packing for packing in packings if packing.begin < high and low < packing.end]
-        inside = len(over) == 1 and over[0].begin <= low and high <= over[0].end
-        out = over[0].space(low, high) if inside else self.scratch(2, high - low)
-        norms = self._contribute(low, high, out)
-        for packing in () if inside else over:
-            first, last = max(low, packing.begin), min(high, packing.end)
-            packing.space(first, last).copy_(out[first - low : last - low])
-        return norms
-
-    def _contribute(self, low: int, high: int, out: Tensor) -> list[Tensor]:
-        """Write the contribution for [low, high) into `out`; its partial norms."""
-        if not kernels.serve(out):
-            self.contribute(low, high, out)
-            return self.partial_norms(out)
-        from paceline.core.kernels.packing import difference
-
-        origin = self._numbers.rule.merging.origin(*self._part(low, high), self._numbers.coefficients(), out)
-        return [difference(self.values(low, high), origin, self.fragment.dtype, out).sum().sqrt()]
-
-    def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
+    def apply(self, begin: int, end: int, mean: Tensor, block: BlockEnd) -> None:
         scratch = self.scratch(1, end - begin)
         out = scratch if self._at_once else self.fragment.piece(begin, end, scratch)
         start = self._step(begin, end, mean, block, out)
@@ -262,6 +394,9 @@ class ParameterState(OuterState):
             self._mix(begin, end, start, self._at_once)
         elif start is not out or out is scratch:
             self.fragment.write(begin, end, start)
+
+    def next(self, begin: int, end: int, mean: Tensor, block: BlockEnd) -> Tensor:
+        return self._step(begin, end, mean, block, self.scratch(1, end - begin))
 
     def _step(self, begin: int, end: int, mean: Tensor, block: BlockEnd, out: Tensor) -> Tensor:
         """The outer step on a range; the start of the next block."""
@@ -272,21 +407,20 @@ class ParameterState(OuterState):
         fold(self.checksum, start)
         return start
 
-    def sum_mean_norms(self) -> None:
+    def sum_mean_norms(self) -> float:
         """Bring `mean_norm` up to date; in the order of the ranges, whatever the order in which they came."""
         if self.mean_norms:
             norms = [norm for _, part in sorted(self.mean_norms.items()) for norm in part]
             self.mean_norm = float(torch.linalg.vector_norm(torch.stack(norms).double()))
             self.mean_norms.clear()
+        return self.mean_norm
 
-    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
-        assert self.snapshot is not None
-        snapshot = self.snapshot[begin:end]
-        start = self._step(begin, end, mean, block, self.scratch(1, end - begin))
+    def prepare(self, begin: int, end: int, mean: Tensor, block: BlockEnd) -> None:
         if self._mixing is None:
-            torch.sub(start, snapshot, out=snapshot)
-        else:
-            snapshot.copy_(start)
+            super().prepare(begin, end, mean, block)
+            return
+        assert self.snapshot is not None
+        self.snapshot[begin:end].copy_(self.next(begin, end, mean, block))
 
     def move(self, begin: int, end: int, made: int) -> None:
         if self._mixing is None:
@@ -301,7 +435,7 @@ class ParameterState(OuterState):
         self.fragment.write(begin, end, torch.lerp(start, now, share))
 
     def capture(self) -> None:
-        self.anchor.copy_(self.fragment.whole(self.device))
+        super().capture()
         for tensor in self.tensors.values():
             tensor.zero_()
         self._begin_average()
@@ -327,17 +461,18 @@ class ParameterState(OuterState):
 
 
 def measure(
-    states: Iterable[OuterState], packings: Callable[[OuterState], Sequence[OuterStateChunk]]
+    states: Iterable[OuterState], chunks: Sequence[OuterStateChunk], packed: Packed | None = None
 ) -> tuple[float, bool]:
     """The norm of these states' joint contribution, and whether all of it is finite.
 
-    Args:
-        states: the outer states.
-        packings: gives the ranges of a state that can be packed in the same pass.
+    The same pass packs the chunks whose wire memory no earlier chunk needs, and calls `packed` with each.
     """
+    first = {chunk.space(chunk.begin, chunk.end).data_ptr(): chunk for chunk in reversed(chunks)}
+    for chunk in chunks:
+        chunk.packed = False  # an exchange that failed may have left it
     square, unsure = 0.0, []
     for state in states:
-        norm = state.norm(packings(state))
+        norm = state.norm([chunk for chunk in first.values() if chunk.outer is state], packed)
         if norm is None or not math.isfinite(norm):
             unsure.append(state.fragment)  # large finite numbers may overflow the norm
         square += min(norm, LARGEST) ** 2 if norm is not None and norm == norm else 0.0
@@ -349,10 +484,11 @@ class MomentState(OuterState):
     """One moment of the local optimizer.
 
     Args:
-        moment: which one.
         decay: b, read at the time of use.
         compensated: whether the mean is compensated for the outer step.
     """
+
+    start_name = "init"
 
     def __init__(
         self,
@@ -365,56 +501,33 @@ class MomentState(OuterState):
         super().__init__(fragment, device)
         self._moment, self._decay = moment, decay
         self._snapshot_decay = 0.0
-        self.init = fragment.zeros(self.device) if compensated else None
-
-    def contribute(self, begin: int, end: int, out: Tensor) -> None:
-        out.copy_(self.values(begin, end))
-
-    def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
-        self.fragment.write(begin, end, self._next(begin, end, mean, summary, block))
+        self.start = fragment.zeros(self.device) if compensated else None
 
     def take_snapshot(self) -> None:
         super().take_snapshot()
         self._snapshot_decay = self._decay()  # a scheduler may change it during the exchange
 
-    def _next(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> Tensor:
-        """The moments with which the next block starts."""
+    def next(self, begin: int, end: int, mean: Tensor, block: BlockEnd) -> Tensor:
         start = mean
-        if self.init is not None:
+        if self.start is not None:
             b = self._snapshot_decay if self.uses_snapshot else self._decay()
-            weights = [h.factor for h in summary.headers]
-            decay = block_decay(b, summary.minibatches, weights)
-            start = self.init[begin:end]
+            decay = block_decay(b, block.summary.minibatches, [h.factor for h in block.summary.headers])
+            start = self.start[begin:end]
             compensate(mean, start, decay=decay, ahead=b**block.ahead, square=self._moment.square, out=start)
             if self.fragment.dtype != self.dtype:  # the worker starts from the rounded values
                 start.copy_(start.to(self.fragment.dtype))
         fold(self.checksum, start)
         return start
 
-    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
-        assert self.snapshot is not None
-        torch.sub(self._next(begin, end, mean, summary, block), self.snapshot[begin:end], out=self.snapshot[begin:end])
-
     def move(self, begin: int, end: int, made: int) -> None:
         moved = self._add(begin, end, self._decay() ** made)
         self._put(begin, end, moved.clamp_(min=0) if self._moment.square else moved)
 
-    def capture(self) -> None:
-        if self.init is not None:
-            self.init.copy_(self.fragment.whole(self.device))
 
-    def restore(self) -> None:
-        if self.init is not None:
-            self.fragment.write(0, self.numel, self.init)
-
-    def state(self) -> dict[str, Tensor]:
-        return {} if self.init is None else {"init": self.init}
-
-
-def moment_states(optimizers: LocalOptimizers, device: torch.device | None) -> list[MomentState]:
+def moment_states(owned: Owned, choices: Sequence[str], device: torch.device | None) -> list[MomentState]:
     """The outer states of all moments that workers average; creates missing optimizer state."""
     states = []
-    for number, ((optimizer, named), choice) in enumerate(zip(optimizers.owned, optimizers.choices, strict=True)):
+    for number, ((optimizer, named), choice) in enumerate(zip(owned, choices, strict=True)):
         if choice not in ("average", "compensate"):
             continue
         known = moments(optimizer)
@@ -462,56 +575,32 @@ def _states_of(
     return states
 
 
-logger = logging.getLogger("paceline")
-
-
 class BufferState(OuterState):
     """Floating-point running statistics, such as BatchNorm's: averaged."""
 
     def __init__(self, fragment: Fragment, device: torch.device | None) -> None:
         super().__init__(fragment, device)
-        self.anchor = fragment.whole(self.device)
+        self.start = self.exported = fragment.whole(self.device)  # the global values
 
-    @property
-    def exported(self) -> Tensor:
-        """The global values."""
-        return self.anchor
-
-    def contribute(self, begin: int, end: int, out: Tensor) -> None:
-        out.copy_(self.values(begin, end))
-
-    def apply(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
-        self.fragment.write(begin, end, self._next(begin, end, mean))
-
-    def _next(self, begin: int, end: int, mean: Tensor) -> Tensor:
-        """Update and return the global values."""
-        start = self.anchor[begin:end].copy_(mean)
+    def next(self, begin: int, end: int, mean: Tensor, block: BlockEnd) -> Tensor:
+        start = self.exported[begin:end].copy_(mean)
         fold(self.checksum, start)
         return start
 
-    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
-        self._next(begin, end, mean)
+    def prepare(self, begin: int, end: int, mean: Tensor, block: BlockEnd) -> None:
+        self.next(begin, end, mean, block)
 
     def move(self, begin: int, end: int, made: int) -> None:
         now = self.fragment.read(begin, end, self.scratch(3, end - begin))
-        self.fragment.write(begin, end, torch.lerp(self.anchor[begin:end], now, 0.5))
-
-    def capture(self) -> None:
-        self.anchor.copy_(self.fragment.whole(self.device))
-
-    def restore(self) -> None:
-        self.fragment.write(0, self.numel, self.anchor)
+        self.fragment.write(begin, end, torch.lerp(self.exported[begin:end], now, 0.5))
 
     def reset_nonfinite(self) -> None:
         """Reset to the last values that all took, if a number is inf or nan."""
         if self.device.type == "cpu":
-            self.fragment.reset_nonfinite(self.anchor)
+            self.fragment.reset_nonfinite(self.exported)
         else:  # the device decides by itself: the host reads nothing while work is queued
             now = self.fragment.whole(self.device)
-            self.fragment.write(0, self.numel, self.fragment.without_nonfinite(now, self.anchor))
-
-    def state(self) -> dict[str, Tensor]:
-        return {"anchor": self.anchor}
+            self.fragment.write(0, self.numel, self.fragment.without_nonfinite(now, self.exported))
 
 
 class CounterState(BufferState):
@@ -524,27 +613,18 @@ class CounterState(BufferState):
         return float(minibatches) if factor else 0.0
 
     def contribute(self, begin: int, end: int, out: Tensor) -> None:
-        torch.sub(self.values(begin, end), self.anchor[begin:end], out=out)
+        torch.sub(self.values(begin, end), self.exported[begin:end], out=out)
 
-    def _next(self, begin: int, end: int, mean: Tensor) -> Tensor:
-        start = self.anchor[begin:end].add_(mean)
+    def next(self, begin: int, end: int, mean: Tensor, block: BlockEnd) -> Tensor:
+        start = self.exported[begin:end].add_(mean)
         fold(self.checksum, start)
         return start
 
-    def prepare(self, begin: int, end: int, mean: Tensor, summary: ExchangeSummary, block: BlockEnd) -> None:
-        assert self.snapshot is not None
-        torch.sub(self._next(begin, end, mean), self.snapshot[begin:end], out=self.snapshot[begin:end])
-
-    def move(self, begin: int, end: int, made: int) -> None:
-        OuterState.move(self, begin, end, made)
+    prepare, move = OuterState.prepare, OuterState.move
 
 
 class CopiedState(BufferState):
-    """Buffers of which all workers take rank 0's.
-
-    Args:
-        world: gives this worker among those that exchange.
-    """
+    """Buffers of which all workers take rank 0's."""
 
     def __init__(self, fragment: Fragment, device: torch.device | None, world: Callable[[], World]) -> None:
         super().__init__(fragment, device)
@@ -558,23 +638,19 @@ class CopiedState(BufferState):
     def factor(self, factor: float, minibatches: int) -> float:
         return 1.0
 
-    def _next(self, begin: int, end: int, mean: Tensor) -> Tensor:
+    def next(self, begin: int, end: int, mean: Tensor, block: BlockEnd) -> Tensor:
         self._exchanges += begin == 0
-        if self._exchanges & (self._exchanges - 1) == 0:  # the first, second, fourth, ..: it costs next to nothing
-            self._compare(begin, end, mean)
-        return super()._next(begin, end, mean)
+        world = self._world()
+        often = self._exchanges & (self._exchanges - 1) == 0  # the first, second, fourth, ..: it costs next to nothing
+        if often and world.rank == 1:
+            apart = names_apart(self.fragment, begin, self.values(begin, end), mean)
+            say_apart(world, [name for name in apart if name not in self._named])
+            self._named.update(apart)
+        return super().next(begin, end, mean, block)
 
     def move(self, begin: int, end: int, made: int) -> None:
         if self._world().rank:  # rank 0 goes on from its own
-            self.fragment.write(begin, end, self.anchor[begin:end])
-
-    def _compare(self, begin: int, end: int, taken: Tensor) -> None:
-        """Say once of a floating-point buffer that this worker had another one."""
-        world = self._world()
-        if world.rank == 1:
-            apart = names_apart(self.fragment, begin, self.values(begin, end), taken)
-            say_apart(world, [name for name in apart if name not in self._named])
-            self._named.update(apart)
+            self.fragment.write(begin, end, self.exported[begin:end])
 
 
 def names_apart(fragment: Fragment, begin: int, own: Tensor, taken: Tensor) -> list[str]:
@@ -597,40 +673,36 @@ def say_apart(world: World, names: list[str]) -> None:
 
 def buffer_states(model: Modules, device: torch.device | None, world: Callable[[], World]) -> list[BufferState]:
     """The outer states of the model's buffers, one for each kind, dtype and device."""
-    return [_state_of(part, device, world) for part in buffer_fragments(model)]
+
+    def state_of(part: Fragment) -> BufferState:
+        if part.from_rank_0:
+            return CopiedState(part, device, world)
+        return (BufferState if part.outer_dtype.is_floating_point else CounterState)(part, device)
+
+    return [state_of(part) for part in buffer_fragments(model)]
 
 
-def _state_of(part: Fragment, device: torch.device | None, world: Callable[[], World]) -> BufferState:
-    if part.from_rank_0:
-        return CopiedState(part, device, world)
-    return (BufferState if part.outer_dtype.is_floating_point else CounterState)(part, device)
-
-
-Use = Callable[[int, int, Tensor, ExchangeSummary, BlockEnd], None]
-"""Applies the mean of a range."""
+NO_BLOCK = Coefficients(0.0, 1.0, 0.0, 0.0)
+"""Of buffers that are exchanged with gradients: no outer step."""
 
 
 class OuterStateChunk:
     """A range of an outer state as a chunk of an exchange.
 
     Args:
-        outer: the outer state.
-        begin, end: its range (excl.).
         wire: memory for it, shape (at least end - begin,), on the outer state's device.
-        numbers: of the block; read when the chunk is packed and when it lands.
+        numbers: of the block, read when the chunk is packed and when it lands; None for buffers without one.
 
     Attributes:
         packed: whether the wire memory holds the contribution already, for the next `fill` only.
-        on_packed: called with this chunk when it does.
     """
 
-    def __init__(self, outer: OuterState, begin: int, end: int, wire: Tensor, numbers: Contribution) -> None:
+    def __init__(self, outer: OuterState, begin: int, end: int, wire: Tensor, numbers: BlockNumbers | None) -> None:
         self.outer, self.begin, self.end = outer, begin, end
         self.layout, self.lossless = outer.layout.cut(begin, end), outer.lossless
         self.from_rank_0 = outer.fragment.from_rank_0
         self.state: State = {}
         self.packed = False
-        self.on_packed: Callable[[OuterStateChunk], None] | None = None
         self._wire, self._numbers = wire[: end - begin], numbers
 
     @property
@@ -642,12 +714,6 @@ class OuterStateChunk:
         """The wire memory of [low, high)."""
         return self._wire[low - self.begin : high - self.begin]
 
-    def set_packed(self) -> None:
-        """The wire memory holds the contribution."""
-        self.packed = True
-        if self.on_packed is not None:
-            self.on_packed(self)
-
     def _blocks(self) -> list[tuple[int, int]]:
         size = self.outer.block_elements
         return [(low, min(self.end, low + size)) for low in range(self.begin, self.end, size)]
@@ -655,7 +721,7 @@ class OuterStateChunk:
     @torch.no_grad()
     def fill(self, factor: float) -> Tensor:
         """This worker's contribution times the factor."""
-        factor = self.outer.factor(factor, self._numbers.minibatches)
+        factor = self.outer.factor(factor, self._numbers.minibatches if self._numbers is not None else 1)
         packed, self.packed = self.packed, False
         if factor == 0:
             return self._wire.zero_()  # and not 0 * x: x may hold inf or nan
@@ -690,15 +756,17 @@ class OuterStateChunk:
             self.outer.move(low, high, made)
 
     @torch.no_grad()
-    def _each(self, total: Tensor, summary: ExchangeSummary, use: Use) -> None:
-        weight, block = self.outer.weight(summary), self._numbers.end(summary)
+    def _each(self, total: Tensor, summary: ExchangeSummary, use: Callable[[int, int, Tensor, BlockEnd], None]) -> None:
+        weight = self.outer.weight(summary)
+        numbers = self._numbers
+        block = numbers.end(summary) if numbers is not None else BlockEnd(NO_BLOCK, 0.0, 0.0, Diversity(), summary)
         integers = total.dtype == torch.int64
         for (low, high), mean in zip(self._blocks(), torch.split(total, self.outer.block_elements), strict=True):
             if integers:
                 mean = torch.div(mean, int(weight), rounding_mode="floor")
             elif weight != 1:  # into scratch, which stays in the cache
                 mean = torch.div(mean, weight, out=self.outer.scratch(2, high - low))
-            use(low, high, mean, summary, block)
+            use(low, high, mean, block)
 
 
 def restored(saved: State, device: torch.device) -> State:
@@ -711,19 +779,8 @@ def shares_memory(one: Tensor, other: Tensor) -> bool:
     return one.device == other.device and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
-def packings(chunks: Sequence[OuterStateChunk], state: OuterState) -> list[OuterStateChunk]:
-    """The chunks of `state` whose wire memory no earlier chunk needs."""
-    first = {chunk.space(chunk.begin, chunk.end).data_ptr(): chunk for chunk in reversed(chunks)}
-    return [chunk for chunk in first.values() if chunk.outer is state]
-
-
 def cut_states(
-    states: Sequence[OuterState],
-    rule: Rule,
-    exchanger: Exchanger,
-    numbers: Contribution,
-    overlapped: bool,
-    measured: bool,
+    states: Sequence[OuterState], exchanger: Exchanger, numbers: BlockNumbers, measured: bool
 ) -> list[OuterStateChunk]:
     """Cut all outer states of a fragment into chunks.
 
@@ -731,16 +788,12 @@ def cut_states(
     them; so has each chunk of an exchange that keeps its contribution. Other chunks share a few wire buffers.
 
     Args:
-        states: the outer states.
-        rule: gives the number of chunks and their codec.
-        exchanger: the connection.
-        numbers: of the block.
-        overlapped: whether the next block computes during an exchange.
+        numbers: of the block; their rule gives the number of chunks and their codec.
         measured: whether the norms of contributions are taken.
     """
     pieces: list[tuple[OuterState, int, int]] = []
     total = sum(state.numel for state in states)
-    codec = rule.codec
+    rule, codec, overlapped = numbers.rule, numbers.rule.codec, numbers.rule.schedule.overlap > 0
     for state in states:
         wanted = max(1, round(rule.common.chunks * state.numel / max(total, 1)))
         ranges = cut(state.layout, wanted, Dense() if state.lossless else codec, exchanger.transport.coarse)
@@ -770,14 +823,7 @@ SMALL_CODED = 1 << 20
 
 
 def cut(layout: Layout, pieces: int, codec: Codec, coarse: int = 1) -> list[tuple[int, int]]:
-    """Cut a flat tensor into at most `pieces` ranges of about one length, as suits the codec; a small one into fewer.
-
-    Args:
-        layout: the tensor's.
-        pieces: the largest number of ranges.
-        codec: the codec of the ranges.
-        coarse: the transport's (:attr:`paceline.communication.base.Transport.coarse`).
-    """
+    """Cut a flat tensor into at most `pieces` ranges of about one length, as suits the codec; fewer if it is small."""
     least = SMALL_ELEMENTS * coarse if codec.exact else SMALL_CODED  # a lossy codec's loss depends on the cuts
     pieces = max(1, min(pieces, layout.numel // least))
     if codec.whole:

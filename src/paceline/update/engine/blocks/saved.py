@@ -24,10 +24,8 @@ from paceline.errors import CheckpointError
 from paceline.rules.outer.base import Coefficients
 from paceline.update.engine.blocks.fragment import BlockUpdate
 from paceline.update.engine.blocks.model import FragmentedModel, FragmentSchedule
-from paceline.update.engine.blocks.numbers import Diversity
-from paceline.update.engine.blocks.outer_state import restored
-from paceline.update.exchange.exchanger import InFlightExchange
-from paceline.update.exchange.header import ExchangeHeader, ExchangeSummary
+from paceline.update.engine.blocks.outer_state import Diversity, restored
+from paceline.update.exchange.exchanger import ExchangeHeader, ExchangeSummary, InFlightExchange
 
 Row = dict[str, Any]
 
@@ -215,8 +213,6 @@ def _reshard(
     """Begin a new block from the outer state that another number of workers left.
 
     Args:
-        outer: the outer state.
-        saved: the result of `numbers`.
         headers: of an in-flight exchange, whose result is in `outer` already.
         ahead: the look-ahead of the block's start; None derives it from the present number of workers.
     """

@@ -14,7 +14,6 @@ import contextlib
 import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,9 +25,8 @@ from paceline.checkpoint import ExchangePosition
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.communication import Transport
 from paceline.core import kernels
-from paceline.core.flat import Fragment
+from paceline.core.flat import Fragment, Shards
 from paceline.core.optimizer_state import Owned, restore_beta1
-from paceline.core.shards import Shards
 from paceline.core.state_tree import build, flatten
 from paceline.core.world import World
 from paceline.data.ledger.leases import Leases
@@ -40,21 +38,27 @@ from paceline.rules.topology import Flat
 from paceline.update.engine import agreement, exit_handling
 from paceline.update.engine.agreement import begin_together
 from paceline.update.engine.blocks import saved as saved_blocks
-from paceline.update.engine.blocks.model import BlockExchanges, FragmentedModel, Retuning
+from paceline.update.engine.blocks.model import BlockExchanges, FragmentedModel
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import stepping_scaler
-from paceline.update.engine.gradients.update import RESHARDED, SKIPPED, GradientExchanges, GradientUpdate
-from paceline.update.exchange.checksum import combine, of_tensors
-from paceline.update.exchange.exchanger import Exchanger, Reports
-from paceline.update.exchange.header import NO_PAYLOAD, WARMUP_END, ExchangeHeader, ExchangeKind, ExchangeSummary
+from paceline.update.engine.gradients.update import RESHARDED, SKIPPED, GradientExchanges
+from paceline.update.exchange.departures import Departures
+from paceline.update.exchange.exchanger import (
+    WARMUP_END,
+    ExchangeHeader,
+    ExchangeKind,
+    Exchanger,
+    ExchangeSummary,
+    Reports,
+    combine,
+    of_tensors,
+)
+
+logger = logging.getLogger("paceline")
 
 
 class Handover:
     """Gives other workers one worker's state.
-
-    Args:
-        run: the context that the parts of the run share.
-        gradients: know the GradScaler.
 
     Attributes:
         included: gives the objects that a worker takes over, by name.
@@ -81,12 +85,11 @@ class Handover:
     @property
     def _objects(self) -> dict[str, Any]:
         """What has a state of its own beside the optimizers."""
-        found = dict(self.included())
-        known = {id(thing) for thing in found.values()}
+        objects = dict(self.included())
+        known = {id(thing) for thing in objects.values()}
         scalers = [self._run.settings.scaler, *(update.scaling.scaler for update in self._gradients.updates)]
-        scaler = next((one for one in scalers if one is not None), None)
-        others = {**schedulers(self._run.owned), **({"GradScaler": scaler} if scaler is not None else {})}
-        return found | {name: thing for name, thing in others.items() if id(thing) not in known}
+        others = {**schedulers(self._run.owned), "GradScaler": next((one for one in scalers if one is not None), None)}
+        return objects | {name: one for name, one in others.items() if one is not None and id(one) not in known}
 
     def _state(self, state: bool) -> dict[str, Any]:
         states = [optimizer.state_dict() for optimizer, _ in self._run.owned]
@@ -103,8 +106,12 @@ class Handover:
         for (optimizer, _), saved in zip(self._run.owned, given["optimizers"], strict=False):
             optimizer.load_state_dict(saved)
         for (optimizer, _), groups in zip(self._run.owned, given["groups"], strict=True):
-            for group, saved in zip(optimizer.param_groups, groups, strict=True):
-                _set(group, saved)
+            for group, settings in zip(optimizer.param_groups, groups, strict=True):
+                for name, value in settings.items():
+                    if isinstance(group.get(name), Tensor):  # in place: the program may hold it
+                        group[name].copy_(value)
+                    else:
+                        group[name] = value
         for name, thing in self._objects.items():
             if name in given["objects"]:
                 thing.load_state_dict(given["objects"][name])
@@ -150,36 +157,16 @@ def broadcast(transport: Transport, own: dict[str, Any] | None, source: int) -> 
     return state
 
 
-def _set(group: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Take over the settings of a parameter group; in place where they are tensors."""
-    for name, value in saved.items():
-        if isinstance(group.get(name), Tensor):
-            group[name].copy_(value)
-        else:
-            group[name] = value
-
-
-logger = logging.getLogger("paceline")
-
-
 class Engine:
     """The steps of a run of several workers; an :class:`paceline.update.engine.protocol.EngineProtocol`.
 
     A choice of the rule during the run changes what it exchanges.
 
-    Args:
-        run: the context that all parts of the run share.
-
     Attributes:
-        exchanger: the connection among all workers.
-        gradient_exchanges: the exchanges of gradients.
         blocks: all fragments of the model, if the rule has blocks and there are several workers.
-        block_exchanges: their exchanges.
-        handover: gives workers the state of others.
         host: the connection among the processes of this host, if they are one worker and any host has several.
         fragments: the trained parameters and numeric buffers.
         missed: steps of the other workers in the passes so far that this one did not make, under a block rule.
-        told: whether the user was told of skipped minibatches.
     """
 
     blocks: FragmentedModel | None
@@ -191,36 +178,37 @@ class Engine:
         self.run, self.progress, transport = run, run.progress, run.transport
         rule = run.rule
         self.fragments = begin_together(transport, rule, run.model, run.owned, _what_all_share(run))
-        self.exchanger = _exchanger(run, rule)
+        self.rule, self._departures = rule, Departures(lambda: run.loaders.made)
+        self.exchanger = self._connect(rule)
         self.host = _within_host(run) if rule.settings.within else None
         blocks = None if run.tuner.measured.probing else blocks_of(run, rule, self.exchanger)
         if blocks is not None:  # moments of before attach are rank 0's on all workers
             agreement.broadcast_start(transport, [state.fragment for state in blocks.moment_states])
             blocks.capture_moments()
-        self._retuning = Retuning(run, rule, blocks)
         self.gradient_exchanges = GradientExchanges(run, within_host=self.host is not None)
         self._exchange_blocks(blocks)
         self.handover = Handover(run, self.gradient_exchanges)
         self.missed = 0
-        self.told = False
+        self._told = False  # whether the user knows of skipped minibatches
         if self.progress.lockstep:
             self.gradient_exchanges.start(self.exchanger)
         elif self.host is not None:
             self.gradient_exchanges.start(self.host)
-        run.tuner.follow = lambda rule: self._retuning.follow(rule, self._steps_of_blocks)
+        run.tuner.follow = lambda rule: self._change(rule, self._steps_of_blocks)
+
+    def _connect(self, rule: Rule) -> Exchanger:
+        """The connection among all workers."""
+        run, overlapped = self.run, rule.schedule.overlap > 0
+        reports = Reports(lambda: run.tuner.asks, run.loaders.place, self._departures.look)
+        return Exchanger(run.transport, rule.codec, rule.common, overlapped, _devices(run), reports)
 
     def _exchange_blocks(self, blocks: FragmentedModel | None) -> None:
         """Exchange these blocks from now on, or none."""
         self.blocks, self.block_exchanges = blocks, None
         if blocks is not None:
-            self.block_exchanges = BlockExchanges(self.run, blocks, self.exchanger, self._retuning)
+            self.block_exchanges = BlockExchanges(self.run, blocks, self.exchanger, self._retune)
 
     # -- position ---------------------------------------------------------------------------------
-
-    @property
-    def gradients(self) -> list[GradientUpdate]:
-        """The exchanges of gradients, one of each optimizer."""
-        return self.gradient_exchanges.updates
 
     @property
     def local(self) -> bool:
@@ -262,7 +250,7 @@ class Engine:
         if blocks is None or self.progress.lockstep:
             one = one if self.progress.lockstep or host is None else host
             return ExchangePosition(self.progress.exchanges, one.sequence, one.left, awaited=one.awaited)
-        begun = self._retuning.rule.schedule.warmup + blocks.schedule.begun
+        begun = self.rule.schedule.warmup + blocks.schedule.begun
         return ExchangePosition(begun, one.sequence, one.left, blocks.coming, one.awaited)
 
     @property
@@ -291,11 +279,11 @@ class Engine:
         for observer in self.run.observers if self.progress.lockstep else ():
             observer.merged(None, self.exchanger.sequence, {}, None)
         if warm:
-            self.end_warmup(self.exchanger.meet(self.bare_header(WARMUP_END, leaving=False)))
+            self.end_warmup(self.exchanger.meet(ExchangeHeader(kind=WARMUP_END, total=self.progress.steps)))
         elif self.block_exchanges is not None and not self.progress.lockstep:
             self.block_exchanges.advance(idle=False)
         if self.run.tuner.decided:
-            self.apply_requests()
+            self._retune(0)
         if self.run.tuner.measured.chooser is not None:
             self.follow_choice()
 
@@ -304,8 +292,20 @@ class Engine:
 
     def retune(self) -> None:
         """Agree on the requested changes and apply them, between two exchanges."""
-        self._retuning.agree()
-        self._retuning.apply(self._steps_of_blocks)
+        self.run.tuner.exchange_requests(self.run.transport)
+        self._retune(self._steps_of_blocks)
+
+    def _retune(self, now: int) -> None:
+        """Apply what was agreed on, if anything; `now` counts the steps since the first block began."""
+        if self.run.tuner.decided:
+            self.run.tuner.apply()
+            self._change(self.run.rule, now)
+
+    def _change(self, rule: Rule, now: int = 0) -> None:
+        """Continue with changed settings of the rule."""
+        if rule is not self.rule and self.blocks is not None:
+            self.blocks.retune(rule, now)
+        self.rule = rule
 
     @property
     def _steps_of_blocks(self) -> int:
@@ -314,10 +314,10 @@ class Engine:
 
     def follow(self, rule: Rule) -> None:
         """Continue with the rule of a checkpoint."""
-        now = self._retuning.rule
+        now = self.rule
         same = (rule.codec, rule.schedule.overlap) == (now.codec, now.schedule.overlap)
         if self.run.tuner.measured.chooser is None or (same and (self.blocks is not None) == self._builds(rule)):
-            self._retuning.follow(rule)
+            self._change(rule)
             self._follow_schedule(rule)
         else:
             self.adopt(rule)
@@ -333,17 +333,17 @@ class Engine:
         """A pass over shared data is over: wait until all workers are at its end, and hold the same."""
         if self.run.transport.world.size > 1:
             with self._gradients_aside():
-                Joining(self, leaving=False).join_all()
+                self._join(leaving=False)
 
     def shutdown(self) -> None:
         """End the run together: wait for workers that have more data, and merge the rest of the last block."""
-        Joining(self, leaving=True).join_all()
+        self._join(leaving=True)
         sums = [of_tensors(part) for part in self.fragments]
         if self.blocks is not None and not self.progress.lockstep:
             sums.append(torch.tensor(self.blocks.checksum()))
         # no exchange follows: this one compares the final bits of all workers
-        summary = self.exchanger.meet(self.bare_header(NO_PAYLOAD, leaving=True, checksum=combine(sums)))
-        self.exchanger.departures.check_ends(summary, self.exchanger.transport.world)
+        header = ExchangeHeader(leaving=True, total=self.progress.steps, checksum=combine(sums))
+        self._departures.check_ends(self.exchanger.meet(header), self.exchanger.transport.world)
 
     @contextlib.contextmanager
     def _gradients_aside(self) -> Iterator[None]:
@@ -375,7 +375,7 @@ class Engine:
         self.gradient_exchanges.withdraw()
         found: dict[str, Any] = {
             "blocks": saved_blocks.save(self.blocks) if self.blocks is not None else [],
-            "gradients": [update.state() for update in self.gradients],
+            "gradients": [update.state() for update in self.gradient_exchanges.updates],
             "sequence": [exchanger.sequence for exchanger in self._exchangers],
         }
         if self.missed:
@@ -388,7 +388,9 @@ class Engine:
         if self.blocks is not None:
             saved_blocks.load(self.blocks, state["blocks"])
         self._follow_progress()
-        for update, row in zip(self.gradients, state["gradients"], strict=False):  # none if it began with blocks
+        for update, row in zip(
+            self.gradient_exchanges.updates, state["gradients"], strict=False
+        ):  # none if it began with blocks
             update.load(row)
         for exchanger, sequence in zip(self._exchangers, state["sequence"], strict=True):
             exchanger.continue_at(sequence)
@@ -418,7 +420,7 @@ class Engine:
                 for optimizer, _ in self.run.owned:
                     restore_beta1(optimizer)
             self._follow_progress()
-            for update, row in zip(self.gradients, gradients, strict=False):
+            for update, row in zip(self.gradient_exchanges.updates, gradients, strict=False):
                 if row["order"] is not None:
                     update.reshard(row)
             self.exchanger.continue_at(sequence)
@@ -437,14 +439,6 @@ class Engine:
         """The tensors that must be equal on all workers when blocks begin or end."""
         return self.fragments if self.blocks is None else [state.fragment for state in self.blocks.outer_states]
 
-    def bare_header(self, kind: ExchangeKind, leaving: bool, checksum: int = 0, minibatches: int = 0) -> ExchangeHeader:
-        """A header without a payload."""
-        return ExchangeHeader(0, kind, False, leaving, True, minibatches, 0.0, 0.0, self.progress.steps, checksum)
-
-    def apply_requests(self) -> None:
-        """Apply tuning requests that were decided, outside of blocks."""
-        self._retuning.apply(0)
-
     def end_warmup(self, summary: ExchangeSummary) -> None:
         """The warm-up is over: all workers, also leaving ones, take the same start for the first block."""
         progress = self.progress
@@ -453,13 +447,115 @@ class Engine:
         progress.end_warmup()
         if (blocks := self.blocks) is not None:
             if any(header.total for header in summary.headers):  # else it is as at attach
-                blocks.prepare()
+                for update in blocks.updates:
+                    update.prepare()
                 even_out(self.run.transport, summary, self.outer_fragments)
                 blocks.capture()
             blocks.enter(progress.steps)
         self._leave_lockstep()
         self.gradient_exchanges.read_requests(summary)
-        self.apply_requests()
+        self._retune(0)
+
+    # -- joining at the end of a pass, or of the run ------------------------------------------------
+
+    def _join(self, leaving: bool) -> None:
+        """At the end of the run if this worker is `leaving`, else of a pass: join exchanges until all are there."""
+        self._joined = set[int]()  # the steps whose gradients were exchanged without this worker
+        for withdrawn in self.gradient_exchanges.withdraw():
+            self._joined |= {h.total for h in withdrawn.headers if h.brings}
+        if leaving and self.block_exchanges is not None:
+            self.block_exchanges.land_all()
+        if self.progress.lockstep and self._join_lockstep(leaving):
+            return
+        if self.host is not None:
+            self._join_host(self.host, leaving)
+        if self.block_exchanges is not None:
+            self._join_blocks(self.block_exchanges, leaving)
+
+    def _join_lockstep(self, leaving: bool) -> bool:
+        """Join the gradient exchanges of workers that have more data, until all are there or the warm-up is over;
+        whether all are there."""
+        while self.progress.lockstep:
+            summary = self._join_gradients(self.exchanger, leaving)
+            if any(h.kind == WARMUP_END for h in summary.headers):
+                self.end_warmup(summary)
+            elif summary.empty:
+                self._even_out(self.exchanger.transport, summary, self.fragments)
+                if summary.all_leaving or not leaving:
+                    return True
+            self._retune(0)
+            measured = self.run.tuner.measured
+            if measured.chosen is not None and measured.chosen.lockstep:
+                self.follow_choice()  # but blocks begin when the others meet
+        return False
+
+    def _join_host(self, host: Exchanger, leaving: bool) -> None:
+        """Join the steps of this host, and its blocks, until all its processes are there; then hold the same values."""
+        last = ExchangeKind.gradients(len(self.run.owned) - 1)
+        while True:
+            summary = self._join_gradients(host, leaving)
+            if summary.empty:
+                if self.block_exchanges is not None and (summary.all_leaving or summary.steps_differ):
+                    self.block_exchanges.land_all()
+                self._even_out(host.transport, summary, self.outer_fragments)
+                if summary.all_leaving or not leaving:
+                    return
+            elif self.block_exchanges is not None and summary.weight > 0 and summary.kind == last:
+                self.block_exchanges.advance(idle=True)
+            self._retune(0)
+
+    def _join_gradients(self, exchanger: Exchanger, leaving: bool) -> ExchangeSummary:
+        """Join an exchange of gradients with an empty contribution."""
+        header = ExchangeHeader(leaving=leaving, minibatches=len(self._joined), total=self.progress.steps)
+        summary = self.gradient_exchanges.join(exchanger.open(header))
+        self._joined |= {h.total for h in summary.headers if h.brings}
+        return summary
+
+    def _join_blocks(self, blocks: BlockExchanges, leaving: bool) -> None:
+        """Join the blocks of the others until all workers are there."""
+        if leaving:
+            blocks.finish()
+            return
+        summary = blocks.wait(self.progress.steps + self.missed)
+        if summary.steps_differ:
+            blocks.merge()
+            totals, rank = [h.total for h in summary.headers], self.exchanger.transport.world.rank
+            self.missed += max(totals) - totals[rank]
+            if not any(h.leaving for h in summary.headers):
+                self.handover.give(totals.index(max(totals)), totals[rank] < max(totals), state=False)
+
+    # -- workers that have made fewer steps -------------------------------------------------------
+
+    def _even_out(self, transport: Transport, summary: ExchangeSummary, fragments: Sequence[Fragment]) -> None:
+        """Workers that made fewer steps take over from one that made the most."""
+        totals, world = [h.total for h in summary.headers], transport.world
+        most = max(totals)
+        stayed = [rank for rank, h in enumerate(summary.headers) if h.total + h.minibatches < most]
+        if stayed:
+            raise MismatchError(world.sign(f"{world.names(stayed)} {SKIPPED}"))
+        even_out(transport, summary, fragments)
+        if summary.steps_differ and not summary.all_leaving:
+            self.handover.give(totals.index(most), totals[world.rank] < most, transport)
+            self.progress.follow(most)
+            self._joined.clear()
+            self._tell_skips(summary, most, world)
+
+    def _tell_skips(self, summary: ExchangeSummary, most: int, world: World) -> None:
+        """Say once that workers have skipped minibatches: what the program counts by itself lacks them."""
+        places = [Place.unpack(h.place or pack(0, 0, INSIDE)) for h in summary.headers]
+        furthest = places[[h.total for h in summary.headers].index(most)].batches
+        missed = [max(0, furthest - place.batches) + (place.state == LEFT) for place in places]  # left before its step
+        skips = [rank for rank, h in enumerate(summary.headers) if not h.leaving and most - h.total > missed[rank]]
+        if skips and not self._told and world.rank == 0:
+            logger.warning(
+                "%s",
+                world.sign(
+                    f"{world.names(skips)} skipped minibatches of a pass, and made fewer steps than others: it takes "
+                    "over their model, optimizer and schedules. What the program counts or averages by itself at each "
+                    "step (a moving average of the weights) goes on without those steps"
+                ),
+            )
+        self._told = self._told or bool(skips)
 
     # -- a rule that a probe chooses --------------------------------------------------------------
 
@@ -469,7 +565,7 @@ class Engine:
         if choice is None:
             return
         if not choice.lockstep:
-            self.end_warmup(self.exchanger.meet(self.bare_header(WARMUP_END, leaving=False)))
+            self.end_warmup(self.exchanger.meet(ExchangeHeader(kind=WARMUP_END, total=self.progress.steps)))
         elif (rule := self.run.tuner.take_choice()) is not None:
             self.adopt(rule)
 
@@ -477,11 +573,11 @@ class Engine:
         """Continue with another schedule, codec or overlap; blocks, if there are any, begin anew."""
         blocks, builds = None, self._builds(rule)
         if builds or self.block_exchanges is not None:
-            old, self.exchanger = self.exchanger, _exchanger(self.run, rule)
+            old, self.exchanger = self.exchanger, self._connect(rule)
             self.exchanger.replace(old)
         if builds:
             blocks = blocks_of(self.run, rule, self.exchanger)
-        self._retuning.begin(rule, blocks)
+        self.rule = rule
         if self.blocks is not None:
             self.blocks.release()
         self._exchange_blocks(blocks)
@@ -502,141 +598,13 @@ class Engine:
     def _follow_progress(self) -> None:
         """After a warm-up gradients are exchanged within hosts only."""
         chosen = self.run.tuner.measured.chooser is not None and not self.progress.lockstep
-        if chosen or (self.progress.warm and self._retuning.rule.schedule.warmup):
+        if chosen or (self.progress.warm and self.rule.schedule.warmup):
             self._leave_lockstep()
 
     def _leave_lockstep(self) -> None:
         self.gradient_exchanges.stop()
         if self.host is not None:
             self.gradient_exchanges.start(self.host)
-
-
-class Joining:
-    """Joins exchanges at the end of a pass or of the run.
-
-    Args:
-        engine: of this worker.
-        leaving: whether the run ends for this worker; else a pass.
-    """
-
-    def __init__(self, engine: Engine, leaving: bool) -> None:
-        self._engine, self._leaving = engine, leaving
-        self._joined = set[int]()  # the steps whose gradients were exchanged without this worker
-
-    def join_all(self) -> None:
-        """Join until all workers are there."""
-        engine, progress = self._engine, self._engine.progress
-        for withdrawn in engine.gradient_exchanges.withdraw():
-            self._joined |= {h.total for h in withdrawn.headers if h.brings}
-        if self._leaving and engine.block_exchanges is not None:
-            engine.block_exchanges.land_all()
-        if progress.lockstep and self._join_lockstep():
-            return
-        if engine.host is not None:
-            self._join_host(engine.host)
-        if engine.block_exchanges is not None:
-            self._join_blocks(engine.block_exchanges)
-
-    def _join_lockstep(self) -> bool:
-        """Join the gradient exchanges of workers that have more data, until all are there or the warm-up is over;
-        whether all are there."""
-        engine = self._engine
-        while engine.progress.lockstep:
-            summary = self._join_gradients(engine.exchanger)
-            if any(h.kind == WARMUP_END for h in summary.headers):
-                engine.end_warmup(summary)
-            elif summary.empty:
-                self._even_out(engine.exchanger.transport, summary, engine.fragments)
-                if summary.all_leaving or not self._leaving:
-                    return True
-            engine.apply_requests()
-            measured = engine.run.tuner.measured
-            if measured.chosen is not None and measured.chosen.lockstep:
-                engine.follow_choice()  # but blocks begin when the others meet
-        return False
-
-    def _join_host(self, host: Exchanger) -> None:
-        """Join the steps of this host, and its blocks, until all its processes are there; then hold the same values."""
-        engine = self._engine
-        last = ExchangeKind.gradients(len(engine.run.owned) - 1)
-        while True:
-            summary = self._join_gradients(host)
-            if summary.empty:
-                if engine.block_exchanges is not None and (summary.all_leaving or _steps_differ(summary)):
-                    engine.block_exchanges.land_all()
-                self._even_out(host.transport, summary, engine.outer_fragments)
-                if summary.all_leaving or not self._leaving:
-                    return
-            elif (
-                engine.block_exchanges is not None
-                and summary.weight > 0
-                and any(h.kind == last for h in summary.headers)
-            ):
-                engine.block_exchanges.advance(idle=True)
-            engine.apply_requests()
-
-    def _join_gradients(self, exchanger: Exchanger) -> ExchangeSummary:
-        """Join an exchange of gradients with an empty contribution."""
-        engine = self._engine
-        header = engine.bare_header(NO_PAYLOAD, self._leaving, minibatches=len(self._joined))
-        summary = engine.gradient_exchanges.join(exchanger.open(header))
-        self._joined |= {h.total for h in summary.headers if h.brings}
-        return summary
-
-    def _join_blocks(self, blocks: BlockExchanges) -> None:
-        """Join the blocks of the others until all workers are there."""
-        engine = self._engine
-        if self._leaving:
-            blocks.finish()
-            return
-        summary = blocks.wait(engine.progress.steps + engine.missed)
-        if _steps_differ(summary):
-            blocks.merge()
-            totals, rank = [h.total for h in summary.headers], engine.exchanger.transport.world.rank
-            engine.missed += max(totals) - totals[rank]
-            if not any(h.leaving for h in summary.headers):
-                engine.handover.give(totals.index(max(totals)), totals[rank] < max(totals), state=False)
-
-    # -- workers that have made fewer steps -------------------------------------------------------
-
-    def _even_out(self, transport: Transport, summary: ExchangeSummary, fragments: Sequence[Fragment]) -> None:
-        """Workers that made fewer steps take over from one that made the most."""
-        if not _steps_differ(summary):
-            even_out(transport, summary, fragments)
-            return
-        totals, world = [h.total for h in summary.headers], transport.world
-        most = max(totals)
-        stayed = [rank for rank, h in enumerate(summary.headers) if h.total + h.minibatches < most]
-        if stayed:
-            raise MismatchError(world.sign(f"{world.names(stayed)} {SKIPPED}"))
-        source = totals.index(most)
-        even_out(transport, summary, fragments)
-        if not summary.all_leaving:
-            self._engine.handover.give(source, totals[world.rank] < most, transport)
-            self._engine.progress.follow(most)
-            self._joined.clear()
-            self._tell_skips(summary, most, world)
-
-    def _tell_skips(self, summary: ExchangeSummary, most: int, world: World) -> None:
-        """Say once that workers have skipped minibatches: what the program counts by itself lacks them."""
-        places = [Place.unpack(h.place or pack(0, 0, INSIDE)) for h in summary.headers]
-        furthest = places[[h.total for h in summary.headers].index(most)].batches
-        missed = [max(0, furthest - place.batches) + (place.state == LEFT) for place in places]  # left before its step
-        skips = [rank for rank, h in enumerate(summary.headers) if not h.leaving and most - h.total > missed[rank]]
-        if skips and not self._engine.told and world.rank == 0:
-            logger.warning(
-                "%s",
-                world.sign(
-                    f"{world.names(skips)} skipped minibatches of a pass, and made fewer steps than others: it takes "
-                    "over their model, optimizer and schedules. What the program counts or averages by itself at each "
-                    "step (a moving average of the weights) goes on without those steps"
-                ),
-            )
-        self._engine.told = self._engine.told or bool(skips)
-
-
-def _steps_differ(summary: ExchangeSummary) -> bool:
-    return len({h.total for h in summary.headers}) > 1
 
 
 def even_out(transport: Transport, summary: ExchangeSummary, fragments: Sequence[Fragment]) -> None:
@@ -663,17 +631,6 @@ def _devices(run: RunContext) -> set[torch.device]:
     return {parameter.device for _, named in run.owned for _, parameter in named}
 
 
-def _exchanger(run: RunContext, rule: Rule) -> Exchanger:
-    """The connection among all workers."""
-    overlapped = rule.schedule.overlap > 0
-    return Exchanger(run.transport, rule.codec, rule.common, overlapped, _devices(run), _reports(run))
-
-
-def _reports(run: RunContext) -> Reports:
-    """What this worker says of itself in the headers of its exchanges."""
-    return Reports(lambda: run.tuner.asks, run.loaders.place, lambda: run.loaders.made)
-
-
 def _within_host(run: RunContext) -> Exchanger | None:
     """The connection among the processes of this host, if any host has several."""
     hosts = run.transport.world.hosts
@@ -681,9 +638,9 @@ def _within_host(run: RunContext) -> Exchanger | None:
     if len(names) == len(hosts):
         return None
     part = run.transport.part([[rank for rank, host in enumerate(hosts) if host == name] for name in names])
-    reports = _reports(run)
-    if part.world.size < run.transport.world.size:  # else these are the exchanges among all workers
-        reports = replace(reports, asks=lambda: False)
+    everybody = part.world.size == run.transport.world.size  # these are the exchanges among all workers
+    look = Departures(lambda: run.loaders.made).look
+    reports = Reports(lambda: everybody and run.tuner.asks, run.loaders.place, look)
     return Exchanger(part, Dense(), Flat(run.rule.common.chunks), devices=_devices(run), reports=reports)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,47 +19,30 @@ from paceline.core.optimizer_state import Named, ensure_state
 from paceline.errors import UnsupportedError
 from paceline.rules.codec import Codec, Layout, State
 from paceline.rules.outer.frozen_adam import frozen_step
-from paceline.update.engine.blocks.numbers import PlainMean
 from paceline.update.engine.blocks.outer_state import LARGEST, BufferState, OuterStateChunk, cut, shares_memory
-from paceline.update.exchange.checksum import combine, of_tensors
-from paceline.update.exchange.header import ExchangeSummary
-
-
-class PayloadReader(Protocol):
-    """Reads the payload of a step, and names the memory for its mean."""
-
-    def read(self, parameter: Tensor) -> Tensor | None:
-        """This worker's contribution, of the parameter's shape, or None."""
-
-    def target(self, parameter: Tensor) -> Tensor:
-        """The memory for the mean, created if it does not exist."""
-
-    def completed(self, parameter: Tensor, mean: Tensor, missing: float) -> Tensor:
-        """The mean, if the share `missing` of the workers had no gradient and sent zeros."""
+from paceline.update.exchange.exchanger import ExchangeSummary, combine, of_tensors
 
 
 class GradientReader:
-    """The gradient, replaced by the mean."""
+    """The payload of a step: the gradient, replaced by the mean."""
 
     def read(self, parameter: Tensor) -> Tensor | None:
+        """This worker's contribution, of the parameter's shape, or None."""
         return parameter.grad
 
     def target(self, parameter: Tensor) -> Tensor:
+        """The memory for the mean, created if it does not exist."""
         if parameter.grad is None:
             parameter.grad = torch.empty_like(parameter)
         return local(parameter.grad)
 
     def completed(self, parameter: Tensor, mean: Tensor, missing: float) -> Tensor:
-        """An absent gradient counts as zero."""
+        """The mean, if the share `missing` of the workers had no gradient and sent zeros: they count as zero."""
         return mean
 
 
-class FirstMomentReader:
-    """Adam's first moment; the optimizer's own step is taken in its place, with the second moment frozen.
-
-    Args:
-        optimizer: Adam or AdamW.
-    """
+class FirstMomentReader(GradientReader):
+    """Adam's first moment; the optimizer's own step is taken in its place, with the second moment frozen."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -98,7 +81,6 @@ class FirstMomentReader:
         """Make the step of the parameters that have a moment, and hide their gradients from the optimizer.
 
         Args:
-            present: the parameters.
             since: steps since the second moment was frozen, this one included.
         """
         for parameter in present:
@@ -129,15 +111,11 @@ class GradientBucket:
 
     A codec may keep its residual in the memory that it was given. Then two flat tensors alternate: one is filled and
     becomes the residual, the other held the last residual and receives the mean.
-
-    Args:
-        fragment: the parameters.
-        lossless: whether the codec is exact.
     """
 
     def __init__(self, fragment: Fragment, lossless: bool) -> None:
         self.fragment, self.lossless = fragment, lossless
-        self.reader: PayloadReader = GradientReader()
+        self.reader = GradientReader()
         self.wire = torch.zeros(fragment.numel, dtype=fragment.outer_dtype, device=fragment.device)
         shapes = [local(tensor).shape for tensor in fragment.tensors]
         self.layout = Layout.of(
@@ -299,12 +277,7 @@ def _mark(gradient: Tensor | None) -> tuple[int, int] | None:
 
 
 class GradientChunk:
-    """A range of a bucket.
-
-    Args:
-        bucket: the bucket.
-        begin, end: the range (excl.).
-    """
+    """A range of a bucket."""
 
     def __init__(self, bucket: GradientBucket, begin: int, end: int) -> None:
         self.bucket, self.begin, self.end = bucket, begin, end
@@ -364,14 +337,6 @@ class GradientChunk:
 class GradientBuckets:
     """A bucket for each dtype and device, cut into chunks, and the buffers that are exchanged with them.
 
-    Args:
-        named: the parameters.
-        buffers: the outer states of the buffers.
-        codec: the codec of the chunks.
-        chunks: the approximate number of chunks.
-        transport: the connection.
-        norms: whether norms are taken.
-
     Attributes:
         order: the parameters' numbers in the order of the layout; empty before `build`.
         chunks: in the order in which their last gradients become ready.
@@ -423,7 +388,7 @@ class GradientBuckets:
         self.chunks = [chunk for _, chunk in sorted(last_of, key=lambda pair: pair[0])]
         for state in self._buffers:
             wire = torch.zeros(state.numel, dtype=state.dtype, device=state.device)
-            self.buffer_chunks.append(OuterStateChunk(state, 0, state.numel, wire, PlainMean()))
+            self.buffer_chunks.append(OuterStateChunk(state, 0, state.numel, wire, None))
         self.chunks_of = [
             [k for k, chunk in enumerate(self.chunks) if chunk.bucket is self.buckets[place] and chunk.holds(number)]
             for place, number in self.place
@@ -449,7 +414,7 @@ class GradientBuckets:
         """Checksum of the parameters, which are equal on all workers."""
         return combine(of_tensors(bucket.fragment) for bucket in self.buckets)
 
-    def start(self, reader: PayloadReader | None = None) -> None:
+    def start(self, reader: GradientReader | None = None) -> None:
         """Begin an exchange; `reader` replaces the payload reader, if given."""
         for bucket in self.buckets:
             bucket.forget()

@@ -45,94 +45,17 @@ from paceline.update.engine.grad_scaler import ScalerHook, Scaling, overflow, re
 from paceline.update.engine.gradients.buckets import FirstMomentReader, GradientBuckets
 from paceline.update.exchange.exchanger import (
     Chunk,
+    ExchangeHeader,
+    ExchangeKind,
     Exchanger,
+    ExchangeSummary,
     PendingHeader,
     compare,
     refuse_nothing,
     with_outliers_dropped,
 )
-from paceline.update.exchange.header import ExchangeHeader, ExchangeKind, ExchangeSummary, LocalWork
-from paceline.update.exchange.outliers import gradient_norms
+from paceline.update.exchange.outliers import FAR_GRADIENT, Norms, farthest
 from paceline.update.exchange.pipeline import Running
-
-
-class PassEnd:
-    """Calls functions at the end of a backward pass, in a fixed order."""
-
-    def __init__(self) -> None:
-        self._task: int | None = None
-        self._touched: dict[int, Callable[[], None]] = {}
-
-    def expect(self, number: int, call: Callable[[], None]) -> None:
-        """Inside a pass: call `call` at its end, after those of lower numbers."""
-        task = torch._C._current_graph_task_id()
-        if task != self._task:  # an id, not a flag: a failed pass never calls back
-            self._task, self._touched = task, {}
-            Variable._execution_engine.queue_callback(self._over)
-        self._touched[number] = call
-
-    def _over(self) -> None:
-        touched, self._touched, self._task = self._touched, {}, None
-        for _, call in sorted(touched.items()):
-            call()
-
-
-class BackwardHooks:
-    """Hooks on the parameters of one optimizer.
-
-    Args:
-        parameters: leaves that require a gradient.
-        number: of the optimizer, among those that share `ends`.
-        ends: the ends of passes.
-        began: called when a pass has accumulated the first of their gradients.
-        ready: called with a parameter's index when its gradient was accumulated.
-        over: called at the end of a pass that accumulated one of them, in the thread of the pass.
-    """
-
-    def __init__(
-        self,
-        parameters: list[Tensor],
-        number: int,
-        ends: PassEnd,
-        began: Callable[[], None],
-        ready: Callable[[int], None],
-        over: Callable[[], None],
-    ) -> None:
-        self._began, self._ready, self._over = began, ready, over
-        self._ends, self._number = ends, number
-        self._pass: int | None = None
-        self._worker = virtual.current()
-        self.passes = 0
-        self.order: list[int] = []  # of the present or last pass
-        self._handles: list[Any] = [
-            parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
-            for index, parameter in enumerate(parameters)
-            if parameter.is_leaf
-        ]
-
-    def _hook(self, index: int) -> Callable[[Tensor], None]:
-        def seen(parameter: Tensor) -> None:
-            if self._worker is not virtual.current():
-                return  # a thread of the device, which the virtual scheduler does not control
-            task = torch._C._current_graph_task_id()
-            if task != self._pass:
-                gradient = parameter.grad
-                fresh = gradient is not None and gradient._version == 0
-                self._pass, self.order = task, []
-                self.passes = 1 if fresh else self.passes + 1
-                self._ends.expect(self._number, self._over)
-                self._began()
-            self.order.append(index)
-            self._ready(index)
-
-        return seen
-
-    def remove(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
 
 _FLOAT, _INTEGER = struct.Struct("<f"), struct.Struct("<I")
 SKIPPED = (
@@ -254,18 +177,11 @@ class GradientUpdate:
 
     The model's buffers are exchanged along with the gradients of the last optimizer.
 
-    Args:
-        run: the context that the parts of the run share.
-        exchanges: all gradient exchanges of the run.
-        exchanger: the connection.
-        number: which optimizer of the run.
-
     Attributes:
         named: the optimizer's parameters that have elements.
         buckets: their gradients, laid out for the wire.
         usual: numbers of the parameters that get a gradient in the last pass before a step.
         expected_passes: backward passes before a step.
-        exchanges: how many were made.
         norms: the recently accepted norms; None without an outlier policy.
         landed: whether the present gradients are the workers' mean.
         problem: why they are not, if no worker's gradients could be used.
@@ -273,15 +189,18 @@ class GradientUpdate:
 
     def __init__(self, run: RunContext, exchanges: GradientExchanges, exchanger: Exchanger, number: int) -> None:
         rule, (optimizer, named) = run.rule, run.owned[number]
-        self._all, self._exchanger, self._kind = exchanges, exchanger, ExchangeKind.gradients(number)
-        self._optimizer = optimizer
+        self._run, self._all, self._exchanger, self._optimizer = run, exchanges, exchanger, optimizer
+        self.number, self._kind = number, ExchangeKind.gradients(number)
         self.named = [(name, p) for name, p in named if local(p).numel()]
         self.codec, self._moments_after = rule.gradient_codec, rule.payload.moments_after
         self._moments = FirstMomentReader(optimizer) if self._moments_after is not None else None
         self.scaling = Scaling(run.settings.scaler)
         last = number == len(run.owned) - 1
         self._buffers = buffer_states(run.model, None, lambda: exchanger.transport.world) if last else []
-        self.norms = gradient_norms(run.settings.guard, [local(p) for _, p in self.named])
+        self.norms: Norms | None = None
+        if (guard := run.settings.guard) is not None and guard.gradients:
+            parameters = [local(p) for _, p in self.named]
+            self.norms = Norms(guard, lambda: farthest(parameters, FAR_GRADIENT))
         self.buckets = GradientBuckets(
             self.named, self._buffers, self.codec, rule.common.chunks, exchanger.transport, self.norms is not None
         )
@@ -297,23 +216,42 @@ class GradientUpdate:
         self.landed = False
         self._present = 0  # number of gradients at the last exchange
         self.problem: NonFiniteError | None = None
-        parameters: list[Tensor] = [p for _, p in self.named]
-        self._hooks = BackwardHooks(
-            parameters, number, exchanges.pass_ends, self._pass_began, self._ready, self._pass_over
-        )
+        self._pass: int | None = None
+        self._passes = 0  # backward passes since the last step
+        self._seen: list[int] = []  # numbers of the parameters, in the order of the present or last pass
+        self._worker = virtual.current()
+        self._handles: list[Any] = [
+            parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
+            for index, (_, parameter) in enumerate(self.named)
+            if parameter.is_leaf
+        ]
 
     # -- during backward ---------------------------------------------------------------------------
 
-    def _pass_began(self) -> None:
-        self.landed = False
-        self._sends = bool(self.buckets.chunks) and self._all.sends_early and self._all.due and not self.frozen
+    def _hook(self, index: int) -> Callable[[Tensor], None]:
+        def ready(parameter: Tensor) -> None:
+            if self._worker is not virtual.current():
+                return  # a thread of the device, which the virtual scheduler does not control
+            task = torch._C._current_graph_task_id()
+            if task != self._pass:  # the first gradient of a pass
+                gradient = parameter.grad
+                fresh = gradient is not None and gradient._version == 0
+                self._pass, self._seen = task, []
+                self._passes = 1 if fresh else self._passes + 1
+                self._all.expect_end(self)
+                self.landed = False
+                self._sends = bool(self.buckets.chunks) and self._all.sends_early and self._all.due and not self.frozen
+            self._seen.append(index)
+            self._ready(index)
+
+        return ready
 
     def _ready(self, index: int) -> None:
-        if not self._sends or self._hooks.passes < self.expected_passes:
+        if not self._sends or self._passes < self.expected_passes:
             return
         place, number = self.buckets.place[index]
         if self._pending_header is None:
-            self._open(self._all.work())
+            self._open()
         elif self.buckets.buckets[place].is_packed(number):
             self._stale = True
             return
@@ -322,21 +260,22 @@ class GradientUpdate:
         while len(self._running) < len(self.buckets.chunks) and not self._waits[len(self._running)]:
             self._launch()
 
-    def _pass_over(self) -> None:
-        if self._all.due and self._hooks.passes >= self.expected_passes and not self.frozen:
+    def pass_over(self) -> None:
+        """A backward pass is over that accumulated one of the gradients."""
+        if self._all.due and self._passes >= self.expected_passes and not self.frozen:
             self.exchange()
 
     @property
     def frozen(self) -> bool:
         """Whether Adam's first moment is exchanged, once a step, in place of the gradient."""
-        return self._moments_after is not None and self._all.work().total >= self._moments_after
+        return self._moments_after is not None and self._run.progress.steps >= self._moments_after
 
-    def _open(self, work: LocalWork) -> None:
-        self._factor, self._stale, self._running = work.factor, False, []
-        self._step = work.total
+    def _open(self) -> None:
+        """Send the header of one minibatch, with the weight of its samples."""
+        self._factor, self._step = self._run.loaders.factor, self._run.progress.steps
+        self._stale, self._running = False, []
         self.scaling.follow(chunk.state for chunk in self.buckets.chunks if not self.codec.exact)
-        header = ExchangeHeader(0, self._kind, True, work.leaving, True, 1, 0.0, work.factor, work.total, 0)
-        self._exchanger.timing.begin()
+        header = ExchangeHeader(0, self._kind, True, minibatches=1, factor=self._factor, total=self._step)
         self._pending_header = self._exchanger.open(header)
         self.buckets.start(self._moments if self._moments is not None and self.frozen else None)
         self._waits = [set() for _ in self.buckets.chunks]
@@ -358,9 +297,9 @@ class GradientUpdate:
         `problem`, because a gradient scaler may skip the step.
         """
         summaries: list[ExchangeSummary] = []
-        with self._all.timed(self._exchanger, summaries):
+        with self._timed(summaries):
             if self._pending_header is None:
-                self._open(self._all.work())
+                self._open()
             assert self._pending_header is not None
             pending_header = self._pending_header
             if not self.buckets.chunks:
@@ -375,10 +314,27 @@ class GradientUpdate:
             norm = self.buckets.norm() if finite and self.norms is not None else 0.0
             usual = self.norms is None or self.norms.usual(self._exchanger.transport.world.rank, norm)
             presence, overflowed = self.buckets.presence(), not finite and self.scaling.active
-            footer = Footer(finite, stale, presence, self._hooks.passes, self._checked(), usual, norm, overflowed)
+            footer = Footer(finite, stale, presence, self._passes, self._checked(), usual, norm, overflowed)
             footer = replace(footer, rate=self._rate)
             summaries.append(self._conclude(pending_header, footer))
-            self._learn()
+            self.usual = set(self._seen)
+            self._present = sum(p.grad is not None for _, p in self.named)
+
+    @contextlib.contextmanager
+    def _timed(self, summaries: list[ExchangeSummary]) -> Iterator[None]:
+        """Time the part of an exchange that the user waits for, and write it to the event log."""
+        monitor, warmup = self._run.monitor, self._run.rule.schedule.exchanges_blocks
+        self._wait_for_device()
+        monitor.begin()
+        yield
+        self._wait_for_device()
+        monitor.end(self._exchanger.timing, summaries[0], block=0, warmup=warmup)
+
+    def _wait_for_device(self) -> None:
+        """In steps that are timed, wait for queued kernels: else their time would be counted as the exchange's."""
+        if self._run.tuner.measured.probing:
+            for device in {p.device for _, named in self._run.owned for _, p in named if p.device.type == "cuda"}:
+                torch.cuda.synchronize(device)
 
     def join(self, pending_header: PendingHeader) -> ExchangeSummary:
         """Join an exchange with an empty contribution."""
@@ -447,15 +403,9 @@ class GradientUpdate:
             self._land_nothing(results, summary, sent, [rank for rank, f in enumerate(footers) if f.overflowed])
         self.expected_passes = max(f.passes for f in brought) or 1
         self._all.read_requests(summary)
-        return self._remember(summary)
-
-    def _remember(self, summary: ExchangeSummary) -> ExchangeSummary:
-        """Add the norms to the window; the summary with the usual range of before."""
         if self.norms is None:
             return summary
-        between = self.norms.between
-        self.norms.add(summary.accepted, summary.changed)
-        return replace(summary, between=between)
+        return replace(summary, between=self.norms.add(summary.accepted, summary.changed))
 
     def _collect(self, pending_header: PendingHeader) -> tuple[ExchangeSummary, list[Any]]:
         """Wait for all operations, and only then raise an error of the header."""
@@ -497,16 +447,12 @@ class GradientUpdate:
         except NonFiniteError as error:
             self.problem = error
 
-    def _learn(self) -> None:
-        self.usual = set(self._hooks.order)
-        self._present = sum(p.grad is not None for _, p in self.named)
-
     # -- order and presence -----------------------------------------------------------------------
 
     def _arrange(self, summary: ExchangeSummary) -> None:
         """Lay the parameters out in the order in which gradients became ready on the first worker that has some."""
         source = next(rank for rank, h in enumerate(summary.headers) if h.brings)
-        seen = list(dict.fromkeys(self._hooks.order))
+        seen = list(dict.fromkeys(self._seen))
         rest = [index for index in reversed(range(len(self.named))) if index not in set(seen)]
         transport = self._exchanger.transport
         order = torch.tensor(seen + rest, dtype=torch.int64)
@@ -528,7 +474,7 @@ class GradientUpdate:
 
     def stepped(self) -> None:
         """The optimizer made its step."""
-        self.landed, self.problem, self._hooks.passes = False, None, 0
+        self.landed, self.problem, self._passes = False, None, 0
         if self._moments is not None:
             self._moments.show()
 
@@ -543,7 +489,9 @@ class GradientUpdate:
 
     def close(self) -> None:
         """Remove the hooks."""
-        self._hooks.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     # -- checkpoints: the keys are their format -----------------------------------------------------
 
@@ -586,21 +534,17 @@ class GradientExchanges:
     """One update for each optimizer while gradients are exchanged.
 
     Args:
-        run: the context that the parts of the run share.
         within_host: whether gradients are exchanged inside a host at every step.
 
     Attributes:
-        updates: of the optimizers, in order.
-        running: whether they exchange gradients.
         local: whether gradients stay on this worker at present.
-        closed: whether the run has ended.
-        pass_ends: the ends of backward passes.
     """
 
     def __init__(self, run: RunContext, within_host: bool) -> None:
         self._run, self._within_host = run, within_host
         self.local = self.closed = False
-        self.pass_ends = PassEnd()
+        self._task: int | None = None
+        self._touched: dict[int, GradientUpdate] = {}  # those whose gradients the present pass has accumulated
         self.updates: list[GradientUpdate] = []
         self.running = False
         self._scaler_hook: ScalerHook | None = None
@@ -614,6 +558,19 @@ class GradientExchanges:
             self._scaler_hook = ScalerHook(
                 scaler, lambda optimizer: self._settle(optimizer, scaler), self._is_due, self.after_step
             )
+
+    def expect_end(self, update: GradientUpdate) -> None:
+        """Inside a backward pass: tell this update of its end, in the order of the optimizers."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task:  # an id, not a flag: a failed pass never calls back
+            self._task, self._touched = task, {}
+            Variable._execution_engine.queue_callback(self._pass_over)
+        self._touched[update.number] = update
+
+    def _pass_over(self) -> None:
+        touched, self._touched, self._task = self._touched, {}, None
+        for _, update in sorted(touched.items()):
+            update.pass_over()
 
     def keep_local(self, now: bool) -> None:
         """Whether gradients stay on this worker from now on."""
@@ -650,7 +607,7 @@ class GradientExchanges:
 
     def _settle(self, optimizer: Optimizer, scaler: Any) -> None:
         """Exchange the gradients, for a step made by `scaler`, or by the program itself (None)."""
-        self._run.check_unchanged(optimizer)
+        self._run.progress.check_unchanged(optimizer)
         update = self._update_of(optimizer)
         update.scaling.stepped_by(scaler)
         update.before_step()
@@ -686,33 +643,6 @@ class GradientExchanges:
     def due(self) -> bool:
         """Whether gradients are exchanged now."""
         return self.each_step and not self.local
-
-    def work(self) -> LocalWork:
-        """One minibatch, with the weight of its samples."""
-        return LocalWork(1, self._run.progress.steps, self._run.loaders.factor)
-
-    @contextlib.contextmanager
-    def timed(self, exchanger: Exchanger, summaries: list[ExchangeSummary]) -> Iterator[None]:
-        """Time the part of an exchange that the user waits for, and write it to the event log.
-
-        Args:
-            exchanger: makes the exchange.
-            summaries: holds the exchange's summary at the end.
-        """
-        monitor, timing, now = self._run.monitor, exchanger.timing, exchanger.transport.now
-        self._wait_for_device()
-        monitor.begin()
-        began = now()
-        yield
-        self._wait_for_device()
-        timing.end(now() - began)
-        monitor.end(timing, summaries[0], block=0, warmup=self._run.rule.schedule.exchanges_blocks)
-
-    def _wait_for_device(self) -> None:
-        """In steps that are timed, wait for queued kernels: else their time would be counted as the exchange's."""
-        if self._run.tuner.measured.probing:
-            for device in {p.device for _, named in self._run.owned for _, p in named if p.device.type == "cuda"}:
-                torch.cuda.synchronize(device)
 
     def read_requests(self, summary: ExchangeSummary) -> None:
         """After an exchange: gather the tuning requests, if a worker announced one; they take effect after the step."""

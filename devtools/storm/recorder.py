@@ -22,9 +22,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.communication.sockets.channel import Frame
+from paceline.core import runtime
 from paceline.flow.control import wire
 from paceline.flow.control.members import ControlMessage
 from paceline.flow.control.messages import Terms
+from paceline.flow.control.server import ControlServer
 from paceline.flow.control.state_machine import StateMachine
 
 VERSION = 1
@@ -123,3 +125,21 @@ class FlightRecorder:
             after_s = round(max(0.0, now - one.acted_at), 3)
             about = {**about, "came": one.came, "reported": one.reported, "after_s": after_s}
         self._tell(outgoing.kind, about)
+
+
+class TapedControlServer(ControlServer):
+    """A control plane whose log has the flight tape, too."""
+
+    def start(self) -> None:
+        """Accept workers; a restarted one begins the tape again."""
+        self._recorder = FlightRecorder(self._tell)
+        with self._turn():
+            self._recorder.begin(self._machine, self._machine.terms)
+        super().start()
+
+    def _carry_out(self, worker: int, frame: Frame, now: float) -> None:
+        super()._carry_out(worker, frame, now)
+        self._recorder.frame(self._machine, worker, frame, now)
+
+    def _log(self, one: ControlMessage) -> None:
+        self._recorder.message(self._machine, one, runtime.monotonic())

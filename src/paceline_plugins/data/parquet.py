@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import os
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data import Dataset
 
+from paceline.checkpoint.urls import local_path, redacted, shown
 from paceline.errors import DataError
-from paceline_plugins.data.packed.dataset import FileCache
-from paceline_plugins.data.packed.recently_used import LruCache
-from paceline_plugins.data.packed.storage import file_system, is_url, local_path
+from paceline_plugins.data.cache import Cache
 
 DECODED_GROUPS = 4  # kept in memory
 
@@ -39,9 +40,9 @@ def parquet_errors(url: str) -> Iterator[None]:
     except DataError:
         raise
     except FileNotFoundError as error:
-        raise DataError(f"{url} does not exist; check the path") from error
-    except Exception as error:  # pyarrow's errors are ValueError, OSError, IndexError and others
-        raise DataError(f"cannot read {url} as Parquet: {' '.join(str(error).split())}") from error
+        raise DataError(f"{shown(url)} does not exist; check the path") from error
+    except Exception as error:  # of pyarrow (ValueError, OSError, IndexError and others), or of a store's client
+        raise DataError(f"cannot read {shown(url)} as Parquet: {redacted(' '.join(str(error).split()))}") from None
 
 
 class _Group(NamedTuple):
@@ -50,6 +51,40 @@ class _Group(NamedTuple):
     url: str
     number: int  # within its file
     rows: int
+
+
+class _Tables:
+    """The row groups that were used last, decoded; empty in a forked child and after pickling."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._process, self._lock = os.getpid(), threading.Lock()
+        self._kept: OrderedDict[int, Any] = OrderedDict()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Tables, ()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, number: int) -> Any:
+        """The row group of this number; None where it is not kept."""
+        if self._process != os.getpid():  # the lock may have been held at the fork
+            self._clear()
+        with self._lock:
+            if number in self._kept:
+                self._kept.move_to_end(number)
+            return self._kept.get(number)
+
+    def keep(self, number: int, table: Any) -> Any:
+        """Keep a row group, and drop the one that was used least recently; returns it."""
+        with self._lock:
+            self._kept[number] = table
+            while len(self._kept) > DECODED_GROUPS:
+                self._kept.popitem(last=False)
+        return table
 
 
 class ParquetDataset(Dataset[Any]):
@@ -84,7 +119,7 @@ class ParquetDataset(Dataset[Any]):
         self,
         paths: str | Path | Sequence[str | Path],
         columns: Sequence[str] | None = None,
-        cache: FileCache | None = None,
+        cache: Cache | None = None,
     ) -> None:
         self._columns, self.cache = None if columns is None else list(columns), cache
         given = [paths] if isinstance(paths, (str, Path)) else list(paths)
@@ -93,7 +128,7 @@ class ParquetDataset(Dataset[Any]):
         self._groups = [group for url in _files(map(str, given)) for group in self._scan(url)]
         self.shard_sizes: Sequence[int] = [group.rows for group in self._groups]
         self._begins = np.cumsum([0, *self.shard_sizes], dtype=np.int64)  # [row groups + 1]
-        self._tables = LruCache[Any](DECODED_GROUPS)
+        self._tables = _Tables()
 
     @property
     def urls(self) -> Sequence[str]:
@@ -121,7 +156,10 @@ class ParquetDataset(Dataset[Any]):
             wanted.setdefault(number, []).append((position, row))
         found: list[dict[str, Any]] = [{}] * len(indices)
         for number, rows in wanted.items():
-            table = self._tables.get(number, partial(self._table, self._groups[number])).take([row for _, row in rows])
+            table = self._tables.get(number)
+            if table is None:  # two threads may both read it
+                table = self._tables.keep(number, self._table(self._groups[number]))
+            table = table.take([row for _, row in rows])
             for (position, _), values in zip(rows, table.to_pylist(), strict=True):
                 found[position] = values
         return found
@@ -130,7 +168,7 @@ class ParquetDataset(Dataset[Any]):
         """Let the cache fetch the files of these rows, in this order."""
         if self.cache is not None:
             urls = dict.fromkeys(self._groups[self._find(index)[0]].url for index in indices)
-            self.cache.prefetch(url for url in urls if is_url(url))
+            self.cache.prefetch(urls)
 
     @property
     def shuffle_buffer(self) -> int:
@@ -172,23 +210,26 @@ class ParquetDataset(Dataset[Any]):
         """An open file; with `whole`, a remote one comes from the cache if there is one."""
         parquet = pyarrow_parquet()
         with parquet_errors(url), ExitStack() as stack:
-            if not is_url(url):
-                source: Any = str(local_path(url))
+            local = local_path(url)
+            if local is not None:
+                source: Any = str(local)
             elif whole and self.cache is not None:
                 source = str(stack.enter_context(self.cache.open(url)))
             else:
-                system, path = file_system(url)
-                source = stack.enter_context(system.open(path, "rb"))
+                import fsspec
+
+                source = stack.enter_context(fsspec.open(url, "rb"))
             yield stack.enter_context(parquet.ParquetFile(source))
 
 
 def _files(given: Iterable[str]) -> Iterator[str]:
     """The files; a folder stands for its .parquet files in the order of their names."""
     for url in given:
-        if is_url(url) or not local_path(url).is_dir():
+        folder = local_path(url)
+        if folder is None or not folder.is_dir():
             yield url
             continue
-        found = sorted(p for p in local_path(url).iterdir() if p.suffix in (".parquet", ".pq"))
+        found = sorted(p for p in folder.iterdir() if p.suffix in (".parquet", ".pq"))
         if not found:
             raise DataError(f"{url} holds no .parquet file; give the files themselves")
         yield from map(str, found)
