@@ -80,7 +80,7 @@ class PendingExchange:
         number: of this exchange among the worker's.
         requests: shard -> its part.
         clock: the clock that the worker reaches with this push; 0 for a bare pull.
-        minibatches: that the push stands for.
+        minibatches: that the push counts for.
         settings: of the optimizers' groups, by span.
         peeks: whether no gradient will be computed at the values of a bare pull.
         marks: sample ranges that the push was computed on.

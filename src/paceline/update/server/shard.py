@@ -196,7 +196,7 @@ class IncomingPush:
         sender: its rank.
         clock: that it reaches with this push; 1 for the first push.
         version: of the values at which the push was computed.
-        minibatches: that the push stands for.
+        minibatches: that the push counts for.
         settings: of the optimizer's group at the sender (learning rate, ...).
         marks: (loader, epoch, begin, end): sample ranges that the push was computed on.
     """

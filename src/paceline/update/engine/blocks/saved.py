@@ -195,7 +195,7 @@ def _start(update: BlockUpdate) -> None:
 
 
 def _renew(update: BlockUpdate, moments: bool) -> None:
-    """Drop the in-flight exchange and the codecs' state; create the moments' outer state anew."""
+    """Drop the in-flight exchange and the codecs' state; create the moments' outer state again."""
     update.forget()
     update.state.drop_moments()
     if moments:
