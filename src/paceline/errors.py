@@ -71,7 +71,7 @@ class ClosedError(PacelineError, RuntimeError):
 EXPELLED = 75
 """Exit code of a worker that was declared lost: a new process may replace it (sysexits: try again later)."""
 LEFT = 85
-"""Exit code of a worker, and of a launcher, that left an elastic run in order; started again, it joins anew."""
+"""Exit code of a worker, and of a launcher, that left an elastic run in order; started again, it joins again."""
 
 
 class GivenUpError(PeerLostError):

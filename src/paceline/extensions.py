@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seams of the core: what plugins and other distributions add to it, found by entry points of these groups.
+"""The seams of the core: what plugins and other distributions add to it by entry points of these groups.
 
 An entry point's name is what the core asks for, and its object does the work. The core imports no plugin by itself.
 """
@@ -88,12 +88,12 @@ def extension(group: str, name: str) -> Any:
     """
     from importlib.metadata import entry_points  # takes 20 ms
 
-    found = sorted(
+    entries = sorted(
         entry_points(group=group, name=name), key=lambda one: one.dist is None or one.dist.name != "paceline"
     )
-    if not found:
+    if not entries:
         raise UnsupportedError(
             f"no installed package has {name!r} for {group}: install paceline again, with its plugins "
             "(pip install paceline)"
         )
-    return found[0].load()
+    return entries[0].load()

@@ -95,7 +95,7 @@ class RunState:
         self.first_keys = self.frozen_keys()
 
     def _naming(self, keys: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-        """This worker's state without these frozen tensors, which it names; and the names that are left out of it."""
+        """This worker's state without these frozen tensors, which it names; and the names that it lacks."""
         state = self.capture()
         state["model"], tied = without(state["model"], keys)
         keys = {name: one for name, one in keys.items() if name not in tied}

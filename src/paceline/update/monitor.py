@@ -144,7 +144,7 @@ class Monitor:
         self.spent, self.data_s, self.of_blocks = [0.0, 0.0, 0.0], 0.0, [0.0, 0.0]
         self._left_out = 0  # contributions rejected so far
         self._in_a_row: Counter[int] = Counter()  # of each rank
-        transport.tell(lambda rows: self.note("waiting", workers=rows))
+        transport.on_failure(lambda rows: self.note("waiting", workers=rows))
 
     def attached(self, rule: str, parameters: int, buffers: int) -> None:
         """Write the first line: the worker, its host, the rule."""

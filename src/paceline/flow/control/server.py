@@ -430,7 +430,7 @@ class ControlServer:
             note = {"secret": record.secret, "beat_s": terms.beat_s, "silence_s": terms.silence_s}
             note |= {"quorum_s": terms.quorum_s, "run": self._machine.run, "most": terms.max_workers}
             note["start"] = self._start
-            # Before it is in the record: a worker whose number is in none joins anew, one without an answer would end.
+            # Before it is in the record: a worker whose number is in none joins again, one without an answer would end.
             connection.send(wire.WELCOME, (record.worker,), write_note(note))
             return record.worker, connection
 

@@ -106,7 +106,7 @@ class Span:
         """The optimizer group's settings at present, as JSON types."""
         if self._group is None:
             return {}
-        optimizer, k = self._group  # read anew: `load_state_dict` replaces the dictionaries of all groups
+        optimizer, k = self._group  # read again: `load_state_dict` replaces the dictionaries of all groups
         group: dict[str, Any] = optimizer.param_groups[k]
         return {name: _plain(v) for name, v in group.items() if name not in LOCAL_SETTINGS and _is_plain(v)}
 
@@ -323,7 +323,7 @@ class UnpushedSamples:
     Args:
         take: gives the ranges that the loaders have handed out since the last call.
         clients: how many push what they make of a batch; the pushes of the first one count the samples.
-        steps: gives the minibatches that the next push stands for, in all.
+        steps: gives the minibatches that the next push counts for, in all.
     """
 
     def __init__(self, take: Callable[[], list[Mark]], clients: int, steps: Callable[[], int]) -> None:

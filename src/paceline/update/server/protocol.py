@@ -35,7 +35,7 @@ class PendingExchange:
     number: int  # of this exchange among the worker's
     requests: dict[int, ShardRequest]  # shard -> its part
     clock: int = 0  # the clock that the worker reaches with this push; 0 for a bare pull
-    minibatches: int = 1  # that the push stands for
+    minibatches: int = 1  # that the push counts for
     peeks: bool = False  # whether no gradient will be computed at the values of a bare pull
     settings: dict[int, GroupSettings] = field(default_factory=dict)  # of the optimizers' groups, by span
     marks: list[Mark] = field(default_factory=list)  # sample ranges that the push was computed on

@@ -190,7 +190,7 @@ class IncomingPush:
     sender: int  # its rank
     clock: int  # that it reaches with this push; 1 for the first push
     version: int  # of the values at which the push was computed
-    minibatches: int  # that the push stands for
+    minibatches: int  # that the push counts for
     settings: GroupSettings = field(default_factory=dict)  # of the optimizer's group at the sender (learning rate, ...)
     marks: Sequence[Sequence[int]] = ()  # (loader, epoch, begin, end): sample ranges that the push was computed on
 
