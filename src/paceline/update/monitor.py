@@ -13,7 +13,6 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from paceline import extensions
 from paceline.communication import Transport
 from paceline.core.optimizer_state import Named
 from paceline.errors import UnsupportedError
@@ -144,7 +143,6 @@ class Monitor:
         self._since = self._transport.now()  # end of the last exchange, or the beginning of the present one
         self._data_s = 0.0  # waited for data since then
         self._trainer: int | None = None  # the training thread
-        self._sources: list[Any] = []  # logs of the shared data
         self._written_s, self._bytes = self._since, transport.bytes_sent
         self._steps, self._samples = 0, 0
         self._exchanges = self._block = 0
@@ -176,13 +174,6 @@ class Monitor:
             cores=os.cpu_count(),
             **this_process(),
         )
-
-    def shared(self, data: Any) -> None:
-        """Log the caches of a shared data set."""
-        if self._event_log.path is not None:
-            self._sources = self._sources or [log(self.note) for log in extensions.data_logs]
-        for log in self._sources:
-            log.add(data)
 
     def waited(self, seconds: float) -> None:
         """Count seconds of waiting for a batch; those of other threads (prefetching) do not count."""
@@ -322,8 +313,6 @@ class Monitor:
     def _write(self, block: int, warmup: bool) -> None:
         with self._lock:
             self._write_line(block, warmup)
-        for log in self._sources:
-            log.tell()
 
     def _write_line(self, block: int, warmup: bool) -> None:
         line, sent = self._line, self._transport.bytes_sent
@@ -404,8 +393,6 @@ class Monitor:
         if not self._line.empty:
             self._line.compute_s += worked if not self._line.exchanges else 0.0
             self._write(blocks, False)
-        for log in self._sources:
-            log.tell(now=True)
         with self._lock:
             self._event_log.write("close", minibatches=self._steps, bytes=self._transport.bytes_sent)
             self._event_log.close()
