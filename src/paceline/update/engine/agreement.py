@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from paceline.communication import Transport
 from paceline.communication.base import same_json
-from paceline.core.bits import as_bytes, checksum, is_plain
+from paceline.core.bits import as_bytes, checksum, is_plain, key
 from paceline.core.flat import (
     Fragment,
     Modules,
@@ -72,11 +72,11 @@ def check_same(transport: Transport, rule: Rule, rows: list[list[object]], setti
             )
         if one["rows"] != first["rows"]:
             raise MismatchError(world.sign(_first_difference(world.name(0), first, world.name(rank), one)))
-        for key, value in first["settings"].items():
-            if one["settings"].get(key) != value:
+        for name, value in first["settings"].items():
+            if one["settings"].get(name) != value:
                 raise MismatchError(
                     world.sign(
-                        f"{world.name(0)} has {key}={value!r} and {world.name(rank)} {one['settings'].get(key)!r}; "
+                        f"{world.name(0)} has {name}={value!r} and {world.name(rank)} {one['settings'].get(name)!r}; "
                         "give all workers the same"
                     )
                 )
@@ -140,6 +140,11 @@ def frozen(model: Modules, owned: Owned) -> dict[str, Tensor]:
         and tensor.numel() * tensor.element_size() >= LEAST_FROZEN_BYTES
         and tensor.data_ptr() in rest
     }
+
+
+def frozen_keys(model: Modules, owned: Owned) -> dict[str, str]:
+    """Name -> present key of each large tensor that no exchange changes."""
+    return {name: key(name, one) for name, one in frozen(model, owned).items()}
 
 
 def layout(named: list[tuple[str, Tensor]]) -> list[list[object]]:
