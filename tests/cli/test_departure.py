@@ -86,6 +86,7 @@ def test_a_launcher_that_gets_sigterm_leaves_and_the_others_go_on(program: Any) 
     assert trained(one) == in_model(one) == {1: one.samples}
 
 
+@pytest.mark.slow  # test_elastic.py kills such a launcher
 @processes
 @pytest.mark.full
 def test_a_host_that_has_the_control_plane_goes_on_later(program: Any, tmp_path: Path) -> None:
