@@ -189,7 +189,9 @@ def start(parts: RunParts, run: Any) -> None:
         parts.state.watch_frozen()
     parts.hooks.begin()
     elements = sum(p.numel() for _, named in context.owned for _, p in named)
-    context.monitor.attached(parts.state.rule_text, elements, buffer_elements(context.model))
+    # a worker that joins may have taken over tuned settings
+    text = context.rule.text() if parts.elastic is not None else parts.state.rule_text
+    context.monitor.attached(text, elements, buffer_elements(context.model))
     context.tuner.tell_rate()
 
 
@@ -281,13 +283,8 @@ def _tuner(
     exchanges: bool,
     together: bool,
 ) -> Tuner:
-    """The tuner, which changes settings during the run; its optimizer hooks must run first.
-
-    Args:
-        model: as the program gave it.
-        exchanges: whether the run exchanges.
-        together: whether several processes make this worker's steps together.
-    """
+    """The tuner, which changes settings during the run. `model` is as the program gave it; `together`: whether several
+    processes make this worker's steps together."""
     world, first, chooser, unprobed = transport.world, rule, None, ""
 
     def buffers() -> int:
