@@ -190,7 +190,7 @@ def start(parts: RunParts, run: Any) -> None:
     parts.hooks.begin()
     elements = sum(p.numel() for _, named in context.owned for _, p in named)
     # a worker that joins may have taken over tuned settings
-    text = context.rule.text() if parts.elastic is not None else parts.state.rule_text
+    text = context.rule.text() if parts.membership is not None else parts.state.rule_text
     context.monitor.attached(text, elements, buffer_elements(context.model))
     context.tuner.tell_rate()
 
