@@ -26,9 +26,6 @@ RENDEZVOUS = "paceline.rendezvous"
 OBSERVERS = "paceline.observers"
 """Name of an observer -> its class, an :class:`Observer`; the argument of `attach` or the variable that asks for it has
 its place in :mod:`paceline.run.attach`."""
-data_logs: list[Callable[[Callable[..., None]], Any]] = []
-"""What plugins that were imported log of a run's data: each, called with the function that writes an event, returns an
-object with `add(data)` and `tell(now=)`."""
 STARTERS = "paceline.starters"
 """`zero` -> the module that starts unchanged programs; `virtual` -> its class for virtual workers."""
 LAUNCHERS = "paceline.launchers"

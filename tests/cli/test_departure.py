@@ -64,7 +64,7 @@ def two_hosts(path: Path, timeout: int = 60) -> Iterator[tuple[Any, Any]]:
 
 
 def commits(log: str) -> int:
-    return len(events(Path(log), "exchange"))
+    return sum(one.read_text().count('"kind": "exchange"') for one in Path(log).glob("rank-*.jsonl"))
 
 
 def more_exchanges(count: int = 3) -> None:

@@ -97,7 +97,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         )
         worker = membership.control.worker if membership is not None else world.rank
         monitor = Monitor(EventLog(settings.log, worker), transport, sinks.progress)
-        loaders = LoaderRegistry(world, settings.seed, monitor.epoch, monitor.waited, monitor.shared)
+        loaders = LoaderRegistry(world, settings.seed, monitor.epoch, monitor.waited)
         mistakes = Mistakes(world, loaders, settings.data)
         tuner = _tuner(rule, given, owned, settings, transport, monitor, exchanges, together)
         on_error.callback(tuner.close)
