@@ -35,6 +35,7 @@ from paceline.tuning.rule_chooser import rule_chooser_for
 from paceline.tuning.tunables import Tunables
 from paceline.tuning.tuner import MeasuredChoices, Tuner
 from paceline.update import server
+from paceline.update.engine.agreement import frozen_keys
 from paceline.update.engine.collective.engine import Engine
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.protocol import EngineProtocol
@@ -116,7 +117,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         if membership is not None:
             # the engine sends the state of which it is a part
             engine = flow.ElasticEngine(
-                context, membership, lambda keys: state.given(keys), lambda: state.frozen_keys()
+                context, membership, lambda keys: state.given(keys), partial(frozen_keys, model, owned)
             )
         elif exchanges:
             engine = ENGINES[chosen.schedule.engine](context)

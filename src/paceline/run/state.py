@@ -19,13 +19,12 @@ from paceline.checkpoint.auto_checkpointer import Kept
 from paceline.checkpoint.frozen import Read, complete, without
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.core import rng
-from paceline.core.bits import key
 from paceline.core.flat import module_list
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.update import server
 from paceline.update.engine import global_model
-from paceline.update.engine.agreement import frozen
+from paceline.update.engine.agreement import frozen_keys
 from paceline.update.engine.blocks.model import FragmentedModel
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.protocol import EngineProtocol, GlobalModel
@@ -88,7 +87,7 @@ class RunState:
 
     def frozen_keys(self) -> dict[str, str]:
         """Name -> present key of each large tensor that no exchange changes."""
-        return {name: key(name, one) for name, one in frozen(self._context.model, self._context.owned).items()}
+        return frozen_keys(self._context.model, self._context.owned)
 
     def watch_frozen(self) -> None:
         """The training begins: from now on steps name the large tensors that stay as they are."""

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from paceline.communication import Transport
 from paceline.communication.base import same_json
-from paceline.core.bits import as_bytes, checksum, is_plain
+from paceline.core.bits import as_bytes, checksum, is_plain, key
 from paceline.core.flat import (
     Fragment,
     Modules,
@@ -78,9 +78,9 @@ def _difference(who: str, first: dict[str, Any], other: str, one: dict[str, Any]
             )
     if len(one["rows"]) != len(first["rows"]):
         return f"{models}: {who} has {len(first['rows'])} tensors, {other} {len(one['rows'])}; {same}"
-    for key, value in first["settings"].items():
-        if one["settings"].get(key) != value:
-            return f"{who} has {key}={value!r} and {other} {one['settings'].get(key)!r}; give all workers the same"
+    for name, value in first["settings"].items():
+        if one["settings"].get(name) != value:
+            return f"{who} has {name}={value!r} and {other} {one['settings'].get(name)!r}; give all workers the same"
     return ""
 
 
@@ -128,6 +128,11 @@ def frozen(model: Modules, owned: Owned) -> dict[str, Tensor]:
         and tensor.numel() * tensor.element_size() >= LEAST_FROZEN_BYTES
         and tensor.data_ptr() in rest
     }
+
+
+def frozen_keys(model: Modules, owned: Owned) -> dict[str, str]:
+    """Name -> present key of each large tensor that no exchange changes."""
+    return {name: key(name, one) for name, one in frozen(model, owned).items()}
 
 
 def layout(named: list[tuple[str, Tensor]]) -> list[list[object]]:
