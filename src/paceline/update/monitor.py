@@ -48,7 +48,6 @@ class LogLine:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has happened since the last line."""
         worked = self.exchanges or self.minibatches or self.delays or self.refused
         return not worked and self.data_s < LEAST_S
 
@@ -90,7 +89,6 @@ class TrainingProgress:
         self.restore(self.steps, self.warm and blocks)
 
     def restore(self, steps: int, warm: bool) -> None:
-        """Continue from a checkpoint."""
         self.steps, self.warm, self.lockstep = steps, warm, self.schedule.is_lockstep(warm)
 
     @property
@@ -103,7 +101,6 @@ class TrainingProgress:
         self.steps = steps
 
     def stepped(self) -> bool:
-        """Count a step; returns whether it ends the warm-up (`warm` is set once all workers have the same start)."""
         self.steps += 1
         return self.lockstep and self.schedule.ends_warmup(self.steps)
 
@@ -178,7 +175,6 @@ class Monitor:
         )
 
     def shared(self, data: Any) -> None:
-        """Log the caches of a shared data set."""
         if self._event_log.path is not None:
             self._sources = self._sources or [log(self.note) for log in extensions.data_logs]
         for log in self._sources:
@@ -222,7 +218,6 @@ class Monitor:
         warmup: bool,
         effective: float | None = None,
     ) -> None:
-        """Note the end of an exchange."""
         line, now = self._line, self._transport.now()
         exchange_s = max(0.0, now - self._since - timing.wait_s)
         line.exchanges += 1
@@ -276,7 +271,6 @@ class Monitor:
             )
 
     def stepped(self, steps: int, samples: int, new_samples: int) -> None:
-        """Count a step of the optimizer."""
         self._line.minibatches += 1
         self._line.samples += new_samples
         self._steps, self._samples = steps, samples
@@ -363,7 +357,6 @@ class Monitor:
         self._told(block, self._steps)
 
     def totals(self, block: int) -> dict[str, float]:
-        """This worker's totals since the run began."""
         computing_s, waiting_s, exchanging_s = self.spent
         counted = {"samples": float(self._samples)} if self._samples else {}
         return {
@@ -381,7 +374,6 @@ class Monitor:
         }
 
     def value(self, name: str, value: float) -> None:
-        """Log a number of the user's."""
         self.note("value", name=name, value=value, total_minibatches=self._steps, total_samples=self._samples or None)
 
     def epoch(self, epoch: int, batches: int | None) -> None:
@@ -394,12 +386,10 @@ class Monitor:
         self.note("damaged", why=why)
 
     def note(self, kind: str, **fields: Any) -> None:
-        """Log an event."""
         with self._lock:
             self._event_log.write(kind, **fields)
 
     def close(self, blocks: int) -> None:
-        """Write the last line and close the log."""
         worked = self._worked(self._transport.now())
         if not self._line.empty:
             self._line.compute_s += worked if not self._line.exchanges else 0.0

@@ -63,37 +63,29 @@ def check_same(transport: Transport, rule: Rule, rows: list[list[object]], setti
     mine = {"rule": rule.text(), "settings": settings, "rows": rows}
     if same_json(transport, mine):
         return
-    gathered = transport.gather_json(mine)
-    world, first = transport.world, gathered[0]
+    world, gathered = transport.world, transport.gather_json(mine)
     for rank, one in enumerate(gathered):
-        if one["rule"] != first["rule"]:
-            raise MismatchError(
-                world.sign(f"{world.name(0)} runs the rule {first['rule']} and {world.name(rank)} {one['rule']}")
-            )
-        if one["rows"] != first["rows"]:
-            raise MismatchError(world.sign(_first_difference(world.name(0), first, world.name(rank), one)))
-        for key, value in first["settings"].items():
-            if one["settings"].get(key) != value:
-                raise MismatchError(
-                    world.sign(
-                        f"{world.name(0)} has {key}={value!r} and {world.name(rank)} {one['settings'].get(key)!r}; "
-                        "give all workers the same"
-                    )
-                )
+        if difference := _difference(world.name(0), gathered[0], world.name(rank), one):
+            raise MismatchError(world.sign(difference))
 
 
-def _first_difference(who: str, first: dict[str, Any], other: str, one: dict[str, Any]) -> str:
+def _difference(who: str, first: dict[str, Any], other: str, one: dict[str, Any]) -> str:
+    """How another worker's differ from the first one's; "" where they do not."""
+    if one["rule"] != first["rule"]:
+        return f"{who} runs the rule {first['rule']} and {other} {one['rule']}"
+    models, same = "the workers' models differ", "build the same model everywhere"
     for mine, theirs in zip(first["rows"], one["rows"], strict=False):
         if mine != theirs:
             return (
-                f"the workers' models differ: {who} has {mine[0]} of shape {tuple(mine[1])} and dtype {mine[2]}, "
-                f"{other} has {theirs[0]} of shape {tuple(theirs[1])} and dtype {theirs[2]}; "
-                "build the same model everywhere"
+                f"{models}: {who} has {mine[0]} of shape {tuple(mine[1])} and dtype {mine[2]}, "
+                f"{other} has {theirs[0]} of shape {tuple(theirs[1])} and dtype {theirs[2]}; {same}"
             )
-    return (
-        f"the workers' models differ: {who} has {len(first['rows'])} tensors, {other} {len(one['rows'])}; "
-        "build the same model everywhere"
-    )
+    if len(one["rows"]) != len(first["rows"]):
+        return f"{models}: {who} has {len(first['rows'])} tensors, {other} {len(one['rows'])}; {same}"
+    for key, value in first["settings"].items():
+        if one["settings"].get(key) != value:
+            return f"{who} has {key}={value!r} and {other} {one['settings'].get(key)!r}; give all workers the same"
+    return ""
 
 
 @torch.no_grad()
@@ -194,17 +186,12 @@ def _memory(tensor: Tensor) -> Iterator[Tensor]:
             yield from _memory(getattr(tensor, name))
     elif tensor.layout == torch.sparse_coo:
         yield from (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.values(), tensor.crow_indices(), tensor.col_indices())
     elif tensor.layout != torch.strided:
-        yield from (tensor.values(), *_compressed(tensor))
+        yield from (tensor.values(), tensor.ccol_indices(), tensor.row_indices())
     elif tensor.numel():
         yield tensor
-
-
-def _compressed(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The indices of a tensor with compressed rows or columns."""
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return tensor.crow_indices(), tensor.col_indices()
-    return tensor.ccol_indices(), tensor.row_indices()
 
 
 def _broadcast(transport: Transport, tensor: Tensor, source: int) -> None:

@@ -52,5 +52,4 @@ class RunContext:
 
     @property
     def rule(self) -> Rule:
-        """The rule, with its present numbers."""
         return self.tuner.rule

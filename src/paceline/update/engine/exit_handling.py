@@ -83,7 +83,6 @@ class _Exit:
         return f"sys.exit({self._code!r})"
 
     def watch(self, run: virtual.Closable) -> None:
-        """Note such a call while `run` is open."""
         self._runs.add(run)
         for place, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
             original = getattr(place, name, None)
@@ -120,7 +119,6 @@ def exit_after_end(error: OverError) -> NoReturn:
 
 
 def release(owned: list[tuple[Any, Named]]) -> None:
-    """Forget these parameters: their run is over."""
     for _, named in owned:
         for _, parameter in named:
             trained.pop(id(parameter), None)

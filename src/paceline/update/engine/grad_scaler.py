@@ -21,7 +21,6 @@ DEPTH = 20
 
 
 def is_scaler(thing: Any) -> bool:
-    """Whether it is an enabled GradScaler."""
     return issubclass(type(thing), GradScaler) and bool(thing.is_enabled())
 
 
@@ -136,7 +135,6 @@ class ScalerHook:
                 self._over(optimizer)
 
     def remove(self) -> None:
-        """Restore the scaler's methods."""
         for name in ("unscale_", "step"):
             vars(self._scaler).pop(name, None)
 

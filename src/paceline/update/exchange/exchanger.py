@@ -520,7 +520,6 @@ class Exchanger:
         old.close()
 
     def close(self) -> None:
-        """End the pipeline's threads."""
         self._pipeline.close()
 
 

@@ -85,7 +85,6 @@ class LocalOptimizers:
         self._payload.hold(optimizer)
 
     def release(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -51,7 +51,6 @@ class FragmentSchedule:
     _end: int | None = field(default=None, compare=False)
 
     def stepped(self) -> None:
-        """Count a minibatch."""
         self.steps += 1
         self.since = [n + 1 for n in self.since]
         self.made = {fragment: n + 1 for fragment, n in self.made.items()}
@@ -161,7 +160,6 @@ class FragmentedModel:
 
     @property
     def next(self) -> int:
-        """The fragment of the next exchange."""
         return self.schedule.begun % len(self.updates)
 
     def landing(self) -> Iterator[int]:
@@ -169,7 +167,6 @@ class FragmentedModel:
         return (f for f, made in list(self.schedule.made.items()) if made >= self._rule_schedule.overlap)
 
     def due(self) -> bool:
-        """Whether the next fragment's block is over."""
         return self.schedule.steps >= self.schedule.ends(self._rule_schedule)
 
     def requests_due(self, rests: bool) -> int | None:
@@ -190,7 +187,6 @@ class FragmentedModel:
             update.retune(rule)
 
     def release(self) -> None:
-        """Remove the hooks of the optimizers."""
         for update in self.updates:
             update.optimizers.release()
 
@@ -258,7 +254,6 @@ class FragmentedModel:
             self.schedule.since[other] = 0
 
     def land(self, fragment: int) -> ExchangeSummary:
-        """Apply the exchange of a fragment that `begin` sent."""
         summary = self.updates[fragment].land(self.schedule.made.pop(fragment, None))
         if self._sharded:
             reshard(self._model)
@@ -278,7 +273,6 @@ class FragmentedModel:
         self.schedule = FragmentSchedule(self.schedule.since, {}, begun, steps)
 
     def renumber(self, workers: int) -> None:
-        """Adapt to a changed number of workers."""
         for update in self.updates:
             update.renumber(workers)
 
@@ -300,12 +294,10 @@ class FragmentedModel:
 
     @property
     def outer_states(self) -> list[OuterState]:
-        """The outer states of all fragments."""
         return [state for update in self.updates for state in update.state.all]
 
     @property
     def moment_states(self) -> list[OuterState]:
-        """The outer states of the moments."""
         return [state for update in self.updates for state in update.state.moments or []]
 
     def arrive(self) -> None:
@@ -387,12 +379,10 @@ class BlockExchanges:
         return self._note(self.blocks.land(fragment), fragment)
 
     def land(self, fragment: int) -> None:
-        """Wait for an exchange, and apply it."""
         self._run.monitor.begin()
         self._note(self.blocks.land(fragment), fragment)
 
     def _note(self, summary: ExchangeSummary, fragment: int) -> ExchangeSummary:
-        """Note an exchange that was applied."""
         self._look_for_merges(summary)
         effective = self.blocks.updates[fragment].numbers.diversity.effective
         timing, block = self._exchanger.timing, self.blocks.block
@@ -441,7 +431,6 @@ class BlockExchanges:
                 self._retune(self.blocks.schedule.steps)
 
     def land_all(self) -> None:
-        """Wait for every pending exchange, and apply it."""
         for fragment in sorted(self.blocks.schedule.made):
             self.land(fragment)
 

@@ -282,7 +282,6 @@ class OuterState(ABC):
         """Update the outer state with the workers' mean of [begin, end); what the next block starts with."""
 
     def apply(self, begin: int, end: int, mean: Tensor, block: BlockEnd) -> None:
-        """Apply the workers' mean of [begin, end)."""
         self.fragment.write(begin, end, self.next(begin, end, mean, block))
 
     def prepare(self, begin: int, end: int, mean: Tensor, block: BlockEnd) -> None:
@@ -707,7 +706,6 @@ class OuterStateChunk:
 
     @property
     def device(self) -> torch.device:
-        """The device of the wire memory."""
         return self._wire.device
 
     def space(self, low: int, high: int) -> Tensor:
@@ -742,7 +740,6 @@ class OuterStateChunk:
         self.state = state
 
     def land(self, total: Tensor, summary: ExchangeSummary) -> None:
-        """Apply the mean."""
         self._each(total, summary, self.outer.apply)
 
     def prepare(self, total: Tensor, summary: ExchangeSummary) -> None:
@@ -775,7 +772,6 @@ def restored(saved: State, device: torch.device) -> State:
 
 
 def shares_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors share a storage."""
     return one.device == other.device and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
@@ -835,7 +831,6 @@ def cut(layout: Layout, pieces: int, codec: Codec, coarse: int = 1) -> list[tupl
 
 
 def _cut_between(layout: Layout, pieces: int) -> list[tuple[int, int]]:
-    """Cut between matrices."""
     length = -(-layout.numel // pieces)
     ranges, begin = [], 0
     for matrix in layout.matrices:

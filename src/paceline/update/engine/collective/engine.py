@@ -197,7 +197,6 @@ class Engine:
         run.tuner.follow = lambda rule: self._change(rule, self._steps_of_blocks)
 
     def _connect(self, rule: Rule) -> Exchanger:
-        """The connection among all workers."""
         run, overlapped = self.run, rule.schedule.overlap > 0
         reports = Reports(lambda: run.tuner.asks, run.loaders.place, self._departures.look)
         return Exchanger(run.transport, rule.codec, rule.common, overlapped, _devices(run), reports)
@@ -212,11 +211,9 @@ class Engine:
 
     @property
     def local(self) -> bool:
-        """Whether gradients stay on this worker at present."""
         return self.gradient_exchanges.local
 
     def keep_local(self, now: bool) -> None:
-        """Whether gradients stay on this worker from now on."""
         self.gradient_exchanges.keep_local(now)
 
     @property
@@ -235,7 +232,6 @@ class Engine:
 
     @property
     def exchanged(self) -> int:
-        """Blocks that have been exchanged."""
         return self.blocks.block if self.blocks is not None else 0
 
     @property
@@ -245,7 +241,6 @@ class Engine:
 
     @property
     def exchange_position(self) -> ExchangePosition:
-        """Position in the exchanges."""
         blocks, host, one = self.blocks, self.host, self.exchanger
         if blocks is None or self.progress.lockstep:
             one = one if self.progress.lockstep or host is None else host
@@ -271,7 +266,6 @@ class Engine:
             self.gradient_exchanges.before_step(optimizer)
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """The optimizer made a step, or skipped it."""
         if self.gradient_exchanges.updates:
             self.gradient_exchanges.after_step(optimizer)
 
@@ -302,18 +296,15 @@ class Engine:
             self._change(self.run.rule, now)
 
     def _change(self, rule: Rule, now: int = 0) -> None:
-        """Continue with changed settings of the rule."""
         if rule is not self.rule and self.blocks is not None:
             self.blocks.retune(rule, now)
         self.rule = rule
 
     @property
     def _steps_of_blocks(self) -> int:
-        """Steps since the first block began."""
         return self.blocks.schedule.steps if self.blocks is not None else 0
 
     def follow(self, rule: Rule) -> None:
-        """Continue with the rule of a checkpoint."""
         now = self.rule
         same = (rule.codec, rule.schedule.overlap) == (now.codec, now.schedule.overlap)
         if self.run.tuner.measured.chooser is None or (same and (self.blocks is not None) == self._builds(rule)):
@@ -431,7 +422,6 @@ class Engine:
 
     @property
     def _exchangers(self) -> list[Exchanger]:
-        """All connections."""
         return [self.exchanger] if self.host is None else [self.exchanger, self.host]
 
     @property
@@ -616,7 +606,6 @@ def even_out(transport: Transport, summary: ExchangeSummary, fragments: Sequence
 
 
 def _what_all_share(run: RunContext) -> dict[str, Any]:
-    """What all workers must have attached with."""
     settings = run.settings
     same: dict[str, Any] = {"seed": settings.seed, "outer_state": settings.outer_state, "guard": str(settings.guard)}
     devices = [settings.outer_state_device] if settings.outer_state_device else _devices(run)
@@ -627,7 +616,6 @@ def _what_all_share(run: RunContext) -> dict[str, Any]:
 
 
 def _devices(run: RunContext) -> set[torch.device]:
-    """The devices of the model's trained parameters."""
     return {parameter.device for _, named in run.owned for _, parameter in named}
 
 

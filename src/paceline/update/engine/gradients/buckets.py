@@ -113,7 +113,7 @@ class GradientBucket:
     becomes the residual, the other held the last residual and receives the mean.
     """
 
-    def __init__(self, fragment: Fragment, lossless: bool) -> None:
+    def __init__(self, fragment: Fragment, lossless: bool, takes_norm: bool) -> None:
         self.fragment, self.lossless = fragment, lossless
         self.reader = GradientReader()
         self.wire = torch.zeros(fragment.numel, dtype=fragment.outer_dtype, device=fragment.device)
@@ -123,25 +123,16 @@ class GradientBucket:
             for shape, slot in zip(shapes, fragment.slots, strict=True)
         )
         self.has = [False] * len(fragment.tensors)
-        self.missing = [0.0] * len(fragment.tensors)
-        """Of each parameter, the share of the workers without a gradient, if any worker has one."""
-        self.takes_norm = False
-        """Whether norms are taken; else a sum finds inf and nan at half the cost."""
+        self.missing = [0.0] * len(fragment.tensors)  # the share of the workers without one, if any worker has it
+        self.takes_norm = takes_norm  # else a sum finds inf and nan at half the cost
         self._finite, self._square = True, 0.0
         self._unread: list[Tensor] = []  # of each chunk on an accelerator, its largest magnitude and its norm, (2,)
-        self._packed = 0
+        self.packed = 0  # gradients, in their order
         self.muted = False
         self._taken: list[tuple[int, int] | None] = []
         self._other: Tensor | None = None
         self._swap = False
         self._views: dict[int, list[Tensor]] = {}
-
-    @property
-    def other(self) -> Tensor:
-        """The flat tensor that is not being sent."""
-        if self._other is None:
-            self._other = torch.zeros_like(self.wire)
-        return self._other
 
     def _views_of(self, flat: Tensor) -> list[Tensor]:
         """The flat tensor in the parameters' shapes."""
@@ -155,17 +146,11 @@ class GradientBucket:
         return found
 
     def forget(self) -> None:
-        """Forget what was packed."""
-        self._packed, self._finite, self._square, self._unread = 0, True, 0.0, []
+        self.packed, self._finite, self._square, self._unread = 0, True, 0.0, []
         self._taken, self.missing = [], [0.0] * len(self.has)
-
-    def is_packed(self, number: int) -> bool:
-        """Whether the gradient of that parameter has been packed."""
-        return number < self._packed
 
     @property
     def finite(self) -> bool:
-        """Whether the packed gradients are finite; on an accelerator this waits for them."""
         self._read()
         return self._finite
 
@@ -206,18 +191,22 @@ class GradientBucket:
         """Copy the gradients of all parameters that begin before `end`; zeros for absent ones."""
         targets, sources = [], []
         views, slots = self._views_of(self.wire), self.fragment.slots
-        while self._packed < len(slots) and slots[self._packed].offset < end:
-            number = self._packed
+        while self.packed < len(slots) and slots[self.packed].offset < end:
+            number = self.packed
             gradient = None if self.muted else self.reader.read(self.fragment.tensors[number])
             self._taken.append(_mark(self.fragment.tensors[number].grad))
             self.has[number] = gradient is not None
             if gradient is None:
                 views[number].zero_()
             else:
-                self._refuse_sparse(number, gradient)
+                if gradient.is_sparse:
+                    raise UnsupportedError(
+                        f"{self.fragment.names[number]} has a sparse gradient, which has no flat form; use "
+                        "sparse=False in its embedding, or a rule that exchanges blocks (averaging, bmuf, diloco)"
+                    )
                 targets.append(views[number])
                 sources.append(local(gradient))
-            self._packed += 1
+            self.packed += 1
         if targets:
             torch._foreach_copy_(targets, sources)
 
@@ -225,17 +214,12 @@ class GradientBucket:
         """Whether a gradient changed after it was packed, for example by a hook of the user's."""
         return any(_mark(tensor.grad) != mark for tensor, mark in zip(self.fragment.tensors, self._taken, strict=False))
 
-    def _refuse_sparse(self, number: int, gradient: Tensor) -> None:
-        if gradient.is_sparse:
-            raise UnsupportedError(
-                f"{self.fragment.names[number]} has a sparse gradient, which has no flat form; use sparse=False in its "
-                "embedding, or a rule that exchanges blocks (averaging, bmuf, diloco)"
-            )
-
     def receive(self, begin: int, end: int, total: Tensor, weight: float, aliased: bool) -> None:
         """Take the mean of a range, in the sent memory or, if that holds a residual now, in the other tensor."""
         self._swap = self._swap or aliased
-        target = (self.other if aliased else self.wire)[begin:end]
+        if aliased and self._other is None:
+            self._other = torch.zeros_like(self.wire)
+        target = (self._other if aliased and self._other is not None else self.wire)[begin:end]
         if weight != 1:
             torch.div(total, weight, out=target)
         elif total.data_ptr() != target.data_ptr():
@@ -244,7 +228,7 @@ class GradientBucket:
     @property
     def mean(self) -> Tensor:
         """The flat tensor with the mean, between `receive` and `unpack`."""
-        return self.other if self._swap else self.wire
+        return self._other if self._swap and self._other is not None else self.wire
 
     @torch.no_grad()
     def unpack(self) -> None:
@@ -259,7 +243,7 @@ class GradientBucket:
         if targets:
             torch._foreach_copy_(targets, sources)
         if self._swap:
-            self.wire, self._other, self._swap = self.other, self.wire, False
+            self.wire, self._other, self._swap = self.mean, self.wire, False
 
     @torch.no_grad()
     def make_infinite(self) -> None:
@@ -289,10 +273,6 @@ class GradientChunk:
         self.first, self.last = (numbers[0], numbers[-1]) if numbers else (0, len(slots) - 1)
         self._aliased = False
 
-    def holds(self, number: int) -> bool:
-        """Whether the range holds a part of that parameter's gradient."""
-        return self.first <= number <= self.last
-
     @torch.no_grad()
     def fill(self, factor: float) -> Tensor:
         """This worker's gradient times the factor; zeros if it is not finite, which the footer reports."""
@@ -304,16 +284,13 @@ class GradientChunk:
         return x if factor == 1 else x.mul_(factor)
 
     def keep(self, state: State) -> None:
-        """Take the codec's state."""
         self._aliased = any(shares_memory(tensor, self.bucket.wire) for tensor in state.values())
         self.state = state
 
     def prepare(self, total: Tensor, summary: ExchangeSummary) -> None:
-        """Never called: gradients are used in their own step."""
         raise AssertionError("a gradient exchange never overlaps the next steps")
 
     def move(self, made: int) -> None:
-        """Never called, as `prepare`."""
         raise AssertionError("a gradient exchange never overlaps the next steps")
 
     @torch.no_grad()
@@ -330,7 +307,6 @@ class GradientChunk:
                 owed.add_(self.bucket.mean[low:high].to(owed.device), alpha=weight)
 
     def land(self, total: Tensor, summary: ExchangeSummary) -> None:
-        """Take the mean."""
         self.bucket.receive(self.begin, self.end, total, summary.weight, self._aliased)
 
 
@@ -358,7 +334,6 @@ class GradientBuckets:
         self.clear()
 
     def clear(self) -> None:
-        """Drop the layout."""
         self.order: list[int] = []
         self.buckets: list[GradientBucket] = []
         self.chunks: list[GradientChunk] = []
@@ -375,8 +350,7 @@ class GradientBuckets:
         self.place = [(0, 0)] * len(self.order)
         last_of: list[tuple[int, GradientChunk]] = []
         for place, fragment in enumerate(fragments("parameters", [self._named[index] for index in self.order])):
-            bucket = GradientBucket(fragment, codec.exact)
-            bucket.takes_norm = self._norms
+            bucket = GradientBucket(fragment, codec.exact, self._norms)
             self.buckets.append(bucket)
             for number, tensor in enumerate(fragment.tensors):
                 self.place[index_of[id(tensor)]] = (place, number)
@@ -390,7 +364,11 @@ class GradientBuckets:
             wire = torch.zeros(state.numel, dtype=state.dtype, device=state.device)
             self.buffer_chunks.append(OuterStateChunk(state, 0, state.numel, wire, None))
         self.chunks_of = [
-            [k for k, chunk in enumerate(self.chunks) if chunk.bucket is self.buckets[place] and chunk.holds(number)]
+            [
+                k
+                for k, chunk in enumerate(self.chunks)
+                if chunk.bucket is self.buckets[place] and chunk.first <= number <= chunk.last
+            ]
             for place, number in self.place
         ]
 
@@ -398,16 +376,9 @@ class GradientBuckets:
 
     @property
     def finite(self) -> bool:
-        """Whether all packed gradients are finite."""
         return all(bucket.finite for bucket in self.buckets)
 
-    @property
-    def changed(self) -> bool:
-        """Whether a gradient has changed since it was packed."""
-        return any(bucket.changed() for bucket in self.buckets)
-
     def norm(self) -> float:
-        """The norm of the packed gradients."""
         return math.sqrt(sum(bucket.square for bucket in self.buckets))
 
     def checksum(self) -> int:

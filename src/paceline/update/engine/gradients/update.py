@@ -24,9 +24,8 @@ other code sets (FSDP's shards, `torch.autograd.grad`) never reach a hook; they 
 
 from __future__ import annotations
 
-import contextlib
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,14 +94,12 @@ class Footer:
 
     @property
     def row(self) -> Tensor:
-        """As it is sent: int64, shape (5,)."""
         condition = self.finite | self.usual << 1 | _to_bits(self.norm) << 2
         flags = self.stale | self.overflowed << 1 | self.buffers << 2 | _to_bits(self.rate) << 3
         return torch.tensor([condition, int(flags), self.presence, self.passes, self.checksum])
 
     @classmethod
     def unpack(cls, row: list[int]) -> Footer:
-        """The inverse of `row`."""
         finite, usual = (bool(row[0] >> bit & 1) for bit in range(2))
         stale, overflowed, buffers = (bool(row[1] >> bit & 1) for bit in range(3))
         norm, rate = _from_bits(row[0] >> 2), _from_bits(row[1] >> 3)
@@ -252,7 +249,7 @@ class GradientUpdate:
         place, number = self.buckets.place[index]
         if self._pending_header is None:
             self._open()
-        elif self.buckets.buckets[place].is_packed(number):
+        elif number < self.buckets.buckets[place].packed:
             self._stale = True
             return
         for k in self.buckets.chunks_of[index]:
@@ -296,39 +293,29 @@ class GradientUpdate:
         A gradient that no worker has stays absent. Raises as `BlockUpdate.land` does, but keeps a `NonFiniteError` in
         `problem`, because a gradient scaler may skip the step.
         """
-        summaries: list[ExchangeSummary] = []
-        with self._timed(summaries):
-            if self._pending_header is None:
-                self._open()
-            assert self._pending_header is not None
-            pending_header = self._pending_header
-            if not self.buckets.chunks:
-                self._pending_header = None  # nothing to finish if this raises
-                self._arrange(pending_header.summary())
-                self._pending_header = pending_header
-            while len(self._running) < len(self.buckets.chunks):
-                self._launch()
-            self._launch_buffers(self._factor)
-            finite = self.buckets.finite
-            stale = self._stale or self.buckets.changed
-            norm = self.buckets.norm() if finite and self.norms is not None else 0.0
-            usual = self.norms is None or self.norms.usual(self._exchanger.transport.world.rank, norm)
-            presence, overflowed = self.buckets.presence(), not finite and self.scaling.active
-            footer = Footer(finite, stale, presence, self._passes, self._checked(), usual, norm, overflowed)
-            footer = replace(footer, rate=self._rate)
-            summaries.append(self._conclude(pending_header, footer))
-            self.usual = set(self._seen)
-            self._present = sum(p.grad is not None for _, p in self.named)
-
-    @contextlib.contextmanager
-    def _timed(self, summaries: list[ExchangeSummary]) -> Iterator[None]:
-        """Time the part of an exchange that the user waits for, and write it to the event log."""
-        monitor, warmup = self._run.monitor, self._run.rule.schedule.exchanges_blocks
+        monitor = self._run.monitor
         self._wait_for_device()
         monitor.begin()
-        yield
+        if self._pending_header is None:
+            self._open()
+        assert self._pending_header is not None
+        pending_header, self._pending_header = self._pending_header, None  # nothing to finish if this raises
+        self._arrange(pending_header)
+        self._pending_header = pending_header
+        self._send_rest()
+        finite = self.buckets.finite
+        stale = self._stale or any(bucket.changed() for bucket in self.buckets.buckets)
+        norm = self.buckets.norm() if finite and self.norms is not None else 0.0
+        usual = self.norms is None or self.norms.usual(self._exchanger.transport.world.rank, norm)
+        presence, overflowed = self.buckets.presence(), not finite and self.scaling.active
+        checksum = self.buckets.checksum() if (self.exchanges + 1) % CHECK_EVERY == 0 else 0
+        footer = Footer(finite, stale, presence, self._passes, checksum, usual, norm, overflowed, rate=self._rate)
+        summary = self._conclude(pending_header, footer)
+        self.usual = set(self._seen)
+        self._present = sum(p.grad is not None for _, p in self.named)
         self._wait_for_device()
-        monitor.end(self._exchanger.timing, summaries[0], block=0, warmup=warmup)
+        warmup = self._run.rule.schedule.exchanges_blocks
+        monitor.end(self._exchanger.timing, summary, block=0, warmup=warmup)
 
     def _wait_for_device(self) -> None:
         """In steps that are timed, wait for queued kernels: else their time would be counted as the exchange's."""
@@ -338,8 +325,7 @@ class GradientUpdate:
 
     def join(self, pending_header: PendingHeader) -> ExchangeSummary:
         """Join an exchange with an empty contribution."""
-        if not self.buckets.chunks:
-            self._arrange(pending_header.summary())
+        self._arrange(pending_header)
         self._step = max(h.total for h in pending_header.summary().headers if h.brings)
         self._send_all(0.0)
         summary = self._conclude(pending_header, Footer())
@@ -352,12 +338,9 @@ class GradientUpdate:
         if self._pending_header is None:
             return None
         self._factor = 0.0
-        if not self.buckets.chunks:
-            self._arrange(self._pending_header.summary())
+        self._arrange(self._pending_header)
         self.buckets.mute(True)
-        while len(self._running) < len(self.buckets.chunks):
-            self._launch()
-        self._launch_buffers(0.0)
+        self._send_rest()
         footer = Footer(finite=False, presence=self.buckets.presence(), buffers=False, rate=self._rate)
         summary = self._conclude(self._pending_header, footer)
         self.buckets.mute(False)
@@ -366,22 +349,28 @@ class GradientUpdate:
     def _send_all(self, factor: float) -> None:
         self._factor, self._running = factor, []
         self.buckets.start()
-        for _ in self.buckets.chunks:
-            self._launch()
-        self._launch_buffers(factor)
+        self._send_rest()
 
-    def _launch_buffers(self, factor: float) -> None:
+    def _send_rest(self) -> None:
+        while len(self._running) < len(self.buckets.chunks):
+            self._launch()
         for state in self._buffers:
             state.fragment.refresh()
             state.reset_nonfinite()
         for chunk in self.buckets.buffer_chunks:
-            self._running.append((chunk, self._exchanger.begin(chunk, factor, self._step)))
+            self._running.append((chunk, self._exchanger.begin(chunk, self._factor, self._step)))
 
     def _conclude(self, pending_header: PendingHeader, footer: Footer) -> ExchangeSummary:
         """Exchange footers and apply the mean; or resend everything if a footer requires it."""
         pending, rows = self._exchanger.gather_row(footer.row)
         self._pending_header = None
-        summary, results = self._collect(pending_header)
+        try:
+            summary = pending_header.summary()
+        except ElsewhereError:
+            self._running = []  # no worker answers it
+            raise
+        finally:  # an error of the header comes when nothing is on the wire any more
+            results = [(chunk, *running.finish()) for chunk, running in self._running]
         pending.wait()
         footers = [Footer.unpack(row) for row in rows.tolist()]
         check_same_step(summary, footers, self._exchanger.transport.world)
@@ -406,17 +395,6 @@ class GradientUpdate:
         if self.norms is None:
             return summary
         return replace(summary, between=self.norms.add(summary.accepted, summary.changed))
-
-    def _collect(self, pending_header: PendingHeader) -> tuple[ExchangeSummary, list[Any]]:
-        """Wait for all operations, and only then raise an error of the header."""
-        try:
-            summary = pending_header.summary()
-        except ElsewhereError:
-            self._running = []  # no worker answers it
-            raise
-        finally:
-            results = [(chunk, *running.finish()) for chunk, running in self._running]
-        return summary, results
 
     def _land(self, results: list[Any], summary: ExchangeSummary) -> None:
         for chunk, total, state in results:
@@ -449,9 +427,12 @@ class GradientUpdate:
 
     # -- order and presence -----------------------------------------------------------------------
 
-    def _arrange(self, summary: ExchangeSummary) -> None:
-        """Lay the parameters out in the order in which gradients became ready on the first worker that has some."""
-        source = next(rank for rank, h in enumerate(summary.headers) if h.brings)
+    def _arrange(self, pending_header: PendingHeader) -> None:
+        """Lay the parameters out, once, in the order in which gradients became ready on the first worker that has
+        some."""
+        if self.buckets.chunks:
+            return
+        source = next(rank for rank, h in enumerate(pending_header.summary().headers) if h.brings)
         seen = list(dict.fromkeys(self._seen))
         rest = [index for index in reversed(range(len(self.named))) if index not in set(seen)]
         transport = self._exchanger.transport
@@ -473,7 +454,6 @@ class GradientUpdate:
             self._moments.step([t for t, has in pairs if has], self._step + 1 - self._moments_after)
 
     def stepped(self) -> None:
-        """The optimizer made its step."""
         self.landed, self.problem, self._passes = False, None, 0
         if self._moments is not None:
             self._moments.show()
@@ -484,11 +464,7 @@ class GradientUpdate:
         rates = [group.get("lr", 0.0) for group in self._optimizer.param_groups]
         return float(sum(rates)) if all(isinstance(rate, (int, float)) for rate in rates) else 0.0
 
-    def _checked(self) -> int:
-        return self.buckets.checksum() if (self.exchanges + 1) % CHECK_EVERY == 0 else 0
-
     def close(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -507,7 +483,6 @@ class GradientUpdate:
         }
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Load the result of `state`."""
         self._load_counts(saved)
         self.buckets.clear()  # after a restore they may exist already
         if saved["order"]:
@@ -550,7 +525,6 @@ class GradientExchanges:
         self._scaler_hook: ScalerHook | None = None
 
     def start(self, exchanger: Exchanger) -> None:
-        """Exchange gradients over this connection from now on."""
         self.running = True
         self.updates = [GradientUpdate(self._run, self, exchanger, number) for number in range(len(self._run.owned))]
         scaler = self._run.settings.scaler
@@ -573,16 +547,13 @@ class GradientExchanges:
             update.pass_over()
 
     def keep_local(self, now: bool) -> None:
-        """Whether gradients stay on this worker from now on."""
         self.local = now
 
     def close(self) -> None:
-        """The run has ended."""
         self.closed = True
         self.stop()
 
     def stop(self) -> None:
-        """Exchange no more gradients, and remove the hooks."""
         self.running = False
         for update in self.updates:
             update.close()
@@ -615,7 +586,6 @@ class GradientExchanges:
             raise update.problem
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """The optimizer made a step, or skipped it."""
         self._update_of(optimizer).stepped()
 
     def withdraw(self) -> list[ExchangeSummary]:
@@ -641,7 +611,6 @@ class GradientExchanges:
 
     @property
     def due(self) -> bool:
-        """Whether gradients are exchanged now."""
         return self.each_step and not self.local
 
     def read_requests(self, summary: ExchangeSummary) -> None:
