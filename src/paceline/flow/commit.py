@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paceline.data.ledger.epoch_ledger import Mark, Question
@@ -143,7 +144,9 @@ class CommittedExchange:
         if self._header.brings or not self._pending_header.summary().empty:
             counts = self._counts
             self._running = [
-                self._exchanger.begin_with(chunk, given, self._number, counts)
+                self._exchanger.begin(
+                    chunk, given.clone() if counts or chunk.from_rank_0 else torch.zeros_like(given), self._number
+                )
                 for chunk, given in zip(self._chunks, self._given, strict=True)
             ]
 

@@ -68,11 +68,8 @@ def skipped(optimizer: Optimizer) -> bool:
 
 
 class TrainingProgress:
-    """Counts one worker's steps.
-
-    Attributes:
-        lockstep: whether gradients are exchanged before the next step: always, or during the warm-up.
-    """
+    """Counts one worker's steps; `lockstep`: gradients are exchanged before the next one, always or during the warm-
+    up."""
 
     def __init__(self, schedule: Schedule, owned: Sequence[tuple[Optimizer, Named]] = ()) -> None:
         self.schedule = schedule
@@ -297,12 +294,7 @@ class Monitor:
         self.note("lost", rank_lost=rank, why=why, taken_over=list(taken_over))
 
     def takeover(self, slice_of: int, version: int) -> None:
-        """Report that this worker owns the shards of a lost one from now on.
-
-        Args:
-            slice_of: rank of the lost worker.
-            version: of the replicas with which it goes on, in updates.
-        """
+        """Report that this worker owns the shards of a lost one from now on, with replicas of this version."""
         name, rank = self._transport.world.name, self._transport.world.rank
         logger.warning("%s takes over the slices of %s at version %d", name(rank), name(slice_of), version)
         self.note("takeover", slice_of=slice_of, version=version, **{"from": "replica"})
@@ -314,47 +306,31 @@ class Monitor:
         self.note("inexact", what=what)
 
     def _write(self, block: int, warmup: bool) -> None:
+        """Write a line, and begin the next one."""
         with self._lock:
-            self._write_line(block, warmup)
+            line, sent, world = self._line, self._transport.bytes_sent, self._transport.world
+            if line.refused:
+                said = "%d push(es) of %s refused since the last line of the log: inf or nan in what they brought"
+                logger.warning(said, line.refused, world.name(world.rank))
+            fields: dict[str, Any] = {"block": block, "exchanges": line.exchanges, "minibatches": line.minibatches}
+            fields |= {"total_minibatches": self._steps, "samples": line.samples or None}
+            fields |= {"total_samples": self._samples or None}
+            times = ("compute_s", "wait_s", "exchange_s", "data_s")
+            fields |= {name: round(getattr(line, name), 6) for name in times}
+            fields |= {"bytes": sent - self._bytes, "left_out": sorted(line.left_out), "warmup": warmup}
+            if line.effective:
+                fields["effective_workers"] = round(line.effective, 3)
+            if line.delays or line.refused:  # pushes
+                fields["delays"] = {str(delay): count for delay, count in sorted(line.delays.items())}
+                fields["refused"] = line.refused
+            if line.met is not None:  # an exchange, and when all had entered it by the log's clock
+                number, when = line.met
+                fields |= {"met": number, "met_s": round(self._event_log.at_s - (self._transport.now() - when), 6)}
+            self._event_log.write("exchange", **fields)
+            self._line, self._bytes, self._written_s = LogLine(), sent, self._transport.now()
+            self._told(block, self._steps)
         for log in self._sources:
             log.tell()
-
-    def _write_line(self, block: int, warmup: bool) -> None:
-        line, sent = self._line, self._transport.bytes_sent
-        if line.refused:
-            logger.warning(
-                "%d push(es) of %s refused since the last line of the log: inf or nan in what they brought",
-                line.refused,
-                self._transport.world.name(self._transport.world.rank),
-            )
-        more: dict[str, Any] = {}
-        if line.effective:
-            more["effective_workers"] = round(line.effective, 3)
-        if line.delays or line.refused:  # pushes
-            delays = {str(delay): count for delay, count in sorted(line.delays.items())}
-            more |= {"delays": delays, "refused": line.refused}
-        if line.met is not None:  # an exchange, and when all had entered it by the log's clock
-            number, when = line.met
-            more |= {"met": number, "met_s": round(self._event_log.at_s - (self._transport.now() - when), 6)}
-        self._event_log.write(
-            "exchange",
-            block=block,
-            exchanges=line.exchanges,
-            minibatches=line.minibatches,
-            total_minibatches=self._steps,
-            samples=line.samples or None,
-            total_samples=self._samples or None,
-            compute_s=round(line.compute_s, 6),
-            wait_s=round(line.wait_s, 6),
-            exchange_s=round(line.exchange_s, 6),
-            data_s=round(line.data_s, 6),
-            bytes=sent - self._bytes,
-            left_out=sorted(line.left_out),
-            warmup=warmup,
-            **more,
-        )
-        self._line, self._bytes, self._written_s = LogLine(), sent, self._transport.now()
-        self._told(block, self._steps)
 
     def totals(self, block: int) -> dict[str, float]:
         computing_s, waiting_s, exchanging_s = self.spent

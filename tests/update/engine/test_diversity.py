@@ -10,7 +10,7 @@ import pytest
 from paceline.rules.recipes import rule_from_text
 from paceline.testing import check_rule
 from paceline.update.engine.blocks.outer_state import BlockNumbers, Diversity
-from paceline.update.exchange.exchanger import ExchangeHeader, ExchangeKind, ExchangeSummary
+from paceline.update.exchange.exchanger import ExchangeHeader, ExchangeSummary, block_kind
 from tests.helpers import adam
 from tests.update.engine.test_blocks import climb
 
@@ -46,7 +46,7 @@ def test_the_laws_hold(rule: str) -> None:
 
 
 def header(norm: float, mean_norm: float, factor: float = 1.0) -> ExchangeHeader:
-    return ExchangeHeader(1, ExchangeKind.block(0), True, False, True, 4, norm, factor, 4, 0, mean_norm=mean_norm)
+    return ExchangeHeader(1, block_kind(0), True, False, True, 4, norm, factor, 4, 0, mean_norm=mean_norm)
 
 
 def test_all_workers_take_the_mean_norm_of_one() -> None:

@@ -23,7 +23,7 @@ from paceline.rules.recipes import rule_from_text
 from paceline.rules.topology.flat import Flat
 from paceline.update.engine.blocks.fragment import FragmentState, LocalOptimizers
 from paceline.update.engine.blocks.outer_state import BlockNumbers, OuterStateChunk, cut_states
-from paceline.update.exchange.exchanger import ExchangeHeader, ExchangeKind, Exchanger
+from paceline.update.exchange.exchanger import ExchangeHeader, Exchanger, block_kind
 from paceline.update.exchange.pipeline import LastWait, Pipeline, SideStream
 
 
@@ -199,7 +199,7 @@ def moved(rule: str) -> tuple[FragmentState, list[OuterStateChunk], Exchanger, C
     return state, chunks, exchanger, communicator
 
 
-HEADER = ExchangeHeader(0, ExchangeKind.block(0), True, False, True, 2, 0.0, 1.0, 2, 0)
+HEADER = ExchangeHeader(0, block_kind(0), True, False, True, 2, 0.0, 1.0, 2, 0)
 
 
 @pytest.mark.parametrize("codec", ["dense", "int8", "one_bit", "low_rank", "top_k"])

@@ -55,11 +55,7 @@ def about_optimizers(owned: list[tuple[Optimizer, Named]]) -> dict[str, Any]:
 
 
 def check_same(transport: Transport, rule: Rule, rows: list[list[object]], settings: dict[str, Any]) -> None:
-    """Compare rule, settings and the model's layout over the workers; raises the same error on all if they differ.
-
-    Args:
-        rows: name, shape, dtype and kind of each tensor.
-    """
+    """Compare rule, settings and layout (rows of name, shape, dtype and kind); raises the same error on all workers."""
     mine = {"rule": rule.text(), "settings": settings, "rows": rows}
     if same_json(transport, mine):
         return
@@ -142,10 +138,8 @@ def layout(named: list[tuple[str, Tensor]]) -> list[list[object]]:
 def begin_together(
     transport: Transport, rule: Rule, model: Modules, owned: Owned, settings: dict[str, Any]
 ) -> list[Fragment]:
-    """Check that all workers attached the same, and give them rank 0's model; returns its exchanged fragments.
-
-    Raises `MismatchError` on every worker if they differ in rule, settings, optimizers or the model's shape.
-    """
+    """Check that all workers attached the same, else raise `MismatchError` on each, and give them rank 0's model;
+    returns its exchanged fragments."""
     parts, rest = exchanged_parts(model, owned), untrained(model, owned)
     rows = [row for part in parts for row in part.layout()] + layout(rest)
     check_same(transport, rule, rows, settings | about_optimizers(owned))
@@ -157,10 +151,8 @@ def begin_together(
 
 @torch.no_grad()
 def take_untrained(transport: Transport, named: Sequence[tuple[str, Tensor]], source: int = 0) -> None:
-    """Every worker takes rank `source`'s values of the tensors that differ on any worker.
-
-    Raises `UnsupportedError` on every worker if a tensor of the same shape has memory of another size.
-    """
+    """Every worker takes rank `source`'s values of the tensors that differ on any worker. Raises `UnsupportedError` on
+    every worker if a tensor of the same shape has memory of another size."""
     memories = [(name, leaf) for name, tensor in named for leaf in _memory(local(tensor))]
     sums = [[leaf.numel() * leaf.element_size(), *checksum(leaf)] for _, leaf in memories]
     if same_json(transport, sums):

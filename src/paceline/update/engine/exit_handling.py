@@ -40,29 +40,24 @@ def close_at_exit(run: virtual.Closable) -> Callable[[], None]:
         return lambda: None
 
     def finish() -> None:
-        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # ends the interpreter
-        if error is None and _exit.failed(run):
+        ending = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # ends the interpreter
+        if ending is None and _exit.failed(run):
             print(f"paceline: {_exit} ends this worker, and the others learn of it", file=sys.stderr, flush=True)
             run.abandon()
-        elif error is not None:
+        elif ending is not None:
             run.abandon()
         else:
-            _close(run)
-        if isinstance(error, GivenUpError):  # the launcher learns that it may start a fresh worker
+            try:
+                run.close()
+            except PacelineError as error:  # at the interpreter's end no exception becomes a failure any more
+                sys.excepthook(type(error), error, error.__traceback__)
+                _leave(FAILED)
+        if isinstance(ending, GivenUpError):  # the launcher learns that it may start a fresh worker
             _leave(EXPELLED)
 
     _exit.watch(run)
     atexit.register(finish)
     return lambda: atexit.unregister(finish)
-
-
-def _close(run: virtual.Closable) -> None:
-    """Close `run` at the interpreter's end, which no exception turns into a failure any more."""
-    try:
-        run.close()
-    except PacelineError as error:
-        sys.excepthook(type(error), error, error.__traceback__)
-        _leave(FAILED)
 
 
 def _leave(code: int) -> NoReturn:
@@ -104,12 +99,12 @@ class _Exit:
         return not succeeded(self._code) and self._then.get(id(run)) == run.minibatches
 
 
+_exit = _Exit()
+
+
 def succeeded(code: Any) -> bool:
     """Whether the code of a SystemExit is that of success."""
     return code is None or (isinstance(code, int) and code == 0)
-
-
-_exit = _Exit()
 
 
 def exit_after_end(error: OverError) -> NoReturn:
@@ -125,10 +120,8 @@ def release(owned: list[tuple[Any, Named]]) -> None:
 
 
 def claim(transport: Transport, owned: list[tuple[Any, Named]]) -> None:
-    """Record that a run of this process trains these parameters.
-
-    Refuses a parameter that two virtual workers attach: they must not share a model.
-    """
+    """Record that a run of this process trains these parameters. Refuses a parameter that two virtual workers
+    attach."""
     trained.update((id(parameter), parameter) for _, named in owned for _, parameter in named)
     if transport.cluster is None:
         return

@@ -55,11 +55,8 @@ def global_state(model: Modules, values: dict[str, Tensor]) -> dict[str, Tensor]
 
 @torch.no_grad()
 def twin(model: Modules, values: dict[str, Tensor]) -> Any:
-    """A copy of the unwrapped model (or models) that holds `values`.
-
-    Raises:
-        UnsupportedError: the parameters are shards, which a copy would have to gather for itself.
-    """
+    """A copy of the unwrapped model (or models) that holds `values`; raises `UnsupportedError` for shards, which a copy
+    would have to gather for itself."""
     if any(is_sharded(parameter) for _, parameter in trainable(model)):
         raise UnsupportedError(
             "a model whose parameters are shards (fully_shard) cannot be copied; evaluate it in `with "
@@ -97,4 +94,4 @@ def settle(model: Modules, parts: Sequence[GlobalPart]) -> None:
     reshard(model)
     for part in parts:
         part.fragment.refresh()
-        part.fragment.write(0, part.numel, part.exported)
+        part.fragment.write(0, part.fragment.numel, part.exported)

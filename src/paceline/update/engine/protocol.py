@@ -27,10 +27,6 @@ class GlobalPart(Protocol):
     def exported(self) -> Tensor:
         """The values, shape (numel,)."""
 
-    @property
-    def numel(self) -> int:
-        """Elements."""
-
 
 class GlobalModel(Protocol):
     """Gives the global model."""

@@ -29,11 +29,7 @@ ADVICE = (
 
 
 class Departures:
-    """Looks at the exchanges of a connection.
-
-    Args:
-        made: gives the steps that this worker's program has made.
-    """
+    """Looks at the exchanges of a connection; `made` gives the steps that this worker's program has made."""
 
     def __init__(self, made: Callable[[], int]) -> None:
         self._made = made
@@ -42,11 +38,8 @@ class Departures:
         self._raised = ""  # the program may have caught it, or its thread ended by it
 
     def look(self, summary: ExchangeSummary, world: World) -> None:
-        """Look at an exchange, whose headers fit together, and are not all alike.
-
-        Raises:
-            ElsewhereError: a worker has ended before it had all of its samples, and others train on.
-        """
+        """Look at an exchange, whose headers fit together, and are not all alike. Raises `ElsewhereError` where a
+        worker has ended before it had all of its samples, and others train on."""
         going = [Place.unpack(h.place) for h in summary.headers if h.brings and h.place and not h.leaving]
         if not going:
             return
@@ -57,34 +50,25 @@ class Departures:
             place = Place.unpack(header.place)
             if not _beyond(furthest, place):
                 continue
+            goes_on = f"other workers go on in pass {furthest.number + 1}"
+            ahead = furthest.batches - place.batches if furthest.number == place.number else place.batches
+            self._seen.setdefault(rank, set()).add(furthest)
             if header.leaving:
                 if (self._made() - place.batches) * NEAR > place.batches:
-                    goes_on = f"other workers go on in pass {furthest.number + 1}"
                     why = f"{world.name(rank)} {place.end}, and its program ended there, while {goes_on}"
                     self._raised = world.sign(f"{why}: {LOST}. {ADVICE}")
                     raise ElsewhereError(self._raised)
-                continue
-            seen = self._seen.setdefault(rank, set())
-            seen.add(furthest)
-            ahead = furthest.batches - place.batches if furthest.number == place.number else place.batches
-            if len(seen) > 1 and ahead * NEAR >= place.batches:  # else all may leave by the same clock, or budget
-                self._tell(rank, place, furthest, world)
-
-    def _tell(self, rank: int, place: Place, furthest: Place, world: World) -> None:
-        goes_on = f"other workers go on in pass {furthest.number + 1}"
-        text = f"{world.name(rank)} {place.text}"
-        if furthest.number > place.number:
-            raise ElsewhereError(world.sign(f"{text}, and {goes_on}: every worker has to go through each pass"))
-        if not self._warned and world.rank == 0:
-            logger.warning("%s", world.sign(f"{text}, and {goes_on}: {LOST}. {ADVICE}"))
-        self._warned = True
+            elif len(self._seen[rank]) > 1 and ahead * NEAR >= place.batches:  # else all may leave by the same clock
+                text = f"{world.name(rank)} {place.text}, and {goes_on}"
+                if furthest.number > place.number:
+                    raise ElsewhereError(world.sign(f"{text}: every worker has to go through each pass"))
+                if not self._warned and world.rank == 0:
+                    logger.warning("%s", world.sign(f"{text}: {LOST}. {ADVICE}"))
+                self._warned = True
 
     def check_ends(self, summary: ExchangeSummary, world: World) -> None:
-        """All workers end here, in one pass over their data or after equally many steps.
-
-        Raises:
-            MismatchError: some of them before they had all of their samples, and others went to the end.
-        """
+        """All workers end here, in one pass over their data or after equally many steps; raises `MismatchError` where
+        some had not had all of their samples, and others went to the end."""
         if self._raised:
             raise ElsewhereError(self._raised)
         places = {rank: Place.unpack(h.place) for rank, h in enumerate(summary.headers) if h.place}

@@ -11,14 +11,7 @@ when all are packed. If such a contribution is rejected, all workers see so in i
 
 A worker that is out of data keeps joining with an empty contribution until all workers are done.
 
-In order:
-
-    header   `ExchangeHeader` is what one worker says, `ExchangeSummary` what all have said
-    pack     `Chunk.fill` gives this worker's contribution
-    send     `Exchanger.start` sends the header (`open`) and the first chunks (`begin`)
-    wait     `PendingHeader.summary` waits for all headers
-    judge    `agree`: same place, same checksums, else an error on all; `with_outliers_dropped`
-    apply    `InFlightExchange.finish` applies the sums
+The file has it in the order in which it happens: header, pack, send, wait, apply, judge.
 """
 
 from __future__ import annotations
@@ -48,49 +41,22 @@ from paceline.update.exchange.pipeline import LastWait, Pipeline, Pollable, Runn
 # -- header ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ExchangeKind:
-    """The exchange that a header belongs to: an optimizer's gradients, a fragment's block, or neither.
-
-    >>> ExchangeKind.block(2).is_block, ExchangeKind.gradients(0).optimizer
-    (True, 0)
-
-    Attributes:
-        code: its integer in a packed header.
-    """
-
-    code: int
-
-    @classmethod
-    def gradients(cls, optimizer: int) -> ExchangeKind:
-        """The gradients of optimizer 0, 1, ..."""
-        return cls(1 + optimizer)
-
-    @classmethod
-    def block(cls, fragment: int) -> ExchangeKind:
-        """The block of fragment 0, 1, ..."""
-        return cls(calls.BLOCK + fragment)
-
-    @property
-    def is_block(self) -> bool:
-        return self.code >= calls.BLOCK
-
-    @property
-    def joins(self) -> bool:
-        """Whether the worker only joins what others exchange."""
-        return self.code == 0
-
-    @property
-    def optimizer(self) -> int:
-        """The optimizer whose gradients are exchanged."""
-        return self.code - 1
-
-
-NO_PAYLOAD = ExchangeKind(0)
+# What an exchange is of; one integer of a header.
+NO_PAYLOAD = 0
 """The worker ends, or is at the end of its pass: it brings no payload, and joins any exchange; a block with what it has
 made so far."""
-WARMUP_END = ExchangeKind(-1)
+WARMUP_END = -1
 """The exchange without a payload that ends a warm-up."""
+
+
+def gradients_kind(optimizer: int) -> int:
+    """The gradients of optimizer 0, 1, ..."""
+    return 1 + optimizer
+
+
+def block_kind(fragment: int) -> int:
+    """The block of fragment 0, 1, ..."""
+    return calls.BLOCK + fragment
 
 
 @dataclass(frozen=True)
@@ -117,7 +83,7 @@ class ExchangeHeader:
     """
 
     sequence: int = 0
-    kind: ExchangeKind = NO_PAYLOAD
+    kind: int = NO_PAYLOAD
     brings: bool = False
     leaving: bool = False
     finite: bool = True
@@ -144,7 +110,7 @@ class ExchangeHeader:
         condition = self.finite | self.usual << 1 | self.asks << 2 | self.merges << 3
         condition |= self.early << 6 | self.place << 7  # bits 4 and 5 had a meaning in older checkpoints
         norm, factor, mean_norm = struct.unpack("<3q", struct.pack("<3d", self.norm, self.factor, self.mean_norm))
-        flags = [self.sequence, self.kind.code, int(self.brings), int(self.leaving), condition, self.minibatches]
+        flags = [self.sequence, self.kind, int(self.brings), int(self.leaving), condition, self.minibatches]
         return torch.tensor([*flags, norm, factor, self.total, self.checksum, mean_norm], dtype=torch.int64)
 
     @classmethod
@@ -153,7 +119,7 @@ class ExchangeHeader:
         finite, usual, asks, merges, early = (bool(row[4] >> bit & 1) for bit in (0, 1, 2, 3, 6))
         norm, factor, mean = struct.unpack("<3d", struct.pack("<3q", row[6], row[7], *(row[10:] or [0])))
         numbers = row[8], row[9], usual, asks, merges, mean, early, row[4] >> 7
-        return cls(row[0], ExchangeKind(row[1]), bool(row[2]), bool(row[3]), finite, row[5], norm, factor, *numbers)
+        return cls(row[0], row[1], bool(row[2]), bool(row[3]), finite, row[5], norm, factor, *numbers)
 
 
 @dataclass(frozen=True)
@@ -213,7 +179,7 @@ class ExchangeSummary:
     @cached_property
     def somebody_left(self) -> bool:
         """Whether a worker has no more work, or joins a block only because another process of its host trains."""
-        return any(h.leaving or (h.kind.is_block and not (h.minibatches or h.merges)) for h in self.headers)
+        return any(h.leaving or (h.kind >= calls.BLOCK and not (h.minibatches or h.merges)) for h in self.headers)
 
     @cached_property
     def all_leaving(self) -> bool:
@@ -221,7 +187,7 @@ class ExchangeSummary:
         return all(h.leaving for h in self.headers)
 
     @cached_property
-    def kind(self) -> ExchangeKind:
+    def kind(self) -> int:
         """Which exchange this is, where a worker brought a payload."""
         return next(h.kind for h in self.headers if h.brings)
 
@@ -238,7 +204,7 @@ class ExchangeSummary:
     @cached_property
     def all_stand(self) -> bool:
         """Whether every worker stands, or has no more work."""
-        return self.empty and all(h.kind.joins or h.leaving for h in self.headers)
+        return self.empty and all(h.kind == NO_PAYLOAD or h.leaving for h in self.headers)
 
     @cached_property
     def steps_differ(self) -> bool:
@@ -249,10 +215,9 @@ class ExchangeSummary:
     def alike(self) -> bool:
         """Whether all workers are at the same place, with the same state; most often, and quickly told."""
         first = self.headers[0]
-        place = (first.sequence, first.kind.code, first.brings, first.leaving, first.checksum, pass_number(first.place))
+        place = (first.sequence, first.kind, first.brings, first.leaving, first.checksum, pass_number(first.place))
         return all(
-            (h.sequence, h.kind.code, h.brings, h.leaving, h.checksum, pass_number(h.place)) == place
-            for h in self.headers
+            (h.sequence, h.kind, h.brings, h.leaving, h.checksum, pass_number(h.place)) == place for h in self.headers
         )
 
 
@@ -446,19 +411,14 @@ class Exchanger:
         rows = torch.empty(self.transport.world.size, row.numel(), dtype=torch.int64, device=device)
         return self.transport.all_gather(rows, moved(row, device)), rows
 
-    def begin(self, chunk: Chunk, factor: float, number: int, block: bool = False) -> Running:
-        """Start the exchange of a chunk; `number` counts the exchanges of its payload; `block`: not of gradients."""
-        return self._pipeline.start(self._sum(chunk, chunk.fill(factor), number), eager=block and self._overlapped)
+    def begin(self, chunk: Chunk, x: Tensor, number: int, block: bool = False) -> Running:
+        """Start the exchange of a chunk, of which this worker adds `x`; `block`: not of gradients."""
+        return self._pipeline.start(self._sum(chunk, x, number), eager=block and self._overlapped)
 
     def begin_early(self, chunks: Sequence[Chunk], chunk: Chunk, factor: float, number: int) -> None:
         """Start the exchange of one of the first chunks, in their order, before that of the header."""
         if len(self.early) < IN_FLIGHT and chunk is chunks[len(self.early)]:
-            self.early.append((chunk, self.begin(chunk, factor, number, block=True)))
-
-    def begin_with(self, chunk: Chunk, given: Tensor, number: int, counts: bool = True) -> Running:
-        """The same with a contribution that is filled already and stays; `counts`: whether it goes into the mean."""
-        x = given.clone() if counts or chunk.from_rank_0 else torch.zeros_like(given)
-        return self._pipeline.start(self._sum(chunk, x, number))
+            self.early.append((chunk, self.begin(chunk, chunk.fill(factor), number, block=True)))
 
     def begin_overlapped(self, chunk: Chunk, factor: float, number: int, pending_header: PendingHeader) -> Running:
         """The same with overlap: the pipeline does all work on the chunk."""
@@ -527,11 +487,7 @@ class Exchanger:
 
 
 class PendingHeader:
-    """A header under way to all workers.
-
-    Args:
-        summary: given where all headers are known already (from a checkpoint).
-    """
+    """A header under way to all workers; `summary` is given where all are known already (from a checkpoint)."""
 
     def __init__(self, exchanger: Exchanger, header: ExchangeHeader, summary: ExchangeSummary | None = None) -> None:
         self._exchanger, self.header = exchanger, header
@@ -591,7 +547,7 @@ class InFlightExchange:
             if self.overlapped:
                 running = self._exchanger.begin_overlapped(chunk, self._factor, self._number, self._pending_header)
             else:
-                running = self._exchanger.begin(chunk, self._factor, self._number, block=True)
+                running = self._exchanger.begin(chunk, chunk.fill(self._factor), self._number, block=True)
             self._under_way.append((chunk, running))
 
     def _repeat(self, summary: ExchangeSummary) -> None:
@@ -676,8 +632,8 @@ def summary_of(rows: bytes, size: int) -> ExchangeSummary:
     table = torch.frombuffer(bytearray(rows), dtype=torch.int64).view(size, -1).tolist()
     headers = [ExchangeHeader.unpack(row) for row in table]
     kind = next((h.kind for h in headers if h.brings), NO_PAYLOAD)
-    if kind.is_block:  # those that stand bring what they have made so far
-        headers = [replace(h, brings=True, kind=kind) if h.kind.joins and h.minibatches else h for h in headers]
+    if kind >= calls.BLOCK:  # those that stand bring what they have made so far
+        headers = [replace(h, brings=True, kind=kind) if h.kind == NO_PAYLOAD and h.minibatches else h for h in headers]
     return with_outliers_dropped(ExchangeSummary(tuple(headers)))
 
 
@@ -694,7 +650,7 @@ def with_outliers_dropped(summary: ExchangeSummary) -> ExchangeSummary:
 def agree(summary: ExchangeSummary, world: World) -> None:
     """Raise where workers are at different places of the program, or hold different bits."""
     headers = summary.headers
-    calls.check_alike([h.kind.code for h in headers], [h.leaving for h in headers], world)
+    calls.check_alike([h.kind for h in headers], [h.leaving for h in headers], world)
     places = {(h.sequence, h.kind) for h in headers if h.brings} or {(h.sequence, NO_PAYLOAD) for h in headers}
     if len(places) > 1 or len({h.sequence for h in headers}) > 1:
         said = "; ".join(f"{world.name(r)} at exchange {h.sequence}" for r, h in enumerate(headers))
@@ -757,10 +713,7 @@ def of_tensors(fragment: Fragment) -> Tensor:
 
 
 def fold(accumulated: Tensor, block: Tensor) -> Tensor:
-    """Fold a block's bits into a running checksum, both on the block's device.
-
-    The block is read as integers and summed modulo 2^64: one pass at the speed of memory, and any single change shows.
-    """
+    """Fold a block's bits into a running checksum: read as integers, and summed modulo 2^64, so any change shows."""
     wide = block.numel() * block.element_size() % 8 == 0 and block.data_ptr() % 8 == 0
     words = block.view(torch.int64 if wide else torch.int32 if block.element_size() >= 4 else torch.int8)
     return torch.add(words.sum(dtype=torch.int64), accumulated, alpha=_PRIME, out=accumulated)

@@ -103,11 +103,8 @@ def make_guard(guard: Guard | str | None) -> Guard | None:
 
 
 class Norms:
-    """The norms accepted in the last exchanges of one payload, the same on every worker.
-
-    Args:
-        farthest: gives the largest usual norm while there is no history.
-    """
+    """The norms accepted in the last exchanges of one payload, the same on every worker; `farthest` gives the largest
+    usual norm while there is no history."""
 
     def __init__(self, guard: Guard, farthest: Callable[[], float] = lambda: math.inf) -> None:
         self.guard, self._farthest = guard, farthest
@@ -123,12 +120,8 @@ class Norms:
         return len(own) >= self.guard.history and norm <= self.guard.limit(own)
 
     def add(self, accepted: Mapping[int, float], changed: bool = False) -> tuple[float, float] | None:
-        """Add an exchange to the window; the least and the greatest norm before, None where there is no history.
-
-        Args:
-            accepted: rank -> norm, of the contributions to the mean.
-            changed: whether most of them were unusual, so that the window starts afresh.
-        """
+        """Add the norms of an exchange by rank, to a fresh window if most have `changed`; the least and the greatest
+        norm before, None where there is no history."""
         values = [value for row in self._rows for value in row.values()]
         between = (min(values), max(values)) if len(self._rows) >= self.guard.history else None
         if changed:
@@ -166,11 +159,7 @@ def farthest(parameters: Iterable[Tensor], times: float) -> float:
 
 
 def outliers(said: Mapping[int, tuple[float, bool]]) -> set[int]:
-    """The ranks whose contributions to an exchange are rejected.
-
-    Args:
-        said: rank -> the norm, and whether it is usual, of each finite contribution.
-    """
+    """The ranks whose contributions are rejected, by the norm of each finite one, and whether it is usual."""
     moved = {rank: one for rank, one in said.items() if one[0] > 0}  # a worker that has not moved knows no scale
     usual = [norm for norm, fits in moved.values() if fits]
     if 2 * len(usual) < len(moved) or not usual:  # most say so: the scale has changed

@@ -110,11 +110,7 @@ class LastWait:
 
 
 class Running:
-    """An exchange under way: stages drive it, or its own worker.
-
-    Attributes:
-        over: whether it has its result, or an error.
-    """
+    """An exchange under way: stages drive it, or its own worker, until it is `over`."""
 
     def __init__(self, steps: Steps[Any], side: SideStream | None, staged: bool = False) -> None:
         self._steps, self._side = steps, side
@@ -182,13 +178,8 @@ Stage = queue.SimpleQueue["Running | None"]
 
 
 class Pipeline:
-    """The stages.
-
-    Args:
-        threads: whether to work in the background.
-        operations: most operations of an exchange.
-        sides: the streams on which exchanges work, in turn.
-    """
+    """The stages for exchanges of so many operations at most, with `threads` in the background; exchanges take turns on
+    the streams `sides`."""
 
     def __init__(self, threads: bool, operations: int, sides: Sequence[SideStream] = ()) -> None:
         self._threads, self._operations = threads, operations

@@ -35,6 +35,7 @@ from paceline.update.engine.blocks.outer_state import (
     moment_states,
 )
 from paceline.update.exchange.exchanger import (
+    NO_PAYLOAD,
     ExchangeHeader,
     Exchanger,
     ExchangeSummary,
@@ -100,14 +101,8 @@ class LocalOptimizers:
                 reset_state(optimizer, parameters)
 
     def advance(self, tau: float, ahead: float, made: int | None, left_out: bool) -> None:
-        """Update state and step counts after a block's exchange.
-
-        Args:
-            tau: equivalent minibatches of the mean displacement.
-            ahead: minibatches by which the next start is ahead of it.
-            made: minibatches made since the exchange began; None without overlap.
-            left_out: whether this worker's contribution was rejected.
-        """
+        """Update state and step counts after a block's exchange: `tau` equivalent minibatches of the mean displacement,
+        which the next start is `ahead` of, `made` since it began (None without overlap)."""
         for number, choice, optimizer, parameters in self:
             if made is None and (choice == "reset" or (choice == "keep" and left_out)):
                 reset_state(optimizer, parameters)
@@ -145,14 +140,8 @@ class LocalOptimizers:
 
 
 class FragmentState:
-    """All outer states of one fragment.
-
-    Args:
-        model: the user's modules, for their buffers; None if another fragment holds these.
-
-    Attributes:
-        moments: created once the optimizers have state; None before.
-    """
+    """All outer states of one fragment; `model` has its buffers, and is None if another fragment holds these. `moments`
+    are created once the optimizers have state, and None before."""
 
     all: list[OuterState]
     moments: list[MomentState] | None
@@ -307,12 +296,8 @@ class BlockUpdate:
     # -- the exchange -----------------------------------------------------------------------------
 
     def begin(self, header: ExchangeHeader, overlapped: bool = False) -> None:
-        """End the block: send its contribution.
-
-        Args:
-            header: what this worker says of the block, without what is measured here.
-            overlapped: whether the next block computes during the exchange.
-        """
+        """End the block: send its contribution. `header` says of it what is not measured here; `overlapped`: whether
+        the next block computes during the exchange."""
         self.prepare()
         state, numbers, exchanger = self.state, self.numbers, self.exchanger
         numbers.minibatches = header.minibatches
@@ -342,7 +327,7 @@ class BlockUpdate:
                 exchanger.begin_early(self.chunks, chunk, factor, number)
 
         if self._measures and header.minibatches:
-            early = exchanger.sends_early and not header.kind.joins
+            early = exchanger.sends_early and header.kind != NO_PAYLOAD
             norm, finite = measure(state.judged, self.chunks, packed if early else None)
         else:
             norm, finite = 0.0, state.finite()
@@ -364,13 +349,9 @@ class BlockUpdate:
         )
 
     def land(self, made: int | None) -> ExchangeSummary:
-        """Apply the mean, and start the next block from the result.
-
-        Args:
-            made: minibatches since `begin`; None without overlap.
-
-        Raises `NonFiniteError`, `DesyncError` or `MismatchError` with the outer state untouched, `PeerLostError`.
-        """
+        """Apply the mean, and start the next block from the result; `made`: minibatches since `begin`, None without
+        overlap. Raises `PeerLostError`; `NonFiniteError`, `DesyncError` or `MismatchError` with the outer state
+        untouched."""
         assert self.in_flight is not None
         exchange, self.in_flight = self.in_flight, None
         if made is not None:  # else nothing has moved since `begin`
@@ -419,10 +400,8 @@ class BlockUpdate:
         self.chunks, self.in_flight, self.left_out = [], None, False
 
     def renumber(self, workers: int) -> None:
-        """Adapt to a changed number of workers: gains follow N, codecs start afresh, all states are compared again.
-
-        The present block keeps its start.
-        """
+        """Adapt to a changed number of workers: gains follow N, codecs start afresh, all states are compared again. The
+        present block keeps its start."""
         self.optimizers.fit(workers)
         self.numbers.renumber(workers)
         if self.norms is not None:

@@ -24,7 +24,14 @@ from paceline.update.engine import agreement, global_model
 from paceline.update.engine.blocks.fragment import BlockUpdate, FragmentState, LocalOptimizers
 from paceline.update.engine.blocks.outer_state import BlockNumbers, BufferState, OuterState, ParameterState
 from paceline.update.engine.context import RunContext
-from paceline.update.exchange.exchanger import ExchangeHeader, ExchangeKind, Exchanger, ExchangeSummary, combine
+from paceline.update.exchange.exchanger import (
+    NO_PAYLOAD,
+    ExchangeHeader,
+    Exchanger,
+    ExchangeSummary,
+    block_kind,
+    combine,
+)
 
 
 @dataclass
@@ -215,7 +222,7 @@ class FragmentedModel:
         minibatches = 0 if idle else made
         self.entered[fragment] = total
         overlapped = self._rule_schedule.overlap > 0 and not (leaving or waits)
-        kind, brings = ExchangeKind.block(fragment), minibatches > 0
+        kind, brings = block_kind(fragment), minibatches > 0
         header = ExchangeHeader(0, kind, brings, leaving, minibatches=minibatches, total=total, merges=waits)
         update.begin(header, overlapped)
         if overlapped:
@@ -341,11 +348,8 @@ class FragmentedModel:
 
 
 class BlockExchanges:
-    """The block exchanges of a run.
-
-    Args:
-        retune: applies the tuning requests that were decided, after that many steps since the first block began.
-    """
+    """The block exchanges of a run; `retune` applies the tuning requests that were decided, after that many steps since
+    the first block began."""
 
     def __init__(
         self, run: RunContext, blocks: FragmentedModel, exchanger: Exchanger, retune: Callable[[int], None]
@@ -399,7 +403,7 @@ class BlockExchanges:
             ElsewhereError: some workers merge and others train on; raised on every worker.
         """
         merging = [rank for rank, h in enumerate(summary.headers) if h.merges]
-        others = [rank for rank, h in enumerate(summary.headers) if not (h.merges or h.leaving or h.kind.joins)]
+        others = [rank for rank, h in enumerate(summary.headers) if not (h.merges or h.leaving or h.kind == NO_PAYLOAD)]
         self._together = 0 if others or not merging else self._together + 1
         self._apart = self._apart + 1 if merging and others else 0
         if self._apart > len(self.blocks.updates):
@@ -412,11 +416,8 @@ class BlockExchanges:
             )
 
     def wait(self, total: int) -> ExchangeSummary:
-        """At the end of this worker's pass: join the others' blocks, with what it has made so far, until all are there.
-
-        Returns:
-            The headers then.
-        """
+        """At the end of this worker's pass: join the others' blocks, with what it has made so far, until all are there;
+        the headers then."""
         while True:
             self._read_requests(rests=True)
             pending_header = self._exchanger.open(self.blocks.waiting_header(total))

@@ -191,12 +191,7 @@ class BlockNumbers:
 
 
 class OuterState(ABC):
-    """A fragment and its outer state.
-
-    Attributes:
-        start: the values of the block's start; None where no copy is kept.
-        block_elements: elements handled at a time.
-    """
+    """A fragment and its outer state; `start` is None where no copy of the block's start is kept."""
 
     lossless = True
     """Whether it must be sent without loss: only differences between two models tolerate a lossy codec."""
@@ -244,19 +239,16 @@ class OuterState(ABC):
             return self.snapshot[begin:end]
         return self.fragment.read(begin, end, self.scratch(0, end - begin))
 
-    def _add(self, begin: int, end: int, share: float) -> Tensor:
-        """The present tensors plus a share of `snapshot`; in scratch, or in place if they are contiguous."""
+    def _shift(self, begin: int, end: int, share: float, least: float | None = None) -> None:
+        """Add a share of `snapshot` to the tensors, none below `least`; in place if they are contiguous."""
         assert self.snapshot is not None
-        out = self.fragment.piece(begin, end, self.scratch(3, end - begin))
-        now = self.fragment.read(begin, end, self.scratch(3, end - begin))
-        return torch.add(
-            now, self.snapshot[begin:end], alpha=int(share) if out.dtype == torch.int64 else share, out=out
-        )
-
-    def _put(self, begin: int, end: int, values: Tensor) -> None:
-        """Write the result of `_add` to the tensors."""
-        if values.data_ptr() == self.scratch(3, end - begin).data_ptr():
-            self.fragment.write(begin, end, values)
+        scratch = self.scratch(3, end - begin)
+        out, now = self.fragment.piece(begin, end, scratch), self.fragment.read(begin, end, scratch)
+        torch.add(now, self.snapshot[begin:end], alpha=int(share) if out.dtype == torch.int64 else share, out=out)
+        if least is not None:
+            out.clamp_(min=least)
+        if out is scratch:
+            self.fragment.write(begin, end, out)
 
     def weight(self, summary: ExchangeSummary) -> float:
         """The divisor of the sum over the workers."""
@@ -292,7 +284,7 @@ class OuterState(ABC):
 
     def move(self, begin: int, end: int, made: int) -> None:
         """Move the tensors by the result of `prepare`, `made` minibatches after the snapshot."""
-        self._put(begin, end, self._add(begin, end, 1))
+        self._shift(begin, end, 1)
 
     def capture(self) -> None:
         """Take the present tensors as the common start of the next block."""
@@ -462,10 +454,8 @@ class ParameterState(OuterState):
 def measure(
     states: Iterable[OuterState], chunks: Sequence[OuterStateChunk], packed: Packed | None = None
 ) -> tuple[float, bool]:
-    """The norm of these states' joint contribution, and whether all of it is finite.
-
-    The same pass packs the chunks whose wire memory no earlier chunk needs, and calls `packed` with each.
-    """
+    """The norm of these states' joint contribution, and whether all of it is finite. The same pass packs the chunks
+    whose wire memory no earlier chunk needs, and calls `packed` with each."""
     first = {chunk.space(chunk.begin, chunk.end).data_ptr(): chunk for chunk in reversed(chunks)}
     for chunk in chunks:
         chunk.packed = False  # an exchange that failed may have left it
@@ -480,12 +470,8 @@ def measure(
 
 
 class MomentState(OuterState):
-    """One moment of the local optimizer.
-
-    Args:
-        decay: b, read at the time of use.
-        compensated: whether the mean is compensated for the outer step.
-    """
+    """One moment of the local optimizer; b is its `decay`, read at the time of use. `compensated`: for the outer
+    step."""
 
     start_name = "init"
 
@@ -519,8 +505,7 @@ class MomentState(OuterState):
         return start
 
     def move(self, begin: int, end: int, made: int) -> None:
-        moved = self._add(begin, end, self._decay() ** made)
-        self._put(begin, end, moved.clamp_(min=0) if self._moment.square else moved)
+        self._shift(begin, end, self._decay() ** made, least=0 if self._moment.square else None)
 
 
 def moment_states(owned: Owned, choices: Sequence[str], device: torch.device | None) -> list[MomentState]:

@@ -55,13 +55,8 @@ def load(blocks: FragmentedModel, rows: Sequence[Row]) -> None:
 
 
 def read(blocks: FragmentedModel, old: OldCheckpoint) -> list[Row]:
-    """The rows that all workers shared, from a checkpoint of another number of workers.
-
-    Empty if the checkpoint has no blocks: one worker made it, or one host with `within="host"`.
-
-    Raises:
-        CheckpointError: it does not fit.
-    """
+    """The rows that all workers shared, from a checkpoint of another number of workers; raises `CheckpointError` if it
+    does not fit. Empty if it has no blocks: one worker made it, or one host with `within="host"`."""
     rows: list[Row] = []
     for number, update in enumerate(blocks.updates):
         at: tuple[str | int, ...] = ("exchange", "blocks", number)

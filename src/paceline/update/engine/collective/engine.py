@@ -46,11 +46,11 @@ from paceline.update.exchange.departures import Departures
 from paceline.update.exchange.exchanger import (
     WARMUP_END,
     ExchangeHeader,
-    ExchangeKind,
     Exchanger,
     ExchangeSummary,
     Reports,
     combine,
+    gradients_kind,
     of_tensors,
 )
 
@@ -58,25 +58,15 @@ logger = logging.getLogger("paceline")
 
 
 class Handover:
-    """Gives other workers one worker's state.
-
-    Attributes:
-        included: gives the objects that a worker takes over, by name.
-    """
+    """Gives other workers one worker's state: of the optimizers, and of the objects that `included` gives by name."""
 
     def __init__(self, run: RunContext, gradients: GradientExchanges) -> None:
         self._run, self._gradients = run, gradients
         self.included: Callable[[], dict[str, Any]] = dict
 
     def give(self, source: int, takes: bool, transport: Transport | None = None, state: bool = True) -> None:
-        """Worker `source` gives its state to those that take it; every worker of the connection calls it.
-
-        Args:
-            source: its rank on the connection.
-            takes: whether this worker takes what is given.
-            transport: the connection; that of all workers by default.
-            state: whether the optimizers' state is given, beside their settings and the objects.
-        """
+        """Worker `source` of the connection gives its state to those that take it; every worker of it calls this.
+        `state`: with the optimizers' state, beside their settings and the objects."""
         transport = transport if transport is not None else self._run.transport
         given = broadcast(transport, self._state(state) if transport.world.rank == source else None, source)
         if takes:
@@ -481,7 +471,7 @@ class Engine:
 
     def _join_host(self, host: Exchanger, leaving: bool) -> None:
         """Join the steps of this host, and its blocks, until all its processes are there; then hold the same values."""
-        last = ExchangeKind.gradients(len(self.run.owned) - 1)
+        last = gradients_kind(len(self.run.owned) - 1)
         while True:
             summary = self._join_gradients(host, leaving)
             if summary.empty:

@@ -78,11 +78,8 @@ class FirstMomentReader(GradientReader):
         return torch.add(mean, local(self._moment(parameter, torch.zeros_like(parameter))), alpha=missing)
 
     def step(self, present: list[Tensor], since: int) -> None:
-        """Make the step of the parameters that have a moment, and hide their gradients from the optimizer.
-
-        Args:
-            since: steps since the second moment was frozen, this one included.
-        """
+        """Make the step of the parameters that have a moment, and hide their gradients from the optimizer; `since`:
+        steps since the second moment was frozen, this one included."""
         for parameter in present:
             group, state = self._group(parameter), self._optimizer.state[parameter]
             frozen_at = float(state["step"])

@@ -45,11 +45,11 @@ from paceline.update.engine.gradients.buckets import FirstMomentReader, Gradient
 from paceline.update.exchange.exchanger import (
     Chunk,
     ExchangeHeader,
-    ExchangeKind,
     Exchanger,
     ExchangeSummary,
     PendingHeader,
     compare,
+    gradients_kind,
     refuse_nothing,
     with_outliers_dropped,
 )
@@ -115,10 +115,8 @@ def _from_bits(bits: int) -> float:
 
 
 def with_footers(summary: ExchangeSummary, footers: Sequence[Footer]) -> ExchangeSummary:
-    """The summary with the footers: a worker whose gradients were not finite has weight 0.
-
-    If one has overflowed under a GradScaler, all weights are 0: all workers skip the step.
-    """
+    """The summary with the footers: a worker whose gradients were not finite has weight 0; all have, and skip the step,
+    if one has overflowed under a GradScaler."""
     if any(f.overflowed for f in footers):
         return ExchangeSummary(tuple(replace(h, factor=0.0) for h in summary.headers))
     return ExchangeSummary(
@@ -187,7 +185,7 @@ class GradientUpdate:
     def __init__(self, run: RunContext, exchanges: GradientExchanges, exchanger: Exchanger, number: int) -> None:
         rule, (optimizer, named) = run.rule, run.owned[number]
         self._run, self._all, self._exchanger, self._optimizer = run, exchanges, exchanger, optimizer
-        self.number, self._kind = number, ExchangeKind.gradients(number)
+        self.number, self._kind = number, gradients_kind(number)
         self.named = [(name, p) for name, p in named if local(p).numel()]
         self.codec, self._moments_after = rule.gradient_codec, rule.payload.moments_after
         self._moments = FirstMomentReader(optimizer) if self._moments_after is not None else None
@@ -282,7 +280,7 @@ class GradientUpdate:
 
     def _launch(self) -> None:
         chunk = self.buckets.chunks[len(self._running)]
-        self._running.append((chunk, self._exchanger.begin(chunk, self._factor, self._step)))
+        self._running.append((chunk, self._exchanger.begin(chunk, chunk.fill(self._factor), self._step)))
 
     # -- the exchange -----------------------------------------------------------------------------
 
@@ -358,7 +356,7 @@ class GradientUpdate:
             state.fragment.refresh()
             state.reset_nonfinite()
         for chunk in self.buckets.buffer_chunks:
-            self._running.append((chunk, self._exchanger.begin(chunk, self._factor, self._step)))
+            self._running.append((chunk, self._exchanger.begin(chunk, chunk.fill(self._factor), self._step)))
 
     def _conclude(self, pending_header: PendingHeader, footer: Footer) -> ExchangeSummary:
         """Exchange footers and apply the mean; or resend everything if a footer requires it."""
@@ -506,14 +504,8 @@ class GradientUpdate:
 
 
 class GradientExchanges:
-    """One update for each optimizer while gradients are exchanged.
-
-    Args:
-        within_host: whether gradients are exchanged inside a host at every step.
-
-    Attributes:
-        local: whether gradients stay on this worker at present.
-    """
+    """One update for each optimizer while gradients are exchanged: at every step `within_host`, and never while
+    `local`."""
 
     def __init__(self, run: RunContext, within_host: bool) -> None:
         self._run, self._within_host = run, within_host
@@ -596,7 +588,7 @@ class GradientExchanges:
     def join(self, pending_header: PendingHeader) -> ExchangeSummary:
         """Join the other workers' gradient exchange, with an empty contribution."""
         summary = pending_header.summary()
-        return summary if summary.empty else self.updates[summary.kind.optimizer].join(pending_header)
+        return summary if summary.empty else self.updates[summary.kind - gradients_kind(0)].join(pending_header)
 
     @property
     def sends_early(self) -> bool:
