@@ -19,11 +19,11 @@ GOALS = {
     "push_changes": 50,
 }
 TODAY = {
-    "exchange_files": 32,
-    "exchange_calls": 297,
-    "exchange_changes": 165,
-    "exchange_frames": 21,
-    "quiet_step_files": 10,
+    "exchange_files": 25,
+    "exchange_calls": 240,
+    "exchange_changes": 124,
+    "exchange_frames": 18,
+    "quiet_step_files": 7,
     "attach_files": 71,
     "attach_changes": 231,
     "share_files": 13,

@@ -170,7 +170,7 @@ class ProgramChanges:
     def stepped(self) -> None:
         """A step is over, with its exchange if there was one."""
         written = self._engine.take_written()
-        if written and not self._context.rule.schedule.overlap:  # else this is within a block
+        if written and not self._context.tuner.rule.schedule.overlap:  # else this is within a block
             self.tell()
         if written and is_sampled(self._engine.exchanged):
             self._hold(written)

@@ -21,6 +21,7 @@ that amplification and gain together are N^0.7 again.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 from paceline.core.parse import check, check_number, check_whole, is_number
 from paceline.errors import RuleError
@@ -30,6 +31,7 @@ AUTO_LR = 0.7
 GROWTH = 0.5
 
 
+@cache  # every block asks
 def eta_zeta(
     workers: int,
     momentum: float | None,

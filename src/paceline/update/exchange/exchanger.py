@@ -409,7 +409,7 @@ class Exchanger:
         """Start an all-gather of `row`, int64, shape (k,): its handle, and the rows, shape (N, k)."""
         device = self.transport.wire_device(row.device)
         rows = torch.empty(self.transport.world.size, row.numel(), dtype=torch.int64, device=device)
-        return self.transport.all_gather(rows, moved(row, device)), rows
+        return self.transport.all_gather(rows, row if device == row.device else moved(row, device)), rows
 
     def begin(self, chunk: Chunk, x: Tensor, number: int, block: bool = False) -> Running:
         """Start the exchange of a chunk, of which this worker adds `x`; `block`: not of gradients."""

@@ -217,8 +217,8 @@ class FragmentedModel:
             idle: whether another process of the host made the minibatches since the last exchange.
             waits: whether all workers merge, and wait for the result despite the rule's overlap.
         """
-        fragment, update = self.next, self.updates[self.next]
-        made = self.schedule.begin(self._rule_schedule)
+        fragment = self.next
+        update, made = self.updates[fragment], self.schedule.begin(self._rule_schedule)
         minibatches = 0 if idle else made
         self.entered[fragment] = total
         overlapped = self._rule_schedule.overlap > 0 and not (leaving or waits)

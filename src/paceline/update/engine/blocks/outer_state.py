@@ -360,7 +360,7 @@ class ParameterState(OuterState):
             over = [packing for packing in packings if packing.begin < high and low < packing.end]
             inside = len(over) == 1 and over[0].begin <= low and high <= over[0].end
             out = over[0].space(low, high) if inside else self.scratch(2, high - low)
-            if kernels.serve(out):
+            if self.device.type != "cpu" and kernels.serve(out):
                 from paceline.core.kernels.packing import difference
 
                 origin = self._numbers.rule.merging.origin(*self._part(low, high), self._numbers.coefficients(), out)
@@ -683,7 +683,8 @@ class OuterStateChunk:
 
     def __init__(self, outer: OuterState, begin: int, end: int, wire: Tensor, numbers: BlockNumbers | None) -> None:
         self.outer, self.begin, self.end = outer, begin, end
-        self.layout, self.lossless = outer.layout.cut(begin, end), outer.lossless
+        self.layout = outer.layout if end - begin == outer.numel else outer.layout.cut(begin, end)
+        self.lossless = outer.lossless
         self.from_rank_0 = outer.fragment.from_rank_0
         self.state: State = {}
         self.packed = False
@@ -806,13 +807,14 @@ SMALL_CODED = 1 << 20
 def cut(layout: Layout, pieces: int, codec: Codec, coarse: int = 1) -> list[tuple[int, int]]:
     """Cut a flat tensor into at most `pieces` ranges of about one length, as suits the codec; fewer if it is small."""
     least = SMALL_ELEMENTS * coarse if codec.exact else SMALL_CODED  # a lossy codec's loss depends on the cuts
-    pieces = max(1, min(pieces, layout.numel // least))
+    numel = layout.numel
+    pieces = max(1, min(pieces, numel // least))
     if codec.whole:
         return _cut_between(layout, pieces)
     if pieces == 1:
-        return [(0, layout.numel)]
-    length = -(-layout.numel // pieces // 64) * 64  # offsets aligned for every dtype
-    return [(begin, min(layout.numel, begin + length)) for begin in range(0, layout.numel, length)]
+        return [(0, numel)]
+    length = -(-numel // pieces // 64) * 64  # offsets aligned for every dtype
+    return [(begin, min(numel, begin + length)) for begin in range(0, numel, length)]
 
 
 def _cut_between(layout: Layout, pieces: int) -> list[tuple[int, int]]:

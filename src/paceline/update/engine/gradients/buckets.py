@@ -146,22 +146,15 @@ class GradientBucket:
         self.packed, self._finite, self._square, self._unread = 0, True, 0.0, []
         self._taken, self.missing = [], [0.0] * len(self.has)
 
-    @property
-    def finite(self) -> bool:
-        self._read()
-        return self._finite
+    def measured(self) -> tuple[bool, float]:
+        """Whether the packed gradients are finite, and the square of their norm, if norms are taken.
 
-    @property
-    def square(self) -> float:
-        """The square of the norm of the packed gradients, if norms are taken; waits as `finite` does."""
-        self._read()
-        return self._square
-
-    def _read(self) -> None:
-        """Read what `check` left on the accelerator: once for all chunks, when backward has queued its work."""
+        On an accelerator it waits for them: once for all chunks, when backward has queued its work.
+        """
         unread, self._unread = self._unread, []
         for greatest, norm in torch.stack(unread).tolist() if unread else ():
             self._found(math.isfinite(greatest), norm)
+        return self._finite, self._square
 
     def _found(self, finite: bool, norm: float) -> None:
         self._finite = self._finite and finite
@@ -371,12 +364,10 @@ class GradientBuckets:
 
     # -- contents ---------------------------------------------------------------------------------
 
-    @property
-    def finite(self) -> bool:
-        return all(bucket.finite for bucket in self.buckets)
-
-    def norm(self) -> float:
-        return math.sqrt(sum(bucket.square for bucket in self.buckets))
+    def measured(self) -> tuple[bool, float]:
+        """Whether all packed gradients are finite, and their norm, if norms are taken."""
+        results = [bucket.measured() for bucket in self.buckets]
+        return all(finite for finite, _ in results), math.sqrt(sum(square for _, square in results))
 
     def checksum(self) -> int:
         """Checksum of the parameters, which are equal on all workers."""

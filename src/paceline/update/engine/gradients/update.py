@@ -301,9 +301,9 @@ class GradientUpdate:
         self._arrange(pending_header)
         self._pending_header = pending_header
         self._send_rest()
-        finite = self.buckets.finite
+        finite, norm = self.buckets.measured()
         stale = self._stale or any(bucket.changed() for bucket in self.buckets.buckets)
-        norm = self.buckets.norm() if finite and self.norms is not None else 0.0
+        norm = norm if finite and self.norms is not None else 0.0
         usual = self.norms is None or self.norms.usual(self._exchanger.transport.world.rank, norm)
         presence, overflowed = self.buckets.presence(), not finite and self.scaling.active
         checksum = self.buckets.checksum() if (self.exchanges + 1) % CHECK_EVERY == 0 else 0
@@ -384,44 +384,35 @@ class GradientUpdate:
         if len({f.presence for f in brought}) > 1:
             self.buckets.share_presence(summary)
         self.landed, self.problem = True, None
-        if summary.weight > 0:
-            self._land(results, summary)
-        else:
-            self._land_nothing(results, summary, sent, [rank for rank, f in enumerate(footers) if f.overflowed])
+        self._land(results, summary, sent, [rank for rank, f in enumerate(footers) if f.overflowed])
         self.expected_passes = max(f.passes for f in brought) or 1
         self._all.read_requests(summary)
         if self.norms is None:
             return summary
         return replace(summary, between=self.norms.add(summary.accepted, summary.changed))
 
-    def _land(self, results: list[Any], summary: ExchangeSummary) -> None:
+    def _land(self, results: list[Any], summary: ExchangeSummary, sent: ExchangeSummary, overflowed: list[int]) -> None:
+        """Take the mean; where no gradient can be used only that of the buffers, as they were `sent`."""
+        transport, usable = self._exchanger.transport, summary.weight > 0
         for chunk, total, state in results:
-            chunk.keep(state)
-            chunk.land(total, summary)
-        if self._exchanger.transport.world.rank == 0:  # only one worker, so that it counts once
-            for chunk in self.buckets.chunks:
-                chunk.take_back(summary.weight)
-        for bucket in self.buckets.buckets:
-            bucket.unpack()
-
-    def _land_nothing(
-        self, results: list[Any], summary: ExchangeSummary, sent: ExchangeSummary, overflowed: list[int]
-    ) -> None:
-        """No gradient can be used: average only the buffers, as they were sent."""
-        if sent.weight > 0:
-            for chunk, total, state in results:
-                if isinstance(chunk, OuterStateChunk):
-                    chunk.keep(state)
-                    chunk.land(total, sent)
-        if overflowed:
-            self.problem = overflow(self._exchanger.transport.world, overflowed)
+            if usable or (sent.weight > 0 and isinstance(chunk, OuterStateChunk)):
+                chunk.keep(state)
+                chunk.land(total, summary if usable else sent)
+        if usable:
+            if transport.world.rank == 0:  # only one worker, so that it counts once
+                for chunk in self.buckets.chunks:
+                    chunk.take_back(summary.weight)
+            for bucket in self.buckets.buckets:
+                bucket.unpack()
+        elif overflowed:
+            self.problem = overflow(transport.world, overflowed)
             for bucket in self.buckets.buckets:
                 bucket.make_infinite()
-            return
-        try:
-            refuse_nothing(summary, self._exchanger.transport.world)
-        except NonFiniteError as error:
-            self.problem = error
+        else:
+            try:
+                refuse_nothing(summary, transport.world)
+            except NonFiniteError as error:
+                self.problem = error
 
     # -- order and presence -----------------------------------------------------------------------
 
