@@ -144,12 +144,9 @@ class Monitor:
         self._exchanges = self._block = 0
         self._goes_on = False  # whether exchanges overlap with computing
         self._told = told
-        self.spent = [0.0, 0.0, 0.0]
-        """Seconds of computing, of waiting for other workers, and of exchanging, since the run began."""
-        self.data_s = 0.0
-        """Seconds of waiting for data since the run began."""
-        self.of_blocks = [0.0, 0.0]
-        """Seconds of waiting for other workers in exchanges of blocks, and of these exchanges, since the run began."""
+        # seconds since the run began: computing, waiting for other workers, exchanging; waiting for data; waiting in
+        # exchanges of blocks, and these exchanges
+        self.spent, self.data_s, self.of_blocks = [0.0, 0.0, 0.0], 0.0, [0.0, 0.0]
         self._left_out = 0  # contributions rejected so far
         self._in_a_row: Counter[int] = Counter()  # of each rank
         transport.tell(lambda rows: self.note("waiting", workers=rows))

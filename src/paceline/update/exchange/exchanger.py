@@ -101,7 +101,6 @@ class ExchangeHeader:
 
     @property
     def at_end(self) -> bool:
-        """Whether the worker's last pass is over."""
         return bool(self.place & ENDED)
 
     @property
@@ -183,7 +182,6 @@ class ExchangeSummary:
 
     @cached_property
     def all_leaving(self) -> bool:
-        """Whether this is the last exchange of every worker."""
         return all(h.leaving for h in self.headers)
 
     @cached_property
@@ -193,12 +191,10 @@ class ExchangeSummary:
 
     @cached_property
     def asked(self) -> bool:
-        """Whether a worker has a request for all workers."""
         return any(h.asks for h in self.headers)
 
     @cached_property
     def empty(self) -> bool:
-        """Whether no worker brought a payload."""
         return not any(h.brings for h in self.headers)
 
     @cached_property
@@ -208,7 +204,6 @@ class ExchangeSummary:
 
     @cached_property
     def steps_differ(self) -> bool:
-        """Whether workers have made different numbers of minibatches."""
         return len({h.total for h in self.headers}) > 1
 
     @cached_property

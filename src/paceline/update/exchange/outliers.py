@@ -142,7 +142,6 @@ class Norms:
         return [[[rank, norm] for rank, norm in row.items()] for row in self._rows]
 
     def load(self, saved: Iterable[Iterable[Sequence[Any]]]) -> None:
-        """Restore what `state` gave."""
         self._rows.clear()
         self._rows.extend({int(rank): float(norm) for rank, norm in row} for row in saved)
 

@@ -122,7 +122,6 @@ class Running:
 
     @classmethod
     def finished(cls, result: Any) -> Running:
-        """One that is over."""
         one = cls(iter(()), None)  # type: ignore[arg-type]
         one._result, one.over = result, True
         return one

@@ -119,7 +119,6 @@ class LocalOptimizers:
         self.counts[number] += tau + (ahead if choice == "compensate" else 0.0)
 
     def restart(self) -> None:
-        """Restore the state of the block's start, or reset it if no copy was kept."""
         for number, choice, optimizer, parameters in self:
             if choice != "compensate":  # no copy was kept
                 reset_state(optimizer, parameters)
@@ -323,7 +322,7 @@ class BlockUpdate:
         factor = header.minibatches / self.numbers.rule.schedule.period
 
         def packed(chunk: OuterStateChunk) -> None:
-            if chunk.device.type == "cpu":
+            if chunk.outer.device.type == "cpu":
                 exchanger.begin_early(self.chunks, chunk, factor, number)
 
         if self._measures and header.minibatches:
@@ -378,15 +377,9 @@ class BlockUpdate:
             return summary
         return replace(summary, between=self.norms.add(summary.accepted, summary.changed))
 
-    def arrive(self) -> None:
-        """Wait until the outer state has the in-flight exchange's result."""
-        if self.in_flight is not None:
-            self.in_flight.arrive()
-
     # -- the block's start ------------------------------------------------------------------------
 
     def restart(self) -> None:
-        """Restore the block's start, after an invalid block."""
         self.state.restore()
         self.optimizers.restart()
 

@@ -286,7 +286,6 @@ class FragmentedModel:
     # -- the global model -------------------------------------------------------------------------
 
     def enter(self, steps: int) -> None:
-        """All of this worker's minibatches so far are in the global model."""
         self.entered = [steps] * len(self.updates)
 
     @property
@@ -310,7 +309,8 @@ class FragmentedModel:
     def arrive(self) -> None:
         """Wait until the outer state has the results of all in-flight exchanges."""
         for update in self.updates:
-            update.arrive()
+            if update.in_flight is not None:
+                update.in_flight.arrive()
 
     @property
     def global_parts(self) -> list[ParameterState | BufferState]:
@@ -337,7 +337,6 @@ class FragmentedModel:
             state.capture()
 
     def checksum(self) -> int:
-        """Checksum of the last exchanges' results."""
         return combine(torch.tensor(update.state.checksum()) for update in self.updates)
 
     @property

@@ -329,7 +329,8 @@ class ParameterState(OuterState):
         self.start = self.anchor = fragment.whole(self.device)
         self.tensors = {name: fragment.zeros(self.device) for name in rule.merging.tensors}
         self._parts: dict[tuple[int, int], tuple[Tensor, dict[str, Tensor]]] = {}
-        self._begin_average()
+        if EMA in self.tensors:  # before the first block the average is the model itself
+            self.tensors[EMA].copy_(self.anchor)
         self.mean_norms: dict[int, list[Tensor]] | None = None
         self.mean_norm = 0.0
 
@@ -429,11 +430,7 @@ class ParameterState(OuterState):
         super().capture()
         for tensor in self.tensors.values():
             tensor.zero_()
-        self._begin_average()
-
-    def _begin_average(self) -> None:
-        """Before the first block the average is the model itself."""
-        if EMA in self.tensors:
+        if EMA in self.tensors:  # before the first block the average is the model itself
             self.tensors[EMA].copy_(self.anchor)
 
     @property
@@ -690,12 +687,7 @@ class OuterStateChunk:
         self.packed = False
         self._wire, self._numbers = wire[: end - begin], numbers
 
-    @property
-    def device(self) -> torch.device:
-        return self._wire.device
-
     def space(self, low: int, high: int) -> Tensor:
-        """The wire memory of [low, high)."""
         return self._wire[low - self.begin : high - self.begin]
 
     def _blocks(self) -> list[tuple[int, int]]:

@@ -74,8 +74,11 @@ def read(blocks: FragmentedModel, old: OldCheckpoint) -> list[Row]:
 def reshard(blocks: FragmentedModel, rows: Sequence[Row]) -> None:
     """Begin new blocks from the result of `read`, first ones if it is empty; after the optimizers' own state."""
     if not rows:
-        for update in blocks.updates:
-            _start(update)
+        for update in blocks.updates:  # from the present model and optimizer state, the same on all workers
+            update.numbers.restart()
+            _renew(update, update.optimizers.have_state)
+            update.capture()
+            update.state.renew_checksums()
     for update, row in zip(blocks.updates, rows, strict=False):
         _reshard(update, row["outer"], row["numbers"], row["said"])
     blocks.schedule = FragmentSchedule([0] * len(blocks.updates))
@@ -127,9 +130,7 @@ def _passing(update: BlockUpdate) -> dict[str, Any]:
 def _load(update: BlockUpdate, outer: dict[str, Tensor], saved: dict[str, Any], passing: dict[str, Any]) -> None:
     """Load a row; creates the moments' outer state if the saved run had it."""
     state = update.state
-    update.numbers.restart(saved["block"], saved["rho"], saved["ahead"])
-    _load_norms(update, saved)
-    update.optimizers.counts = list(saved["counts"])
+    _load_numbers(update, saved)
     update.in_flight, update.chunks = None, []
     state.release_snapshot()
     if len(saved["sums"]) < len(state.all):  # saved before the optimizers had state
@@ -143,12 +144,14 @@ def _load(update: BlockUpdate, outer: dict[str, Tensor], saved: dict[str, Any], 
     if passing["codec"]:
         update.prepare()
         for chunk, kept in zip(update.chunks, passing["codec"], strict=True):
-            chunk.state = restored(kept, chunk.device)
+            chunk.state = restored(kept, chunk.outer.device)
     if passing["flight"] is not None:
         _resume_exchange(update, passing["flight"])
 
 
-def _load_norms(update: BlockUpdate, saved: dict[str, Any]) -> None:
+def _load_numbers(update: BlockUpdate, saved: dict[str, Any]) -> None:
+    update.numbers.restart(saved["block"], saved["rho"], saved["ahead"])
+    update.optimizers.counts = list(saved["counts"])
     update.numbers.diversity = Diversity(*saved.get("diversity", ()))
     update.state.mean_norm = saved.get("mean_norm", 0.0)
     if update.norms is not None:  # absent if the run was saved without a guard
@@ -161,7 +164,7 @@ def _resume_exchange(update: BlockUpdate, saved: dict[str, Any]) -> None:
     update.numbers.freeze(Coefficients(*saved["coefficients"]))
     for state, snapshot in zip(update.state.all, saved["then"], strict=True):
         state.snapshot = snapshot.to(state.device, copy=True) if snapshot is not None else None
-    kept = [restored(state, chunk.device) for chunk, state in zip(update.chunks, saved["codec"], strict=True)]
+    kept = [restored(state, chunk.outer.device) for chunk, state in zip(update.chunks, saved["codec"], strict=True)]
     arrived = list(zip(update.chunks, kept, strict=True))
     update.in_flight = InFlightExchange.arrived(update.exchanger, _summary(saved["said"]), arrived)
 
@@ -179,14 +182,6 @@ def _misfit(update: BlockUpdate, outer: dict[str, Tensor]) -> str:
     names = {name.split("/")[0] for name in outer.keys() ^ here.keys()}
     own = {state.fragment.key.split("/")[0] for state in update.state.averaged}
     return f"the trained {', '.join(sorted(names & own))} are others" if names & own else ""
-
-
-def _start(update: BlockUpdate) -> None:
-    """Begin the first block from the present model and optimizer state, the same on all workers."""
-    update.numbers.restart()
-    _renew(update, update.optimizers.have_state)
-    update.capture()
-    update.state.renew_checksums()
 
 
 def _renew(update: BlockUpdate, moments: bool) -> None:
@@ -211,9 +206,7 @@ def _reshard(
         headers: of an in-flight exchange, whose result is in `outer` already.
         ahead: the look-ahead of the block's start; None derives it from the present number of workers.
     """
-    update.numbers.restart(saved["block"], saved["rho"], saved["ahead"])
-    _load_norms(update, saved)
-    update.optimizers.counts = list(saved["counts"])
+    _load_numbers(update, saved)
     if headers is not None and (summary := _summary(headers)).weight != 0:
         end = update.numbers.count_in(summary, saved.get("workers", len(headers)))
         update.optimizers.count_in(summary.tau, end.ahead)
