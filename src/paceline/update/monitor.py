@@ -46,11 +46,6 @@ class LogLine:
         self.refused = 0
         self.effective: float | None = None
 
-    @property
-    def empty(self) -> bool:
-        worked = self.exchanges or self.minibatches or self.delays or self.refused
-        return not worked and self.data_s < LEAST_S
-
     def meets(self, number: int, when: float) -> None:
         """Note that all workers had entered exchange `number` at `when`.
 
@@ -363,9 +358,9 @@ class Monitor:
             self._event_log.write(kind, **fields)
 
     def close(self, blocks: int) -> None:
-        worked = self._worked(self._transport.now())
-        if not self._line.empty:
-            self._line.compute_s += worked if not self._line.exchanges else 0.0
+        worked, line = self._worked(self._transport.now()), self._line
+        if line.exchanges or line.minibatches or line.delays or line.refused or line.data_s >= LEAST_S:
+            line.compute_s += worked if not line.exchanges else 0.0
             self._write(blocks, False)
         for log in self._sources:
             log.tell(now=True)

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from paceline.core.world import World
-from paceline.errors import NonFiniteError, UnsupportedError
+from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
 
 DEPTH = 20
@@ -36,16 +35,6 @@ def stepping_scaler() -> Any:
                 return owner
         frame = frame.f_back  # type: ignore[assignment]
     return None
-
-
-def overflow(world: World, ranks: list[int]) -> NonFiniteError:
-    """The error if the program makes the step despite the overflow."""
-    return NonFiniteError(
-        world.sign(
-            f"the scaled gradients of {world.names(ranks)} hold inf or nan, so this step is to be skipped, and it was "
-            "not made by the GradScaler; call scaler.step(optimizer), or train without a scaler"
-        )
-    )
 
 
 class Scaling:

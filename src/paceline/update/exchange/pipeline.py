@@ -33,7 +33,7 @@ import queue
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -87,9 +87,6 @@ def moved(x: Tensor, device: torch.device) -> Tensor:
     copy.copy_(x, non_blocking=True)
     torch.cuda.current_stream(x.device).synchronize()
     return copy
-
-
-Result = TypeVar("Result")
 
 
 @runtime_checkable

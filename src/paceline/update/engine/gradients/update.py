@@ -40,7 +40,7 @@ from paceline.core.world import World
 from paceline.errors import ElsewhereError, MismatchError, NonFiniteError
 from paceline.update.engine.blocks.outer_state import OuterStateChunk, buffer_states, restored
 from paceline.update.engine.context import RunContext
-from paceline.update.engine.grad_scaler import ScalerHook, Scaling, overflow, refuse_hidden_scaler, stepping_scaler
+from paceline.update.engine.grad_scaler import ScalerHook, Scaling, refuse_hidden_scaler, stepping_scaler
 from paceline.update.engine.gradients.buckets import FirstMomentReader, GradientBuckets
 from paceline.update.exchange.exchanger import (
     Chunk,
@@ -56,7 +56,6 @@ from paceline.update.exchange.exchanger import (
 from paceline.update.exchange.outliers import FAR_GRADIENT, Norms, farthest
 from paceline.update.exchange.pipeline import Running
 
-_FLOAT, _INTEGER = struct.Struct("<f"), struct.Struct("<I")
 SKIPPED = (
     "made no step after a backward pass, and other workers did. Skip a step on all workers or on none: after "
     "backward() all hold the same gradients, so decide by them (their norm, isfinite), and not by one worker's loss"
@@ -94,24 +93,17 @@ class Footer:
 
     @property
     def row(self) -> Tensor:
-        condition = self.finite | self.usual << 1 | _to_bits(self.norm) << 2
-        flags = self.stale | self.overflowed << 1 | self.buffers << 2 | _to_bits(self.rate) << 3
+        norm, rate = struct.unpack("<2I", struct.pack("<2f", min(self.norm, 3e38), min(self.rate, 3e38)))
+        condition = self.finite | self.usual << 1 | norm << 2
+        flags = self.stale | self.overflowed << 1 | self.buffers << 2 | rate << 3
         return torch.tensor([condition, int(flags), self.presence, self.passes, self.checksum])
 
     @classmethod
     def unpack(cls, row: list[int]) -> Footer:
         finite, usual = (bool(row[0] >> bit & 1) for bit in range(2))
         stale, overflowed, buffers = (bool(row[1] >> bit & 1) for bit in range(3))
-        norm, rate = _from_bits(row[0] >> 2), _from_bits(row[1] >> 3)
+        norm, rate = struct.unpack("<2f", struct.pack("<2I", row[0] >> 2, row[1] >> 3))
         return cls(finite, stale, row[2], row[3], row[4], usual, norm, overflowed, buffers, rate)
-
-
-def _to_bits(number: float) -> int:
-    return int(_INTEGER.unpack(_FLOAT.pack(min(number, 3e38)))[0])
-
-
-def _from_bits(bits: int) -> float:
-    return float(_FLOAT.unpack(_INTEGER.pack(bits))[0])
 
 
 def with_footers(summary: ExchangeSummary, footers: Sequence[Footer]) -> ExchangeSummary:
@@ -125,12 +117,6 @@ def with_footers(summary: ExchangeSummary, footers: Sequence[Footer]) -> Exchang
             for h, f in zip(summary.headers, footers, strict=True)
         )
     )
-
-
-def of_buffers(summary: ExchangeSummary, footers: Sequence[Footer]) -> ExchangeSummary:
-    """The summary with the weights of the sent buffers, also if gradients are rejected."""
-    pairs = zip(summary.headers, footers, strict=True)
-    return ExchangeSummary(tuple(replace(h, factor=h.factor if f.buffers else 0.0) for h, f in pairs))
 
 
 def check_same_step(summary: ExchangeSummary, footers: Sequence[Footer], world: World) -> None:
@@ -372,7 +358,9 @@ class GradientUpdate:
         pending.wait()
         footers = [Footer.unpack(row) for row in rows.tolist()]
         check_same_step(summary, footers, self._exchanger.transport.world)
-        sent, summary = of_buffers(summary, footers), with_outliers_dropped(with_footers(summary, footers))
+        pairs = zip(summary.headers, footers, strict=True)  # buffers count also where gradients are rejected
+        sent = ExchangeSummary(tuple(replace(h, factor=h.factor if f.buffers else 0.0) for h, f in pairs))
+        summary = with_outliers_dropped(with_footers(summary, footers))
         if summary.weight > 0 and (summary.left_out or any(f.stale for f in footers)):
             self._send_all(summary.headers[self._exchanger.transport.world.rank].factor)
             results = [(chunk, *running.finish()) for chunk, running in self._running]
@@ -405,7 +393,9 @@ class GradientUpdate:
             for bucket in self.buckets.buckets:
                 bucket.unpack()
         elif overflowed:
-            self.problem = overflow(transport.world, overflowed)
+            why = f"the scaled gradients of {transport.world.names(overflowed)} hold inf or nan, so this step is to be"
+            remedy = "not made by the GradScaler; call scaler.step(optimizer), or train without a scaler"
+            self.problem = NonFiniteError(transport.world.sign(f"{why} skipped, and it was {remedy}"))
             for bucket in self.buckets.buckets:
                 bucket.make_infinite()
         else:
