@@ -19,9 +19,9 @@ GOALS = {
     "push_changes": 50,
 }
 TODAY = {
-    "exchange_files": 25,
-    "exchange_calls": 240,
-    "exchange_changes": 124,
+    "exchange_files": 24,
+    "exchange_calls": 236,
+    "exchange_changes": 125,
     "exchange_frames": 18,
     "quiet_step_files": 7,
     "attach_files": 71,
